@@ -1,0 +1,176 @@
+"""Every error Holdfast raises, in one tree, grouped by who must act.
+
+    HoldfastError
+    ├── the caller: change the call
+    │   ├── InvalidInput          an argument that can never work (also a ValueError)
+    │   │   └── EncodeError       a value that could not come back equal; refused before anything is written
+    │   ├── NotFound              the thread, branch or checkpoint named is not there (also a LookupError)
+    │   └── GraphMismatch         the stored position belongs to another graph
+    ├── another writer: look at what happened, then go on from there
+    │   ├── Conflict              the head moved since it was read; nothing of this save was stored
+    │   │   └── IdTaken           the checkpoint id exists with other content
+    │   ├── Fenced                a newer owner holds the branch; this one must stop writing
+    │   └── OutcomeUnknown        the save may or may not be stored; save again with the same id to find out
+    ├── the operator: look at the store
+    │   ├── StoreError            the store cannot do it now: busy, full, closed, unreadable, not ours
+    │   │   ├── StoreBusy         locked by another process for longer than the timeout
+    │   │   ├── StoreFull         no space left; nothing was stored
+    │   │   └── StoreRefused      not ours, from a newer version, or set up unsafely; nothing was touched
+    │   └── Corrupted             stored bytes fail their digest
+    └── either: DecodeError       bytes that are no valid value (damaged, or not written by Holdfast)
+
+An error says what happened, to which thread, checkpoint or path, and what to do next. It carries those as
+attributes too, and never shows a state's values. ``retry_safe`` tells whether the same call may simply be repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HoldfastError(Exception):
+    """Root of all errors of this library."""
+
+    summary: ClassVar[str] = "holdfast error"
+    retry_safe: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        hint: str | None = None,
+        thread: str | None = None,
+        checkpoint: str | None = None,
+        path: str | None = None,
+    ) -> None:
+        self.what = what
+        self.hint = hint
+        self.thread = thread
+        self.checkpoint = checkpoint
+        self.path = path
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        where = [
+            f"{name} {value!r}"
+            for name, value in (("thread", self.thread), ("checkpoint", self.checkpoint), ("path", self.path))
+            if value is not None and value not in self.what
+        ]
+        place = f" ({', '.join(where)})" if where else ""
+        advice = f". {self.hint}" if self.hint else ""
+        return f"{self.summary}: {self.what}{place}{advice}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword-only constructors do not survive the default protocol; process pools must be able to carry our errors.
+        return (_rebuild, (type(self), self.__dict__.copy(), self.args))
+
+
+def _rebuild(cls: type[HoldfastError], fields: dict[str, Any], args: tuple[Any, ...]) -> HoldfastError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(fields)
+    error.args = args
+    return error
+
+
+class InvalidInput(HoldfastError, ValueError):
+    """An argument can never work as given; nothing was changed."""
+
+    summary = "invalid input"
+
+
+class EncodeError(InvalidInput):
+    """A value could not come back equal, so it is refused before anything is written."""
+
+    summary = "serialization error"
+
+
+class NotFound(HoldfastError, LookupError):
+    """What was named is not in the store."""
+
+    summary = "checkpoint not found"
+
+
+class GraphMismatch(HoldfastError):
+    """The stored position was made by a graph with another fingerprint."""
+
+    summary = "graph mismatch"
+
+    def __init__(self, expected: int, actual: int, **where: Any) -> None:
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"expected 0x{expected:016x}, actual 0x{actual:016x}", **where)
+
+
+class Conflict(HoldfastError):
+    """The branch's head is no longer the one this save builds on; nothing of it was stored.
+
+    ``winner`` is the metadata of the head that is there now (a ``CheckpointMeta``), or None if it was deleted.
+    """
+
+    summary = "conflict"
+
+    def __init__(self, what: str, *, winner: Any = None, **where: Any) -> None:
+        self.winner = winner
+        super().__init__(what, **where)
+
+
+class IdTaken(Conflict):
+    """A checkpoint with this id exists and holds other content."""
+
+    summary = "checkpoint id taken"
+
+
+class Fenced(HoldfastError):
+    """A newer owner holds the branch: the epoch this save carries is no longer current."""
+
+    summary = "fenced"
+
+    def __init__(self, what: str, *, epoch: int, current: int, **where: Any) -> None:
+        self.epoch = epoch
+        self.current = current
+        super().__init__(what, **where)
+
+
+class OutcomeUnknown(HoldfastError):
+    """The store failed while committing: the checkpoint may be stored or not.
+
+    Saving again with the same ``checkpoint`` id and content settles it: the store answers with the first result if
+    it was applied, and applies it otherwise.
+    """
+
+    summary = "outcome unknown"
+    retry_safe = True
+
+
+class StoreError(HoldfastError):
+    """The store cannot do what was asked."""
+
+    summary = "storage error"
+
+
+class StoreBusy(StoreError):
+    """Another process kept the store locked for longer than the timeout; nothing was stored."""
+
+    retry_safe = True
+
+
+class StoreFull(StoreError):
+    """There is no space left for the store; nothing of this call was stored."""
+
+    retry_safe = True
+
+
+class StoreRefused(StoreError):
+    """The store at this place is not ours, is from a newer version, or is set up unsafely; it was not touched."""
+
+
+class Corrupted(HoldfastError):
+    """Stored bytes fail their digest, or a record that must be there is missing."""
+
+    summary = "corrupted checkpoint"
+
+
+class DecodeError(HoldfastError, ValueError):
+    """Bytes that are no valid value: damaged, or not written by Holdfast."""
+
+    summary = "decode error"

@@ -1,0 +1,1 @@
+"""What is kept: frozen values whose constructors refuse impossible ones. No I/O, no clock."""

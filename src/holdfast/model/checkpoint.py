@@ -1,0 +1,326 @@
+"""The record: ``CheckpointMeta`` (everything but the payload) and ``Checkpoint`` (with it).
+
+A checkpoint is immutable. Its identity is given by the store (``seq``, ``digest``) and the caller (``id``); what it
+describes is checked when it is made. ``CheckpointMeta`` is what lists return: it is read without touching any state.
+``path`` (the nodes executed so far) grows with every step, so it is kept and loaded with the payload.
+
+``Notes`` is the part of the record a caller may give when saving.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict
+
+from holdfast.errors import InvalidInput
+from holdfast.model.continuation import Continuation, continuation_from_plain
+from holdfast.model.frame import FrameStack
+from holdfast.model.ids import check_id
+from holdfast.model.interrupt import Interrupt
+from holdfast.model.usage import Usage
+
+MAIN = "main"
+STEP_MAX = 2**53 - 1
+TEXT_LENGTH_MAX = 65536
+TAGS_MAX = 64
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Notes(TypedDict, total=False):
+    """What a caller may say about a checkpoint besides its state; all optional."""
+
+    step: int
+    iteration: int
+    run_id: str | None
+    attempt: int
+    graph: str | None
+    graph_hash: int | None
+    last_node: str | None
+    next_node: str | None
+    continuation: Continuation | None
+    interrupt: Interrupt | None
+    resume_hint: str | None
+    tokens_used: int
+    cost_estimate: float
+    trigger: str
+    tags: list[str] | tuple[str, ...]
+    label: str | None
+    summary: str
+    created_at: datetime
+    metadata: Mapping[str, Any]
+    frames: FrameStack
+    path: list[str] | tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CheckpointMeta:
+    """A checkpoint without its payload. Two are equal if they are the same record: same id, digest and tags."""
+
+    # identity
+    id: str
+    thread_id: str
+    namespace: str = ""
+    scope: str = ""  # a sub-history inside the thread, such as one subgraph's
+    branch: str = MAIN
+    seq: int = 0  # given by the store, rising within the thread, never reused; 0 = not stored yet
+    parent_id: str | None = None
+    run_id: str | None = None
+    attempt: int = 1
+    # position
+    graph: str | None = None
+    graph_hash: int | None = None
+    last_node: str | None = None  # has finished
+    next_node: str | None = None  # is to run
+    continuation: Continuation | None = None
+    step: int = 1
+    iteration: int = 0
+    # pause
+    interrupt: Interrupt | None = None
+    resume_hint: str | None = None
+    # usage
+    tokens_used: int = 0
+    cost_estimate: float = 0.0
+    # description
+    trigger: str = "manual"
+    tags: tuple[str, ...] = ()
+    label: str | None = None
+    summary: str = ""
+    created_at: datetime = EPOCH
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    # integrity
+    digest: bytes = b""  # covers the parent's digest, the state and this description
+    size: int = 0  # bytes of the state, encoded
+
+    def __post_init__(self) -> None:
+        check_id(self.id, "checkpoint id")
+        check_id(self.thread_id, "thread id")
+        check_id(self.branch, "branch")
+        for name in ("namespace", "scope"):
+            if getattr(self, name) != "":
+                check_id(getattr(self, name), name)
+        _check_counts(self)
+        _check_texts(self)
+        Usage(self.tokens_used, self.cost_estimate)
+        object.__setattr__(self, "tags", check_tags(self.tags))
+        if not isinstance(self.created_at, datetime) or self.created_at.utcoffset() != timedelta(0):
+            raise InvalidInput("created_at must be a datetime in UTC", hint="Use datetime.now(timezone.utc)")
+        if not isinstance(self.metadata, Mapping) or any(type(key) is not str for key in self.metadata):
+            raise InvalidInput("metadata must be a mapping with text keys")
+        object.__setattr__(self, "metadata", dict(self.metadata))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CheckpointMeta):
+            return NotImplemented
+        return self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        # Never the state: it may be huge, and it may be secret.
+        where = self.thread_id if self.branch == MAIN else f"{self.thread_id}@{self.branch}"
+        return f"<{type(self).__name__} {self.id} of {where!r}, step {self.step}, seq {self.seq}>"
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self.namespace, self.thread_id, self.scope, self.branch, self.id, self.seq, self.digest, self.tags)
+
+    @property
+    def usage(self) -> Usage:
+        """Return tokens and cost as one value."""
+        return Usage(self.tokens_used, self.cost_estimate)
+
+    @property
+    def meta(self) -> CheckpointMeta:
+        """Return the metadata alone."""
+        if type(self) is CheckpointMeta:
+            return self
+        return bare(CheckpointMeta, {name: self.__dict__[name] for name in META_FIELDS if name in self.__dict__})
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in describe(self)
+        )
+        return f"<table>{rows}</table>"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The result of one finished task inside a step that is not finished yet."""
+
+    task_id: str
+    index: int
+    channel: str
+    value: Any
+    task_path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Checkpoint(CheckpointMeta):
+    """A checkpoint with its payload. ``state`` is a fresh dictionary that the caller may change freely."""
+
+    state: dict[str, Any] = field(default_factory=dict)
+    frames: FrameStack = field(default_factory=FrameStack)
+    path: tuple[str, ...] = field(default_factory=tuple)
+    writes: tuple[Write, ...] = field(default_factory=tuple)
+
+    @property
+    def messages(self) -> list[Any]:
+        """Return the conversation: the state's ``messages``, or an empty list."""
+        found = self.state.get("messages", [])
+        return found if isinstance(found, list) else [found]
+
+    @property
+    def tool_results(self) -> Any:
+        """Return the state's ``tool_results``, or None."""
+        return self.state.get("tool_results")
+
+    @property
+    def pending_tool_calls(self) -> list[Any]:
+        """Return the state's ``pending_tool_calls``, or an empty list."""
+        found = self.state.get("pending_tool_calls", [])
+        return found if isinstance(found, list) else [found]
+
+    @property
+    def pending_action(self) -> Any:
+        """Return the state's ``pending_action``, or None."""
+        return self.state.get("pending_action")
+
+    def _repr_html_(self) -> str:
+        keys = "".join(
+            f"<details><summary><code>{html.escape(key)}</code> <small>{html.escape(type(value).__name__)}</small>"
+            f"</summary><pre>{html.escape(shorten(repr(value), 2000))}</pre></details>"
+            for key, value in self.state.items()
+        )
+        return f"{super()._repr_html_()}{keys}"
+
+
+PAYLOAD_FIELDS = ("state", "frames", "path", "writes")
+
+
+class SavedCheckpoint(Checkpoint):
+    """A checkpoint that was just saved: its payload is read back from the store when it is first looked at."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in PAYLOAD_FIELDS:
+            raise AttributeError(name)
+        self.__dict__.update(self.__dict__["_load"]())
+        return self.__dict__[name]
+
+
+META_FIELDS = tuple(item.name for item in fields(CheckpointMeta))
+
+NOTE_FIELDS = (
+    "run_id",
+    "attempt",
+    "graph",
+    "graph_hash",
+    "last_node",
+    "next_node",
+    "continuation",
+    "iteration",
+    "interrupt",
+    "resume_hint",
+    "tokens_used",
+    "cost_estimate",
+    "trigger",
+    "label",
+    "summary",
+    "metadata",
+)
+"""The fields a store keeps as one encoded record; the others have columns or tables of their own."""
+
+_DEFAULTS: dict[str, Any] = {
+    item.name: {} if item.name == "metadata" else item.default for item in fields(CheckpointMeta)
+}
+_TO_PLAIN = ("continuation", "interrupt")
+
+
+def bare(cls: type[CheckpointMeta], values: dict[str, Any]) -> Any:
+    """Return an instance from values that were checked when they were first stored; defaults fill the rest."""
+    made = object.__new__(cls)
+    if "metadata" not in values:
+        values["metadata"] = {}
+    made.__dict__.update(values)
+    return made
+
+
+def notes_to_plain(meta: CheckpointMeta) -> dict[str, Any]:
+    """Return the described fields that differ from their defaults, as plain values to encode."""
+    plain: dict[str, Any] = {}
+    values = meta.__dict__
+    for name in NOTE_FIELDS:
+        value = values.get(name, _DEFAULTS[name])
+        if value != _DEFAULTS[name]:
+            plain[name] = value.to_plain() if name in _TO_PLAIN else value
+    return plain
+
+
+def notes_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the described fields of ``notes_to_plain`` as the record's values."""
+    if "continuation" in plain:
+        plain["continuation"] = continuation_from_plain(plain["continuation"])
+    if "interrupt" in plain:
+        plain["interrupt"] = Interrupt.from_plain(plain["interrupt"])
+    return plain
+
+
+def check_tags(tags: object) -> tuple[str, ...]:
+    """Return the tags as a tuple without repeats; raise InvalidInput unless each is a valid name."""
+    if isinstance(tags, str) or not isinstance(tags, list | tuple | set | frozenset):
+        raise InvalidInput("tags must be a list of texts", hint='Write tags=["name"]')
+    unique = tuple(dict.fromkeys(check_id(tag, "tag") for tag in tags))
+    if len(unique) > TAGS_MAX:
+        raise InvalidInput(f"a checkpoint can have at most {TAGS_MAX} tags, not {len(unique)}")
+    return unique
+
+
+def describe(meta: CheckpointMeta) -> list[tuple[str, str]]:
+    """Return what a person wants to see of a checkpoint, as rows of name and text."""
+    rows = [
+        ("checkpoint", meta.id),
+        ("thread", meta.thread_id + (f" ({meta.branch})" if meta.branch != MAIN else "")),
+        ("step", f"{meta.step}  (seq {meta.seq})"),
+        ("created", meta.created_at.isoformat(timespec="seconds")),
+        ("position", f"{meta.last_node or '-'} → {meta.next_node or '-'}" if meta.last_node or meta.next_node else ""),
+        ("trigger", meta.trigger),
+        ("tags", ", ".join(meta.tags)),
+        ("label", meta.label or ""),
+        ("summary", meta.summary),
+        ("waiting", meta.interrupt.kind.value if meta.interrupt else ""),
+        ("tokens", str(meta.tokens_used) if meta.tokens_used else ""),
+        ("cost", f"{meta.cost_estimate:g}" if meta.cost_estimate else ""),
+        ("state", f"{meta.size} bytes"),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return the text cut to ``limit`` characters, with a mark where it was cut."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _check_counts(meta: CheckpointMeta) -> None:
+    for name, least in (("seq", 0), ("attempt", 1), ("step", 0), ("iteration", 0)):
+        value = getattr(meta, name)
+        if type(value) is not int or not least <= value <= STEP_MAX:
+            raise InvalidInput(f"{name} must be a whole number from {least} to {STEP_MAX}, not {value!r}")
+    if meta.graph_hash is not None and (type(meta.graph_hash) is not int or not 0 <= meta.graph_hash < 2**64):
+        raise InvalidInput("graph_hash must be an unsigned 64-bit number")
+
+
+def _check_texts(meta: CheckpointMeta) -> None:
+    for name in ("run_id", "parent_id", "graph", "last_node", "next_node"):
+        value = getattr(meta, name)
+        if value is not None:
+            check_id(value, name)
+    check_id(meta.trigger, "trigger")
+    for name in ("resume_hint", "label", "summary"):
+        value = getattr(meta, name)
+        if value is None and name != "summary":
+            continue
+        if type(value) is not str or len(value) > TEXT_LENGTH_MAX:
+            raise InvalidInput(f"{name} must be text of at most {TEXT_LENGTH_MAX} characters")

@@ -1,0 +1,1 @@
+"""Bytes to durable records: the contract (``base``), then the stores that keep it."""

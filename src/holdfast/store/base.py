@@ -1,0 +1,249 @@
+"""The store contract: what every place that keeps checkpoints must do, and nothing else.
+
+A store keeps *rows* (one per checkpoint), *lanes* (the storage side of branches, each with a head), *blobs* and
+*streams* (the bytes that manifests point to). It knows nothing of values, keys or Python objects: manifests and notes
+are bytes to it, except that deleting must read manifests to know which bytes are still needed.
+
+Order      Each commit gets a sequence number: strictly rising within its thread, never reused, also after deletes.
+           Only a deleted thread takes its numbers along. Newest always means the highest number, never a clock.
+One writer A commit names the lane and the last seq in it that it saw, and its epoch. If they are out of date nothing is
+           stored. A lane made anew under an old name is another lane.
+Atomic     A verb happens wholly or not at all, also when the process or the machine dies in the middle of it.
+Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power cut (``memory:`` aside).
+Fresh      A read sees every commit that returned before it began, from whichever process.
+Errors     Only those of ``holdfast.errors``; a failed verb says whether its effect is certain (``OutcomeUnknown``).
+Threads    Every verb may be called from any thread at any time; none holds a lock after it returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from holdfast.pieces.manifest import Source
+from holdfast.pieces.piece import Range
+
+PAGE_ROWS_MAX = 1000
+"""The most rows ``find`` returns at once; asking for more gives this many."""
+
+
+class LaneKey(NamedTuple):
+    """Names one lane: a branch of one scope of one thread."""
+
+    namespace: str
+    thread: str
+    scope: str
+    branch: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRow:
+    """One pending write, its value encoded: ``kind`` and ``body`` as in ``pieces.body``."""
+
+    task_id: str
+    index: int
+    channel: str
+    kind: str
+    count: int
+    body: bytes
+    task_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checkpoint as a store keeps it."""
+
+    lane: LaneKey
+    thread_number: int  # rises in the order in which threads were first saved
+    seq: int
+    id: str
+    parent_id: str | None
+    parent_digest: bytes | None  # set when the parent was deleted, so that the digest can still be checked
+    step: int
+    created_us: int
+    digest: bytes
+    notes: bytes
+    size: int
+    tags: tuple[str, ...] = ()
+    writes: tuple[WriteRow, ...] = ()  # only if asked for
+    base: bytes | None = None  # the base blob's name; this and the next two only if the payload was asked for
+    base_data: bytes | None = None
+    manifest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A lane as a writer must know it. ``row`` is None when its last checkpoint was deleted."""
+
+    row: Row | None
+    number: int  # the lane's own number, never given to another lane
+    last_seq: int  # the highest seq ever given in this lane; with the number, what the next commit must name
+    epoch: int
+    owned: Mapping[int, int]  # the streams this lane may extend, with their ends
+
+
+@dataclass(slots=True)
+class Commit:
+    """One checkpoint to add at the end of a lane, with all bytes that are new."""
+
+    lane: LaneKey
+    number: int  # the lane the writer saw and ...
+    last_seq: int  # ... its last seq; both 0 = there is no lane yet
+    epoch: int
+    id: str
+    parent_id: str | None
+    step: int
+    created_us: int
+    digest: bytes
+    notes: bytes
+    size: int
+    manifest: bytes
+    base: bytes | None
+    tags: tuple[str, ...] = ()
+    blobs: Mapping[bytes, bytes] = field(default_factory=dict)
+    chunks: Sequence[tuple[int, int, bytes]] = ()  # (stream, offset, bytes)
+    sources: Collection[Source] = ()  # what the manifest needs and the lane's head does not
+    owned: Collection[int] = ()  # streams that begin with this commit and belong to this lane
+    requires: str | None = None  # id of the checkpoint whose sources are taken over: it must still exist
+    replaces_head: bool = False  # the head has this very id and is to be replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit's result; ``fresh`` is False if the same checkpoint was stored before."""
+
+    number: int  # the lane's
+    seq: int
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which rows ``find`` returns, newest first.
+
+    ``needles`` are byte strings that a row's notes must contain: a store may return rows that match only by accident
+    (the caller looks again), never leave out one that matches.
+    """
+
+    namespace: str
+    thread: str | None = None
+    scope: str | None = None
+    branch: str | None = None
+    ids: tuple[str, ...] | None = None
+    heads_of_threads: bool = False  # only the newest row of every thread; then newest means the thread made last
+    before: int | None = None  # only rows with a lower number (of the thread, if ``heads_of_threads``)
+    step_max: int | None = None
+    tag: str | None = None
+    needles: tuple[bytes, ...] = ()
+    limit: int = PAGE_ROWS_MAX
+    payload: bool = False
+    writes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A lane as lists show it. ``origin`` is the checkpoint it was forked from, ``head`` the id of its newest one."""
+
+    key: LaneKey
+    head: str | None
+    head_seq: int
+    last_seq: int
+    epoch: int
+    origin: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a delete took away."""
+
+    checkpoints: int = 0
+    lanes: int = 0
+    bytes: int = 0  # of blobs and streams
+
+    def __add__(self, other: Removed) -> Removed:
+        """Return both together."""
+        return Removed(
+            self.checkpoints + other.checkpoints, self.lanes + other.lanes, self.bytes + other.bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a check found. ``kind``: damaged, missing, orphan, inconsistent."""
+
+    kind: str
+    where: str
+    what: str
+    thread: str | None = None
+    checkpoint: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes a store takes: in all, and per source (as stored, so compressed)."""
+
+    total: int
+    sources: Mapping[Source, int]
+    rows: int  # bytes of manifests, notes and the like
+
+
+class Backend(Protocol):
+    """The verbs. See the module's docstring for what holds for all of them."""
+
+    url: str
+
+    def head(self, lane: LaneKey) -> Head | None:
+        """Return the lane's head with its payload, or None if the lane does not exist."""
+
+    def find(self, query: Query) -> list[Row]:
+        """Return matching rows, newest first, at most ``limit``; the row numbers make the cursor for the next page."""
+
+    def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
+        """Return the lanes of a thread (or of all), oldest first."""
+
+    def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
+        """Return the bytes of each range, in order. A range that is not wholly there raises Corrupted."""
+
+    def reserve(self, count: int) -> int:
+        """Return the first of ``count`` stream numbers that were never given out before and never will be again."""
+
+    def commit(self, commit: Commit) -> Committed:
+        """Add a checkpoint at the end of a lane.
+
+        The lane is made if ``number`` is 0. An id that exists with the same digest gives the first result again and
+        changes nothing; with another digest it raises IdTaken. A lane that moved raises Conflict, a newer epoch
+        Fenced, a missing ``requires`` NotFound.
+        """
+
+    def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
+        """Keep the results of finished tasks beside a checkpoint, which need not be there yet.
+
+        The key is (task_id, index). An existing one is kept unless ``replace``.
+        """
+
+    def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
+        """Change a checkpoint's tags and return them all. Raises NotFound."""
+
+    def delete(self, namespace: str, checkpoints: Collection[str], spare_heads: bool) -> Removed:
+        """Delete checkpoints, their writes and tags, and every byte that nothing needs any more.
+
+        Ids that are not there are passed over. A lane's head goes only if not ``spare_heads``: then the next older
+        one becomes the head, and a lane without any is deleted.
+        """
+
+    def delete_thread(self, namespace: str, thread: str) -> Removed:
+        """Delete a thread with all its scopes and branches, and every byte that nothing needs any more."""
+
+    def sizes(self) -> Sizes:
+        """Return how many bytes everything takes."""
+
+    def check(self) -> list[Finding]:
+        """Look for damage below the level of checkpoints: pages, references, bytes that belong to nothing."""
+
+    def compact(self) -> int:
+        """Make the store as small as it can be without changing anything in it; return the bytes given back."""
+
+    def close(self) -> None:
+        """Release everything. Closing twice is fine; any other verb raises StoreError afterwards."""

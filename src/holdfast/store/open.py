@@ -1,0 +1,33 @@
+"""Which store a URL names: one table, scheme to class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from holdfast.errors import InvalidInput
+from holdfast.store.base import Backend
+from holdfast.store.memory import MemoryStore
+from holdfast.store.sqlite.store import SqliteStore
+
+STORES: dict[str, Callable[[str], Backend]] = {
+    "memory": MemoryStore,
+    "sqlite": SqliteStore,
+}
+"""Scheme to class. A URL without a scheme is the path of a SQLite file."""
+
+
+def open_backend(url: str | os.PathLike[str]) -> Backend:
+    """Open the store that the URL names, making it if it is not there."""
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidInput("a store is named by a path or a URL", hint='For example holdfast.open("agent.db")')
+    scheme, colon, _ = text.partition(":")
+    if text == "memory:":
+        return MemoryStore(text)
+    if colon and scheme in STORES:
+        return STORES[scheme](text)
+    if colon and "://" in text:
+        known = ", ".join(f"{name}:" for name in STORES)
+        raise InvalidInput(f"no store is known for {scheme}://", hint=f"Known are {known} and a file's path")
+    return SqliteStore(text)

@@ -1,0 +1,46 @@
+"""Damage below the level of checkpoints: pages, indexes, references, bytes that belong to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import apsw
+
+from holdfast.store.base import Finding
+from holdfast.store.sqlite import queries
+
+
+def check_database(connection: apsw.Connection) -> list[Finding]:
+    """Return everything that is wrong; goes on after each finding as far as SQLite lets it."""
+    findings: list[Finding] = []
+    for part in (_structure, _references, _heads):
+        try:
+            findings.extend(part(connection))
+        except (apsw.CorruptError, apsw.IOError) as error:
+            findings.append(Finding("damaged", "database", f"a page cannot be read: {error}"))
+    return findings
+
+
+def _structure(connection: apsw.Connection) -> Iterator[Finding]:
+    for (text,) in connection.execute("PRAGMA integrity_check(100)"):
+        if text != "ok":
+            yield Finding("damaged", "database", text)
+
+
+def _references(connection: apsw.Connection) -> Iterator[Finding]:
+    referred = {source for (source,) in connection.execute(queries.ALL_SOURCES_REFERRED)}
+    blobs = {name for name, _ in connection.execute(queries.BLOB_SIZES)}
+    streams = {stream for stream, _ in connection.execute(queries.STREAM_SIZES)}
+    for source in (blobs | streams) - referred:
+        yield Finding("orphan", _name(source), "bytes that no branch refers to")
+    for source in referred - blobs - streams:
+        yield Finding("missing", _name(source), "a branch refers to bytes that are not there")
+
+
+def _heads(connection: apsw.Connection) -> Iterator[Finding]:
+    for lane, thread in connection.execute(queries.LANES_WITHOUT_HEAD):
+        yield Finding("missing", f"branch {lane}", "the newest checkpoint of the branch is not there", thread=thread)
+
+
+def _name(source: int | bytes) -> str:
+    return f"stream {source}" if isinstance(source, int) else f"blob {source.hex()[:16]}"

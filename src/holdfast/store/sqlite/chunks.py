@@ -1,0 +1,111 @@
+"""The bytes of streams and blobs in their tables.
+
+A save appends one small row to a stream. When an append crosses a 64 KiB boundary of its stream, the rows that begin
+in the finished window become one compressed row **at the same addresses**: manifests do not change, every byte is
+rewritten once, and no background work is needed. Readers only ever see one or the other, because it happens inside
+the save's own transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import apsw
+
+from holdfast.errors import Corrupted, DecodeError
+from holdfast.pieces.coverage import assemble
+from holdfast.pieces.piece import STREAM_BYTES_MAX, Range
+from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.rows import address_of, pack_body, unpack_body
+
+WINDOW_BYTES = 65536
+COMPRESS_AT_ONCE_BYTES = 16384
+"""Smaller chunks are stored as they are: they will be compressed with their neighbours, which is smaller and cheaper."""
+
+
+def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes) -> None:
+    """Append bytes to a stream; merge the rows of every window that this finishes."""
+    start = address_of(stream, offset)
+    connection.execute(queries.ADD_CHUNK, (start, len(data), pack_body(data, COMPRESS_AT_ONCE_BYTES)))
+    window = offset // WINDOW_BYTES
+    if (offset + len(data)) // WINDOW_BYTES > window and offset % WINDOW_BYTES:
+        merge_window(connection, address_of(stream, window * WINDOW_BYTES))
+
+
+def merge_window(connection: apsw.Connection, start: int, length: int = WINDOW_BYTES) -> None:
+    """Replace the rows that begin in [start, start + length) and touch each other by one row each run."""
+    rows = connection.execute(queries.CHUNKS_IN_WINDOW, (start, start + length)).fetchall()
+    for run in _touching(rows):
+        if len(run) == 1 and run[0][1] != len(run[0][2]):
+            continue  # compressed already
+        data = b"".join(unpack_body(size, body) for _, size, body in run)
+        connection.execute(queries.DROP_CHUNKS, (run[0][0], run[-1][0] + 1))
+        connection.execute(queries.ADD_CHUNK, (run[0][0], len(data), pack_body(data)))
+
+
+def _touching(rows: list[tuple[int, int, bytes]]) -> list[list[tuple[int, int, bytes]]]:
+    runs: list[list[tuple[int, int, bytes]]] = []
+    for row in rows:
+        if runs and runs[-1][-1][0] + runs[-1][-1][1] == row[0]:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def add_blob(connection: apsw.Connection, name: bytes, data: bytes) -> None:
+    """Store a blob unless it is there already."""
+    if connection.execute(queries.HAS_BLOB, (name,)).fetchone() is None:
+        connection.execute(queries.ADD_BLOB, (name, len(data), pack_body(data)))
+
+
+def read_blob(connection: apsw.Connection, name: bytes) -> bytes:
+    """Return a blob's bytes."""
+    row = connection.execute(queries.BLOB, (name,)).fetchone()
+    if row is None:
+        raise Corrupted(f"blob {name.hex()[:16]} is missing")
+    return _unpacked(row[0], row[1], f"blob {name.hex()[:16]}")
+
+
+def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[bytes]:
+    """Return the bytes of each range."""
+    blobs: dict[bytes, bytes] = {}
+    found: list[bytes] = []
+    for piece in ranges:
+        if isinstance(piece.source, bytes):
+            if piece.source not in blobs:
+                blobs[piece.source] = read_blob(connection, piece.source)
+            whole = blobs[piece.source]
+            if piece.start + piece.length > len(whole):
+                raise Corrupted(f"blob {piece.source.hex()[:16]} is shorter than its manifest says")
+            found.append(whole if len(whole) == piece.length else whole[piece.start : piece.start + piece.length])
+        else:
+            found.append(_read_stream(connection, piece.source, piece.start, piece.length))
+    return found
+
+
+def stream_end(connection: apsw.Connection, stream: int) -> int:
+    """Return where a stream ends; 0 if nothing of it is left."""
+    first = address_of(stream, 0)
+    row = connection.execute(queries.LAST_CHUNK, (first, first + STREAM_BYTES_MAX)).fetchone()
+    return 0 if row is None else row[0] + row[1] - first
+
+
+def _read_stream(connection: apsw.Connection, stream: int, start: int, length: int) -> bytes:
+    first = address_of(stream, 0)
+    rows = connection.execute(
+        queries.CHUNKS, {"start": first + start, "stream": first, "end": first + start + length}
+    ).fetchall()
+    data = assemble(
+        ((address - first, _unpacked(size, body, f"stream {stream}")) for address, size, body in rows), start, length
+    )
+    if data is None:
+        raise Corrupted(f"bytes {start} to {start + length} of stream {stream} are missing")
+    return data
+
+
+def _unpacked(size: int, body: bytes, where: str) -> bytes:
+    try:
+        return unpack_body(size, body)
+    except DecodeError as error:
+        raise Corrupted(f"{where} cannot be decompressed") from error

@@ -1,0 +1,135 @@
+"""Deleting: rows first, then every byte that no remaining manifest needs. All inside one transaction.
+
+Rules: a lane's references are recomputed from the manifests it has left, so its head's sources always stay referred
+to; a source that no lane refers to goes; of a stream that is still referred to, the rows outside all ranges that any
+referring lane still needs go. Children of a deleted checkpoint keep its digest, so their own can still be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import apsw
+
+from holdfast.pieces.coverage import Coverage, is_needed
+from holdfast.pieces.manifest import Source
+from holdfast.pieces.piece import STREAM_BYTES_MAX
+from holdfast.store.base import Removed
+from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.chunks import read_blob
+from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, StoredId, address_of, key_of
+
+
+def span_of(lane: int, before: int | None = None) -> tuple[int, int]:
+    """Return the exclusive bounds of a lane's keys, optionally only those below the sequence number ``before``."""
+    return key_of(lane, 0), key_of(lane, SEQ_MAX if before is None else min(max(before, 0), SEQ_MAX))
+
+
+def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
+    """Delete checkpoints by key, then whatever they alone needed."""
+    digests: dict[StoredId, bytes] = {}
+    lanes: set[int] = set()
+    for key in keys:
+        row = connection.execute(queries.DROP_CHECKPOINT, (key,)).fetchone()
+        if row is None:
+            continue
+        digests[row[0]] = row[1]
+        lanes.add(key >> SEQ_BITS)
+        connection.execute(queries.DROP_TAGS, (key,))
+        thread, _, _, scope, _ = connection.execute(queries.LANE_BY_ID, (key >> SEQ_BITS,)).fetchone()
+        connection.execute(queries.DROP_WRITES, (thread, scope, row[0]))
+    before = {lane: _sources(connection, lane) for lane in lanes}
+    _keep_parents(connection, digests, lanes)
+    emptied = sum(_settle_head(connection, lane) for lane in lanes)
+    freed = _collect(connection, before)
+    return Removed(len(digests), emptied, freed)
+
+
+def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
+    """Delete a thread with everything in it."""
+    lanes = [lane for (lane,) in connection.execute(queries.LANE_IDS, (thread,))]
+    keys = [key for lane in lanes for (key,) in connection.execute(queries.KEYS_OF_LANE, span_of(lane))]
+    removed = delete_rows(connection, keys)
+    connection.execute(queries.DROP_WRITES_OF_THREAD, (thread,))
+    connection.execute(queries.DROP_THREAD, (thread,))
+    return removed
+
+
+def set_aside(connection: apsw.Connection, key: int, name: StoredId, digest: bytes) -> None:
+    """Free the id of a row that is about to be replaced under it; the row itself is deleted after that."""
+    _keep_parents(connection, {name: digest}, [key >> SEQ_BITS])
+    connection.execute(queries.RENAME_CHECKPOINT, (key, key))
+
+
+def _sources(connection: apsw.Connection, lane: int) -> set[Source]:
+    return {source for source, _ in connection.execute(queries.REFS, (lane,))}
+
+
+def _keep_parents(connection: apsw.Connection, digests: dict[StoredId, bytes], lanes: Collection[int]) -> None:
+    """Give the children of deleted checkpoints their parent's digest. Children are in the same lane or forked from it."""
+    related = set(lanes)
+    for name in digests:
+        related.update(lane for (lane,) in connection.execute(queries.LANES_FORKED_FROM, (name,)))
+    for lane in related:
+        rows = connection.execute(queries.MANIFESTS_OF_LANE, span_of(lane)).fetchall()
+        for key, parent, parent_digest, _, _ in rows:
+            if parent_digest is None and parent in digests:
+                connection.execute(queries.KEEP_PARENT_DIGEST, (digests[parent], key))
+
+
+def _settle_head(connection: apsw.Connection, lane: int) -> bool:
+    """Point a lane at its newest remaining row; delete a lane without any and return True."""
+    newest = connection.execute(queries.NEWEST_KEY, span_of(lane)).get
+    if newest is None:
+        connection.execute(queries.DROP_REFS, (lane,))
+        connection.execute(queries.DROP_LANE, (lane,))
+        return True
+    connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, lane))
+    return False
+
+
+def _collect(connection: apsw.Connection, before: dict[int, set[Source]]) -> int:
+    coverage = Coverage(lambda name: read_blob(connection, name))
+    scanned: set[int] = set()
+
+    def scan(lane: int) -> set[Source]:
+        scanned.add(lane)
+        rows = connection.execute(queries.MANIFESTS_OF_LANE, span_of(lane)).fetchall()
+        return {source for _, _, _, base, manifest in rows for source in coverage.add(manifest, base)}
+
+    for lane, sources in before.items():
+        for source in sources - scan(lane):
+            connection.execute(queries.DROP_REF, (lane, source))
+    candidates = {source for sources in before.values() for source in sources}
+    referring = {
+        source: [lane for (lane,) in connection.execute(queries.LANES_REFERRING, (source,))]
+        for source in candidates
+        if isinstance(source, int)
+    }
+    for lane in {lane for lanes in referring.values() for lane in lanes} - scanned:
+        scan(lane)
+    freed = 0
+    for source in candidates:
+        if isinstance(source, bytes):
+            freed += _drop_blob(connection, source)
+        else:
+            freed += _trim_stream(connection, source, coverage.ranges(source) if referring[source] else [])
+    return freed
+
+
+def _drop_blob(connection: apsw.Connection, name: bytes) -> int:
+    if connection.execute(queries.IS_REFERRED, (name,)).fetchone() is not None:
+        return 0
+    row = connection.execute(queries.DROP_BLOB, (name,)).fetchone()
+    return row[0] if row else 0
+
+
+def _trim_stream(connection: apsw.Connection, stream: int, needed: list[tuple[int, int]]) -> int:
+    first = address_of(stream, 0)
+    freed = 0
+    rows = connection.execute(queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX)).fetchall()
+    for address, size, stored in rows:
+        if not is_needed(address - first, address - first + size, needed):
+            connection.execute(queries.DROP_CHUNK, (address,))
+            freed += stored
+    return freed

@@ -1,0 +1,43 @@
+"""Making the file as small as it can be: merge what is left of small rows, then give free pages back."""
+
+from __future__ import annotations
+
+import apsw
+
+from holdfast.pieces.piece import STREAM_BYTES_MAX
+from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.chunks import WINDOW_BYTES, merge_window
+from holdfast.store.sqlite.rows import address_of
+
+
+def compact_database(connection: apsw.Connection) -> int:
+    """Merge and compress all streams, give free pages back and empty the log; return by how much the file shrank."""
+    before = _file_bytes(connection)
+    for stream, _ in connection.execute(queries.STREAM_SIZES).fetchall():
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _compact_stream(connection, stream)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        else:
+            connection.execute("COMMIT")
+    give_pages_back(connection)
+    return max(0, before - _file_bytes(connection))
+
+
+def give_pages_back(connection: apsw.Connection) -> None:
+    """Return free pages to the file system and fold the log into the file."""
+    connection.execute("PRAGMA incremental_vacuum").fetchall()
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _compact_stream(connection: apsw.Connection, stream: int) -> None:
+    first = address_of(stream, 0)
+    rows = connection.execute(queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX)).fetchall()
+    for window in sorted({(address - first) // WINDOW_BYTES for address, _, _ in rows}):
+        merge_window(connection, first + window * WINDOW_BYTES)
+
+
+def _file_bytes(connection: apsw.Connection) -> int:
+    return int(connection.pragma("page_count")) * int(connection.pragma("page_size"))

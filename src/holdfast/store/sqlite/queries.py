@@ -1,0 +1,130 @@
+"""Every SQL statement of the SQLite store, named. Values are always bound, never written into the text."""
+
+from holdfast.store.sqlite.rows import PAYLOAD_COLUMNS, ROW_COLUMNS
+
+# Threads and lanes ------------------------------------------------------------------------------------------------
+
+LANE = """
+SELECT l.id, t.id, l.head, l.last_seq, l.epoch, t.next_seq
+FROM thread t JOIN lane l ON l.thread = t.id
+WHERE t.namespace = ? AND t.name = ? AND l.scope = ? AND l.branch = ?"""
+
+LANES = """
+SELECT l.id, t.id, t.namespace, t.name, l.scope, l.branch, l.head, l.last_seq, l.epoch, l.origin
+FROM thread t JOIN lane l ON l.thread = t.id
+WHERE t.namespace = :namespace AND (:thread IS NULL OR t.name = :thread) AND (:scope IS NULL OR l.scope = :scope)
+ORDER BY l.id"""
+
+LANES_OF_THREAD = """
+SELECT l.id, t.id, t.namespace, t.name, l.scope, l.branch
+FROM thread t JOIN lane l ON l.thread = t.id
+WHERE t.namespace = :namespace AND t.name = :thread
+  AND (:scope IS NULL OR l.scope = :scope) AND (:branch IS NULL OR l.branch = :branch)"""
+
+LANE_BY_ID = """
+SELECT t.id, t.namespace, t.name, l.scope, l.branch FROM lane l JOIN thread t ON t.id = l.thread WHERE l.id = ?"""
+
+THREAD = "SELECT id, next_seq FROM thread WHERE namespace = ? AND name = ?"
+ADD_THREAD = "INSERT INTO thread (namespace, name, next_seq) VALUES (?, ?, 1) RETURNING id"
+NUMBER_THREAD = "UPDATE thread SET next_seq = ? WHERE id = ?"
+DROP_THREAD = "DELETE FROM thread WHERE id = ?"
+
+ADD_LANE = """
+INSERT INTO lane (thread, scope, branch, head, last_seq, origin) VALUES (?, ?, ?, 0, 0, ?) RETURNING id"""
+MOVE_LANE = "UPDATE lane SET head = ?, last_seq = ? WHERE id = ?"
+SET_HEAD = "UPDATE lane SET head = ? WHERE id = ?"
+DROP_LANE = "DELETE FROM lane WHERE id = ?"
+LANE_IDS = "SELECT id FROM lane WHERE thread = ?"
+HEAD_OF_LANE = "SELECT head FROM lane WHERE id = ?"
+LANES_FORKED_FROM = "SELECT id FROM lane WHERE origin = ?"
+
+# Checkpoints ------------------------------------------------------------------------------------------------------
+
+_FROM = "FROM checkpoint c LEFT JOIN blob b ON b.digest = c.base"
+ROW_BY_ID = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.id = ?"
+ROW_BY_ID_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.id = ?"
+ROW_BY_KEY_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key = ?"
+ROWS_OF_LANE = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.key > ? AND c.key < ?"
+ROWS_OF_LANE_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key > ? AND c.key < ?"
+HEADS_OF_THREADS = f"""
+SELECT t.id, t.namespace, t.name, l.scope, l.branch, {ROW_COLUMNS}
+FROM thread t
+JOIN lane l ON l.thread = t.id AND l.head = (
+  SELECT max(head) FROM lane WHERE thread = t.id AND (:scope IS NULL OR scope = :scope))
+JOIN checkpoint c ON c.key = l.id << 32 | l.head
+WHERE t.namespace = :namespace AND (:before IS NULL OR t.id < :before)"""
+
+AND_STEP_MAX = " AND c.step <= :step_max"
+AND_TAG = " AND c.key IN (SELECT checkpoint FROM tag WHERE name = :tag)"
+AND_NEEDLE = " AND instr(c.notes, :needle{number}) > 0"
+NEWEST_FIRST = " ORDER BY c.key DESC LIMIT :limit"
+NEWEST_THREAD_FIRST = " ORDER BY t.id DESC LIMIT :limit"
+
+IDENTITY = "SELECT key, digest FROM checkpoint WHERE id = ?"
+ADD_CHECKPOINT = """
+INSERT INTO checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+DROP_CHECKPOINT = "DELETE FROM checkpoint WHERE key = ? RETURNING id, digest"
+RENAME_CHECKPOINT = "UPDATE checkpoint SET id = ? WHERE key = ?"
+NEWEST_KEY = "SELECT max(key) FROM checkpoint WHERE key > ? AND key < ?"
+MANIFESTS_OF_LANE = "SELECT key, parent, parent_digest, base, manifest FROM checkpoint WHERE key > ? AND key < ?"
+KEEP_PARENT_DIGEST = "UPDATE checkpoint SET parent_digest = ? WHERE key = ?"
+KEYS_OF_LANE = "SELECT key FROM checkpoint WHERE key > ? AND key < ?"
+
+# Tags and writes --------------------------------------------------------------------------------------------------
+
+TAGS = "SELECT name FROM tag WHERE checkpoint = ? ORDER BY name"
+TAGS_BETWEEN = "SELECT checkpoint, name FROM tag WHERE checkpoint BETWEEN ? AND ? ORDER BY checkpoint, name"
+ADD_TAG = "INSERT INTO tag VALUES (?, ?) ON CONFLICT DO NOTHING"
+DROP_TAG = "DELETE FROM tag WHERE checkpoint = ? AND name = ?"
+DROP_TAGS = "DELETE FROM tag WHERE checkpoint = ?"
+
+WRITES = """
+SELECT task, position, path, channel, kind, count, body FROM write
+WHERE thread = ? AND scope = ? AND checkpoint = ? ORDER BY path, task, position"""
+ADD_WRITE = "INSERT INTO write VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+PUT_WRITE = """
+INSERT INTO write VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET path = excluded.path, channel = excluded.channel, kind = excluded.kind,
+  count = excluded.count, body = excluded.body"""
+DROP_WRITES = "DELETE FROM write WHERE thread = ? AND scope = ? AND checkpoint = ?"
+DROP_WRITES_OF_THREAD = "DELETE FROM write WHERE thread = ?"
+
+# Bytes ------------------------------------------------------------------------------------------------------------
+
+BLOB = "SELECT size, body FROM blob WHERE digest = ?"
+HAS_BLOB = "SELECT 1 FROM blob WHERE digest = ?"
+ADD_BLOB = "INSERT INTO blob (digest, size, body) VALUES (?, ?, ?)"
+DROP_BLOB = "DELETE FROM blob WHERE digest = ? RETURNING length(body)"
+BLOB_SIZES = "SELECT digest, length(body) FROM blob"
+
+CHUNKS = """
+SELECT address, size, body FROM chunk
+WHERE address >= coalesce((SELECT max(address) FROM chunk WHERE address <= :start AND address >= :stream), :start)
+  AND address < :end
+ORDER BY address"""
+CHUNKS_IN_WINDOW = "SELECT address, size, body FROM chunk WHERE address >= ? AND address < ? ORDER BY address"
+CHUNK_SIZES = "SELECT address, size, length(body) FROM chunk WHERE address >= ? AND address < ? ORDER BY address"
+LAST_CHUNK = "SELECT address, size FROM chunk WHERE address >= ? AND address < ? ORDER BY address DESC LIMIT 1"
+ADD_CHUNK = "INSERT INTO chunk VALUES (?, ?, ?)"
+DROP_CHUNKS = "DELETE FROM chunk WHERE address >= ? AND address < ?"
+DROP_CHUNK = "DELETE FROM chunk WHERE address = ?"
+STREAM_SIZES = "SELECT address >> 28, sum(length(body)) FROM chunk GROUP BY 1"
+
+REFS = "SELECT source, owned FROM ref WHERE lane = ?"
+OWNED = "SELECT source FROM ref WHERE lane = ? AND owned"
+ADD_REF = "INSERT INTO ref VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+DROP_REF = "DELETE FROM ref WHERE lane = ? AND source = ?"
+DROP_REFS = "DELETE FROM ref WHERE lane = ?"
+IS_REFERRED = "SELECT 1 FROM ref WHERE source = ? LIMIT 1"
+LANES_REFERRING = "SELECT lane FROM ref WHERE source = ?"
+ALL_SOURCES_REFERRED = "SELECT DISTINCT source FROM ref"
+
+RESERVE = "UPDATE counter SET value = value + ? WHERE name = 'stream' RETURNING value"
+
+# Upkeep -----------------------------------------------------------------------------------------------------------
+
+ROW_BYTES = "SELECT coalesce(sum(length(manifest) + length(notes)), 0) FROM checkpoint"
+LANES_WITHOUT_HEAD = """
+SELECT l.id, t.name FROM lane l JOIN thread t ON t.id = l.thread
+WHERE NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.key = l.id << 32 | l.head)"""

@@ -1,0 +1,105 @@
+"""How values are laid out in the tables: ids, keys, addresses, compressed bodies. Bytes only, no I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.codec import compress, decompress
+from holdfast.pieces.piece import OFFSET_BITS
+from holdfast.store.base import LaneKey, Row, WriteRow
+
+SEQ_BITS = 32
+SEQ_MAX = (1 << SEQ_BITS) - 1
+COMPRESS_BYTES_MIN = 256
+
+StoredId = str | bytes
+
+
+def key_of(lane: int, seq: int) -> int:
+    """Return a checkpoint's primary key."""
+    return lane << SEQ_BITS | seq
+
+
+def address_of(stream: int, offset: int) -> int:
+    """Return the address of a byte of a stream."""
+    return stream << OFFSET_BITS | offset
+
+
+def pack_id(namespace: str, name: str) -> StoredId:
+    """Return an id as it is stored: a UUID as 16 bytes; outside the default namespace prefixed by it.
+
+    Ids hold no NUL, so the prefix cannot be mistaken for part of an id.
+    """
+    if namespace:
+        return f"{namespace}\0{name}"
+    if len(name) == 36:
+        try:
+            raw = bytes.fromhex(name.replace("-", ""))
+        except ValueError:
+            return name
+        if len(raw) == 16 and _uuid_text(raw) == name:
+            return raw
+    return name
+
+
+def unpack_id(stored: StoredId) -> str:
+    """Return the id that ``pack_id`` stored."""
+    if isinstance(stored, bytes):
+        return _uuid_text(stored)
+    return stored[stored.find("\0") + 1 :]
+
+
+def _uuid_text(raw: bytes) -> str:
+    digits = raw.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def pack_body(data: bytes, least: int = COMPRESS_BYTES_MIN) -> bytes:
+    """Return the bytes compressed if that makes them shorter; only then do they differ in length from the original."""
+    if len(data) < least:
+        return data
+    packed = compress(data)
+    return packed if len(packed) < len(data) else data
+
+
+def unpack_body(size: int, body: bytes) -> bytes:
+    """Return the original bytes of ``pack_body``, which were ``size`` long."""
+    return body if len(body) == size else decompress(body, size)
+
+
+ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"
+PAYLOAD_COLUMNS = "c.base, b.size, b.body, c.manifest"
+
+
+def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool, tags: tuple[str, ...]) -> Row:
+    """Return a row from its columns: ``ROW_COLUMNS``, then ``PAYLOAD_COLUMNS`` if there is a payload."""
+    key, name, parent, parent_digest, step, created, digest, size, notes = fields[:9]
+    base = base_data = None
+    manifest = b""
+    if payload:
+        base, base_size, base_body, manifest = fields[9:13]
+        base_data = unpack_body(base_size, base_body) if base_body is not None else None
+    return Row(
+        lane,
+        thread,
+        key & SEQ_MAX,
+        unpack_id(name),
+        None if parent is None else unpack_id(parent),
+        parent_digest,
+        step,
+        created,
+        digest,
+        notes,
+        size,
+        tags,
+        (),
+        base,
+        base_data,
+        manifest,
+    )
+
+
+def read_write(fields: tuple[Any, ...]) -> WriteRow:
+    """Return a pending write from its columns."""
+    task, position, path, channel, kind, count, body = fields
+    return WriteRow(task, position, channel, kind, count, body, path)

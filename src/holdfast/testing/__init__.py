@@ -1,0 +1,1 @@
+"""Tools for testing code that uses Holdfast: strategies for values, and the contract of a store."""

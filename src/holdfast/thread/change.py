@@ -1,0 +1,126 @@
+"""From what a caller hands in to an encoded change. Pure, and first: what cannot be stored is refused before anything."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.errors import EncodeError, InvalidInput
+from holdfast.model.checkpoint import Notes
+from holdfast.model.frame import FrameStack
+from holdfast.model.ids import check_id
+from holdfast.pieces.body import BYTES, LIST, TEXT, Body, to_body
+from holdfast.pieces.manifest import FRAMES, PATH, Key
+from holdfast.pieces.tip import Change, Tip
+
+KEYS_MAX = 10_000
+
+_GROWING = {LIST: "a list", TEXT: "text", BYTES: "bytes"}
+
+
+def state_change(state: object, notes: Notes, tip: Tip | None, items: Mapping[str, list[Any]] | None) -> Change:
+    """Return the change that makes the state exactly this. ``items`` are the lists whose unchanged prefix is trusted."""
+    if not isinstance(state, Mapping):
+        raise InvalidInput(
+            f"a state is a mapping of names to values, not {type(state).__name__}",
+            hint='Wrap it: thread.save({"value": …})',
+        )
+    change = Change()
+    for key, value in state.items():
+        _check_key(key)
+        grown = _grown(tip, items, key, value)
+        if grown is not None:
+            change.append[key] = grown
+        else:
+            change.put[key] = to_body(value, f"state.{key}")
+    _add_system(change, notes)
+    if len(state) > KEYS_MAX:
+        raise EncodeError(f"a state can have at most {KEYS_MAX} keys, not {len(state)}", hint="Nest them in a dict")
+    order: list[Key] = [*state, *(key for key in change.put if isinstance(key, int))]
+    change.order = order
+    if tip is not None:
+        change.delete = {key for key in tip.lives if key not in state and key not in change.put}
+    return change
+
+
+def append_change(
+    append: Mapping[str, Any],
+    put: Mapping[str, Any],
+    delete: Iterable[str],
+    notes: Notes,
+    tip: Tip,
+    carry: bool = False,
+) -> Change:
+    """Return the change that extends lists (or text, or bytes), replaces keys and removes keys.
+
+    Frames and path belong to one position: they go unless given again, or carried over with a copied position.
+    """
+    change = Change()
+    for key, value in append.items():
+        _check_key(key)
+        body = to_body(value, f"append.{key}")
+        if body.kind not in _GROWING:
+            raise InvalidInput(
+                f"append.{key} must be a list, text or bytes to extend with, not {type(value).__name__}",
+                path=f"append.{key}",
+                hint=f"Write append={{{key!r}: [item]}}, or replace the value with set=",
+            )
+        live = tip.lives.get(key)
+        if live is not None and live.entry.kind != body.kind:
+            raise InvalidInput(
+                f"state.{key} is not {_GROWING[body.kind]}, so it cannot be extended by {_GROWING[body.kind]}",
+                path=f"state.{key}",
+                hint="Replace the value with set=",
+            )
+        change.append[key] = body
+    for key, value in put.items():
+        _check_key(key)
+        if key in change.append:
+            raise InvalidInput(f"state.{key} is both extended and replaced", path=f"state.{key}")
+        change.put[key] = to_body(value, f"state.{key}")
+    for key in delete:
+        if key in change.append or key in change.put:
+            raise InvalidInput(f"state.{key} is both changed and deleted", path=f"state.{key}")
+        if key not in tip.lives:
+            raise InvalidInput(f"state.{key} cannot be deleted: it is not in the state", path=f"state.{key}")
+        change.delete.add(key)
+    _add_system(change, notes)
+    if not carry:
+        change.delete |= {key for key in tip.lives if isinstance(key, int) and key not in change.put}
+    return change
+
+
+def _add_system(change: Change, notes: Notes) -> None:
+    """Add what is stored beside the state."""
+    frames = notes.get("frames")
+    if frames is not None and not isinstance(frames, FrameStack):
+        raise InvalidInput(f"frames must be a FrameStack, not {type(frames).__name__}")
+    if frames:
+        change.put[FRAMES] = to_body(frames.to_plain(), "frames")
+    path = notes.get("path")
+    if path:
+        change.put[PATH] = to_body([check_id(node, "path") for node in path], "path")
+
+
+def _check_key(key: object) -> None:
+    if type(key) is not str:
+        raise EncodeError(
+            f"a state's keys are text; {key!r} is {type(key).__name__}" if isinstance(key, int | float | bool | None) else
+            f"a state's keys are text, not {type(key).__name__}",
+            path="state",
+            hint="Nest such a dictionary under a text key",
+        )
+    check_id(key, "state key")
+
+
+def _grown(tip: Tip | None, items: Mapping[str, list[Any]] | None, key: str, value: object) -> Body | None:
+    """Return the new end of a list whose beginning holds the very same objects as last time, else None."""
+    if tip is None or not items or type(value) is not list:
+        return None
+    known, live = items.get(key), tip.lives.get(key)
+    if known is None or live is None or live.entry.kind != LIST or live.entry.count != len(known):
+        return None
+    if len(value) < len(known) or not all(map(operator.is_, known, value)):
+        return None
+    return to_body(value[len(known) :], f"state.{key}")

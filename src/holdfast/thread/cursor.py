@@ -1,0 +1,77 @@
+"""What a thread handle remembers between calls, and what all handles of a store share.
+
+A cursor builds on the head it last loaded or wrote. If a save fails, its tip may be ahead of the store, so it is thrown
+away; what the cursor has *seen* stays, so that the next save cannot quietly build on somebody else's checkpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from holdfast.pieces.tip import Tip
+from holdfast.store.base import Head, LaneKey, Row
+
+STREAMS_AT_ONCE = 16
+
+
+class Session:
+    """What all threads of an open store share: its namespace, clock, id maker and a supply of stream numbers."""
+
+    def __init__(self, namespace: str, now: Callable[[], datetime], new_id: Callable[[], str]) -> None:
+        self.namespace = namespace
+        self.now = now
+        self.new_id = new_id
+        self._streams: list[int] = []
+        self._lock = threading.Lock()
+
+    def take_streams(self, count: int) -> list[int] | None:
+        """Return ``count`` unused stream numbers, or None if more must be reserved first."""
+        with self._lock:
+            if len(self._streams) < count:
+                return None
+            taken, self._streams = self._streams[:count], self._streams[count:]
+            return taken
+
+    def give_streams(self, streams: list[int]) -> None:
+        """Put unused stream numbers back, or new ones in."""
+        with self._lock:
+            self._streams.extend(streams)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The state of a branch that a save builds on."""
+
+    number: int = 0
+    last_seq: int = 0
+    epoch: int = 0
+    head: Row | None = None
+
+    @classmethod
+    def of(cls, head: Head | None) -> Seen:
+        """Return what a look at the store shows."""
+        return cls() if head is None else cls(head.number, head.last_seq, head.epoch, head.row)
+
+    def same_place(self, other: Seen) -> bool:
+        """Tell whether nothing was written in between."""
+        return (self.number, self.last_seq) == (other.number, other.last_seq)
+
+
+@dataclass(slots=True)
+class Cursor:
+    """One handle's place in one branch."""
+
+    lane: LaneKey
+    seen: Seen | None = None
+    tip: Tip | None = None
+    items: dict[str, list[Any]] = field(default_factory=dict)  # lists as last saved, for saves that trust identity
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def forget_tip(self) -> None:
+        """Throw away what may be ahead of the store."""
+        self.tip = None
+        self.items = {}

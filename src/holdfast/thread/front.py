@@ -1,0 +1,303 @@
+"""Between what a caller types and the flows: arguments checked and brought into one form, once for sync and async.
+
+Every function here returns a flow, or a ``Listing`` for lists that are read page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from holdfast.errors import InvalidInput, NotFound
+from holdfast.model.checkpoint import MAIN, PAYLOAD_FIELDS, Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write, check_tags
+from holdfast.model.ids import check_id
+from holdfast.model.interrupt import InterruptKind
+from holdfast.store.base import Lane, LaneKey, Query, Removed
+from holdfast.thread import load, removal
+from holdfast.thread import save as saving
+from holdfast.thread.cursor import Cursor, Session
+from holdfast.thread.history import EVERY_BRANCH, PAGE_ROWS, Filter, Page, check_before, check_limit, page
+from holdfast.thread.perform import Flow, ask
+from holdfast.thread.record import write_row
+from holdfast.thread.retention import Keep, Pruned
+from holdfast.thread.stats import Stats
+from holdfast.thread.stats import stats as measure
+from holdfast.thread.verify import Report, verify_lanes, verify_row
+
+Which = CheckpointMeta | str
+NOTE_NAMES = frozenset(Notes.__annotations__)
+
+
+def lane_key(namespace: str, thread: object, branch: object, scope: object) -> LaneKey:
+    """Return the checked name of a branch."""
+    if scope != "":
+        check_id(scope, "scope")
+    return LaneKey(namespace, check_id(thread, "thread id"), str(scope), check_id(branch, "branch"))
+
+
+def name_of(checkpoint: Which) -> str:
+    """Return the id of a checkpoint given as itself or by its id."""
+    if isinstance(checkpoint, CheckpointMeta):
+        return checkpoint.id
+    return check_id(checkpoint, "checkpoint id")
+
+
+def checked(notes: Notes) -> Notes:
+    """Return the notes if all are known."""
+    unknown = sorted(set(notes) - NOTE_NAMES)
+    if unknown:
+        raise InvalidInput(
+            f"a checkpoint has no field called {unknown[0]!r}", hint="Put it into metadata= or into the state"
+        )
+    return notes
+
+
+# Saving -----------------------------------------------------------------------------------------------------------
+
+
+def save(
+    session: Session,
+    cursor: Cursor,
+    state: Mapping[str, Any],
+    name: str | None,
+    on: Which | None,
+    frozen: bool,
+    replaces: bool,
+    notes: Notes,
+) -> Flow[SavedCheckpoint]:
+    """Save a whole state."""
+    if replaces and name is None:
+        raise InvalidInput("replace=True needs the id of the newest checkpoint", hint="Write save(…, id=cp.id, replace=True)")
+    request = saving.Request(checked(notes), name, None if on is None else name_of(on), replaces)
+    return saving.save_state(session, cursor, state, frozen, request)
+
+
+def append(
+    session: Session,
+    cursor: Cursor,
+    extend: Mapping[str, Any] | None,
+    put: Mapping[str, Any] | None,
+    delete: Iterable[str],
+    name: str | None,
+    on: Which | None,
+    notes: Notes,
+) -> Flow[SavedCheckpoint]:
+    """Save a known change."""
+    for what, given in (("append", extend), ("set", put)):
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidInput(f"{what} must be a mapping of keys to values, not {type(given).__name__}")
+    request = saving.Request(checked(notes), name, None if on is None else name_of(on))
+    return saving.save_append(session, cursor, extend or {}, put or {}, _names(delete), request)
+
+
+def fork(
+    session: Session,
+    cursor: Cursor,
+    checkpoint: Which,
+    branch: str | None,
+    to: str | None,
+    put: Mapping[str, Any] | None,
+    delete: Iterable[str],
+    name: str | None,
+    notes: Notes,
+) -> Flow[Cursor]:
+    """Begin another branch or thread."""
+    if branch is None and to is None:
+        raise InvalidInput("a fork needs a name", hint='Write fork(cp, branch="what-if") or fork(cp, to="another-thread")')
+    lane = cursor.lane
+    target = lane_key(lane.namespace, lane.thread if to is None else to, MAIN if branch is None else branch, lane.scope)
+    request = saving.Request(checked(notes), name)
+    return saving.fork(session, name_of(checkpoint), target, put or {}, _names(delete), request)
+
+
+def rewind(session: Session, cursor: Cursor, checkpoint: Which, notes: Notes) -> Flow[SavedCheckpoint]:
+    """Append an earlier checkpoint's content."""
+    return saving.rewind(session, cursor, name_of(checkpoint), saving.Request(checked(notes)))
+
+
+def write(cursor: Cursor, checkpoint: Which, writes: Iterable[Write], replaces: bool) -> Flow[None]:
+    """Keep results of finished tasks."""
+    name, lane = name_of(checkpoint), cursor.lane
+    rows = [write_row(item) for item in writes]
+    return ask(lambda store: store.write(lane, name, rows, replaces))
+
+
+# Loading ----------------------------------------------------------------------------------------------------------
+
+
+def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
+    """Load the newest checkpoint."""
+    return load.latest(cursor)
+
+
+def at(cursor: Cursor, step: int) -> Flow[Checkpoint | None]:
+    """Load the newest checkpoint at or before a step."""
+    return load.at_step(cursor.lane, _check_step(step))
+
+
+def get(namespace: str, checkpoint: str) -> Flow[Checkpoint | None]:
+    """Load a checkpoint by its id."""
+    return load.get(namespace, check_id(checkpoint, "checkpoint id"))
+
+
+def get_of_thread(cursor: Cursor, checkpoint: str) -> Flow[Checkpoint | None]:
+    """Load a checkpoint by its id if it belongs to the thread."""
+    found = yield from get(cursor.lane.namespace, checkpoint)
+    return found if found is not None and found.thread_id == cursor.lane.thread else None
+
+
+def payload(namespace: str, checkpoint: str) -> Flow[dict[str, Any]]:
+    """Load what a just saved checkpoint leaves out until it is looked at."""
+    found = yield from get(namespace, checkpoint)
+    if found is None:
+        raise NotFound(checkpoint, checkpoint=checkpoint, hint="It was deleted after it was saved")
+    return {name: getattr(found, name) for name in PAYLOAD_FIELDS}
+
+
+def branches(cursor: Cursor) -> Flow[list[Lane]]:
+    """Return a thread's branches."""
+    lane = cursor.lane
+    return ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
+
+
+# Lists ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Listing:
+    """A list that is read page by page; between pages nothing is held."""
+
+    query: Query
+    wanted: Filter
+    left: int | None  # how many are still wanted; None = all
+    done: bool = False
+
+    def next_page(self) -> Flow[Page]:
+        """Return the next page and remember where it ended."""
+        size = PAGE_ROWS if self.left is None else min(self.left, PAGE_ROWS)
+        found = yield from page(self.query, self.wanted, size)
+        if self.left is not None:
+            self.left -= len(found.items)
+        self.done = found.cursor is None or self.left == 0
+        self.query = replace(self.query, before=found.cursor)
+        return found
+
+
+def history(
+    cursor: Cursor,
+    limit: int | None,
+    before: CheckpointMeta | int | None,
+    branch: str | None,
+    tag_name: str | None,
+    graph: str | None,
+    trigger: str | None,
+    interrupt: bool | InterruptKind | str | None,
+    where: Mapping[str, Any] | None,
+) -> Listing:
+    """Return the list of a thread's checkpoints."""
+    lane = cursor.lane
+    chosen = lane.branch if branch is None else None if branch == EVERY_BRANCH else check_id(branch, "branch")
+    query = Query(lane.namespace, lane.thread, lane.scope, chosen, before=check_before(before))
+    wanted = Filter(tag_name, graph, trigger, interrupt, {} if where is None else where)
+    return Listing(query, wanted, check_limit(limit), done=limit == 0)
+
+
+def threads(
+    session: Session,
+    limit: int | None,
+    tag_name: str | None,
+    graph: str | None,
+    trigger: str | None,
+    interrupt: bool | InterruptKind | str | None,
+    where: Mapping[str, Any] | None,
+) -> Listing:
+    """Return the list of threads, each shown by its newest checkpoint."""
+    query = Query(session.namespace, scope="", heads_of_threads=True)
+    wanted = Filter(tag_name, graph, trigger, interrupt, {} if where is None else where)
+    return Listing(query, wanted, check_limit(limit), done=limit == 0)
+
+
+# Tags and deletes -------------------------------------------------------------------------------------------------
+
+
+def tag(cursor: Cursor, checkpoint: Which, add: Iterable[str], remove: Iterable[str]) -> Flow[tuple[str, ...]]:
+    """Change a checkpoint's tags."""
+    name, namespace = name_of(checkpoint), cursor.lane.namespace
+    adding, removing = check_tags(tuple(add)), check_tags(tuple(remove))
+    return ask(lambda store: store.tag(namespace, name, adding, removing))
+
+
+def delete(cursor: Cursor, checkpoint: Which) -> Flow[int]:
+    """Delete one checkpoint of this thread."""
+    name, lane = name_of(checkpoint), cursor.lane
+    rows = yield from ask(lambda store: store.find(Query(lane.namespace, ids=(name,))))
+    if not rows or rows[0].lane.thread != lane.thread:
+        return 0
+    removed = yield from ask(lambda store: store.delete(lane.namespace, [name], False))
+    return removed.checkpoints
+
+
+def delete_before(session: Session, cursor: Cursor, step: int) -> Flow[int]:
+    """Delete a branch's checkpoints before a step."""
+    removed = yield from removal.delete_before(session, cursor.lane, _check_step(step))
+    return removed.checkpoints
+
+
+def delete_thread(namespace: str, thread: str) -> Flow[Removed]:
+    """Delete a thread."""
+    name = check_id(thread, "thread id")
+    return ask(lambda store: store.delete_thread(namespace, name))
+
+
+def clear(session: Session) -> Flow[Removed]:
+    """Delete everything in the namespace."""
+    return removal.clear(session)
+
+
+def prune(session: Session, thread: str | None, keep: Keep, dry_run: bool) -> Flow[Pruned]:
+    """Delete by rule."""
+    if not isinstance(keep, Keep):
+        raise InvalidInput("prune needs to know what to keep", hint="For example prune(holdfast.Keep(last=10))")
+    return removal.prune(session, thread, keep, dry_run)
+
+
+# Upkeep -----------------------------------------------------------------------------------------------------------
+
+
+def verify_thread(session: Session, cursor: Cursor, checkpoint: Which | None) -> Flow[Report]:
+    """Verify a checkpoint or a thread."""
+    if checkpoint is None:
+        return (yield from verify_lanes(session, cursor.lane.thread, whole_store=False))
+    name = name_of(checkpoint)
+    row = yield from load.find_row(session.namespace, name)
+    if row is None:
+        raise NotFound(name, checkpoint=name, thread=cursor.lane.thread)
+    return (yield from verify_row(row))
+
+
+def verify_store(session: Session) -> Flow[Report]:
+    """Verify everything in the namespace, and the store below it."""
+    return verify_lanes(session, None, whole_store=True)
+
+
+def stats(session: Session, thread: str | None) -> Flow[Stats]:
+    """Measure a thread or the store."""
+    return measure(session, thread)
+
+
+def compact() -> Flow[int]:
+    """Make the store as small as it can be."""
+    return ask(lambda store: store.compact())
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise InvalidInput("delete must be a list of keys", hint='Write delete=["key"]')
+    return tuple(names)
+
+
+def _check_step(step: object) -> int:
+    if type(step) is not int:
+        raise InvalidInput(f"step must be a whole number, not {type(step).__name__}")
+    return step

@@ -1,0 +1,209 @@
+"""Reading: from a row to a state, every byte checked against its digest on the way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import Corrupted, DecodeError, NotFound
+from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, bare
+from holdfast.model.frame import FrameStack
+from holdfast.pieces.body import from_body
+from holdfast.pieces.manifest import FRAMES, PATH, Entries, Key, decode_base, decode_manifest, decode_table, root_digest
+from holdfast.pieces.piece import Piece, Range
+from holdfast.pieces.tip import Live, Tip
+from holdfast.store.base import LaneKey, Query, Row
+from holdfast.thread.cursor import Cursor, Seen
+from holdfast.thread.perform import Flow, ask
+from holdfast.thread.record import NO_PARENT, checkpoint_digest, meta_of, values_of, write_of
+
+
+def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
+    """Load the branch's newest checkpoint and go on from there."""
+    head = yield from ask(lambda store: store.head(cursor.lane))
+    seen = Seen.of(head)
+    if head is None or head.row is None:
+        cursor.seen, cursor.tip, cursor.items = seen, (Tip() if head is None else None), {}
+        return None
+    known = cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen)
+    tip = cursor.tip if known and cursor.tip is not None else (yield from open_tip(head.row, head.owned))
+    yield from fill(tip, list(tip.lives), head.row)
+    checkpoint = yield from _finish(head.row, tip, verify=not known)
+    cursor.seen, cursor.tip = seen, tip
+    if not known:
+        cursor.items = {}
+    return checkpoint
+
+
+def load_row(row: Row) -> Flow[Checkpoint]:
+    """Load the checkpoint of a row that was found with its payload and writes."""
+    try:
+        tip = yield from open_tip(row, {})
+        yield from fill(tip, list(tip.lives), row)
+        return (yield from _finish(row, tip, verify=True))
+    except Corrupted:
+        # Between finding the row and reading its bytes it may have been deleted: that is not damage.
+        if not (yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(row.id,))))):
+            raise NotFound(row.id, thread=row.lane.thread, checkpoint=row.id, hint="It was deleted while being read") from None
+        raise
+
+
+def get(namespace: str, name: str) -> Flow[Checkpoint | None]:
+    """Load a checkpoint by its id."""
+    row = yield from find_row(namespace, name)
+    return None if row is None else (yield from load_row(row))
+
+
+def find_row(namespace: str, name: str) -> Flow[Row | None]:
+    """Return a checkpoint's row with payload and writes."""
+    rows = yield from ask(lambda store: store.find(Query(namespace, ids=(name,), payload=True, writes=True)))
+    return rows[0] if rows else None
+
+
+def at_step(lane: LaneKey, step: int) -> Flow[Checkpoint | None]:
+    """Load the newest checkpoint at or before a step; before a fork's own first step, look where it was forked from."""
+    before: int | None = None
+    while True:
+        query = Query(*lane, step_max=step, before=before, limit=1, payload=True, writes=True)
+        rows = yield from ask(_finding(query))
+        if rows:
+            return (yield from load_row(rows[0]))
+        origin = yield from _origin(lane)
+        if origin is None:
+            return None
+        lane, before = origin.lane, origin.seq + 1
+
+
+def open_tip(row: Row, owned: Mapping[int, int]) -> Flow[Tip]:
+    """Return the pieces of a row's state; no value's bytes are read yet, except the inline ones."""
+    try:
+        base_entries = _base_entries(row)
+        entries = decode_manifest(row.manifest, base_entries)
+        named = [(entry.table, entry.table_size) for entry in entries.values() if entry.table is not None]
+        blobs = (yield from ask(_fetching([Range(name, 0, size) for name, size in named]))) if named else []
+        tables: dict[bytes, Sequence[Piece]] = {}
+        for (name, _), data in zip(named, blobs, strict=True):
+            tables[name] = decode_table(_checked(name, data, row, "a table of pieces"))
+        return Tip.load(entries, tables, row.base, base_entries, owned)
+    except DecodeError as error:
+        raise _damaged(row, f"its manifest is damaged: {error.what}") from error
+
+
+def fill(tip: Tip, keys: Iterable[Key], row: Row) -> Flow[None]:
+    """Bring the bytes of these values into memory, checked against their digests."""
+    wanted = [(key, tip.lives[key]) for key in keys if tip.lives[key].parts is None]
+    ranges = [piece for _, live in wanted for piece in live.pieces if isinstance(piece, Range)]
+    if not wanted:
+        return
+    found = iter((yield from ask(_fetching(ranges))))
+    for key, live in wanted:
+        data = b"".join([next(found) if isinstance(piece, Range) else piece for piece in live.pieces])
+        live.fill(data)
+        if live.hasher.digest() != live.entry.digest:
+            raise _damaged(row, f"the bytes of {_key_name(key)} do not match their digest", key)
+
+
+def decode_live(live: Live) -> Any:
+    """Return the value of loaded bytes."""
+    assert live.parts is not None
+    return from_body(live.entry.kind, live.entry.count, live.parts)
+
+
+def expected_digest(row: Row, meta: CheckpointMeta, entries: Entries, parent_digest: bytes) -> bytes:
+    """Return the digest the row must have."""
+    return checkpoint_digest(parent_digest, root_digest(entries), list(entries), meta, row.notes)
+
+
+def parent_digest(row: Row) -> Flow[bytes | None]:
+    """Return the parent's digest, from the parent or, if that was deleted, from the row; None if it is nowhere."""
+    if row.parent_id is None:
+        return NO_PARENT
+    if row.parent_digest is not None:
+        return row.parent_digest
+    name = row.parent_id
+    rows = yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(name,))))
+    return rows[0].digest if rows else None
+
+
+def _finish(row: Row, tip: Tip, verify: bool) -> Flow[Checkpoint]:
+    values = values_of(row)
+    if verify:
+        parent = yield from parent_digest(row)
+        if parent is None:
+            raise _damaged(row, f"its parent {row.parent_id} is missing")
+        if expected_digest(row, bare(CheckpointMeta, dict(values)), tip.entries(), parent) != row.digest:
+            raise _damaged(row, "its description or content does not match its digest")
+    state: dict[str, Any] = {}
+    system: dict[Key, Any] = {}
+    for key, live in tip.lives.items():
+        try:
+            value = decode_live(live)
+        except DecodeError as error:
+            raise type(error)(
+                f"{_key_name(key)} cannot be decoded: {error.what}",
+                thread=row.lane.thread,
+                checkpoint=row.id,
+                hint=error.hint,
+            ) from error
+        if isinstance(key, str):
+            state[key] = value
+        else:
+            system[key] = value
+    values["state"] = state
+    values["frames"] = FrameStack.from_plain(system[FRAMES]) if FRAMES in system else FrameStack()
+    values["path"] = tuple(system.get(PATH, ()))
+    values["writes"] = tuple(map(write_of, row.writes))
+    return bare(Checkpoint, values)  # type: ignore[no-any-return]
+
+
+def winner_of(lane: LaneKey) -> Flow[CheckpointMeta | None]:
+    """Return the metadata of the branch's present head."""
+    head = yield from ask(lambda store: store.head(lane))
+    return None if head is None or head.row is None else meta_of(head.row)
+
+
+def _origin(lane: LaneKey) -> Flow[Row | None]:
+    lanes = yield from ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
+    for other in lanes:
+        if other.key == lane and other.origin is not None:
+            return (yield from find_row(lane.namespace, other.origin))
+    return None
+
+
+def _base_entries(row: Row) -> Entries:
+    if row.base is None:
+        return {}
+    if row.base_data is None:
+        raise _damaged(row, "the base of its manifest is missing")
+    return decode_base(_checked(row.base, row.base_data, row, "the base of its manifest"))
+
+
+def _checked(name: bytes, data: bytes, row: Row, what: str) -> bytes:
+    if hashlib.sha256(data).digest() != name:
+        raise _damaged(row, f"{what} does not match its digest")
+    return data
+
+
+def _damaged(row: Row, what: str, key: Key | None = None) -> Corrupted:
+    return Corrupted(
+        f"checkpoint {row.id}: {what}",
+        thread=row.lane.thread,
+        checkpoint=row.id,
+        path=None if key is None else _key_name(key),
+        hint="Run store.verify() to see what is affected; older checkpoints may be intact",
+    )
+
+
+def _key_name(key: Key) -> str:
+    return f"state.{key}" if isinstance(key, str) else {FRAMES: "frames", PATH: "path"}.get(key, f"entry {key}")
+
+
+def _fetching(ranges: Sequence[Range]) -> Any:
+    return lambda store: store.fetch(ranges)
+
+
+def _finding(query: Query) -> Any:
+    return lambda store: store.find(query)
+
+

@@ -1,0 +1,343 @@
+"""Writing: save, append, fork, rewind, all through one commit.
+
+A save is: encode (may refuse), look at the head (once; later saves know it), plan (pure), commit (one store verb). The
+commit names the head it builds on; if that moved, nothing is stored and the caller gets Conflict with the winner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from holdfast.errors import Conflict, IdTaken, InvalidInput, NotFound
+from holdfast.model.checkpoint import NOTE_FIELDS, CheckpointMeta, Notes, SavedCheckpoint, bare
+from holdfast.model.ids import check_id
+from holdfast.pieces.manifest import Source
+from holdfast.pieces.tip import Change, Draft, Tip
+from holdfast.store.base import Commit, LaneKey, Row
+from holdfast.thread.change import append_change, state_change
+from holdfast.thread.cursor import STREAMS_AT_ONCE, Cursor, Seen, Session
+from holdfast.thread.load import fill, find_row, open_tip, parent_digest, winner_of
+from holdfast.thread.perform import Flow, ask
+from holdfast.thread.record import NO_PARENT, checkpoint_digest, encode_notes, from_microseconds, meta_of, new_meta, to_microseconds, values_of
+
+MakeChange = Callable[[Tip], Change]
+
+
+@dataclass(slots=True)
+class Request:
+    """What a caller asked to be saved, besides the change itself."""
+
+    notes: Notes
+    name: str | None = None  # the checkpoint's id, if the caller gave one
+    on: str | None = None  # the id of the head it must build on, if the caller gave one
+    replaces_head: bool = False
+    keep: Mapping[str, Any] = field(default_factory=dict)  # notes taken over from another checkpoint
+
+
+def save_state(
+    session: Session, cursor: Cursor, state: Mapping[str, Any], frozen: bool, request: Request
+) -> Flow[SavedCheckpoint]:
+    """Save a whole state; only what changed is written."""
+    if not frozen or cursor.tip is None:
+        # Encode before anything is read or written: a state that cannot be stored leaves no trace.
+        change = state_change(state, request.notes, None, None)
+        saved = yield from _save(session, cursor, lambda tip: _completed(change, tip), request)
+    else:
+        items = cursor.items
+        saved = yield from _save(session, cursor, lambda tip: state_change(state, request.notes, tip, items), request)
+    if frozen:
+        cursor.items = {key: list(value) for key, value in state.items() if type(value) is list}
+    else:
+        cursor.items = {}
+    return saved
+
+
+def save_append(
+    session: Session,
+    cursor: Cursor,
+    append: Mapping[str, Any],
+    put: Mapping[str, Any],
+    delete: Iterable[str],
+    request: Request,
+) -> Flow[SavedCheckpoint]:
+    """Save a known change."""
+    doomed = tuple(delete)
+    cursor.items = {}
+    return (
+        yield from _save(session, cursor, lambda tip: append_change(append, put, doomed, request.notes, tip), request)
+    )
+
+
+def fork(
+    session: Session, source: str, target: LaneKey, put: Mapping[str, Any], delete: Iterable[str], request: Request
+) -> Flow[Cursor]:
+    """Begin a branch (or a thread) with the state of a checkpoint; return a cursor on it."""
+    row = yield from _must_find(session, source)
+    if (yield from ask(lambda store: store.head(target))) is not None:
+        raise Conflict(
+            f"branch {target.branch!r} of thread {target.thread!r} exists already",
+            thread=target.thread,
+            hint="Choose another branch name, or delete that one first",
+        )
+    cursor = Cursor(target, seen=Seen())
+    tip = yield from open_tip(row, {})
+    change = append_change({}, put, delete, request.notes, tip, carry=True)
+    request.keep = _kept_notes(row, "fork")
+    step = request.notes.get("step", row.step)
+    yield from _commit_on(session, cursor, tip, change, request, row, step, takes_over=True)
+    return cursor
+
+
+def rewind(session: Session, cursor: Cursor, source: str, request: Request) -> Flow[SavedCheckpoint]:
+    """Append a checkpoint with the content of an earlier one; nothing is destroyed."""
+    row = yield from _must_find(session, source)
+    if row.lane[:3] != cursor.lane[:3]:
+        raise InvalidInput(
+            f"checkpoint {source} belongs to thread {row.lane.thread!r}",
+            thread=cursor.lane.thread,
+            checkpoint=source,
+            hint="Use fork(…, to=…) to take a state over from another thread",
+        )
+    head = yield from ask(lambda store: store.head(cursor.lane))
+    seen = Seen.of(head)
+    yield from _expect(cursor, seen, request.on)
+    cursor.seen = seen
+    owned = head.owned if head is not None and row.lane == cursor.lane else {}
+    tip = yield from open_tip(row, owned)
+    request.keep = _kept_notes(row, "rewind")
+    step = _next_step(request, seen)
+    change = append_change({}, {}, (), request.notes, tip, carry=True)
+    return (yield from _commit_on(session, cursor, tip, change, request, row, step, takes_over=True))
+
+
+def _completed(change: Change, tip: Tip) -> Change:
+    change.delete = {key for key in tip.lives if key not in change.put}
+    return change
+
+
+def _save(session: Session, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
+    if request.name is not None:
+        check_id(request.name, "checkpoint id")
+        stored = yield from find_row(session.namespace, request.name)
+        if stored is not None and not request.replaces_head:
+            return (yield from _settle(cursor, stored, make, request))
+    tip = yield from _ready(cursor, request.on)
+    assert cursor.seen is not None
+    head = cursor.seen.head
+    step = _next_step(request, cursor.seen)
+    parent = head
+    if request.replaces_head:
+        parent = yield from _parent_of_replaced(cursor, head, request)
+    change = make(tip)
+    return (yield from _commit_on(session, cursor, tip, change, request, parent, step))
+
+
+def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
+    """Return the tip to build on: the one in memory, or the head's if it is still the one the cursor has seen."""
+    if cursor.tip is not None and cursor.seen is not None:
+        if on is None or (cursor.seen.head is not None and cursor.seen.head.id == on):
+            return cursor.tip
+    head = yield from ask(lambda store: store.head(cursor.lane))
+    seen = Seen.of(head)
+    yield from _expect(cursor, seen, on)
+    tip = Tip() if head is None or head.row is None else (yield from open_tip(head.row, head.owned))
+    cursor.seen, cursor.tip = seen, tip
+    return tip
+
+
+def _expect(cursor: Cursor, seen: Seen, on: str | None) -> Flow[None]:
+    """Raise Conflict unless the store's head is the one this save builds on."""
+    if on is not None:
+        if seen.head is None or seen.head.id != on:
+            raise (yield from _conflict(cursor, f"{on} is not the newest checkpoint of the branch", None))
+    elif cursor.seen is not None and not cursor.seen.same_place(seen):
+        raise (yield from _conflict(cursor, "the branch has moved on since it was last loaded", None))
+
+
+def _next_step(request: Request, seen: Seen) -> int:
+    last = seen.head.step if seen.head is not None else 0
+    step = request.notes.get("step", last if request.replaces_head and seen.head else last + 1)
+    if type(step) is not int or step <= last - (1 if request.replaces_head else 0):
+        raise InvalidInput(
+            f"step {step!r} is not higher than the newest checkpoint's, {last}",
+            checkpoint=seen.head.id if seen.head else None,
+            hint="Leave step out: steps are counted for you",
+        )
+    return step
+
+
+def _commit_on(
+    session: Session,
+    cursor: Cursor,
+    tip: Tip,
+    change: Change,
+    request: Request,
+    parent: Row | None,
+    step: int,
+    takes_over: bool = False,
+) -> Flow[SavedCheckpoint]:
+    """Plan the change on a tip and commit it at the end of the cursor's branch."""
+    seen = cursor.seen
+    assert seen is not None
+    name = request.name or session.new_id()
+    meta = _meta(session, cursor.lane, name, parent, step, request)
+    notes = encode_notes(meta)
+    yield from fill(tip, tip.unloaded(change), parent or seen.head)  # type: ignore[arg-type]  # only a stored head has unloaded values
+    streams = yield from _streams(session, tip.streams_wanted(change))
+    try:
+        draft = tip.plan(change, streams.pop)
+        digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, notes)
+        commit = _commit(cursor, seen, meta, notes, draft, digest, tip.sources if takes_over else draft.sources)
+        commit.replaces_head = request.replaces_head
+        commit.requires = parent.id if takes_over and parent else None
+        committed = yield from ask(lambda store: store.commit(commit))
+    except IdTaken:
+        cursor.forget_tip()
+        raise
+    except Conflict as lost:
+        cursor.forget_tip()
+        raise (yield from _conflict(cursor, lost.what, lost)) from lost
+    except BaseException:
+        cursor.forget_tip()
+        raise
+    session.give_streams(streams)
+    row = _row_of(commit, committed.seq)
+    cursor.seen = replace(seen, number=committed.number, last_seq=committed.seq, head=row)
+    cursor.tip = tip
+    return saved_checkpoint(row)
+
+
+def _commit(
+    cursor: Cursor, seen: Seen, meta: CheckpointMeta, notes: bytes, draft: Draft, digest: bytes, sources: set[Source]
+) -> Commit:
+    return Commit(
+        lane=cursor.lane,
+        number=seen.number,
+        last_seq=seen.last_seq,
+        epoch=seen.epoch,
+        id=meta.id,
+        parent_id=meta.parent_id,
+        step=meta.step,
+        created_us=to_microseconds(meta.created_at),
+        digest=digest,
+        notes=notes,
+        size=draft.size,
+        manifest=draft.manifest,
+        base=draft.base,
+        tags=meta.tags,
+        blobs=draft.blobs,
+        chunks=draft.chunks,
+        sources=sources,
+        owned=draft.owned,
+    )
+
+
+def _streams(session: Session, count: int) -> Flow[list[int]]:
+    while True:
+        taken = session.take_streams(count)
+        if taken is not None:
+            return taken
+        size = count + STREAMS_AT_ONCE
+        first = yield from ask(lambda store: store.reserve(size))
+        session.give_streams(list(range(first, first + size)))
+
+
+def _meta(session: Session, lane: LaneKey, name: str, parent: Row | None, step: int, request: Request) -> CheckpointMeta:
+    notes: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # `keep` holds fields of a record
+    created: datetime = notes.get("created_at") or session.now()
+    return new_meta(lane, name, parent.id if parent else None, step, created, notes)
+
+
+def _row_of(commit: Commit, seq: int) -> Row:
+    return Row(
+        commit.lane,
+        0,
+        seq,
+        commit.id,
+        commit.parent_id,
+        None,
+        commit.step,
+        commit.created_us,
+        commit.digest,
+        commit.notes,
+        commit.size,
+        tuple(sorted(commit.tags)),
+        (),
+        commit.base,
+        None,
+        commit.manifest,
+    )
+
+
+def saved_checkpoint(row: Row) -> SavedCheckpoint:
+    """Return the record of a row that was just stored; its payload is bound to the store by the handle."""
+    return bare(SavedCheckpoint, values_of(row))  # type: ignore[no-any-return]
+
+
+def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
+    """Return what a copy of a checkpoint takes over: its position and description, not its tags."""
+    values = values_of(row)
+    kept = {name: values[name] for name in NOTE_FIELDS if name in values}
+    kept["trigger"] = trigger
+    return kept
+
+
+def _must_find(session: Session, name: str) -> Flow[Row]:
+    row = yield from find_row(session.namespace, name)
+    if row is None:
+        raise NotFound(name, checkpoint=name, hint="It may have been deleted; see thread.history()")
+    return row
+
+
+def _conflict(cursor: Cursor, what: str, cause: Exception | None) -> Flow[Conflict]:
+    winner = yield from winner_of(cursor.lane)
+    place = f"the newest is now {winner.id} (step {winner.step})" if winner else "the branch has no checkpoint now"
+    conflict = Conflict(
+        f"{what}; {place}",
+        winner=winner,
+        thread=cursor.lane.thread,
+        hint="Nothing was stored. Call latest() to go on from there, or fork from the checkpoint you have",
+    )
+    conflict.__cause__ = cause
+    return conflict
+
+
+def _parent_of_replaced(cursor: Cursor, head: Row | None, request: Request) -> Flow[Row | None]:
+    """Return the parent of the head that is about to be replaced under its own id."""
+    if head is None or head.id != request.name:
+        raise (yield from _conflict(cursor, f"{request.name} is not the newest checkpoint, so it cannot be replaced", None))
+    if head.parent_id is None:
+        return None
+    return (yield from find_row(cursor.lane.namespace, head.parent_id))
+
+
+def _settle(cursor: Cursor, stored: Row, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
+    """A checkpoint with this id exists: answer with it if it is the very same, else raise IdTaken."""
+    parent = None if stored.parent_id is None else (yield from find_row(cursor.lane.namespace, stored.parent_id))
+    digest = yield from parent_digest(stored)
+    tip = Tip() if parent is None else (yield from open_tip(parent, {}))
+    change = make(tip)
+    yield from fill(tip, tip.unloaded(change), stored)
+    counter = iter(range(1, 1_000_000))
+    draft = tip.plan(change, lambda: next(counter))  # only to know the root; nothing of it is written
+    notes: Notes = {"created_at": from_microseconds(stored.created_us), **request.notes}  # type: ignore[typeddict-item]
+    step = request.notes.get("step", stored.step)
+    meta = new_meta(cursor.lane, stored.id, stored.parent_id, step, notes["created_at"], notes)
+    same = checkpoint_digest(digest or NO_PARENT, draft.root, draft.keys, meta, encode_notes(meta)) == stored.digest
+    if not same or stored.lane != cursor.lane:
+        raise IdTaken(
+            f"checkpoint {stored.id} exists with other content",
+            winner=meta_of(stored),
+            thread=stored.lane.thread,
+            checkpoint=stored.id,
+            hint="Give each checkpoint its own id, or none",
+        )
+    head = yield from ask(lambda store: store.head(cursor.lane))
+    if head is not None and head.row is not None and head.row.id == stored.id:
+        cursor.seen, cursor.tip = Seen.of(head), None
+    return saved_checkpoint(stored)
+
+

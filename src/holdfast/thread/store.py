@@ -1,0 +1,132 @@
+"""``Store``: an open store as its user sees it. A thin shell over the flows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from holdfast.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
+from holdfast.model.ids import IdMaker, check_id
+from holdfast.model.interrupt import InterruptKind
+from holdfast.store.base import Backend, Removed
+from holdfast.store.open import open_backend
+from holdfast.thread import front
+from holdfast.thread.cursor import Cursor, Session
+from holdfast.thread.perform import Flow, drive
+from holdfast.thread.retention import Keep, Pruned
+from holdfast.thread.stats import Stats
+from holdfast.thread.thread import Thread
+from holdfast.thread.verify import Report
+
+T = TypeVar("T")
+
+
+def utc_now() -> datetime:
+    """Return the present moment."""
+    return datetime.now(UTC)
+
+
+def make_session(namespace: str, clock: Callable[[], datetime] | None) -> Session:
+    """Return what all threads of a store share."""
+    if namespace != "":
+        check_id(namespace, "namespace")
+    maker = IdMaker(lambda: time.time_ns() // 1_000_000, os.urandom)
+    return Session(namespace, clock or utc_now, maker.make)
+
+
+def open(
+    url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None
+) -> Store:
+    """Open a store: the path of a SQLite file, or ``memory:``. It is made if it is not there.
+
+    Everything done through the store stays inside ``namespace``: the same ids in another one are other threads.
+    ``clock`` gives the moment that checkpoints are stamped with; nothing else depends on it.
+    """
+    session = make_session(namespace, clock)
+    return Store(open_backend(url), session)
+
+
+class Store:
+    """An open store. Close it, or use it in a ``with`` block. It may be used from any thread of the program."""
+
+    def __init__(self, backend: Backend, session: Session) -> None:
+        self._backend = backend
+        self._session = session
+
+    @property
+    def url(self) -> str:
+        """Return what the store was opened with."""
+        return self._backend.url
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace everything here happens in."""
+        return self._session.namespace
+
+    def thread(self, thread_id: str, *, branch: str = MAIN, scope: str = "") -> Thread:
+        """Return a handle on a thread's branch; nothing is read or written until it is used."""
+        return Thread(self, Cursor(front.lane_key(self.namespace, thread_id, branch, scope)))
+
+    def threads(
+        self,
+        *,
+        limit: int | None = None,
+        tag: str | None = None,
+        graph: str | None = None,
+        trigger: str | None = None,
+        interrupt: bool | InterruptKind | str | None = None,
+        where: Mapping[str, Any] | None = None,
+    ) -> Iterator[CheckpointMeta]:
+        """Iterate over threads, the last made first, each shown by its newest checkpoint, which the filters apply to."""
+        return self._pages(front.threads(self._session, limit, tag, graph, trigger, interrupt, where))
+
+    def get(self, id: str) -> Checkpoint | None:
+        """Load a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
+        return self._run(front.get(self.namespace, id))
+
+    def delete_thread(self, thread_id: str) -> Removed:
+        """Delete a thread with all its branches and return what went."""
+        return self._run(front.delete_thread(self.namespace, thread_id))
+
+    def clear(self) -> Removed:
+        """Delete every thread of this namespace and return what went."""
+        return self._run(front.clear(self._session))
+
+    def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
+        """Delete what the rules do not want, in all threads; with ``dry_run`` only say what would go."""
+        return self._run(front.prune(self._session, None, keep, dry_run))
+
+    def verify(self) -> Report:
+        """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
+        return self._run(front.verify_store(self._session))
+
+    def stats(self) -> Stats:
+        """Return how much is stored, by thread and key, and what full copies would take."""
+        return self._run(front.stats(self._session, None))
+
+    def compact(self) -> int:
+        """Make the store as small as it can be and return the bytes given back."""
+        return self._run(front.compact())
+
+    def close(self) -> None:
+        """Release everything. Closing twice is fine."""
+        self._backend.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.url}>"
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(flow, self._backend)
+
+    def _pages(self, listing: front.Listing) -> Iterator[CheckpointMeta]:
+        while not listing.done:
+            yield from self._run(listing.next_page()).items

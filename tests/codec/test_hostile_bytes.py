@@ -1,0 +1,229 @@
+"""Any bytes whatever: a value or DecodeError, and nothing imported, executed, opened or started meanwhile."""
+
+from __future__ import annotations
+
+import ast
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+from zoneinfo import TZPATH, ZoneInfo, available_timezones
+
+import numpy as np
+import ormsgpack
+import pytest
+
+import holdfast.codec
+from holdfast.codec import arrays, decode, encode, register
+from holdfast.errors import DecodeError, EncodeError
+
+INPUTS_MIN = 25_000
+SECONDS_MAX = 1.0
+FORBIDDEN = (
+    "import",
+    "exec",
+    "compile",
+    "open",
+    "subprocess.",
+    "os.system",
+    "pickle.find_class",
+    "socket.",
+    "marshal.",
+)
+
+
+@register
+@dataclass(frozen=True)
+class Sample:
+    a: Any
+    b: Any
+
+
+def examples() -> list[Any]:
+    return [
+        {"messages": [{"role": "user", "content": "hi" * 20, "n": 5}] * 3, "x": None},
+        (1, (2.5, "a"), {3: {4}, None: frozenset({b"x"})}),
+        [2**200, -(2**100), Decimal("1.5E+10"), Fraction(1, 3), UUID(int=7), 1 + 2j],
+        [datetime(2024, 1, 1, tzinfo=ZoneInfo("Europe/Berlin")), datetime.now(UTC), date(2024, 1, 1)],
+        [Sample(1, [Sample(2, (3,))]), {"k": Sample("a", b"b")}],
+        [np.arange(6).reshape(2, 3), np.float64(1.5), np.array(["a", "bc"]), np.array([True]), np.datetime64("2024")],
+    ]
+
+
+class _Guard:
+    """An audit hook cannot be removed, so it is switched."""
+
+    on = False
+    seen: list[str] = []
+
+    @classmethod
+    def hook(cls, event: str, args: tuple[Any, ...]) -> None:
+        # A key of the machine's own zone database may be read: that file and no other.
+        if cls.on and event.startswith(FORBIDDEN) and not (event == "open" and str(args[0]).startswith(TZPATH)):
+            cls.seen.append(event)
+
+
+sys.addaudithook(_Guard.hook)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    available_timezones()
+    arrays.numpy()
+    for value in examples():
+        decode(encode(value))
+    _Guard.seen.clear()
+    _Guard.on = True
+    try:
+        yield
+    finally:
+        _Guard.on = False
+    assert _Guard.seen == []
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(out) + 1)
+        choice = rng.randrange(5)
+        if choice == 0 and at < len(out):
+            out[at] = rng.randrange(256)
+        elif choice == 1 and at < len(out):
+            out[at] ^= 1 << rng.randrange(8)
+        elif choice == 2:
+            del out[at : at + rng.randint(1, 8)]
+        elif choice == 3:
+            out[at:at] = rng.randbytes(rng.randint(1, 8))
+        else:
+            out[at:at] = out[: rng.randint(1, 20)]
+    return bytes(out)
+
+
+def inputs(rng: random.Random) -> Iterator[bytes]:
+    valid = [encode(value) for value in examples()]
+    for data in valid:
+        yield from (data[:cut] for cut in range(len(data)))
+    codes = [*range(0, 24), *range(30, 35), 64, 127, 128, 255]
+    for _ in range(9_000):
+        yield mutated(rng, rng.choice(valid))
+    for _ in range(9_000):
+        payload = rng.randbytes(rng.randint(0, 40))
+        yield bytes([0xC7, len(payload), rng.choice(codes)]) + payload
+    for _ in range(8_000):
+        yield rng.randbytes(rng.randint(0, 60))
+
+
+@pytest.mark.row("T1", "T2", "T11")
+def test_any_bytes_give_a_value_or_a_decode_error_and_touch_nothing() -> None:
+    seed = 20_240_611
+    sys.stdout.write(f"seed {seed}\n")
+    count = refused = 0
+    slowest = 0.0
+    with guarded():
+        for data in inputs(random.Random(seed)):
+            count += 1
+            start = time.perf_counter()
+            try:
+                decode(data)
+            except DecodeError:
+                refused += 1
+            slowest = max(slowest, time.perf_counter() - start)
+
+    assert count > INPUTS_MIN
+    assert 0 < refused < count
+    assert slowest < SECONDS_MAX
+
+
+@pytest.mark.row("T2")
+def test_what_mutated_bytes_decode_to_can_be_encoded_again_or_is_refused() -> None:
+    rng = random.Random(7)
+    valid = [encode(value) for value in examples()]
+    for _ in range(3_000):
+        try:
+            value = decode(mutated(rng, rng.choice(valid)))
+        except DecodeError:
+            continue
+        try:
+            again = encode(value)
+        except EncodeError as error:
+            pytest.fail(f"decoded but not encodable: {error}")
+        assert encode(decode(again)) == again
+
+
+@pytest.mark.row("T1")
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
+        b"cos\nsystem\n(S'id'\ntR.",
+        b'{"lc": 2, "type": "constructor", "id": ["os", "system"], "kwargs": {"command": "id"}}',
+        ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb(["os", "system", ["id"]]))),
+        ormsgpack.packb(ormsgpack.Ext(64, ormsgpack.packb(["os.system", 1, ["id"]]))),
+        ormsgpack.packb(ormsgpack.Ext(64, ormsgpack.packb(["builtins.eval", 1, "1"]))),
+        ormsgpack.packb({"__reduce__": ["os.system", "id"], "py/object": "os.system"}),
+    ],
+)
+def test_public_payloads_run_nothing(payload: bytes) -> None:
+    with guarded():
+        for code in [None, *range(0, 35), 64]:
+            data = payload if code is None else ormsgpack.packb(ormsgpack.Ext(code, payload))
+            try:
+                decode(data)
+            except DecodeError:
+                continue
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+from holdfast.codec import decode, encode
+array, scalar = decode(bytes.fromhex(sys.argv[1]))
+print(array.name, scalar.name)
+print(array.value[:3])
+print(encode([array, scalar]).hex())
+"""
+
+
+@pytest.mark.row("T1")
+def test_arrays_come_back_opaque_where_there_is_no_numpy() -> None:
+    data = encode([np.arange(3), np.float64(1)])
+    done = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY, data.hex()], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split("\n")[:3] == ["numpy.ndarray numpy.generic", "['<i8', [3], 'C']", data.hex()]
+
+
+BANNED_NAMES = {"eval", "exec", "__import__", "import_module", "compile"}
+BANNED_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "dill", "cloudpickle", "shelve", "jsonpickle"}
+
+
+def banned_uses(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names if name.name.split(".")[0] in BANNED_MODULES)
+            case ast.ImportFrom(module=str(module), names=names):
+                if module.split(".")[0] in BANNED_MODULES or BANNED_NAMES & {name.name for name in names}:
+                    yield module
+            case ast.Name(id=name) if name in BANNED_NAMES:
+                yield name
+            case ast.Attribute(attr=("import_module" | "__import__") as name):
+                yield name
+
+
+@pytest.mark.row("T1")
+def test_no_source_file_uses_pickle_marshal_eval_exec_or_a_dynamic_import() -> None:
+    source = Path(holdfast.codec.__file__).parents[1]
+    files = sorted(source.rglob("*.py"))
+
+    found = [f"{file}: {use}" for file in files for use in banned_uses(ast.parse(file.read_text()))]
+    assert len(files) > 10
+    assert found == []
