@@ -28,10 +28,14 @@ from holdfast.errors import (
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
 from holdfast.thread.retention import Keep
 from holdfast.thread.store import Store, open
+from holdfast.thread.store_async import AsyncStore, aopen
 from holdfast.thread.thread import Thread
+from holdfast.thread.thread_async import AsyncThread
 from holdfast.version import __version__
 
 __all__ = [
+    "AsyncStore",
+    "AsyncThread",
     "Checkpoint",
     "CheckpointMeta",
     "Conflict",
@@ -50,6 +54,7 @@ __all__ = [
     "StoreError",
     "Thread",
     "__version__",
+    "aopen",
     "open",
     "register",
 ]

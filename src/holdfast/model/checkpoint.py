@@ -13,7 +13,7 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from holdfast.errors import InvalidInput
 from holdfast.model.continuation import Continuation, continuation_from_plain
@@ -27,6 +27,9 @@ STEP_MAX = 2**53 - 1
 TEXT_LENGTH_MAX = 65536
 TAGS_MAX = 64
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+M = TypeVar("M", bound="CheckpointMeta")
 
 
 class Notes(TypedDict, total=False):
@@ -122,7 +125,8 @@ class CheckpointMeta:
     def __repr__(self) -> str:
         # Never the state: it may be huge, and it may be secret.
         where = self.thread_id if self.branch == MAIN else f"{self.thread_id}@{self.branch}"
-        return f"<{type(self).__name__} {self.id} of {where!r}, step {self.step}, seq {self.seq}>"
+        kind = "CheckpointMeta" if type(self) is CheckpointMeta else "Checkpoint"
+        return f"<{kind} {self.id} of {where!r}, step {self.step}, seq {self.seq}>"
 
     def _identity(self) -> tuple[object, ...]:
         return (self.namespace, self.thread_id, self.scope, self.branch, self.id, self.seq, self.digest, self.tags)
@@ -137,7 +141,8 @@ class CheckpointMeta:
         """Return the metadata alone."""
         if type(self) is CheckpointMeta:
             return self
-        return bare(CheckpointMeta, {name: self.__dict__[name] for name in META_FIELDS if name in self.__dict__})
+        values = {name: self.__dict__[name] for name in META_FIELDS if name in self.__dict__}
+        return bare(CheckpointMeta, values)
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -239,7 +244,7 @@ _DEFAULTS: dict[str, Any] = {
 _TO_PLAIN = ("continuation", "interrupt")
 
 
-def bare(cls: type[CheckpointMeta], values: dict[str, Any]) -> Any:
+def bare(cls: type[M], values: dict[str, Any]) -> M:
     """Return an instance from values that were checked when they were first stored; defaults fill the rest."""
     made = object.__new__(cls)
     if "metadata" not in values:

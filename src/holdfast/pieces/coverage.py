@@ -80,14 +80,16 @@ def is_needed(start: int, end: int, ranges: list[tuple[int, int]]) -> bool:
 
 
 def assemble(rows: Iterable[tuple[int, bytes]], start: int, length: int) -> bytes | None:
-    """Return ``length`` bytes from ``start`` on, out of (offset, bytes) rows in rising order; None if there is a gap."""
+    """Return ``length`` bytes from ``start`` on, out of (offset, bytes) rows in rising order; None if some lack."""
     parts: list[bytes] = []
     position, end = start, start + length
     for offset, data in rows:
         if offset > position:
             return None
         if offset + len(data) > position:
-            parts.append(data[position - offset : end - offset] if offset < position or offset + len(data) > end else data)
+            parts.append(
+                data[position - offset : end - offset] if offset < position or offset + len(data) > end else data
+            )
             position = offset + len(data)
             if position >= end:
                 break

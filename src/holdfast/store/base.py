@@ -9,7 +9,7 @@ Order      Each commit gets a sequence number: strictly rising within its thread
 One writer A commit names the lane and the last seq in it that it saw, and its epoch. If they are out of date nothing is
            stored. A lane made anew under an old name is another lane.
 Atomic     A verb happens wholly or not at all, also when the process or the machine dies in the middle of it.
-Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power cut (``memory:`` aside).
+Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power cut (not ``memory:``).
 Fresh      A read sees every commit that returned before it began, from whichever process.
 Errors     Only those of ``holdfast.errors``; a failed verb says whether its effect is certain (``OutcomeUnknown``).
 Threads    Every verb may be called from any thread at any time; none holds a lock after it returned.
@@ -163,9 +163,7 @@ class Removed:
 
     def __add__(self, other: Removed) -> Removed:
         """Return both together."""
-        return Removed(
-            self.checkpoints + other.checkpoints, self.lanes + other.lanes, self.bytes + other.bytes
-        )
+        return Removed(self.checkpoints + other.checkpoints, self.lanes + other.lanes, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True, slots=True)

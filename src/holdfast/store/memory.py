@@ -221,7 +221,9 @@ class MemoryStore:
     def _check_writer(self, lane: _Lane | None, commit: Commit) -> None:
         number, last_seq, epoch = (lane.number, lane.last_seq, lane.epoch) if lane else (0, 0, 0)
         if epoch != commit.epoch:
-            raise Fenced("a newer owner holds this branch", epoch=commit.epoch, current=epoch, thread=commit.lane.thread)
+            raise Fenced(
+                "a newer owner holds this branch", epoch=commit.epoch, current=epoch, thread=commit.lane.thread
+            )
         if (number, last_seq) != (commit.number, commit.last_seq):
             raise Conflict("the branch has moved on", thread=commit.lane.thread, checkpoint=commit.id)
         if commit.requires is not None and (commit.lane.namespace, commit.requires) not in self._rows:

@@ -1,4 +1,4 @@
-"""From what a caller hands in to an encoded change. Pure, and first: what cannot be stored is refused before anything."""
+"""From what a caller hands in to an encoded change. Pure, and first: what cannot be stored is refused here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROWING = {LIST: "a list", TEXT: "text", BYTES: "bytes"}
 
 
 def state_change(state: object, notes: Notes, tip: Tip | None, items: Mapping[str, list[Any]] | None) -> Change:
-    """Return the change that makes the state exactly this. ``items`` are the lists whose unchanged prefix is trusted."""
+    """Return the change that makes the state exactly this; of lists known as ``items`` the prefix is trusted."""
     if not isinstance(state, Mapping):
         raise InvalidInput(
             f"a state is a mapping of names to values, not {type(state).__name__}",
@@ -106,8 +106,9 @@ def _add_system(change: Change, notes: Notes) -> None:
 def _check_key(key: object) -> None:
     if type(key) is not str:
         raise EncodeError(
-            f"a state's keys are text; {key!r} is {type(key).__name__}" if isinstance(key, int | float | bool | None) else
-            f"a state's keys are text, not {type(key).__name__}",
+            f"a state's keys are text; {key!r} is {type(key).__name__}"
+            if isinstance(key, int | float | bool | None)
+            else f"a state's keys are text, not {type(key).__name__}",
             path="state",
             hint="Nest such a dictionary under a text key",
         )

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.errors import InvalidInput, NotFound
-from holdfast.model.checkpoint import MAIN, PAYLOAD_FIELDS, Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write, check_tags
+from holdfast.model.checkpoint import (
+    MAIN,
+    PAYLOAD_FIELDS,
+    Checkpoint,
+    CheckpointMeta,
+    Notes,
+    SavedCheckpoint,
+    Write,
+    check_tags,
+)
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Lane, LaneKey, Query, Removed
@@ -68,7 +77,9 @@ def save(
 ) -> Flow[SavedCheckpoint]:
     """Save a whole state."""
     if replaces and name is None:
-        raise InvalidInput("replace=True needs the id of the newest checkpoint", hint="Write save(…, id=cp.id, replace=True)")
+        raise InvalidInput(
+            "replace=True needs the id of the newest checkpoint", hint="Write save(…, id=cp.id, replace=True)"
+        )
     request = saving.Request(checked(notes), name, None if on is None else name_of(on), replaces)
     return saving.save_state(session, cursor, state, frozen, request)
 
@@ -104,7 +115,9 @@ def fork(
 ) -> Flow[Cursor]:
     """Begin another branch or thread."""
     if branch is None and to is None:
-        raise InvalidInput("a fork needs a name", hint='Write fork(cp, branch="what-if") or fork(cp, to="another-thread")')
+        raise InvalidInput(
+            "a fork needs a name", hint='Write fork(cp, branch="what-if") or fork(cp, to="another-thread")'
+        )
     lane = cursor.lane
     target = lane_key(lane.namespace, lane.thread if to is None else to, MAIN if branch is None else branch, lane.scope)
     request = saving.Request(checked(notes), name)

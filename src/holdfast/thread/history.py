@@ -1,7 +1,7 @@
 """Lists: which checkpoints, newest first, page by page, metadata only.
 
-A filter is a value, not text: the store narrows the rows down by looking for encoded bytes in their notes, and the exact
-comparison happens here, on decoded values. So no key and no value can mean anything but itself, on any store.
+A filter is a value, not text: the store narrows the rows down by looking for encoded bytes in their notes, and the
+exact comparison happens here, on decoded values. So no key and no value can mean anything but itself, on any store.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Filter:
                 object.__setattr__(self, "interrupt", InterruptKind(self.interrupt))
             except ValueError:
                 known = ", ".join(kind.value for kind in InterruptKind)
-                raise InvalidInput(f"no kind of interrupt is called {self.interrupt!r}", hint=f"Known: {known}") from None
+                raise InvalidInput(
+                    f"no kind of interrupt is called {self.interrupt!r}", hint=f"Known: {known}"
+                ) from None
         if not isinstance(self.where, Mapping) or any(type(key) is not str for key in self.where):
             raise InvalidInput("where must be a mapping of metadata keys to values", hint='where={"user": "u1"}')
 

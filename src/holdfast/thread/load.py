@@ -45,7 +45,9 @@ def load_row(row: Row) -> Flow[Checkpoint]:
     except Corrupted:
         # Between finding the row and reading its bytes it may have been deleted: that is not damage.
         if not (yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(row.id,))))):
-            raise NotFound(row.id, thread=row.lane.thread, checkpoint=row.id, hint="It was deleted while being read") from None
+            raise NotFound(
+                row.id, thread=row.lane.thread, checkpoint=row.id, hint="It was deleted while being read"
+            ) from None
         raise
 
 
@@ -154,7 +156,7 @@ def _finish(row: Row, tip: Tip, verify: bool) -> Flow[Checkpoint]:
     values["frames"] = FrameStack.from_plain(system[FRAMES]) if FRAMES in system else FrameStack()
     values["path"] = tuple(system.get(PATH, ()))
     values["writes"] = tuple(map(write_of, row.writes))
-    return bare(Checkpoint, values)  # type: ignore[no-any-return]
+    return bare(Checkpoint, values)
 
 
 def winner_of(lane: LaneKey) -> Flow[CheckpointMeta | None]:
@@ -205,5 +207,3 @@ def _fetching(ranges: Sequence[Range]) -> Any:
 
 def _finding(query: Query) -> Any:
     return lambda store: store.find(query)
-
-

@@ -6,7 +6,7 @@ whole flow in a worker thread for callers that have an event loop, so that the l
 operation costs one hop, not one per store call.
 
 An error of the store is thrown into the flow at the line that asked, so that the flow can react and the traceback shows
-it. A flow holds no lock and no transaction while it waits.
+it. A flow holds no transaction while it waits; the lock of the caller's own handle is the only one held around it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import os
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from holdfast.store.base import Backend
@@ -29,7 +30,7 @@ WORKERS_MAX = 8
 
 
 def ask(call: Callable[[Backend], T]) -> Flow[T]:
-    """Yield one call and return its answer, typed: ``head = yield from ask(lambda store: store.head(lane))``."""
+    """Return the typed answer to one call, for use as ``yield from ask(lambda store: store.head(lane))``."""
     answer: T = yield call
     return answer
 
@@ -47,6 +48,12 @@ def drive(flow: Flow[T], store: Backend) -> T:
                 call = flow.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # a generator's return value, typed by Flow[T]
+
+
+def locked(lock: AbstractContextManager[Any], flow: Flow[T]) -> Flow[T]:
+    """Run a flow while holding a handle's lock: the operations of one handle happen one after the other."""
+    with lock:
+        return (yield from flow)
 
 
 class Offload:

@@ -42,7 +42,9 @@ def utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC) if moment.tzinfo is not None else moment
 
 
-def new_meta(lane: LaneKey, name: str, parent_id: str | None, step: int, created: datetime, notes: Notes) -> CheckpointMeta:
+def new_meta(
+    lane: LaneKey, name: str, parent_id: str | None, step: int, created: datetime, notes: Notes
+) -> CheckpointMeta:
     """Return the checked metadata of a checkpoint that is about to be saved."""
     described = {key: value for key, value in notes.items() if key not in ("frames", "path", "step", "created_at")}
     return CheckpointMeta(
@@ -87,7 +89,7 @@ def checkpoint_digest(parent: bytes, root: bytes, keys: Sequence[Key], meta: Che
 
 def meta_of(row: Row) -> CheckpointMeta:
     """Return a stored checkpoint's metadata. This is what lists cost, so it does nothing twice."""
-    return bare(CheckpointMeta, values_of(row))  # type: ignore[no-any-return]
+    return bare(CheckpointMeta, values_of(row))
 
 
 def values_of(row: Row) -> dict[str, Any]:
@@ -120,5 +122,3 @@ def write_row(write: Write) -> WriteRow:
 def write_of(row: WriteRow) -> Write:
     """Return a stored pending write."""
     return Write(row.task_id, row.index, row.channel, from_body(row.kind, row.count, [row.body]), row.task_path)
-
-

@@ -75,4 +75,6 @@ class Pruned:
 
     def __str__(self) -> str:
         verb = "would delete" if self.dry_run else "deleted"
-        return f"{verb} {self.deleted} checkpoints, kept {self.kept}" + ("" if self.dry_run else f", {self.bytes} bytes freed")
+        return f"{verb} {self.deleted} checkpoints, kept {self.kept}" + (
+            "" if self.dry_run else f", {self.bytes} bytes freed"
+        )

@@ -21,7 +21,16 @@ from holdfast.thread.change import append_change, state_change
 from holdfast.thread.cursor import STREAMS_AT_ONCE, Cursor, Seen, Session
 from holdfast.thread.load import fill, find_row, open_tip, parent_digest, winner_of
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import NO_PARENT, checkpoint_digest, encode_notes, from_microseconds, meta_of, new_meta, to_microseconds, values_of
+from holdfast.thread.record import (
+    NO_PARENT,
+    checkpoint_digest,
+    encode_notes,
+    from_microseconds,
+    meta_of,
+    new_meta,
+    to_microseconds,
+    values_of,
+)
 
 MakeChange = Callable[[Tip], Change]
 
@@ -137,9 +146,9 @@ def _save(session: Session, cursor: Cursor, make: MakeChange, request: Request) 
 
 def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
     """Return the tip to build on: the one in memory, or the head's if it is still the one the cursor has seen."""
-    if cursor.tip is not None and cursor.seen is not None:
-        if on is None or (cursor.seen.head is not None and cursor.seen.head.id == on):
-            return cursor.tip
+    known = cursor.seen.head if cursor.seen is not None else None
+    if cursor.tip is not None and cursor.seen is not None and (on is None or (known is not None and known.id == on)):
+        return cursor.tip
     head = yield from ask(lambda store: store.head(cursor.lane))
     seen = Seen.of(head)
     yield from _expect(cursor, seen, on)
@@ -236,16 +245,18 @@ def _commit(
 
 
 def _streams(session: Session, count: int) -> Flow[list[int]]:
+    size = count + STREAMS_AT_ONCE
     while True:
         taken = session.take_streams(count)
         if taken is not None:
             return taken
-        size = count + STREAMS_AT_ONCE
         first = yield from ask(lambda store: store.reserve(size))
         session.give_streams(list(range(first, first + size)))
 
 
-def _meta(session: Session, lane: LaneKey, name: str, parent: Row | None, step: int, request: Request) -> CheckpointMeta:
+def _meta(
+    session: Session, lane: LaneKey, name: str, parent: Row | None, step: int, request: Request
+) -> CheckpointMeta:
     notes: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # `keep` holds fields of a record
     created: datetime = notes.get("created_at") or session.now()
     return new_meta(lane, name, parent.id if parent else None, step, created, notes)
@@ -274,7 +285,7 @@ def _row_of(commit: Commit, seq: int) -> Row:
 
 def saved_checkpoint(row: Row) -> SavedCheckpoint:
     """Return the record of a row that was just stored; its payload is bound to the store by the handle."""
-    return bare(SavedCheckpoint, values_of(row))  # type: ignore[no-any-return]
+    return bare(SavedCheckpoint, values_of(row))
 
 
 def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
@@ -308,14 +319,16 @@ def _conflict(cursor: Cursor, what: str, cause: Exception | None) -> Flow[Confli
 def _parent_of_replaced(cursor: Cursor, head: Row | None, request: Request) -> Flow[Row | None]:
     """Return the parent of the head that is about to be replaced under its own id."""
     if head is None or head.id != request.name:
-        raise (yield from _conflict(cursor, f"{request.name} is not the newest checkpoint, so it cannot be replaced", None))
+        raise (
+            yield from _conflict(cursor, f"{request.name} is not the newest checkpoint, so it cannot be replaced", None)
+        )
     if head.parent_id is None:
         return None
     return (yield from find_row(cursor.lane.namespace, head.parent_id))
 
 
 def _settle(cursor: Cursor, stored: Row, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
-    """A checkpoint with this id exists: answer with it if it is the very same, else raise IdTaken."""
+    """Answer with the checkpoint that has this id if it is the very same; else raise IdTaken."""
     parent = None if stored.parent_id is None else (yield from find_row(cursor.lane.namespace, stored.parent_id))
     digest = yield from parent_digest(stored)
     tip = Tip() if parent is None else (yield from open_tip(parent, {}))
@@ -323,7 +336,7 @@ def _settle(cursor: Cursor, stored: Row, make: MakeChange, request: Request) -> 
     yield from fill(tip, tip.unloaded(change), stored)
     counter = iter(range(1, 1_000_000))
     draft = tip.plan(change, lambda: next(counter))  # only to know the root; nothing of it is written
-    notes: Notes = {"created_at": from_microseconds(stored.created_us), **request.notes}  # type: ignore[typeddict-item]
+    notes: Notes = {"created_at": from_microseconds(stored.created_us), **request.notes}
     step = request.notes.get("step", stored.step)
     meta = new_meta(cursor.lane, stored.id, stored.parent_id, step, notes["created_at"], notes)
     same = checkpoint_digest(digest or NO_PARENT, draft.root, draft.keys, meta, encode_notes(meta)) == stored.digest
@@ -339,5 +352,3 @@ def _settle(cursor: Cursor, stored: Row, make: MakeChange, request: Request) -> 
     if head is not None and head.row is not None and head.row.id == stored.id:
         cursor.seen, cursor.tip = Seen.of(head), None
     return saved_checkpoint(stored)
-
-

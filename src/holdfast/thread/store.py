@@ -37,9 +37,7 @@ def make_session(namespace: str, clock: Callable[[], datetime] | None) -> Sessio
     return Session(namespace, clock or utc_now, maker.make)
 
 
-def open(
-    url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None
-) -> Store:
+def open(url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None) -> Store:
     """Open a store: the path of a SQLite file, or ``memory:``. It is made if it is not there.
 
     Everything done through the store stays inside ``namespace``: the same ids in another one are other threads.
@@ -80,7 +78,7 @@ class Store:
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
     ) -> Iterator[CheckpointMeta]:
-        """Iterate over threads, the last made first, each shown by its newest checkpoint, which the filters apply to."""
+        """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that."""
         return self._pages(front.threads(self._session, limit, tag, graph, trigger, interrupt, where))
 
     def get(self, id: str) -> Checkpoint | None:
@@ -96,7 +94,7 @@ class Store:
         return self._run(front.clear(self._session))
 
     def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
-        """Delete what the rules do not want, in all threads; with ``dry_run`` only say what would go."""
+        """Delete what the rules do not want, in all threads; ``dry_run`` only says what would go."""
         return self._run(front.prune(self._session, None, keep, dry_run))
 
     def verify(self) -> Report:

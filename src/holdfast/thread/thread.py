@@ -11,7 +11,7 @@ from holdfast.store.base import Lane, Removed
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor
 from holdfast.thread.history import History
-from holdfast.thread.perform import Flow, drive
+from holdfast.thread.perform import Flow, drive, locked
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.stats import Stats
 from holdfast.thread.verify import Report
@@ -63,7 +63,9 @@ class Thread:
         Raises EncodeError before anything is written if a value could not come back equal, and Conflict, with the
         winner's metadata, if somebody else has saved since.
         """
-        return self._bind(self._run(front.save(self._store._session, self._cursor, state, id, on, frozen, replace, notes)))
+        return self._bind(
+            self._run(front.save(self._store._session, self._cursor, state, id, on, frozen, replace, notes))
+        )
 
     def append(
         self,
@@ -158,7 +160,7 @@ class Thread:
         self._run(front.write(self._cursor, checkpoint, writes, replace))
 
     def delete(self, checkpoint: CheckpointMeta | str) -> int:
-        """Delete one checkpoint and return how many that were: 1 or 0. If it was the newest, the one before it is now."""
+        """Delete one checkpoint and return how many went: 1 or 0. After the newest, the one before it is newest."""
         return self._run(front.delete(self._cursor, checkpoint))
 
     def delete_before(self, step: int) -> int:
@@ -170,7 +172,7 @@ class Thread:
         return self._run(front.delete_thread(self._cursor.lane.namespace, self.id))
 
     def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
-        """Delete what the rules do not want, in all branches of this thread; with ``dry_run`` only say what would go."""
+        """Delete what the rules do not want, in all branches of this thread; ``dry_run`` only says what would go."""
         return self._run(front.prune(self._store._session, self.id, keep, dry_run))
 
     def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
@@ -182,8 +184,7 @@ class Thread:
         return self._run(front.stats(self._store._session, self.id))
 
     def _run(self, flow: Flow[T]) -> T:
-        with self._cursor.lock:
-            return drive(flow, self._store._backend)
+        return drive(locked(self._cursor.lock, flow), self._store._backend)
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
         backend, namespace, name = self._store._backend, saved.namespace, saved.id

@@ -58,7 +58,7 @@ def verify_lanes(session: Session, thread: str | None, whole_store: bool) -> Flo
     if whole_store:
         findings += yield from ask(lambda store: store.check())
     try:
-        lanes: list[Lane] = yield from ask(lambda store: store.lanes(session.namespace, thread, None))
+        lanes = yield from ask(lambda store: store.lanes(session.namespace, thread, None))
     except Corrupted as error:
         return Report(0, (*findings, Finding("damaged", "branches", error.what)))
     for lane in lanes:
@@ -72,7 +72,9 @@ def verify_lanes(session: Session, thread: str | None, whole_store: bool) -> Flo
             count += 1
             findings += yield from _verify_row(row, checked)
         if rows and (rows[0].id, rows[0].seq) != (lane.head, lane.head_seq):
-            findings.append(Finding("inconsistent", f"branch {lane.key.branch}", "its head is not its newest", lane.key.thread))
+            findings.append(
+                Finding("inconsistent", f"branch {lane.key.branch}", "its head is not its newest", lane.key.thread)
+            )
     return Report(count, tuple(findings))
 
 
@@ -88,7 +90,7 @@ def _verify_row(row: Row, checked: dict[Key, _Checked]) -> Flow[list[Finding]]:
         checked.clear()
         return [_finding(row, "damaged", error.what)]
     findings = []
-    for key, live in tip.lives.items():
+    for key in tip.lives:
         problem = yield from _verify_value(tip, key, checked)
         if problem:
             findings.append(_finding(row, "damaged", problem, str(key)))

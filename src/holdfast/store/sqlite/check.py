@@ -8,6 +8,7 @@ import apsw
 
 from holdfast.store.base import Finding
 from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.select import every
 
 
 def check_database(connection: apsw.Connection) -> list[Finding]:
@@ -22,15 +23,15 @@ def check_database(connection: apsw.Connection) -> list[Finding]:
 
 
 def _structure(connection: apsw.Connection) -> Iterator[Finding]:
-    for (text,) in connection.execute("PRAGMA integrity_check(100)"):
+    for (text,) in every(connection, "PRAGMA integrity_check(100)"):
         if text != "ok":
             yield Finding("damaged", "database", text)
 
 
 def _references(connection: apsw.Connection) -> Iterator[Finding]:
-    referred = {source for (source,) in connection.execute(queries.ALL_SOURCES_REFERRED)}
-    blobs = {name for name, _ in connection.execute(queries.BLOB_SIZES)}
-    streams = {stream for stream, _ in connection.execute(queries.STREAM_SIZES)}
+    referred = {source for (source,) in every(connection, queries.ALL_SOURCES_REFERRED)}
+    blobs = {name for name, _ in every(connection, queries.BLOB_SIZES)}
+    streams = {stream for stream, _ in every(connection, queries.STREAM_SIZES)}
     for source in (blobs | streams) - referred:
         yield Finding("orphan", _name(source), "bytes that no branch refers to")
     for source in referred - blobs - streams:
@@ -38,7 +39,7 @@ def _references(connection: apsw.Connection) -> Iterator[Finding]:
 
 
 def _heads(connection: apsw.Connection) -> Iterator[Finding]:
-    for lane, thread in connection.execute(queries.LANES_WITHOUT_HEAD):
+    for lane, thread in every(connection, queries.LANES_WITHOUT_HEAD):
         yield Finding("missing", f"branch {lane}", "the newest checkpoint of the branch is not there", thread=thread)
 
 

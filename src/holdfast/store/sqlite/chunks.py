@@ -17,10 +17,11 @@ from holdfast.pieces.coverage import assemble
 from holdfast.pieces.piece import STREAM_BYTES_MAX, Range
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.rows import address_of, pack_body, unpack_body
+from holdfast.store.sqlite.select import every, one
 
 WINDOW_BYTES = 65536
 COMPRESS_AT_ONCE_BYTES = 16384
-"""Smaller chunks are stored as they are: they will be compressed with their neighbours, which is smaller and cheaper."""
+"""Smaller chunks are stored as they are: compressing them later, with their neighbours, is smaller and cheaper."""
 
 
 def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes) -> None:
@@ -34,7 +35,7 @@ def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes
 
 def merge_window(connection: apsw.Connection, start: int, length: int = WINDOW_BYTES) -> None:
     """Replace the rows that begin in [start, start + length) and touch each other by one row each run."""
-    rows = connection.execute(queries.CHUNKS_IN_WINDOW, (start, start + length)).fetchall()
+    rows = every(connection, queries.CHUNKS_IN_WINDOW, (start, start + length))
     for run in _touching(rows):
         if len(run) == 1 and run[0][1] != len(run[0][2]):
             continue  # compressed already
@@ -55,13 +56,13 @@ def _touching(rows: list[tuple[int, int, bytes]]) -> list[list[tuple[int, int, b
 
 def add_blob(connection: apsw.Connection, name: bytes, data: bytes) -> None:
     """Store a blob unless it is there already."""
-    if connection.execute(queries.HAS_BLOB, (name,)).fetchone() is None:
+    if one(connection, queries.HAS_BLOB, (name,)) is None:
         connection.execute(queries.ADD_BLOB, (name, len(data), pack_body(data)))
 
 
 def read_blob(connection: apsw.Connection, name: bytes) -> bytes:
     """Return a blob's bytes."""
-    row = connection.execute(queries.BLOB, (name,)).fetchone()
+    row = one(connection, queries.BLOB, (name,))
     if row is None:
         raise Corrupted(f"blob {name.hex()[:16]} is missing")
     return _unpacked(row[0], row[1], f"blob {name.hex()[:16]}")
@@ -87,15 +88,13 @@ def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[by
 def stream_end(connection: apsw.Connection, stream: int) -> int:
     """Return where a stream ends; 0 if nothing of it is left."""
     first = address_of(stream, 0)
-    row = connection.execute(queries.LAST_CHUNK, (first, first + STREAM_BYTES_MAX)).fetchone()
+    row = one(connection, queries.LAST_CHUNK, (first, first + STREAM_BYTES_MAX))
     return 0 if row is None else row[0] + row[1] - first
 
 
 def _read_stream(connection: apsw.Connection, stream: int, start: int, length: int) -> bytes:
     first = address_of(stream, 0)
-    rows = connection.execute(
-        queries.CHUNKS, {"start": first + start, "stream": first, "end": first + start + length}
-    ).fetchall()
+    rows = every(connection, queries.CHUNKS, {"start": first + start, "stream": first, "end": first + start + length})
     data = assemble(
         ((address - first, _unpacked(size, body, f"stream {stream}")) for address, size, body in rows), start, length
     )

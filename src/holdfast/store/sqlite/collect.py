@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 
 import apsw
 
+from holdfast.errors import Corrupted
 from holdfast.pieces.coverage import Coverage, is_needed
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import STREAM_BYTES_MAX
@@ -18,6 +19,7 @@ from holdfast.store.base import Removed
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import read_blob
 from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, StoredId, address_of, key_of
+from holdfast.store.sqlite.select import every, one, scalar
 
 
 def span_of(lane: int, before: int | None = None) -> tuple[int, int]:
@@ -25,18 +27,27 @@ def span_of(lane: int, before: int | None = None) -> tuple[int, int]:
     return key_of(lane, 0), key_of(lane, SEQ_MAX if before is None else min(max(before, 0), SEQ_MAX))
 
 
+def lane_of(connection: apsw.Connection, key: int) -> tuple[int, str, str, str, str]:
+    """Return the thread's number, then namespace, thread, scope and branch of a checkpoint's lane."""
+    found = one(connection, queries.LANE_BY_ID, (key >> SEQ_BITS,))
+    if found is None:
+        raise Corrupted("a checkpoint belongs to a branch that is not there")
+    thread, namespace, name, scope, branch = found
+    return thread, namespace, name, scope, branch
+
+
 def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
     """Delete checkpoints by key, then whatever they alone needed."""
     digests: dict[StoredId, bytes] = {}
     lanes: set[int] = set()
     for key in keys:
-        row = connection.execute(queries.DROP_CHECKPOINT, (key,)).fetchone()
+        row = one(connection, queries.DROP_CHECKPOINT, (key,))
         if row is None:
             continue
         digests[row[0]] = row[1]
         lanes.add(key >> SEQ_BITS)
         connection.execute(queries.DROP_TAGS, (key,))
-        thread, _, _, scope, _ = connection.execute(queries.LANE_BY_ID, (key >> SEQ_BITS,)).fetchone()
+        thread, _, _, scope, _ = lane_of(connection, key)
         connection.execute(queries.DROP_WRITES, (thread, scope, row[0]))
     before = {lane: _sources(connection, lane) for lane in lanes}
     _keep_parents(connection, digests, lanes)
@@ -47,8 +58,8 @@ def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
 
 def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
     """Delete a thread with everything in it."""
-    lanes = [lane for (lane,) in connection.execute(queries.LANE_IDS, (thread,))]
-    keys = [key for lane in lanes for (key,) in connection.execute(queries.KEYS_OF_LANE, span_of(lane))]
+    lanes = [lane for (lane,) in every(connection, queries.LANE_IDS, (thread,))]
+    keys = [key for lane in lanes for (key,) in every(connection, queries.KEYS_OF_LANE, span_of(lane))]
     removed = delete_rows(connection, keys)
     connection.execute(queries.DROP_WRITES_OF_THREAD, (thread,))
     connection.execute(queries.DROP_THREAD, (thread,))
@@ -62,16 +73,16 @@ def set_aside(connection: apsw.Connection, key: int, name: StoredId, digest: byt
 
 
 def _sources(connection: apsw.Connection, lane: int) -> set[Source]:
-    return {source for source, _ in connection.execute(queries.REFS, (lane,))}
+    return {source for source, _ in every(connection, queries.REFS, (lane,))}
 
 
 def _keep_parents(connection: apsw.Connection, digests: dict[StoredId, bytes], lanes: Collection[int]) -> None:
-    """Give the children of deleted checkpoints their parent's digest. Children are in the same lane or forked from it."""
+    """Give the children of deleted checkpoints their parent's digest: they are in its lane or forked from it."""
     related = set(lanes)
     for name in digests:
-        related.update(lane for (lane,) in connection.execute(queries.LANES_FORKED_FROM, (name,)))
+        related.update(lane for (lane,) in every(connection, queries.LANES_FORKED_FROM, (name,)))
     for lane in related:
-        rows = connection.execute(queries.MANIFESTS_OF_LANE, span_of(lane)).fetchall()
+        rows = every(connection, queries.MANIFESTS_OF_LANE, span_of(lane))
         for key, parent, parent_digest, _, _ in rows:
             if parent_digest is None and parent in digests:
                 connection.execute(queries.KEEP_PARENT_DIGEST, (digests[parent], key))
@@ -79,7 +90,7 @@ def _keep_parents(connection: apsw.Connection, digests: dict[StoredId, bytes], l
 
 def _settle_head(connection: apsw.Connection, lane: int) -> bool:
     """Point a lane at its newest remaining row; delete a lane without any and return True."""
-    newest = connection.execute(queries.NEWEST_KEY, span_of(lane)).get
+    newest = scalar(connection, queries.NEWEST_KEY, span_of(lane))
     if newest is None:
         connection.execute(queries.DROP_REFS, (lane,))
         connection.execute(queries.DROP_LANE, (lane,))
@@ -94,7 +105,7 @@ def _collect(connection: apsw.Connection, before: dict[int, set[Source]]) -> int
 
     def scan(lane: int) -> set[Source]:
         scanned.add(lane)
-        rows = connection.execute(queries.MANIFESTS_OF_LANE, span_of(lane)).fetchall()
+        rows = every(connection, queries.MANIFESTS_OF_LANE, span_of(lane))
         return {source for _, _, _, base, manifest in rows for source in coverage.add(manifest, base)}
 
     for lane, sources in before.items():
@@ -102,7 +113,7 @@ def _collect(connection: apsw.Connection, before: dict[int, set[Source]]) -> int
             connection.execute(queries.DROP_REF, (lane, source))
     candidates = {source for sources in before.values() for source in sources}
     referring = {
-        source: [lane for (lane,) in connection.execute(queries.LANES_REFERRING, (source,))]
+        source: [lane for (lane,) in every(connection, queries.LANES_REFERRING, (source,))]
         for source in candidates
         if isinstance(source, int)
     }
@@ -118,16 +129,16 @@ def _collect(connection: apsw.Connection, before: dict[int, set[Source]]) -> int
 
 
 def _drop_blob(connection: apsw.Connection, name: bytes) -> int:
-    if connection.execute(queries.IS_REFERRED, (name,)).fetchone() is not None:
+    if one(connection, queries.IS_REFERRED, (name,)) is not None:
         return 0
-    row = connection.execute(queries.DROP_BLOB, (name,)).fetchone()
+    row = one(connection, queries.DROP_BLOB, (name,))
     return row[0] if row else 0
 
 
 def _trim_stream(connection: apsw.Connection, stream: int, needed: list[tuple[int, int]]) -> int:
     first = address_of(stream, 0)
     freed = 0
-    rows = connection.execute(queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX)).fetchall()
+    rows = every(connection, queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX))
     for address, size, stored in rows:
         if not is_needed(address - first, address - first + size, needed):
             connection.execute(queries.DROP_CHUNK, (address,))

@@ -8,12 +8,13 @@ from holdfast.pieces.piece import STREAM_BYTES_MAX
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import WINDOW_BYTES, merge_window
 from holdfast.store.sqlite.rows import address_of
+from holdfast.store.sqlite.select import every
 
 
 def compact_database(connection: apsw.Connection) -> int:
     """Merge and compress all streams, give free pages back and empty the log; return by how much the file shrank."""
     before = _file_bytes(connection)
-    for stream, _ in connection.execute(queries.STREAM_SIZES).fetchall():
+    for stream, _ in every(connection, queries.STREAM_SIZES):
         connection.execute("BEGIN IMMEDIATE")
         try:
             _compact_stream(connection, stream)
@@ -28,13 +29,13 @@ def compact_database(connection: apsw.Connection) -> int:
 
 def give_pages_back(connection: apsw.Connection) -> None:
     """Return free pages to the file system and fold the log into the file."""
-    connection.execute("PRAGMA incremental_vacuum").fetchall()
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    every(connection, "PRAGMA incremental_vacuum")
+    every(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _compact_stream(connection: apsw.Connection, stream: int) -> None:
     first = address_of(stream, 0)
-    rows = connection.execute(queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX)).fetchall()
+    rows = every(connection, queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX))
     for window in sorted({(address - first) // WINDOW_BYTES for address, _, _ in rows}):
         merge_window(connection, first + window * WINDOW_BYTES)
 

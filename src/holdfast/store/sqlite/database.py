@@ -58,9 +58,7 @@ class Database:
                 connection.set_busy_timeout(int(self.timeout_s * 1000))
                 connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
                 connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-                connection.execute(
-                    f"PRAGMA synchronous=FULL; PRAGMA cache_size=-{CACHE_KIB}; PRAGMA temp_store=MEMORY"
-                )
+                connection.execute(f"PRAGMA synchronous=FULL; PRAGMA cache_size=-{CACHE_KIB}; PRAGMA temp_store=MEMORY")
                 return connection
             except BaseException:
                 connection.close()
@@ -126,7 +124,9 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
             hint="Run store.verify() to see what is affected",
         )
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
-        return StoreRefused(f"the database cannot be opened for writing ({text})", path=path, hint="Check its folder and rights")
+        return StoreRefused(
+            f"the database cannot be opened for writing ({text})", path=path, hint="Check its folder and rights"
+        )
     return StoreError(f"SQLite says: {text}", path=path)
 
 
@@ -155,7 +155,9 @@ def _check_library() -> None:
 
 def _check_path(path: str) -> None:
     if os.path.isdir(path):
-        raise StoreRefused("the path is a folder, not a database file", path=path, hint="Name a file in it, such as agent.db")
+        raise StoreRefused(
+            "the path is a folder, not a database file", path=path, hint="Name a file in it, such as agent.db"
+        )
     parent = os.path.dirname(path)
     try:
         os.makedirs(parent, mode=0o700, exist_ok=True)
@@ -171,7 +173,9 @@ def _create_private(path: str) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise StoreRefused(f"cannot create the database: {error.strerror}", path=path, hint="Check the folder's rights") from error
+        raise StoreRefused(
+            f"cannot create the database: {error.strerror}", path=path, hint="Check the folder's rights"
+        ) from error
 
 
 def _sync_folder(folder: str) -> None:
@@ -198,7 +202,9 @@ def _identify(connection: apsw.Connection, path: str) -> None:
         )
     if _reserved_bytes(connection) != CHECKSUM_BYTES:
         raise StoreRefused(
-            "the database was rewritten without page checksums", path=path, hint="Restore the original file, or import it"
+            "the database was rewritten without page checksums",
+            path=path,
+            hint="Restore the original file, or import it",
         )
 
 

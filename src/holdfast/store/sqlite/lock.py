@@ -11,14 +11,13 @@ without contention there is neither thread nor wait.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 from holdfast.errors import StoreBusy, StoreRefused
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # no flock on this platform: SQLite's busy handler alone decides who is next
-    fcntl = None  # type: ignore[assignment]
 
 
 class ProcessLock:
@@ -27,12 +26,12 @@ class ProcessLock:
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path = path
         self._timeout_s = timeout_s
-        self._fd = self._open() if fcntl else -1
+        self._fd = self._open()
         self._held = -1
 
     def acquire(self) -> None:
         """Take the lock; raise StoreBusy if it cannot be had within the timeout."""
-        if not fcntl:
+        if sys.platform == "win32":  # no flock there: SQLite's busy handler alone decides who is next
             return
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,7 +41,7 @@ class ProcessLock:
 
     def release(self) -> None:
         """Give the lock back."""
-        if not fcntl:
+        if sys.platform == "win32":  # no flock there: SQLite's busy handler alone decides who is next
             return
         held, self._held = self._held, -1
         if held == self._fd:
@@ -58,7 +57,7 @@ class ProcessLock:
 
     def _open(self) -> int:
         try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
         except OSError as error:
             raise StoreRefused(f"cannot make the lock file {self._path}: {error.strerror}", path=self._path) from error
 
@@ -85,6 +84,8 @@ class _Waiter(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        if sys.platform == "win32":
+            return
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         with self._handover:
             if self._abandoned:

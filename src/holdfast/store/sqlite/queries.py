@@ -69,6 +69,7 @@ RENAME_CHECKPOINT = "UPDATE checkpoint SET id = ? WHERE key = ?"
 NEWEST_KEY = "SELECT max(key) FROM checkpoint WHERE key > ? AND key < ?"
 MANIFESTS_OF_LANE = "SELECT key, parent, parent_digest, base, manifest FROM checkpoint WHERE key > ? AND key < ?"
 KEEP_PARENT_DIGEST = "UPDATE checkpoint SET parent_digest = ? WHERE key = ?"
+ID_BY_KEY = "SELECT id FROM checkpoint WHERE key = ?"
 KEYS_OF_LANE = "SELECT key FROM checkpoint WHERE key > ? AND key < ?"
 
 # Tags and writes --------------------------------------------------------------------------------------------------

@@ -1,0 +1,111 @@
+"""Finding rows: the statements that lists and look-ups are made of."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import apsw
+
+from holdfast.store.base import PAGE_ROWS_MAX, LaneKey, Query, Row
+from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.collect import lane_of, span_of
+from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, pack_id, read_row, read_write, unpack_id
+from holdfast.store.sqlite.select import every, one, scalar
+
+
+def is_head(connection: apsw.Connection, key: int) -> bool:
+    """Tell whether a checkpoint is the newest of its lane."""
+    return bool(scalar(connection, queries.HEAD_OF_LANE, (key >> SEQ_BITS,)) == key & SEQ_MAX)
+
+
+def id_of(connection: apsw.Connection, key: int) -> str | None:
+    """Return the id of the checkpoint with this key, or None."""
+    stored = scalar(connection, queries.ID_BY_KEY, (key,))
+    return None if stored is None else unpack_id(stored)
+
+
+def tags(connection: apsw.Connection, key: int) -> tuple[str, ...]:
+    """Return a checkpoint's tags in order."""
+    return tuple(name for (name,) in every(connection, queries.TAGS, (key,)))
+
+
+def with_writes(connection: apsw.Connection, row: Row) -> Row:
+    """Return the row with its pending writes."""
+    name = pack_id(row.lane.namespace, row.id)
+    writes = every(connection, queries.WRITES, (row.thread_number, row.lane.scope, name))
+    return replace(row, writes=tuple(map(read_write, writes))) if writes else row
+
+
+def _conditions(query: Query) -> tuple[str, dict[str, Any]]:
+    """Return the conditions that any kind of list may have, as SQL and what is bound to it."""
+    text = "".join(
+        (
+            queries.AND_STEP_MAX if query.step_max is not None else "",
+            queries.AND_TAG if query.tag is not None else "",
+            *(queries.AND_NEEDLE.format(number=number) for number in range(len(query.needles))),
+        )
+    )
+    bound: dict[str, Any] = {"limit": max(0, min(query.limit, PAGE_ROWS_MAX))}
+    if query.step_max is not None:
+        bound["step_max"] = query.step_max
+    if query.tag is not None:
+        bound["tag"] = query.tag
+    bound.update({f"needle{number}": needle for number, needle in enumerate(query.needles)})
+    return text, bound
+
+
+def rows_of_lanes(connection: apsw.Connection, query: Query) -> list[Row]:
+    """Return rows of one thread's lanes, newest first over all of them."""
+    lanes = every(
+        connection,
+        queries.LANES_OF_THREAD,
+        {"namespace": query.namespace, "thread": query.thread, "scope": query.scope, "branch": query.branch},
+    )
+    pages = [_rows_of_lane(connection, query, lane) for lane in lanes]
+    if len(pages) == 1:
+        return pages[0]
+    merged = heapq.merge(*pages, key=lambda row: row.seq, reverse=True)
+    return list(islice(merged, max(0, min(query.limit, PAGE_ROWS_MAX))))
+
+
+def _rows_of_lane(connection: apsw.Connection, query: Query, lane: tuple[Any, ...]) -> list[Row]:
+    number, thread, *key = lane
+    conditions, bound = _conditions(query)
+    low, high = span_of(number, query.before)
+    select = queries.ROWS_OF_LANE_WITH_PAYLOAD if query.payload else queries.ROWS_OF_LANE
+    statement = select.replace("?", ":low", 1).replace("?", ":high", 1) + conditions + queries.NEWEST_FIRST
+    found = every(connection, statement, {**bound, "low": low, "high": high})
+    if not found:
+        return []
+    lane_key = LaneKey(*key)
+    tags: dict[int, tuple[str, ...]] = {}
+    for checkpoint, name in every(connection, queries.TAGS_BETWEEN, (found[-1][0], found[0][0])):
+        tags[checkpoint] = (*tags.get(checkpoint, ()), name)
+    return [read_row(lane_key, thread, fields, query.payload, tags.get(fields[0], ())) for fields in found]
+
+
+def heads_of_threads(connection: apsw.Connection, query: Query) -> list[Row]:
+    """Return the newest row of each thread, the thread made last first."""
+    conditions, bound = _conditions(query)
+    bound.update(namespace=query.namespace, scope=query.scope, before=query.before)
+    statement = queries.HEADS_OF_THREADS + conditions + queries.NEWEST_THREAD_FIRST
+    found = every(connection, statement, bound)
+    return [
+        read_row(LaneKey(*fields[1:5]), fields[0], fields[5:], False, tags(connection, fields[5])) for fields in found
+    ]
+
+
+def rows_by_id(connection: apsw.Connection, query: Query) -> list[Row]:
+    """Return the rows with these ids, in the order of the ids."""
+    assert query.ids is not None
+    statement = queries.ROW_BY_ID_WITH_PAYLOAD if query.payload else queries.ROW_BY_ID
+    rows = []
+    for name in query.ids[: query.limit]:
+        fields = one(connection, statement, (pack_id(query.namespace, name),))
+        if fields is not None:
+            thread, *key = lane_of(connection, fields[0])
+            rows.append(read_row(LaneKey(*key), thread, fields, query.payload, tags(connection, fields[0])))
+    return rows

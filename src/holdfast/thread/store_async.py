@@ -1,0 +1,121 @@
+"""``AsyncStore``: ``Store`` for callers with an event loop. Same names, same arguments, same flows; awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from holdfast.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
+from holdfast.model.interrupt import InterruptKind
+from holdfast.store.base import Backend, Removed
+from holdfast.store.open import open_backend
+from holdfast.thread import front
+from holdfast.thread.cursor import Cursor, Session
+from holdfast.thread.perform import Flow, Offload
+from holdfast.thread.retention import Keep, Pruned
+from holdfast.thread.stats import Stats
+from holdfast.thread.store import make_session
+from holdfast.thread.thread_async import AsyncThread
+from holdfast.thread.verify import Report
+
+T = TypeVar("T")
+
+
+async def aopen(
+    url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None
+) -> AsyncStore:
+    """Open a store for use with an event loop; see ``open``."""
+    session = make_session(namespace, clock)
+    return AsyncStore(await asyncio.to_thread(open_backend, url), session)
+
+
+class AsyncStore:
+    """An open store. Close it, or use it in an ``async with`` block, from any event loop."""
+
+    def __init__(self, backend: Backend, session: Session) -> None:
+        self._backend = backend
+        self._session = session
+        self._offload = Offload(backend)
+
+    @property
+    def url(self) -> str:
+        """Return what the store was opened with."""
+        return self._backend.url
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace everything here happens in."""
+        return self._session.namespace
+
+    def thread(self, thread_id: str, *, branch: str = MAIN, scope: str = "") -> AsyncThread:
+        """Return a handle on a thread's branch; nothing is read or written until it is used."""
+        return AsyncThread(self, Cursor(front.lane_key(self.namespace, thread_id, branch, scope)))
+
+    def threads(
+        self,
+        *,
+        limit: int | None = None,
+        tag: str | None = None,
+        graph: str | None = None,
+        trigger: str | None = None,
+        interrupt: bool | InterruptKind | str | None = None,
+        where: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[CheckpointMeta]:
+        """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that."""
+        return self._pages(front.threads(self._session, limit, tag, graph, trigger, interrupt, where))
+
+    async def get(self, id: str) -> Checkpoint | None:
+        """Load a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
+        return await self._run(front.get(self.namespace, id))
+
+    async def delete_thread(self, thread_id: str) -> Removed:
+        """Delete a thread with all its branches and return what went."""
+        return await self._run(front.delete_thread(self.namespace, thread_id))
+
+    async def clear(self) -> Removed:
+        """Delete every thread of this namespace and return what went."""
+        return await self._run(front.clear(self._session))
+
+    async def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
+        """Delete what the rules do not want, in all threads; ``dry_run`` only says what would go."""
+        return await self._run(front.prune(self._session, None, keep, dry_run))
+
+    async def verify(self) -> Report:
+        """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
+        return await self._run(front.verify_store(self._session))
+
+    async def stats(self) -> Stats:
+        """Return how much is stored, by thread and key, and what full copies would take."""
+        return await self._run(front.stats(self._session, None))
+
+    async def compact(self) -> int:
+        """Make the store as small as it can be and return the bytes given back."""
+        return await self._run(front.compact())
+
+    async def close(self) -> None:
+        """Release everything. Closing twice is fine."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._offload.close()
+        self._backend.close()
+
+    async def __aenter__(self) -> AsyncStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncStore {self.url}>"
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await self._offload.run(flow)
+
+    async def _pages(self, listing: front.Listing) -> AsyncIterator[CheckpointMeta]:
+        while not listing.done:
+            for meta in (await self._run(listing.next_page())).items:
+                yield meta

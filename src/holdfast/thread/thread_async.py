@@ -1,0 +1,195 @@
+"""``AsyncThread``: ``Thread`` for callers with an event loop. Same names, same arguments, same flows; awaited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write
+from holdfast.model.interrupt import InterruptKind
+from holdfast.store.base import Lane, Removed
+from holdfast.thread import front
+from holdfast.thread.cursor import Cursor
+from holdfast.thread.history import History
+from holdfast.thread.perform import Flow, drive, locked
+from holdfast.thread.retention import Keep, Pruned
+from holdfast.thread.stats import Stats
+from holdfast.thread.verify import Report
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from holdfast.thread.store_async import AsyncStore
+
+T = TypeVar("T")
+
+
+class AsyncThread:
+    """A handle on one branch of a thread. It builds on the head it last loaded or wrote; nothing is read before that.
+
+    A handle may be used from several threads of a program; its operations then happen one after the other.
+    """
+
+    def __init__(self, store: AsyncStore, cursor: Cursor) -> None:
+        self._store = store
+        self._cursor = cursor
+
+    @property
+    def id(self) -> str:
+        """Return the thread's id."""
+        return self._cursor.lane.thread
+
+    @property
+    def branch(self) -> str:
+        """Return the branch this handle writes to."""
+        return self._cursor.lane.branch
+
+    async def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        id: str | None = None,
+        on: CheckpointMeta | str | None = None,
+        frozen: bool = False,
+        replace: bool = False,
+        **notes: Unpack[Notes],
+    ) -> Checkpoint:
+        """Save the whole state as the next step; only what changed since the last one is written.
+
+        ``id`` makes the save repeatable: the same id with the same content gives the first result again. ``on`` names
+        the checkpoint that must be the newest one. ``frozen`` promises that list items already saved were not changed
+        in place, so that they need not be compared. ``replace`` stores the newest checkpoint, named by ``id``, anew.
+
+        Raises EncodeError before anything is written if a value could not come back equal, and Conflict, with the
+        winner's metadata, if somebody else has saved since.
+        """
+        return self._bind(
+            await self._run(front.save(self._store._session, self._cursor, state, id, on, frozen, replace, notes))
+        )
+
+    async def append(
+        self,
+        append: Mapping[str, Any] | None = None,
+        *,
+        set: Mapping[str, Any] | None = None,
+        delete: Iterable[str] = (),
+        id: str | None = None,
+        on: CheckpointMeta | str | None = None,
+        **notes: Unpack[Notes],
+    ) -> Checkpoint:
+        """Save a known change as the next step: extend lists, replace keys (``set``), remove keys (``delete``).
+
+        Costs what is new, whatever the size of the state. Text and bytes can be extended too. A key that is not there
+        yet is made.
+        """
+        return self._bind(
+            await self._run(front.append(self._store._session, self._cursor, append, set, delete, id, on, notes))
+        )
+
+    async def latest(self) -> Checkpoint | None:
+        """Load the newest checkpoint, every byte verified, and go on from there; None if there is none."""
+        return await self._run(front.latest(self._cursor))
+
+    async def at(self, step: int) -> Checkpoint | None:
+        """Load the newest checkpoint at or before a step; None before the first."""
+        return await self._run(front.at(self._cursor, step))
+
+    async def get(self, id: str) -> Checkpoint | None:
+        """Load one of this thread's checkpoints by its id; None if it is not there."""
+        return await self._run(front.get_of_thread(self._cursor, id))
+
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: CheckpointMeta | int | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        graph: str | None = None,
+        trigger: str | None = None,
+        interrupt: bool | InterruptKind | str | None = None,
+        where: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[CheckpointMeta]:
+        """Iterate over checkpoints' metadata, newest first, read page by page without touching any state.
+
+        This handle's branch, unless ``branch`` names another, or ``"*"`` for all. ``where`` compares metadata keys.
+        """
+        listing = front.history(self._cursor, limit, before, branch, tag, graph, trigger, interrupt, where)
+        return self._store._pages(listing)
+
+    async def history_table(self, limit: int = 50) -> History:
+        """Return the newest checkpoints as a list that shows itself as a table in a notebook."""
+        return History([meta async for meta in self.history(limit=limit)])
+
+    async def branches(self) -> list[Lane]:
+        """Return the thread's branches, oldest first."""
+        return await self._run(front.branches(self._cursor))
+
+    async def fork(
+        self,
+        checkpoint: CheckpointMeta | str,
+        *,
+        branch: str | None = None,
+        to: str | None = None,
+        set: Mapping[str, Any] | None = None,
+        delete: Iterable[str] = (),
+        id: str | None = None,
+        **notes: Unpack[Notes],
+    ) -> AsyncThread:
+        """Begin another branch, or another thread (``to``), with a checkpoint's state; return a handle on it.
+
+        Costs one manifest. ``set`` and ``delete`` change the state on the way. Position and description are taken over.
+        """
+        flow = front.fork(self._store._session, self._cursor, checkpoint, branch, to, set, delete, id, notes)
+        return AsyncThread(self._store, await self._run(flow))
+
+    async def rewind(self, checkpoint: CheckpointMeta | str, **notes: Unpack[Notes]) -> Checkpoint:
+        """Go back: append a checkpoint with the content of an earlier one. Nothing is destroyed."""
+        return self._bind(await self._run(front.rewind(self._store._session, self._cursor, checkpoint, notes)))
+
+    async def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
+        """Add tags to a checkpoint and return all it has. A tagged checkpoint is not pruned."""
+        return await self._run(front.tag(self._cursor, checkpoint, names, ()))
+
+    async def untag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
+        """Remove tags from a checkpoint and return those left."""
+        return await self._run(front.tag(self._cursor, checkpoint, (), names))
+
+    async def write(self, checkpoint: CheckpointMeta | str, writes: Iterable[Write], *, replace: bool = False) -> None:
+        """Keep results of finished tasks beside a checkpoint (which may be saved later); existing ones stay."""
+        await self._run(front.write(self._cursor, checkpoint, writes, replace))
+
+    async def delete(self, checkpoint: CheckpointMeta | str) -> int:
+        """Delete one checkpoint and return how many went: 1 or 0. After the newest, the one before it is newest."""
+        return await self._run(front.delete(self._cursor, checkpoint))
+
+    async def delete_before(self, step: int) -> int:
+        """Delete this branch's checkpoints with a lower step, but never the newest; return how many."""
+        return await self._run(front.delete_before(self._store._session, self._cursor, step))
+
+    async def clear(self) -> Removed:
+        """Delete the whole thread with all its branches and return what went."""
+        return await self._run(front.delete_thread(self._cursor.lane.namespace, self.id))
+
+    async def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
+        """Delete what the rules do not want, in all branches of this thread; ``dry_run`` only says what would go."""
+        return await self._run(front.prune(self._store._session, self.id, keep, dry_run))
+
+    async def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
+        """Check every byte of one checkpoint, or of all of the thread, against its digest; report all damage."""
+        return await self._run(front.verify_thread(self._store._session, self._cursor, checkpoint))
+
+    async def stats(self) -> Stats:
+        """Return how much this thread stores, by key, and what full copies would take."""
+        return await self._run(front.stats(self._store._session, self.id))
+
+    async def _run(self, flow: Flow[T]) -> T:
+        return await self._store._offload.run(locked(self._cursor.lock, flow))
+
+    def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
+        backend, namespace, name = self._store._backend, saved.namespace, saved.id
+        saved.__dict__["_load"] = lambda: drive(front.payload(namespace, name), backend)
+        return saved
+
+    def __repr__(self) -> str:
+        return f"<AsyncThread {self.id!r} branch {self.branch!r} of {self._store.url}>"
