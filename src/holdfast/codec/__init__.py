@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from holdfast.codec import limits
 from holdfast.codec.compression import compress, decompress
-from holdfast.codec.decoder import decode
+from holdfast.codec.decoder import decode, decode_stored
 from holdfast.codec.encoder import encode
 from holdfast.codec.opaque import Opaque
 from holdfast.codec.registry import register
 
-__all__ = ["Opaque", "compress", "decode", "decompress", "encode", "limits", "register"]
+__all__ = ["Opaque", "compress", "decode", "decode_stored", "decompress", "encode", "limits", "register"]

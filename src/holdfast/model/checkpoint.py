@@ -12,20 +12,16 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypedDict, TypeVar
 
-from holdfast.errors import InvalidInput
 from holdfast.model.continuation import Continuation, continuation_from_plain
+from holdfast.model.fields import check_fields
 from holdfast.model.frame import FrameStack
-from holdfast.model.ids import check_id
 from holdfast.model.interrupt import Interrupt
 from holdfast.model.usage import Usage
 
 MAIN = "main"
-STEP_MAX = 2**53 - 1
-TEXT_LENGTH_MAX = 65536
-TAGS_MAX = 64
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -98,21 +94,7 @@ class CheckpointMeta:
     size: int = 0  # bytes of the state, encoded
 
     def __post_init__(self) -> None:
-        check_id(self.id, "checkpoint id")
-        check_id(self.thread_id, "thread id")
-        check_id(self.branch, "branch")
-        for name in ("namespace", "scope"):
-            if getattr(self, name) != "":
-                check_id(getattr(self, name), name)
-        _check_counts(self)
-        _check_texts(self)
-        Usage(self.tokens_used, self.cost_estimate)
-        object.__setattr__(self, "tags", check_tags(self.tags))
-        if not isinstance(self.created_at, datetime) or self.created_at.utcoffset() != timedelta(0):
-            raise InvalidInput("created_at must be a datetime in UTC", hint="Use datetime.now(timezone.utc)")
-        if not isinstance(self.metadata, Mapping) or any(type(key) is not str for key in self.metadata):
-            raise InvalidInput("metadata must be a mapping with text keys")
-        object.__setattr__(self, "metadata", dict(self.metadata))
+        self.__dict__.update(check_fields({name: self.__dict__[name] for name in META_FIELDS}))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CheckpointMeta):
@@ -245,11 +227,14 @@ _TO_PLAIN = ("continuation", "interrupt")
 
 
 def bare(cls: type[M], values: dict[str, Any]) -> M:
-    """Return an instance from values that were checked when they were first stored; defaults fill the rest."""
+    """Return an instance from values that were checked when they were first stored; defaults fill the rest.
+
+    The dictionary becomes the instance's own.
+    """
     made = object.__new__(cls)
     if "metadata" not in values:
         values["metadata"] = {}
-    made.__dict__.update(values)
+    object.__setattr__(made, "__dict__", values)
     return made
 
 
@@ -271,16 +256,6 @@ def notes_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
     if "interrupt" in plain:
         plain["interrupt"] = Interrupt.from_plain(plain["interrupt"])
     return plain
-
-
-def check_tags(tags: object) -> tuple[str, ...]:
-    """Return the tags as a tuple without repeats; raise InvalidInput unless each is a valid name."""
-    if isinstance(tags, str) or not isinstance(tags, list | tuple | set | frozenset):
-        raise InvalidInput("tags must be a list of texts", hint='Write tags=["name"]')
-    unique = tuple(dict.fromkeys(check_id(tag, "tag") for tag in tags))
-    if len(unique) > TAGS_MAX:
-        raise InvalidInput(f"a checkpoint can have at most {TAGS_MAX} tags, not {len(unique)}")
-    return unique
 
 
 def describe(meta: CheckpointMeta) -> list[tuple[str, str]]:
@@ -306,26 +281,3 @@ def describe(meta: CheckpointMeta) -> list[tuple[str, str]]:
 def shorten(text: str, limit: int) -> str:
     """Return the text cut to ``limit`` characters, with a mark where it was cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _check_counts(meta: CheckpointMeta) -> None:
-    for name, least in (("seq", 0), ("attempt", 1), ("step", 0), ("iteration", 0)):
-        value = getattr(meta, name)
-        if type(value) is not int or not least <= value <= STEP_MAX:
-            raise InvalidInput(f"{name} must be a whole number from {least} to {STEP_MAX}, not {value!r}")
-    if meta.graph_hash is not None and (type(meta.graph_hash) is not int or not 0 <= meta.graph_hash < 2**64):
-        raise InvalidInput("graph_hash must be an unsigned 64-bit number")
-
-
-def _check_texts(meta: CheckpointMeta) -> None:
-    for name in ("run_id", "parent_id", "graph", "last_node", "next_node"):
-        value = getattr(meta, name)
-        if value is not None:
-            check_id(value, name)
-    check_id(meta.trigger, "trigger")
-    for name in ("resume_hint", "label", "summary"):
-        value = getattr(meta, name)
-        if value is None and name != "summary":
-            continue
-        if type(value) is not str or len(value) > TEXT_LENGTH_MAX:
-            raise InvalidInput(f"{name} must be text of at most {TEXT_LENGTH_MAX} characters")

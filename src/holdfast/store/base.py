@@ -6,8 +6,8 @@ are bytes to it, except that deleting must read manifests to know which bytes ar
 
 Order      Each commit gets a sequence number: strictly rising within its thread, never reused, also after deletes.
            Only a deleted thread takes its numbers along. Newest always means the highest number, never a clock.
-One writer A commit names the lane and the last seq in it that it saw, and its epoch. If they are out of date nothing is
-           stored. A lane made anew under an old name is another lane.
+One writer A commit names the lane, its last seq and its head that it saw, and its epoch. If any is out of date nothing
+           is stored. A lane made anew under an old name is another lane.
 Atomic     A verb happens wholly or not at all, also when the process or the machine dies in the middle of it.
 Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power cut (not ``memory:``).
 Fresh      A read sees every commit that returned before it began, from whichever process.
@@ -50,9 +50,8 @@ class WriteRow:
     task_path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One checkpoint as a store keeps it."""
+class Row(NamedTuple):
+    """One checkpoint as a store keeps it. A tuple, because lists make thousands of them."""
 
     lane: LaneKey
     thread_number: int  # rises in the order in which threads were first saved
@@ -89,7 +88,8 @@ class Commit:
 
     lane: LaneKey
     number: int  # the lane the writer saw and ...
-    last_seq: int  # ... its last seq; both 0 = there is no lane yet
+    last_seq: int  # ... its last seq and ...
+    head_seq: int  # ... its head's, which is lower if later ones were deleted; all 0 = there is no lane yet
     epoch: int
     id: str
     parent_id: str | None

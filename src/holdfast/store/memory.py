@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from holdfast.errors import Conflict, Corrupted, Fenced, IdTaken, NotFound, StoreError
@@ -219,12 +219,13 @@ class MemoryStore:
         return lane is not None and bool(lane.rows) and lane.rows[-1].id == row.id
 
     def _check_writer(self, lane: _Lane | None, commit: Commit) -> None:
+        head_seq = lane.rows[-1].seq if lane and lane.rows else 0
         number, last_seq, epoch = (lane.number, lane.last_seq, lane.epoch) if lane else (0, 0, 0)
         if epoch != commit.epoch:
             raise Fenced(
                 "a newer owner holds this branch", epoch=commit.epoch, current=epoch, thread=commit.lane.thread
             )
-        if (number, last_seq) != (commit.number, commit.last_seq):
+        if (number, last_seq, head_seq) != (commit.number, commit.last_seq, commit.head_seq):
             raise Conflict("the branch has moved on", thread=commit.lane.thread, checkpoint=commit.id)
         if commit.requires is not None and (commit.lane.namespace, commit.requires) not in self._rows:
             raise NotFound(commit.requires, checkpoint=commit.requires)
@@ -281,9 +282,9 @@ class MemoryStore:
         pending = self._writes.get((*row.lane[:3], row.id), {}) if writes else {}
         ordered = tuple(sorted(pending.values(), key=lambda w: (w.task_path, w.task_id, w.index)))
         if not payload:
-            return replace(row, tags=tags, writes=ordered, base=None, manifest=b"")
+            return row._replace(tags=tags, writes=ordered, base=None, manifest=b"")
         base_data = self._blobs.get(row.base) if row.base is not None else None
-        return replace(row, tags=tags, writes=ordered, base_data=base_data)
+        return row._replace(tags=tags, writes=ordered, base_data=base_data)
 
     def _remove(self, doomed: list[Row]) -> Removed:
         touched = {row.lane: self._lanes[row.lane] for row in doomed}
@@ -311,7 +312,7 @@ class MemoryStore:
         digest = digests.get((row.lane.namespace, row.parent_id))
         if digest is None:
             return row
-        changed = replace(row, parent_digest=digest)
+        changed = row._replace(parent_digest=digest)
         self._rows[row.lane.namespace, row.id] = changed
         return changed
 

@@ -15,6 +15,7 @@ from holdfast.pieces.manifest import FRAMES, PATH, Key
 from holdfast.pieces.tip import Change, Tip
 
 KEYS_MAX = 10_000
+KEY_LENGTH_MAX = 4096
 
 _GROWING = {LIST: "a list", TEXT: "text", BYTES: "bytes"}
 
@@ -106,13 +107,24 @@ def _add_system(change: Change, notes: Notes) -> None:
 def _check_key(key: object) -> None:
     if type(key) is not str:
         raise EncodeError(
-            f"a state's keys are text; {key!r} is {type(key).__name__}"
-            if isinstance(key, int | float | bool | None)
-            else f"a state's keys are text, not {type(key).__name__}",
+            f"a state's keys are text, not {type(key).__name__}",
             path="state",
             hint="Nest such a dictionary under a text key",
         )
-    check_id(key, "state key")
+    if len(key) > KEY_LENGTH_MAX or _has_surrogate(key):
+        raise EncodeError(
+            f"a state's key must be valid text of at most {KEY_LENGTH_MAX} characters",
+            path="state",
+            hint="Nest such a dictionary under a shorter key",
+        )
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _grown(tip: Tip | None, items: Mapping[str, list[Any]] | None, key: str, value: object) -> Body | None:

@@ -58,7 +58,8 @@ class Seen:
 
     def same_place(self, other: Seen) -> bool:
         """Tell whether nothing was written in between."""
-        return (self.number, self.last_seq) == (other.number, other.last_seq)
+        mine, theirs = self.head, other.head
+        return (self.number, self.last_seq, mine and mine.seq) == (other.number, other.last_seq, theirs and theirs.seq)
 
 
 @dataclass(slots=True)

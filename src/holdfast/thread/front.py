@@ -18,11 +18,11 @@ from holdfast.model.checkpoint import (
     Notes,
     SavedCheckpoint,
     Write,
-    check_tags,
 )
+from holdfast.model.fields import check_tags
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
-from holdfast.store.base import Lane, LaneKey, Query, Removed
+from holdfast.store.base import PAGE_ROWS_MAX, Lane, LaneKey, Query, Removed
 from holdfast.thread import load, removal
 from holdfast.thread import save as saving
 from holdfast.thread.cursor import Cursor, Session
@@ -185,11 +185,13 @@ class Listing:
     wanted: Filter
     left: int | None  # how many are still wanted; None = all
     done: bool = False
+    size: int = PAGE_ROWS  # of the next page, if all are wanted: who reads on gets larger ones
 
     def next_page(self) -> Flow[Page]:
         """Return the next page and remember where it ended."""
-        size = PAGE_ROWS if self.left is None else min(self.left, PAGE_ROWS)
+        size = self.size if self.left is None else min(self.left, PAGE_ROWS_MAX)
         found = yield from page(self.query, self.wanted, size)
+        self.size = min(self.size * 4, PAGE_ROWS_MAX)
         if self.left is not None:
             self.left -= len(found.items)
         self.done = found.cursor is None or self.left == 0

@@ -94,6 +94,7 @@ class Page:
 def page(query: Query, wanted: Filter, limit: int) -> Flow[Page]:
     """Return the next ``limit`` matches."""
     query = replace(query, tag=wanted.tag, needles=wanted.needles())
+    narrow = wanted != Filter(tag=wanted.tag)  # the tag is compared by the store
     items: list[CheckpointMeta] = []
     damaged: list[str] = []
     while len(items) < limit:
@@ -106,7 +107,7 @@ def page(query: Query, wanted: Filter, limit: int) -> Flow[Page]:
             except DecodeError:
                 damaged.append(row.id)
                 continue
-            if wanted.matches(meta):
+            if not narrow or wanted.matches(meta):
                 items.append(meta)
         if len(rows) < size:
             return Page(tuple(items), None, tuple(damaged))

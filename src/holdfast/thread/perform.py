@@ -30,7 +30,7 @@ WORKERS_MAX = 8
 
 
 def ask(call: Callable[[Backend], T]) -> Flow[T]:
-    """Return the typed answer to one call, for use as ``yield from ask(lambda store: store.head(lane))``."""
+    """Return the answer to one call of the store, typed; used with ``yield from``."""
     answer: T = yield call
     return answer
 

@@ -7,7 +7,7 @@ commit names the head it builds on; if that moved, nothing is stored and the cal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -214,9 +214,11 @@ def _commit_on(
         raise
     session.give_streams(streams)
     row = _row_of(commit, committed.seq)
-    cursor.seen = replace(seen, number=committed.number, last_seq=committed.seq, head=row)
+    cursor.seen = Seen(committed.number, committed.seq, seen.epoch, row)
     cursor.tip = tip
-    return saved_checkpoint(row)
+    return bare(
+        SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
+    )
 
 
 def _commit(
@@ -226,6 +228,7 @@ def _commit(
         lane=cursor.lane,
         number=seen.number,
         last_seq=seen.last_seq,
+        head_seq=seen.head.seq if seen.head is not None else 0,
         epoch=seen.epoch,
         id=meta.id,
         parent_id=meta.parent_id,

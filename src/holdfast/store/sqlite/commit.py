@@ -19,7 +19,7 @@ def add_checkpoint(connection: apsw.Connection, commit: Commit) -> Committed:
     name = pack_id(key.namespace, commit.id)
     found = one(connection, queries.LANE, key)
     number, thread, head, last_seq, epoch, seq = found or (0, 0, 0, 0, 0, 0)
-    current = (number, last_seq) == (commit.number, commit.last_seq)
+    current = (number, last_seq, head) == (commit.number, commit.last_seq, commit.head_seq)
     replaced = None
     if not (current and found) or commit.replaces_head:
         existing = one(connection, queries.IDENTITY, (name,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -12,7 +11,7 @@ import apsw
 from holdfast.store.base import PAGE_ROWS_MAX, LaneKey, Query, Row
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.collect import lane_of, span_of
-from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, pack_id, read_row, read_write, unpack_id
+from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, pack_id, read_row, read_rows, read_write, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 
 
@@ -36,7 +35,7 @@ def with_writes(connection: apsw.Connection, row: Row) -> Row:
     """Return the row with its pending writes."""
     name = pack_id(row.lane.namespace, row.id)
     writes = every(connection, queries.WRITES, (row.thread_number, row.lane.scope, name))
-    return replace(row, writes=tuple(map(read_write, writes))) if writes else row
+    return row._replace(writes=tuple(map(read_write, writes))) if writes else row
 
 
 def _conditions(query: Query) -> tuple[str, dict[str, Any]]:
@@ -80,11 +79,10 @@ def _rows_of_lane(connection: apsw.Connection, query: Query, lane: tuple[Any, ..
     found = every(connection, statement, {**bound, "low": low, "high": high})
     if not found:
         return []
-    lane_key = LaneKey(*key)
-    tags: dict[int, tuple[str, ...]] = {}
+    tagged: dict[int, tuple[str, ...]] = {}
     for checkpoint, name in every(connection, queries.TAGS_BETWEEN, (found[-1][0], found[0][0])):
-        tags[checkpoint] = (*tags.get(checkpoint, ()), name)
-    return [read_row(lane_key, thread, fields, query.payload, tags.get(fields[0], ())) for fields in found]
+        tagged[checkpoint] = (*tagged.get(checkpoint, ()), name)
+    return read_rows(LaneKey(*key), thread, found, query.payload, tagged)
 
 
 def heads_of_threads(connection: apsw.Connection, query: Query) -> list[Row]:

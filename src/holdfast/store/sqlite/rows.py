@@ -73,30 +73,46 @@ PAYLOAD_COLUMNS = "c.base, b.size, b.body, c.manifest"
 
 def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool, tags: tuple[str, ...]) -> Row:
     """Return a row from its columns: ``ROW_COLUMNS``, then ``PAYLOAD_COLUMNS`` if there is a payload."""
-    key, name, parent, parent_digest, step, created, digest, size, notes = fields[:9]
-    base = base_data = None
-    manifest = b""
-    if payload:
-        base, base_size, base_body, manifest = fields[9:13]
-        base_data = unpack_body(base_size, base_body) if base_body is not None else None
-    return Row(
-        lane,
-        thread,
-        key & SEQ_MAX,
-        unpack_id(name),
-        None if parent is None else unpack_id(parent),
-        parent_digest,
-        step,
-        created,
-        digest,
-        notes,
-        size,
-        tags,
-        (),
-        base,
-        base_data,
-        manifest,
-    )
+    return read_rows(lane, thread, [fields], payload, {fields[0]: tags})[0]
+
+
+def read_rows(
+    lane: LaneKey, thread: int, found: list[tuple[Any, ...]], payload: bool, tags: dict[int, tuple[str, ...]]
+) -> list[Row]:
+    """Return the rows of one lane, given newest first."""
+    rows: list[Row] = []
+    child_parent, child_parent_text = None, ""
+    for fields in found:
+        key, name, parent, parent_digest, step, created, digest, size, notes = fields[:9]
+        base = base_data = None
+        manifest = b""
+        if payload:
+            base, base_size, base_body, manifest = fields[9:13]
+            base_data = unpack_body(base_size, base_body) if base_body is not None else None
+        # A row is nearly always the parent of the one before it in the list, whose text is at hand then.
+        text = child_parent_text if name == child_parent else unpack_id(name)
+        child_parent, child_parent_text = parent, "" if parent is None else unpack_id(parent)
+        rows.append(
+            Row(
+                lane,
+                thread,
+                key & SEQ_MAX,
+                text,
+                child_parent_text or None,
+                parent_digest,
+                step,
+                created,
+                digest,
+                notes,
+                size,
+                tags.get(key, ()),
+                (),
+                base,
+                base_data,
+                manifest,
+            )
+        )
+    return rows
 
 
 def read_write(fields: tuple[Any, ...]) -> WriteRow:

@@ -1,0 +1,1 @@
+"""What Holdfast costs, measured against the disk, a bare SQLite and its peers: ``python -m benchmarks``."""

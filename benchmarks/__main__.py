@@ -1,0 +1,80 @@
+"""The command: ``python -m benchmarks [--quick] [--only NAME] [--json FILE] [--dir FOLDER] [--no-peers]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from benchmarks import concurrency, loads, processes, saves, shapes, sizes
+from benchmarks.bench import Bench
+from benchmarks.machine import load_facts, machine_facts, print_facts
+from benchmarks.table import Table
+
+FAMILIES: dict[str, Callable[[Bench], None]] = {
+    "sizes": sizes.run,
+    "saves": saves.run,
+    "loads": loads.run,
+    "concurrency": concurrency.run,
+    "shapes": shapes.run,
+    "processes": processes.run,
+}
+
+
+def main() -> None:
+    """Measure what was asked for and print it."""
+    options = _options()
+    peers = None if options.quick or options.no_peers else _peers()
+    families = dict(FAMILIES)
+    if peers is not None:
+        families["peers"] = peers.run
+    names = options.only or list(families)
+    root = Path(tempfile.mkdtemp(prefix=".benchmarks-", dir=options.dir))
+    began = time.monotonic()
+    table = Table()
+    try:
+        facts = machine_facts(root)
+        print_facts(facts)
+        if facts["file system"] == "tmpfs":
+            print("WARNING: tmpfs has no disk below it; choose another folder with --dir")
+        bench = Bench(root, table, options.quick, peers)
+        for name in names:
+            families[name](bench)
+        table.finish()
+        print(f"took {time.monotonic() - began:.0f} s")
+        print_facts({"load at the end": load_facts()})
+        if options.json:
+            table.write_json(options.json, facts)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less of everything and no peers: under a minute")
+    parser.add_argument("--only", action="append", metavar="NAME", choices=[*FAMILIES, "peers"], help="one family")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where the files go; should be a real disk")
+    parser.add_argument("--no-peers", action="store_true", help="leave LangGraph out")
+    options = parser.parse_args()
+    if options.only == ["peers"] and (options.quick or _peers() is None):
+        parser.error("the peers need langgraph and langgraph-checkpoint-sqlite, and are not part of --quick")
+    return options
+
+
+def _peers() -> ModuleType | None:
+    """Return the module that measures LangGraph, if that is installed: it is an optional dependency."""
+    if importlib.util.find_spec("langgraph") is None:
+        print("LangGraph is not installed: peers are left out (pip install 'holdfast[bench]')")
+        return None
+    return importlib.import_module("benchmarks.peers")
+
+
+if __name__ == "__main__":
+    main()

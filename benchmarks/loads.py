@@ -1,0 +1,120 @@
+"""What a load costs, against decoding the same bytes alone and against the peer's one-row read; lists; verification.
+
+Cold means a store object that has read nothing yet; the file is in the operating system's cache in every case.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import holdfast
+from benchmarks.bench import THREAD, Bench, Built
+from benchmarks.table import Row, Target
+from benchmarks.timing import Op, clock, take_turns, timed
+from benchmarks.workload import State
+from holdfast.codec import decode, encode
+
+LOAD, MIDDLE, NOT_SLOWER = Target(2.0), Target(0.6), Target(1.0)
+LIST, VERIFY = Target(3e-3, "ours"), Target(1.0, "ours")
+N = 1000
+LARGE_DOCUMENT_BYTES = 13_000_000  # makes the state ten times as large
+
+
+def run(bench: Bench) -> None:
+    """Measure loading, listing and verifying."""
+    bench.table.begin(
+        f"loads: W1, N={N:,}, 1.4 MB state, every byte verified",
+        "cold = a new store object each time (open() is not timed, connecting and reading is); files in the OS cache",
+        "decoding alone = holdfast.codec.decode of the same encoded values, no I/O, no digests",
+    )
+    _loads(bench)
+    _lists(bench)
+    _verify(bench)
+
+
+def _loads(bench: Bench) -> None:
+    built = bench.w1(N)
+    with ExitStack() as stack:
+        thread = stack.enter_context(holdfast.open(built.path)).thread(THREAD)
+        latest = thread.latest()
+        assert latest is not None
+        ops = {
+            "decode": _decoding(latest.state),
+            "cold": cold(built),
+            "open": cold(built, opening=True),
+            "warm": timed(lambda _: thread.latest()),
+            "middle": cold(built, step=N // 2),
+            "middle decode": _decoding({**latest.state, "messages": latest.state["messages"][:N]}),
+        }
+        if bench.peers is not None:
+            ops |= bench.peers.loading(stack, bench, N)
+        times = dict(zip(ops, take_turns(list(ops.values()), bench.pick(60, 20)), strict=True))
+    decoding = "decoding alone"
+    for name, one, other, against, target in (
+        ("load latest, cold", "cold", "decode", decoding, LOAD),
+        ("load latest, cold, with open()", "open", "decode", decoding, None),
+        ("load latest, warm (same handle)", "warm", "decode", decoding, LOAD),
+        ("load the middle step, cold", "middle", "cold", "latest, cold", MIDDLE),
+        ("... against decoding that", "middle", "middle decode", decoding, None),
+        ("load latest, cold", "cold", "peer cold", "LangGraph get_tuple, cold", NOT_SLOWER),
+        ("load latest, warm", "warm", "peer warm", "LangGraph get_tuple, warm", NOT_SLOWER),
+    ):
+        if other in times:
+            row = Row(name, times[one].p50, "s", times[one].p99, times[other].p50, against, target=target)
+            bench.table.add(row)
+
+
+def cold(built: Built, step: int | None = None, opening: bool = False) -> Op:
+    """Return an op that loads with a new store object each time."""
+
+    def op(_: int) -> float:
+        began = time.perf_counter()
+        store = holdfast.open(built.path)
+        try:
+            thread = store.thread(THREAD)
+            if not opening:
+                began = time.perf_counter()
+            found = thread.latest() if step is None else thread.at(step)
+            seconds = time.perf_counter() - began
+            assert found is not None
+            return seconds
+        finally:
+            store.close()
+
+    return op
+
+
+def _decoding(state: State) -> Op:
+    encoded: list[bytes] = [encode(value) for value in state.values()]
+
+    def run_decode(_: int) -> Any:
+        return [decode(data) for data in encoded]
+
+    return timed(run_decode)
+
+
+def _lists(bench: Bench) -> None:
+    sizes = {"1.4 MB state": bench.w1(N)}
+    if not bench.quick:
+        sizes["14 MB state"] = bench.w1(N, LARGE_DOCUMENT_BYTES)
+    with ExitStack() as stack:
+        threads = [stack.enter_context(holdfast.open(built.path)).thread(THREAD) for built in sizes.values()]
+        ops = [timed(lambda _, thread=thread: list(thread.history(limit=N))) for thread in threads]  # type: ignore[misc]
+        times = take_turns(ops, bench.pick(60, 15))
+    first, *others = times
+    bench.table.add(Row("list 1,000 metadata rows, 1.4 MB state", first.p50, "s", first.p99, target=LIST))
+    for large in others:
+        row = Row("... 14 MB state", large.p50, "s", large.p99, first.p50, "1.4 MB state", target=LIST)
+        bench.table.add(row)
+
+
+def _verify(bench: Bench) -> None:
+    with holdfast.open(bench.w1(N).path) as store:
+        whole = min(clock(store.verify) for _ in range(3))
+        thread = min(clock(store.thread(THREAD).verify) for _ in range(3))
+        report = store.verify()
+    bench.table.add(Row("store.verify(), 1,000 checkpoints (best of 3)", whole, target=VERIFY))
+    bench.table.add(Row("thread.verify(), the same", thread))
+    bench.table.note(f"verify says: {report}")

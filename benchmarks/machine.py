@@ -1,0 +1,102 @@
+"""Facts about the machine and the versions, printed above the results: numbers without them mean nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from benchmarks.floors import sync_times
+from benchmarks.workload import Conversation
+from holdfast.codec import encode
+from holdfast.version import __version__
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PEERS = ("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite", "aiosqlite")
+
+
+def machine_facts(folder: Path) -> dict[str, Any]:
+    """Return everything worth knowing, by name."""
+    longer, in_place = sync_times(folder)
+    return {
+        "holdfast": __version__,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "sqlite (apsw, ours)": apsw.sqlite_lib_version(),
+        "sqlite (sqlite3, peers)": sqlite3.sqlite_version,
+        "peers": {name: _version(name) for name in PEERS},
+        "folder": str(folder),
+        "file system": file_system(folder),
+        "fdatasync p50, file gets longer (s)": longer.p50,
+        "fdatasync p50, in place (s)": in_place.p50,
+        "load": load_facts(),
+        "text": text_facts(),
+    }
+
+
+def load_facts() -> dict[str, str]:
+    """Return how busy others keep the machine: times of a busy one say little, ratios somewhat more."""
+    pressure = Path("/proc/pressure/cpu")
+    waiting = pressure.read_text(encoding="utf-8").split()[1].partition("=")[2] if pressure.exists() else "unknown"
+    return {
+        "average of the last minute": f"{os.getloadavg()[0]:.1f}",
+        "% of 10 s in which some waited for a core": waiting,
+    }
+
+
+def file_system(folder: Path) -> str:
+    """Return the type of the file system that holds a folder."""
+    best = ("", "unknown")
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, mount, kind, *_ = line.split()
+        if folder.resolve().is_relative_to(mount) and len(mount) >= len(best[0]):
+            best = (mount, kind)
+    return best[1]
+
+
+def text_facts() -> dict[str, float]:
+    """Return how large W1 is and how well zstd packs it: whole, and in 64 KiB blocks as the library does."""
+    conversation = Conversation()
+    steps = list(conversation.steps(1000))
+    new = b"".join(step.new for step in steps)
+    blocks = [new[start : start + 65536] for start in range(0, len(new), 65536)]
+    document = encode(conversation.document)
+    return {
+        "new bytes per step": len(new) / len(steps),
+        "bytes per message": sum(len(encode(item)) for step in steps for item in step.messages) / len(steps) / 2,
+        "zstd level 1": len(zstd.compress(new, 1)) / len(new),
+        "zstd level 3": len(zstd.compress(new, 3)) / len(new),
+        "zstd level 1 in 64 KiB blocks": sum(len(zstd.compress(block, 1)) for block in blocks) / len(new),
+        "document, zstd level 1": len(zstd.compress(document, 1)) / len(document),
+    }
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print the facts, one a line."""
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {_short(item)}" for key, item in value.items())
+        elif isinstance(value, float):
+            value = f"{value * 1e6:.0f} us"
+        print(f"{name}: {value}")
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,164 @@
+"""SIGKILL, again and again, of one of four processes that save into one SQLite file.
+
+The expected state lives outside the victims: each writes a line before a save and one after it, and the test, which
+reads them, compares the store with the lines at the end. A kill alone does not test fsync, since the page cache
+survives it; ``test_syscalls`` and the power-cut tests do.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from chains import Told, compare
+from nursery import Nursery
+
+WRITERS = 4
+KILLS = 200
+LINES_BEFORE_KILL_MAX = 24
+SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
+
+Show = Callable[[str, object], None]
+
+
+@pytest.fixture
+def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
+    """Print a figure past pytest's capture and keep it in the report."""
+
+    def write(name: str, value: object) -> None:
+        record_property(name, value)
+        with capsys.disabled():
+            sys.stdout.write(f"\n{name}: {value}\n")
+
+    return write
+
+
+@dataclass
+class Victim:
+    name: str
+    pid: int
+    pipe: int
+    generation: int
+    unread: bytes = b""
+    lines: int = 0
+
+
+class Arena:
+    """Four writers, their pipes, and what they said."""
+
+    def __init__(self, nursery: Nursery, folder: Path) -> None:
+        self.nursery = nursery
+        self.folder = folder
+        self.path = str(folder / "agent.db")
+        self.told = Told()
+        self.killed = 0
+        self.selector = selectors.DefaultSelector()
+
+    def start(self, name: str, generation: int) -> Victim:
+        """Start a writer; what it says comes through a fifo of its own."""
+        fifo = str(self.folder / f"{name}.{generation}")
+        os.mkfifo(fifo)
+        pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        pid = self.nursery.start("kill_victims:save_without_end", [self.path, name, generation], fifo)
+        victim = Victim(name, pid, pipe, generation)
+        self.selector.register(pipe, selectors.EVENT_READ, victim)
+        return victim
+
+    def read_until(self, victim: Victim, lines: int) -> None:
+        """Read what all say until one has said so many lines."""
+        while victim.lines < lines:
+            for key, _ in self.selector.select():
+                assert self._take(key.data), f"{key.data.name} ended by itself: see its error above"
+
+    def kill(self, victim: Victim) -> None:
+        """Kill a writer and read what it had said before it died."""
+        os.kill(victim.pid, signal.SIGKILL)
+        assert self.nursery.wait(victim.pid) == -signal.SIGKILL
+        self.killed += 1
+        while self._take(victim):
+            pass
+        self.selector.unregister(victim.pipe)
+        os.close(victim.pipe)
+
+    def _take(self, victim: Victim) -> bool:
+        try:
+            found = os.read(victim.pipe, 1 << 16)
+        except BlockingIOError:
+            return False
+        *lines, victim.unread = (victim.unread + found).split(b"\n")
+        victim.lines += len(lines)
+        for line in lines:
+            self.told.take(line.decode())
+        return bool(found)
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.row("G5")
+def test_four_writers_killed_hundreds_of_times_lose_nothing_and_never_fork(tmp_path: Path, show: Show) -> None:
+    rng = random.Random(SEED)
+    with Nursery() as nursery:
+        arena = Arena(nursery, tmp_path)
+        victims = [arena.start(f"w{number}", 0) for number in range(WRITERS)]
+        for _ in range(KILLS - WRITERS):
+            place = rng.randrange(WRITERS)
+            victim = victims[place]
+            arena.read_until(victim, victim.lines + rng.randint(1, LINES_BEFORE_KILL_MAX))
+            arena.kill(victim)
+            victims[place] = arena.start(victim.name, victim.generation + 1)
+        for victim in victims:
+            arena.read_until(victim, victim.lines + 1)
+            arena.kill(victim)
+
+    told = arena.told
+    found = compare(arena.path, told)
+    show(
+        "kill loop",
+        f"seed {SEED}, {arena.killed} kills, {len(told.acks)} acks, {len(told.conflicts)} conflicts, "
+        f"{len(told.unknown)} unknown ({found.unknown_applied} applied), {found.stored} stored, {len(found.lost)} lost",
+    )
+    assert arena.killed == KILLS
+    assert len(told.unknown) >= KILLS // 20, "hardly any kill came in the middle of a save: the fault did not fire"
+    assert len(told.acks) >= KILLS
+    assert told.conflicts, "the writers never raced for the shared thread"
+    assert (found.lost, found.wrong, found.broken, found.undead, found.findings) == ([], [], [], [], [])
+
+
+@pytest.mark.crash
+def test_a_writer_that_acknowledges_too_early_is_caught(tmp_path: Path) -> None:
+    """A harness that cannot fail shows nothing: this mutant must be reported as a loss."""
+    path, out = str(tmp_path / "agent.db"), str(tmp_path / "out")
+    told = Told()
+    with Nursery() as nursery:
+        for generation in range(3):
+            os.mkfifo(f"{out}{generation}")
+            pid = nursery.start("kill_victims:acknowledge_before_saving", [path, "w", generation], f"{out}{generation}")
+            with open(f"{out}{generation}") as lines:
+                told.take(lines.readline().rstrip())
+                told.take(lines.readline().rstrip())
+                os.kill(pid, signal.SIGKILL)
+                assert nursery.wait(pid) == -signal.SIGKILL
+
+    assert compare(path, told).lost
+
+
+@pytest.mark.crash
+def test_a_writer_that_takes_a_conflict_for_success_is_caught(tmp_path: Path) -> None:
+    path, out = str(tmp_path / "agent.db"), str(tmp_path / "out")
+    told = Told()
+    with Nursery() as nursery:
+        assert nursery.wait(nursery.start("kill_victims:acknowledge_conflicts", [path, "w", 0], out)) == 0
+    for line in Path(out).read_text().splitlines():
+        told.take(line)
+
+    assert compare(path, told).lost == ["w.0.loser"]

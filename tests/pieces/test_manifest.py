@@ -1,0 +1,136 @@
+"""Manifests as bytes: what is read is what was written, and nonsense is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import DecodeError
+from holdfast.pieces.coverage import assemble, is_needed, merge_ranges
+from holdfast.pieces.manifest import Entries, Entry, decode_base, decode_manifest, encode_base, encode_manifest
+from holdfast.pieces.piece import (
+    LITERAL_BYTES_MAX,
+    STREAM_ID_MAX,
+    Piece,
+    Range,
+    cut_pieces,
+    join_pieces,
+    pack_pieces,
+    piece_length,
+    unpack_pieces,
+)
+
+DIGESTS = st.binary(min_size=32, max_size=32)
+RANGES = st.builds(
+    Range, st.one_of(st.integers(1, STREAM_ID_MAX), DIGESTS), st.integers(0, 2**28), st.integers(1, 2**28)
+)
+PIECES: st.SearchStrategy[Piece] = st.one_of(RANGES, st.binary(min_size=1, max_size=LITERAL_BYTES_MAX))
+
+
+@st.composite
+def entries_of(draw: st.DrawFn) -> Entry:
+    kind, count, digest = draw(st.sampled_from("vlmtb")), draw(st.integers(0, 2**40)), draw(DIGESTS)
+    form = draw(st.sampled_from(["inline", "whole", "pieces", "table"]))
+    if form == "inline":
+        body = draw(st.binary(max_size=256))
+        return Entry(kind, count, len(body), hashlib.sha256(body).digest(), body=body)
+    if form == "whole":
+        return Entry(kind, count, draw(st.integers(0, 2**28)), digest)
+    pieces = tuple(draw(st.lists(PIECES, min_size=1, max_size=8)))
+    if form == "pieces":
+        return Entry(kind, count, sum(map(piece_length, pieces)), digest, pieces=pieces)
+    return Entry(
+        kind, count, draw(st.integers(0, 2**28)), digest, None, pieces, draw(DIGESTS), draw(st.integers(0, 999))
+    )
+
+
+KEYS = st.one_of(st.text(max_size=20), st.integers(0, 5))
+STATES = st.dictionaries(KEYS, entries_of(), max_size=6)
+
+
+@given(STATES, STATES)
+def test_a_manifest_over_any_base_reads_back_equal_and_in_order(entries: Entries, base: Entries) -> None:
+    back = decode_manifest(encode_manifest(entries, base), base)
+
+    assert back == entries
+    assert list(back) == list(entries)
+
+
+@given(STATES)
+def test_a_base_reads_back_equal(entries: Entries) -> None:
+    assert decode_base(encode_base(entries)) == entries
+
+
+@given(st.binary(max_size=300), STATES)
+def test_nonsense_is_refused_or_read_but_never_anything_else(data: bytes, base: Entries) -> None:
+    for read in (lambda: decode_manifest(data, base), lambda: decode_base(data)):
+        try:
+            read()
+        except DecodeError:
+            continue
+
+
+@given(STATES, st.randoms(use_true_random=False))
+def test_damaged_manifests_give_nothing_but_decode_errors(entries: Entries, rng: random.Random) -> None:
+    data = bytearray(encode_manifest(entries, {}))
+    for _ in range(rng.randrange(1, 4)):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    with contextlib.suppress(DecodeError):
+        decode_manifest(bytes(data), {})
+
+
+@given(st.lists(PIECES, max_size=20))
+def test_pieces_read_back_equal(pieces: list[Piece]) -> None:
+    assert list(unpack_pieces(pack_pieces(pieces))) == pieces
+
+
+@given(st.lists(PIECES, max_size=12), st.data())
+def test_cutting_and_joining_keep_the_bytes(pieces: list[Piece], data: st.DataObject) -> None:
+    total = sum(map(piece_length, pieces))
+    start = data.draw(st.integers(0, total))
+    length = data.draw(st.integers(0, total - start))
+    cut = list(cut_pieces(pieces, start, length))
+
+    assert sum(map(piece_length, cut)) == length
+    assert sum(map(piece_length, join_pieces(cut))) == length
+    both = [*cut_pieces(pieces, 0, start), *cut_pieces(pieces, start, total - start)]
+    assert join_pieces(both) == join_pieces(pieces)
+
+
+@pytest.mark.parametrize("flat", [[5], [5, 1], [0, 1, 0], [5, 0, 0], [5, b"short", 0], [5, 1, -1], [True, 1, 0], ["x"]])
+def test_an_impossible_range_is_refused(flat: list[object]) -> None:
+    with pytest.raises(DecodeError):
+        unpack_pieces(flat)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12), st.integers(0, 80), st.integers(1, 20))
+def test_needed_ranges_are_found_as_a_set_of_bytes_would_find_them(
+    spans: list[tuple[int, int]], start: int, length: int
+) -> None:
+    covered = {at for low, size in spans for at in range(low, low + size)}
+    merged = merge_ranges((low, low + size) for low, size in spans)
+
+    assert {at for low, high in merged for at in range(low, high)} == covered
+    assert is_needed(start, start + length, merged) == bool(covered & set(range(start, start + length)))
+
+
+@given(st.binary(max_size=200), st.data())
+def test_rows_are_assembled_also_where_they_overlap(data: bytes, drawn: st.DataObject) -> None:
+    cuts = sorted(drawn.draw(st.lists(st.integers(0, len(data)), max_size=6)))
+    rows = [
+        (low, data[low : high + drawn.draw(st.integers(0, 5))])
+        for low, high in zip([0, *cuts], [*cuts, len(data)], strict=True)
+    ]
+    start = drawn.draw(st.integers(0, len(data)))
+    length = drawn.draw(st.integers(0, len(data) - start))
+
+    assert assemble(rows, start, length) == data[start : start + length]
+
+
+def test_a_gap_between_rows_is_noticed() -> None:
+    assert assemble([(0, b"abc"), (4, b"ef")], 1, 4) is None

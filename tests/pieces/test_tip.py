@@ -1,0 +1,267 @@
+"""Plans: whatever changes, the bytes written so far give back exactly the newest state."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.pieces.body import LIST, TEXT, Body, Encoded, from_body, to_body
+from holdfast.pieces.coverage import Coverage, assemble
+from holdfast.pieces.manifest import (
+    INLINE_BYTES_MAX,
+    PIECES_MAX_INLINE,
+    Entries,
+    decode_base,
+    decode_manifest,
+    decode_table,
+    root_digest,
+)
+from holdfast.pieces.piece import Piece, Range
+from holdfast.pieces.tip import Change, Draft, Tip
+from holdfast.testing.strategies import same, values
+
+
+class Shelf:
+    """The bytes that drafts wrote, as a store would keep them."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[bytes, bytes] = {}
+        self.streams: dict[int, bytes] = {}
+        self.next_stream = 0
+        self.written = 0
+
+    def new_stream(self) -> int:
+        self.next_stream += 1
+        return self.next_stream
+
+    def put(self, draft: Draft) -> None:
+        self.blobs.update(draft.blobs)
+        for stream, offset, data in draft.chunks:
+            assert len(self.streams.get(stream, b"")) == offset, "a stream only grows at its end"
+            self.streams[stream] = self.streams.get(stream, b"") + data
+        self.written += sum(map(len, draft.blobs.values())) + sum(len(data) for _, _, data in draft.chunks)
+        self.written += len(draft.manifest)
+
+    def read(self, piece: Piece) -> bytes:
+        if isinstance(piece, bytes):
+            return piece
+        whole = self.blobs[piece.source] if isinstance(piece.source, bytes) else self.streams[piece.source]
+        found = assemble([(0, whole)], piece.start, piece.length)
+        assert found is not None
+        return found
+
+    def entries(self, draft: Draft) -> Entries:
+        base = {} if draft.base is None else decode_base(self.blobs[draft.base])
+        return decode_manifest(draft.manifest, base)
+
+    def rebuild(self, draft: Draft) -> dict[Any, Any]:
+        """Read the state back from nothing but the manifest and the bytes."""
+        state = {}
+        for key, entry in self.entries(draft).items():
+            pieces: list[Piece]
+            if entry.body is not None:
+                pieces = [entry.body]
+            elif entry.pieces is None:
+                pieces = [Range(entry.digest, 0, entry.size)]
+            else:
+                pieces = [*(decode_table(self.blobs[entry.table]) if entry.table else ()), *entry.pieces]
+            parts = [self.read(piece) for piece in pieces]
+            assert sum(map(len, parts)) == entry.size
+            state[key] = from_body(entry.kind, entry.count, parts)
+        return state
+
+    def reopen(self, draft: Draft) -> Tip:
+        """Make the tip anew, as after a restart, with every value loaded."""
+        entries = self.entries(draft)
+        base = {} if draft.base is None else decode_base(self.blobs[draft.base])
+        tables = {e.table: decode_table(self.blobs[e.table]) for e in entries.values() if e.table is not None}
+        owned = {stream: len(data) for stream, data in self.streams.items()}
+        tip = Tip.load(entries, tables, draft.base, base, owned)
+        for live in tip.lives.values():
+            if live.parts is None:
+                live.fill(b"".join(self.read(piece) for piece in live.pieces))
+        return tip
+
+
+def whole(state: dict[str, Any], tip: Tip) -> Change:
+    put = {key: to_body(value, key) for key, value in state.items()}
+    return Change(put=dict(put), delete={key for key in tip.lives if key not in put}, order=list(state))
+
+
+LISTS = st.lists(st.text(max_size=300), max_size=30)
+STATES = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.one_of(LISTS, values()), max_size=4)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(STATES, st.booleans()), min_size=1, max_size=6))
+def test_any_sequence_of_states_is_rebuilt_exactly(program: list[tuple[dict[str, Any], bool]]) -> None:
+    shelf, tip = Shelf(), Tip()
+    drafts: list[tuple[Draft, dict[str, Any]]] = []
+    for state, restart in program:
+        draft = tip.plan(whole(state, tip), shelf.new_stream)
+        shelf.put(draft)
+        drafts.append((draft, state))
+        if restart:
+            tip = shelf.reopen(draft)
+    for draft, state in drafts:
+        rebuilt = shelf.rebuild(draft)
+
+        assert same(rebuilt, state)
+        assert list(rebuilt) == list(state)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_edits_of_a_long_list_are_rebuilt_exactly(data: st.DataObject) -> None:
+    """Inserts, deletes, replacements and appends of long values: pieces, tables and consolidation."""
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    shelf, tip = Shelf(), Tip()
+    items = [rng.randbytes(rng.randrange(1, 900)).hex() for _ in range(40)]
+    for _ in range(25):
+        kind = rng.choice(["append", "insert", "delete", "replace", "halve"])
+        at = rng.randrange(len(items) + 1)
+        if kind == "append":
+            items.append(rng.randbytes(300).hex())
+        elif kind == "insert":
+            items.insert(at, rng.randbytes(200).hex())
+        elif kind == "delete" and items:
+            del items[at % len(items)]
+        elif kind == "replace" and items:
+            items[at % len(items)] = rng.randbytes(250).hex()
+        elif kind == "halve":
+            items = ["summary", *items[len(items) // 2 :]]
+        draft = tip.plan(whole({"items": list(items)}, tip), shelf.new_stream)
+        shelf.put(draft)
+
+        assert shelf.rebuild(draft) == {"items": items}
+        if rng.random() < 0.2:
+            tip = shelf.reopen(draft)
+
+
+@settings(max_examples=60)
+@given(st.lists(STATES, min_size=1, max_size=5))
+def test_the_root_depends_on_the_content_only(states: list[dict[str, Any]]) -> None:
+    """However a state came about, wherever its bytes are, its root is the same."""
+    shelf, tip = Shelf(), Tip()
+    for state in states:
+        draft = tip.plan(whole(state, tip), shelf.new_stream)
+        shelf.put(draft)
+    fresh = Tip().plan(whole(states[-1], Tip()), Shelf().new_stream)
+
+    assert draft.root == fresh.root == root_digest(shelf.entries(draft))
+
+
+@settings(max_examples=60)
+@given(st.lists(STATES, min_size=2, max_size=6), st.data())
+def test_what_coverage_calls_unneeded_can_go_without_harm(states: list[dict[str, Any]], data: st.DataObject) -> None:
+    shelf, tip = Shelf(), Tip()
+    drafts = []
+    for state in states:
+        draft = tip.plan(whole(state, tip), shelf.new_stream)
+        shelf.put(draft)
+        drafts.append((draft, state))
+    kept = data.draw(st.lists(st.sampled_from(drafts), min_size=1, unique_by=id))
+    coverage = Coverage(shelf.blobs.__getitem__)
+    needed = set().union(*(coverage.add(draft.manifest, draft.base) for draft, _ in kept))
+    shelf.blobs = {name: blob for name, blob in shelf.blobs.items() if name in needed}
+    for stream, bytes_ in shelf.streams.items():
+        ranges = coverage.ranges(stream)
+        shelf.streams[stream] = bytes(
+            byte if any(start <= at < end for start, end in ranges) else 0xFF for at, byte in enumerate(bytes_)
+        )
+    for draft, state in kept:
+        assert same(shelf.rebuild(draft), state)
+
+
+def test_a_growing_list_is_one_range_whose_end_moves() -> None:
+    shelf, tip = Shelf(), Tip()
+    shelf.put(tip.plan(whole({"m": ["x" * 500]}, tip), shelf.new_stream))
+    for number in range(50):
+        body = to_body([f"{number}" * 200], "m")
+        draft = tip.plan(Change(append={"m": body}), shelf.new_stream)
+        shelf.put(draft)
+    (entry,) = shelf.entries(draft).values()
+
+    assert entry.pieces is not None
+    assert len(entry.pieces) == 1
+    assert len(draft.manifest) < 80
+
+
+def test_a_list_nested_in_a_dict_grows_by_what_is_new() -> None:
+    """Its count changes in the middle of the bytes; the elements before and after are not written again."""
+    shelf, tip = Shelf(), Tip()
+    inner = ["seed" * 100] * 20
+    state: dict[str, Any] = {"agents": {"a": inner, "b": "tail" * 200}}
+    shelf.put(tip.plan(whole(state, tip), shelf.new_stream))
+    before = shelf.written
+    for number in range(100):
+        inner.append(f"{number:04}" * 100)
+        draft = tip.plan(whole(state, tip), shelf.new_stream)
+        shelf.put(draft)
+
+    assert shelf.rebuild(draft) == state
+    assert shelf.written - before < 100 * (400 + 350)
+    assert len(tip.lives["agents"].pieces) < 2 * PIECES_MAX_INLINE
+
+
+def test_unchanged_values_move_to_a_base_instead_of_being_repeated() -> None:
+    shelf, tip = Shelf(), Tip()
+    steady = {f"key{number}": "v" * 100 for number in range(50)}
+    shelf.put(tip.plan(whole({**steady, "n": 0}, tip), shelf.new_stream))
+    first = shelf.written
+    for number in range(1, 101):
+        draft = tip.plan(whole({**steady, "n": number}, tip), shelf.new_stream)
+        shelf.put(draft)
+
+    assert shelf.rebuild(draft) == {**steady, "n": 100}
+    assert len(draft.manifest) < 100
+    assert shelf.written - first < 4 * first
+
+
+def test_a_change_of_order_alone_is_kept() -> None:
+    shelf, tip = Shelf(), Tip()
+    shelf.put(tip.plan(whole({"a": 1, "b": 2, "c": 3}, tip), shelf.new_stream))
+    draft = tip.plan(whole({"c": 3, "a": 1, "b": 2}, tip), shelf.new_stream)
+    shelf.put(draft)
+
+    assert list(shelf.rebuild(draft)) == ["c", "a", "b"]
+
+
+def test_values_at_the_inline_limit_stay_inline_and_one_byte_more_does_not() -> None:
+    tip, shelf = Tip(), Shelf()
+    tip.plan(whole({"at": "x" * INLINE_BYTES_MAX, "over": "x" * (INLINE_BYTES_MAX + 1)}, tip), shelf.new_stream)
+
+    assert tip.lives["at"].entry.body is not None
+    assert tip.lives["over"].entry.body is None
+
+
+def test_bytes_that_somebody_else_encoded_come_back_with_their_tag() -> None:
+    shelf, tip = Shelf(), Tip()
+    value = Encoded("msgpack", b"\x93\x01\x02\x03" * 200)
+    draft = tip.plan(whole({"channel": value}, tip), shelf.new_stream)
+    shelf.put(draft)
+
+    assert shelf.rebuild(draft) == {"channel": value}
+
+
+def test_an_empty_append_changes_nothing() -> None:
+    shelf, tip = Shelf(), Tip()
+    shelf.put(tip.plan(whole({"m": ["x" * 999]}, tip), shelf.new_stream))
+    draft = tip.plan(Change(append={"m": Body(LIST, 0, b"")}), shelf.new_stream)
+    shelf.put(draft)
+
+    assert shelf.rebuild(draft) == {"m": ["x" * 999]}
+    assert draft.chunks == []
+
+
+def test_text_grows_by_what_is_appended() -> None:
+    shelf, tip = Shelf(), Tip()
+    shelf.put(tip.plan(whole({"log": "é" * 5000}, tip), shelf.new_stream))
+    draft = tip.plan(Change(append={"log": Body(TEXT, 0, "ü".encode() * 300)}), shelf.new_stream)
+    shelf.put(draft)
+
+    assert shelf.rebuild(draft) == {"log": "é" * 5000 + "ü" * 300}
+    assert sum(len(data) for _, _, data in draft.chunks) == 600

@@ -1,0 +1,175 @@
+"""Bad input: a typed error that says what, where and what next; nothing changed."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import errors
+
+BAD_IDS: list[Any] = ["", "x" * 256, 5, None, b"bytes", {"$gt": ""}, ["t"], "nul\0", "\ud800"]
+
+
+@pytest.mark.row("T7", "W3-16", "W4-13", "S1-53")
+@pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
+def test_ids_that_cannot_be_are_refused_everywhere(store: holdfast.Store, bad: Any) -> None:
+    thread = store.thread("t")
+    saved = thread.save({"n": 1})
+    calls = [
+        lambda: store.thread(bad),
+        lambda: store.thread("t", branch=bad),
+        lambda: store.get(bad),
+        lambda: store.delete_thread(bad),
+        lambda: thread.get(bad),
+        lambda: thread.fork(saved, branch="b" if bad is None else bad, to=None if bad is not None else ""),
+        lambda: thread.fork(bad, branch="b"),
+        lambda: thread.rewind(bad),
+        lambda: thread.tag(saved, bad),
+        lambda: thread.tag(bad, "x"),
+        lambda: thread.delete(bad),
+    ]
+    for call in calls:
+        with pytest.raises(holdfast.InvalidInput):
+            call()
+    if bad is not None:
+        with pytest.raises(holdfast.InvalidInput):
+            thread.save({"n": 2}, id=bad)
+
+    assert [meta.id for meta in thread.history(branch="*")] == [saved.id]
+
+
+@pytest.mark.row("T8", "W1-04", "W1-05", "W4-08")
+@pytest.mark.parametrize(
+    "hostile", ["../x", "/etc/x", "..", "*", "?", "[a]", "CON", "a/b", "%2e", "x'\"", "\n", "x" * 255]
+)
+def test_hostile_but_possible_ids_are_just_names(store: holdfast.Store, hostile: str) -> None:
+    store.thread(hostile).save({"n": 1}, id=hostile)
+    store.thread("other").save({"n": 2})
+
+    assert store.get(hostile) is not None
+    assert store.delete_thread(hostile).checkpoints == 1
+    assert [meta.thread_id for meta in store.threads()] == ["other"]
+
+
+@pytest.mark.row("W1-09", "W1-37", "W3-16")
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"cost_estimate": float("nan")},
+        {"cost_estimate": float("inf")},
+        {"cost_estimate": -0.1},
+        {"tokens_used": -1},
+        {"tokens_used": 1.5},
+        {"tokens_used": True},
+        {"iteration": -1},
+        {"step": -1},
+        {"step": "3"},
+        {"step": True},
+        {"attempt": 0},
+        {"graph_hash": -1},
+        {"graph_hash": 2**64},
+        {"tags": "text"},
+        {"tags": [""]},
+        {"tags": [5]},
+        {"tags": [str(number) for number in range(65)]},
+        {"next_node": ""},
+        {"trigger": None},
+        {"summary": None},
+        {"label": 5},
+        {"metadata": [1]},
+        {"metadata": {1: 2}},
+        {"created_at": "2026-01-01"},
+        {"created_at": __import__("datetime").datetime(2026, 1, 1)},
+        {"interrupt": "beforenode"},
+        {"continuation": "node"},
+        {"frames": ["x"]},
+        {"path": [1]},
+        {"colour": "red"},
+    ],
+    ids=repr,
+)
+def test_impossible_notes_are_refused_and_nothing_changes(thread: holdfast.Thread, notes: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.InvalidInput):
+        thread.save({"n": 1}, **notes)
+
+    assert list(thread.history()) == []
+    assert thread.save({"n": 1}).step == 1
+
+
+@pytest.mark.row("W4-01", "W2-25", "T2", "S2-20", "S2-21")
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (object(), "state.x"),
+        ({"a": [1, {"b": object()}]}, r"state.x.a\[1\].b"),
+        (bytearray(b"x"), "state.x"),
+        ("\ud800", "state.x"),
+        ([{"k": "\udfff"}], r"state.x\[0\].k"),
+        (lambda: None, "state.x"),
+    ],
+    ids=["object", "nested", "bytearray", "surrogate", "nested surrogate", "function"],
+)
+def test_a_value_that_could_not_come_back_equal_is_refused_by_its_path(
+    thread: holdfast.Thread, value: Any, path: str
+) -> None:
+    with pytest.raises(holdfast.EncodeError, match=path) as caught:
+        thread.save({"fine": 1, "x": value})
+
+    assert caught.value.path is not None
+    assert list(thread.history()) == []
+
+
+@pytest.mark.parametrize("state", [None, [], "text", 5, {1: 2}, {b"x": 1}, {("a",): 1}, {"\ud800": 1}, {"k" * 4097: 1}])
+def test_a_state_that_is_no_mapping_of_names_is_refused(thread: holdfast.Thread, state: Any) -> None:
+    with pytest.raises(holdfast.InvalidInput):
+        thread.save(state)
+
+    assert list(thread.history()) == []
+
+
+@pytest.mark.row("T17")
+def test_errors_and_reprs_never_show_a_states_values(thread: holdfast.Thread) -> None:
+    saved = thread.save({"secret": "canary-1234"})
+    with pytest.raises(holdfast.EncodeError) as caught:
+        thread.save({"secret": "canary-1234", "bad": {"canary-5678": object()}})
+    latest = thread.latest()
+
+    assert "canary-1234" not in f"{caught.value!s} {caught.value!r} {saved!r} {latest!r} {thread!r}"
+
+
+@pytest.mark.parametrize("url", ["", "mysql://x", "x\0y", 5, "redis://localhost"])
+def test_a_url_that_names_no_store_is_refused(url: Any) -> None:
+    with pytest.raises((holdfast.InvalidInput, TypeError)):
+        holdfast.open(url)
+
+
+@pytest.mark.row("S2-32", "S2-33", "S2-34", "S2-35", "S2-36", "W4-19", "S1x-05")
+def test_each_kind_of_error_says_what_happened_in_its_own_words() -> None:
+    assert str(errors.StoreError("disk on fire")) == "storage error: disk on fire"
+    assert str(errors.NotFound("cp-1")) == "checkpoint not found: cp-1"
+    assert str(errors.Corrupted("digest")) == "corrupted checkpoint: digest"
+    assert str(errors.EncodeError("x")) == "serialization error: x"
+    mismatch = errors.GraphMismatch(0xAB, 2**64 - 1)
+    assert str(mismatch) == "graph mismatch: expected 0x00000000000000ab, actual 0xffffffffffffffff"
+
+
+def test_errors_carry_their_place_and_survive_a_process_boundary() -> None:
+    error = errors.Conflict("moved", winner=None, thread="t", checkpoint="c", hint="look")
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert (copy.what, copy.thread, copy.checkpoint, copy.hint) == ("moved", "t", "c", "look")
+    assert str(copy) == str(error) == "conflict: moved (thread 't', checkpoint 'c'). look"
+
+
+def test_a_closed_store_says_so(url: str) -> None:
+    store = holdfast.open(url)
+    thread = store.thread("t")
+    thread.save({"n": 1})
+    store.close()
+    store.close()
+    for call in (lambda: thread.save({"n": 2}), thread.latest, store.verify, lambda: list(store.threads())):
+        with pytest.raises(holdfast.StoreError, match="closed"):
+            call()

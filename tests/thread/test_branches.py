@@ -1,0 +1,185 @@
+"""Forking, rewinding, time travel, tags."""
+
+from __future__ import annotations
+
+import pytest
+
+import holdfast
+
+BIG = ["message " * 60] * 20
+
+
+def three_steps(store: holdfast.Store) -> holdfast.Thread:
+    thread = store.thread("t")
+    for number in range(1, 4):
+        thread.save({"m": [*BIG, str(number)], "n": number}, next_node=f"node{number}", metadata={"user": "u"})
+    return thread
+
+
+@pytest.mark.row("S3x-12", "W3-12", "S4x-16", "S2x-14")
+def test_a_fork_takes_over_state_position_and_step(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    second = thread.at(2)
+    assert second is not None
+    side = thread.fork(second, branch="what-if", set={"n": "other"})
+    forked = side.latest()
+
+    assert forked is not None
+    assert forked.state == {"m": [*BIG, "2"], "n": "other"}
+    assert (forked.step, forked.next_node, forked.parent_id, forked.branch) == (2, "node2", second.id, "what-if")
+    assert (forked.trigger, dict(forked.metadata)) == ("fork", {"user": "u"})
+
+
+def test_a_fork_and_its_origin_go_on_independently(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    side = thread.fork(next(thread.history()), branch="side")
+    side.append({"m": ["side"]})
+    thread.append({"m": ["main"]})
+    side.append({"m": ["side 2"]})
+    latest, side_latest = store.thread("t").latest(), store.thread("t", branch="side").latest()
+
+    assert latest is not None
+    assert side_latest is not None
+    assert latest.state["m"] == [*BIG, "3", "main"]
+    assert side_latest.state["m"] == [*BIG, "3", "side", "side 2"]
+
+
+def test_a_fork_into_another_thread_is_a_thread_of_its_own(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    other = thread.fork(next(thread.history()), to="copy", delete=["n"])
+    store.delete_thread("t")
+    latest = store.thread("copy").latest()
+
+    assert latest is not None
+    assert latest.state == {"m": [*BIG, "3"]}
+    assert (other.id, other.branch) == ("copy", "main")
+
+
+def test_a_fork_onto_an_existing_branch_is_refused(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    newest = next(thread.history())
+    thread.fork(newest, branch="side")
+    with pytest.raises(holdfast.Conflict, match="exists already"):
+        thread.fork(newest, branch="side")
+    with pytest.raises(holdfast.InvalidInput, match="needs a name"):
+        thread.fork(newest)
+
+
+def test_a_fork_of_what_is_not_there_says_so(thread: holdfast.Thread) -> None:
+    with pytest.raises(holdfast.NotFound, match="nothing-here"):
+        thread.fork("nothing-here", branch="side")
+
+
+@pytest.mark.row("S3x-10", "W3-01", "S4x-16")
+def test_rewind_goes_back_by_appending_and_destroys_nothing(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    first = thread.at(1)
+    assert first is not None
+    back = thread.rewind(first)
+    latest = store.thread("t").latest()
+
+    assert latest is not None
+    assert latest.state == first.state
+    assert (back.step, back.parent_id, back.next_node, back.trigger) == (4, first.id, "node1", "rewind")
+    assert [meta.step for meta in thread.history()] == [4, 3, 2, 1]
+    assert thread.append({"m": ["on"]}).state["m"] == [*BIG, "1", "on"]
+
+
+def test_a_stale_handle_cannot_rewind(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    first = thread.at(1)
+    assert first is not None
+    other = store.thread("t")
+    other.latest()
+    other.save({"n": 9})
+    with pytest.raises(holdfast.Conflict):
+        thread.rewind(first)
+
+
+def test_rewinding_to_another_threads_checkpoint_is_refused(store: holdfast.Store) -> None:
+    three_steps(store)
+    foreign = store.thread("other").save({"n": 1})
+    with pytest.raises(holdfast.InvalidInput, match="belongs to thread"):
+        store.thread("t").rewind(foreign)
+
+
+@pytest.mark.row("S3x-11")
+def test_at_gives_the_nearest_checkpoint_at_or_before_a_step(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    for step in (2, 5, 9):
+        thread.save({"step": step}, step=step)
+    found = [thread.at(step) for step in (1, 2, 4, 5, 8, 9, 100)]
+
+    assert [None if cp is None else cp.step for cp in found] == [None, 2, 2, 5, 5, 9, 9]
+
+
+def test_before_a_forks_first_step_at_looks_where_it_was_forked_from(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    side = thread.fork(next(thread.history()), branch="side")
+    side.save({"n": "4 on side"})
+    thread.save({"n": "4 on main"})
+    found = [side.at(step) for step in (4, 3, 2, 1, 0)]
+
+    assert [None if cp is None else (cp.branch, cp.step) for cp in found] == [
+        ("side", 4),
+        ("side", 3),
+        ("main", 2),
+        ("main", 1),
+        None,
+    ]
+
+
+@pytest.mark.row("S3-23")
+def test_a_checkpoint_is_found_by_its_id_alone(store: holdfast.Store) -> None:
+    saved = store.thread("t").save({"n": 1})
+    found = store.get(saved.id)
+
+    assert found is not None
+    assert found.state == {"n": 1}
+    assert store.get("unknown") is None
+    assert store.thread("another").get(saved.id) is None
+
+
+@pytest.mark.row("S4x-15", "S4x-16", "S4x-20")
+def test_tags_are_added_and_removed_and_filter_lists(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    second = thread.at(2)
+    assert second is not None
+
+    assert thread.tag(second, "good", "a") == ("a", "good")
+    assert thread.tag(second.id, "good") == ("a", "good")
+    assert [meta.step for meta in thread.history(tag="good")] == [2]
+    assert thread.untag(second, "a") == ("good",)
+    again = thread.get(second.id)
+    assert again is not None
+    assert again.tags == ("good",)
+    with pytest.raises(holdfast.NotFound):
+        thread.tag("unknown", "good")
+
+
+@pytest.mark.row("S3x-15")
+def test_branches_and_lineage_draw_the_tree(store: holdfast.Store) -> None:
+    from holdfast.model.lineage import Lineage
+
+    thread = three_steps(store)
+    side = thread.fork(list(thread.history())[1], branch="side")
+    side.save({"n": 1})
+    nodes = list(thread.history(branch="*"))
+    lineage = Lineage(nodes)
+
+    assert [lane.key.branch for lane in thread.branches()] == ["main", "side"]
+    assert len(nodes) == 5
+    assert [node.branch for node in lineage.ancestors(nodes[0].id)] == ["side", "main", "main"]
+    assert len(lineage.roots) == 1
+
+
+def test_a_forked_branch_shares_its_bytes(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    saved = thread.save({"doc": "x" * 100_000, "m": BIG})
+    before = store._backend.sizes()
+    for number in range(20):
+        thread.fork(saved, branch=f"b{number}")
+    after = store._backend.sizes()
+
+    assert sum(after.sources.values()) == sum(before.sources.values())
+    assert (after.rows - before.rows) / 20 < 400

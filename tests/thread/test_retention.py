@@ -1,0 +1,228 @@
+"""Deleting: nothing that stays is harmed, space is given back."""
+
+from __future__ import annotations
+
+import math
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast.model.checkpoint import CheckpointMeta
+
+BIG = random.Random(1).randbytes(25_000).hex()
+
+
+def steps(thread: holdfast.Thread) -> list[int]:
+    return [meta.step for meta in thread.history()]
+
+
+def grow(thread: holdfast.Thread, count: int) -> None:
+    for number in range(count):
+        thread.append({"m": [f"{number:05}" * 100]}, set={"n": number})
+
+
+@pytest.mark.row("S1-27", "S1-69", "S1-70", "S2x-08", "W1-03", "S4-36")
+def test_delete_removes_one_and_tells_how_many(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    grow(thread, 3)
+    middle = thread.at(2)
+    assert middle is not None
+
+    assert thread.delete(middle) == 1
+    assert thread.delete(middle) == 0
+    assert thread.delete("unknown") == 0
+    assert steps(thread) == [3, 1]
+    assert thread.get(middle.id) is None
+
+
+@pytest.mark.row("W1-16", "W2-20")
+def test_after_deleting_the_newest_the_one_before_it_is_newest(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    grow(thread, 3)
+    newest = thread.latest()
+    assert newest is not None
+    thread.delete(newest)
+    latest = store.thread("t").latest()
+
+    assert latest is not None
+    assert latest.step == 2
+    with pytest.raises(holdfast.Conflict):
+        thread.append(set={"n": "stale"})
+    fresh = store.thread("t").append({"m": ["again"]})
+    assert (fresh.step, fresh.seq) == (3, 4)
+    assert len(fresh.state["m"]) == 3
+
+
+def test_deleting_the_only_checkpoint_leaves_an_empty_thread_that_can_begin_anew(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    thread.delete(thread.save({"n": 1}))
+
+    assert store.thread("t").latest() is None
+    assert list(store.threads()) == []
+    assert store.thread("t").save({"n": 2}).seq == 2
+
+
+@pytest.mark.row("S3-29", "W3-10")
+def test_delete_before_is_strictly_less_and_never_takes_the_newest(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    grow(thread, 5)
+
+    assert thread.delete_before(3) == 2
+    assert steps(thread) == [5, 4, 3]
+    assert thread.delete_before(100) == 2
+    assert steps(thread) == [5]
+
+
+@pytest.mark.row("S3-28", "S1x-31")
+def test_delete_thread_takes_all_branches_and_leaves_other_threads(store: holdfast.Store) -> None:
+    thread, other = store.thread("t"), store.thread("other")
+    grow(thread, 3)
+    grow(other, 2)
+    thread.fork(next(thread.history()), branch="side")
+
+    assert store.delete_thread("t").checkpoints == 4
+    assert store.delete_thread("t").checkpoints == 0
+    assert steps(other) == [2, 1]
+    assert store.thread("t").save({}).seq == 1
+    with pytest.raises(holdfast.Conflict):
+        thread.append(set={"n": "from before the thread was deleted"})
+
+
+@pytest.mark.row("S4-31", "S4-37", "W4-15")
+def test_clear_empties_the_store_and_gives_the_space_back(store: holdfast.Store) -> None:
+    for name in "abc":
+        store.thread(name).save({"doc": BIG + name})
+    before = store.stats().total_bytes
+    removed = store.clear()
+
+    assert (removed.checkpoints, removed.lanes) == (3, 3)
+    assert list(store.threads()) == []
+    assert store._backend.sizes().sources == {}
+    assert store.stats().total_bytes < before
+
+
+def test_bytes_shared_by_threads_go_with_the_last_one(store: holdfast.Store) -> None:
+    for name in "abc":
+        store.thread(name).save({"doc": BIG})
+    assert len(store._backend.sizes().sources) == 1
+    store.delete_thread("a")
+    store.delete_thread("b")
+    left = store.thread("c").latest()
+
+    assert left is not None
+    assert left.state == {"doc": BIG}
+    store.delete_thread("c")
+    assert store._backend.sizes().sources == {}
+
+
+def test_what_was_summarised_away_is_freed_by_pruning(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    grow(thread, 100)
+    state = thread.latest()
+    assert state is not None
+    thread.save({"m": ["summary", *state.state["m"][-5:]], "n": 0})
+    before = sum(store._backend.sizes().sources.values())
+    pruned = thread.prune(holdfast.Keep(last=1))
+    latest = store.thread("t").latest()
+
+    assert latest is not None
+    assert len(latest.state["m"]) == 6
+    assert pruned.deleted == 100
+    assert sum(store._backend.sizes().sources.values()) < before / 2
+
+
+@pytest.mark.row("S2x-10", "S3x-06", "W2-08", "W3-02")
+def test_each_rule_keeps_what_it_says(store: holdfast.Store, clock: Any) -> None:
+    def fresh(name: str) -> holdfast.Thread:
+        thread = store.thread(name)
+        for number in range(1, 11):
+            thread.save({"n": number})
+            clock.step(days=1)
+        return thread
+
+    cases: list[tuple[holdfast.Keep, list[int]]] = [
+        (holdfast.Keep(last=3), [10, 9, 8]),
+        (holdfast.Keep(days=2.5), [10, 9]),
+        (holdfast.Keep(every=4), [10, 8, 4]),
+        (holdfast.Keep(milestones=4), [10, 7, 4, 1]),
+        (holdfast.Keep(last=2, every=5), [10, 9, 5]),
+        (holdfast.Keep(last=100), list(range(10, 0, -1))),
+        (holdfast.Keep(days=0), [10]),
+    ]
+    for number, (keep, expected) in enumerate(cases):
+        thread = fresh(f"t{number}")
+        thread.prune(keep)
+
+        assert steps(thread) == expected, keep
+
+
+def test_tagged_newest_and_forked_from_are_always_kept(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    grow(thread, 6)
+    second, fourth = thread.at(2), thread.at(4)
+    assert second is not None
+    assert fourth is not None
+    thread.tag(second, "good")
+    thread.fork(fourth, branch="side")
+    store.prune(holdfast.Keep(last=1))
+
+    assert steps(thread) == [6, 4, 2]
+    store.prune(holdfast.Keep(last=1, tagged=False))
+    assert steps(thread) == [6, 4]
+
+
+def test_a_dry_run_says_the_same_and_does_nothing(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    grow(thread, 6)
+    would = store.prune(holdfast.Keep(last=2), dry_run=True)
+    assert steps(thread) == [6, 5, 4, 3, 2, 1]
+    did = store.prune(holdfast.Keep(last=2))
+
+    assert (
+        (would.deleted, would.kept, would.checkpoints)
+        == (did.deleted, did.kept, did.checkpoints)
+        == (
+            4,
+            2,
+            would.checkpoints,
+        )
+    )
+    assert "would delete 4" in str(would)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{}, {"last": 0}, {"last": "3"}, {"days": -1}, {"days": math.nan}, {"every": 0}, {"milestones": 1}, {"last": True}],
+)
+def test_impossible_rules_are_refused(rules: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.InvalidInput):
+        holdfast.Keep(**rules)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 10), st.integers(2, 8), st.floats(0, 30))
+def test_rules_keep_the_newest_and_only_name_what_there_is(
+    ages: list[int], last: int, milestones: int, days: float
+) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    branch = [
+        CheckpointMeta(id=f"c{index}", thread_id="t", step=len(ages) - index, created_at=now - timedelta(days=age))
+        for index, age in enumerate(ages)
+    ]
+    for keep in (
+        holdfast.Keep(last=last),
+        holdfast.Keep(milestones=milestones),
+        holdfast.Keep(days=days),
+        holdfast.Keep(last=last, days=days, milestones=milestones),
+    ):
+        doomed = keep.doomed(branch, now, ())
+
+        assert branch[0].id not in doomed
+        assert set(doomed) <= {meta.id for meta in branch}
+    assert len(branch) - len(holdfast.Keep(milestones=milestones).doomed(branch, now, ())) == min(
+        milestones, len(branch)
+    )

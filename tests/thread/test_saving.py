@@ -1,0 +1,350 @@
+"""Saving and loading through the public names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+import holdfast
+from holdfast.errors import IdTaken
+from holdfast.model.continuation import FanOut
+from holdfast.model.frame import Frame, FrameStack
+from holdfast.model.interrupt import Interrupt, InterruptKind
+from holdfast.testing.strategies import same, states
+
+MESSAGES = [{"role": "user", "content": "hello " * 60}, {"role": "assistant", "content": "hi " * 100}]
+
+
+@pytest.mark.row("S1-25", "S3-24", "S1-58")
+def test_an_unsaved_thread_has_no_latest(thread: holdfast.Thread) -> None:
+    assert thread.latest() is None
+    assert thread.at(1) is None
+    assert list(thread.history()) == []
+
+
+@pytest.mark.row("S1-24", "S1-62", "S3-09", "S4-06", "S2-16", "S2-18", "S2-26")
+def test_what_was_saved_is_what_latest_returns(thread: holdfast.Thread) -> None:
+    thread.save({"messages": MESSAGES, "plan": "search"}, next_node="search", tags=["before-search"])
+    latest = thread.latest()
+
+    assert latest is not None
+    assert latest.state == {"messages": MESSAGES, "plan": "search"}
+    assert (latest.step, latest.next_node, latest.tags) == (1, "search", ("before-search",))
+
+
+@settings(max_examples=60)
+@given(states())
+def test_any_state_the_codec_accepts_comes_back_the_same(state: dict[str, Any]) -> None:
+    with holdfast.open("memory:") as store:
+        store.thread("t").save(state)
+        latest = store.thread("t").latest()
+
+        assert latest is not None
+        assert same(latest.state, state)
+        assert list(latest.state) == list(state)
+
+
+@pytest.mark.row("S1-10", "S1-11", "S1-12", "S1-13", "S1-14", "S1-18", "S1-19", "S1-20", "S4-07", "S4-08", "S4-11")
+@pytest.mark.row(
+    "S2-17", "S2-22", "S2-23", "S2-25", "S3-02", "S3-03", "S3-04", "S3-05", "S3-06", "S3-07", "S3-08", "S3-14"
+)
+def test_every_described_field_comes_back(thread: holdfast.Thread) -> None:
+    frames = (
+        FrameStack()
+        .push(Frame(graph_id="outer", node_id="call", cursor=3))
+        .push(Frame(graph_id="inner", node_id="ask", cursor=1, visit=2, fanout_key="b", state={"q": "why"}))
+    )
+    given_notes: dict[str, Any] = {
+        "run_id": "run-1",
+        "attempt": 2,
+        "graph": "outer",
+        "graph_hash": 2**64 - 1,
+        "last_node": "plan",
+        "next_node": "ask",
+        "continuation": FanOut(("a", "b"), "join"),
+        "iteration": 7,
+        "interrupt": Interrupt(id="i-1", kind=InterruptKind.TOOL_APPROVAL, node="ask", payload={"tool": "rm"}),
+        "resume_hint": "approve?",
+        "tokens_used": 1234,
+        "cost_estimate": 0.5,
+        "trigger": "tool_call",
+        "label": "good",
+        "summary": "two\nlines",
+        "metadata": {"user": "u1", "n": 1, "nested": {"a": [1, 2]}},
+        "frames": frames,
+        "path": ["start", "plan"],
+    }
+    saved = thread.save({"messages": MESSAGES}, tags=["x"], **given_notes)
+    loaded = thread.get(saved.id)
+
+    assert loaded is not None
+    for name, value in given_notes.items():
+        expected = tuple(value) if name == "path" else value
+        assert getattr(loaded, name) == expected, name
+        assert getattr(saved, name) == expected, name
+    assert loaded == saved
+
+
+@pytest.mark.row("S1-15", "S1-16", "S1-17", "S1-21", "S4-14", "S3-11", "S3-12", "S3-13")
+def test_typed_accessors_read_the_conventional_keys(thread: holdfast.Thread) -> None:
+    thread.save({"messages": [], "tool_results": None, "pending_tool_calls": [{"id": 1}], "pending_action": {"t": 1}})
+    latest = thread.latest()
+
+    assert latest is not None
+    assert (latest.messages, latest.tool_results) == ([], None)
+    assert (latest.pending_tool_calls, latest.pending_action) == ([{"id": 1}], {"t": 1})
+    assert (latest.iteration, latest.tokens_used, latest.cost_estimate, latest.resume_hint) == (0, 0, 0.0, None)
+
+
+@pytest.mark.row("W3-03", "W2-16")
+def test_steps_count_from_one_and_go_on_after_a_restart(store: holdfast.Store) -> None:
+    for _ in range(3):
+        store.thread("t").save({"n": 1})
+
+    assert [meta.step for meta in store.thread("t").history()] == [3, 2, 1]
+    assert store.thread("t").save({"n": 2}, step=10).step == 10
+    assert store.thread("t").save({"n": 3}).step == 11
+
+
+def test_a_step_that_is_not_higher_than_the_heads_is_refused_and_nothing_changes(thread: holdfast.Thread) -> None:
+    thread.save({"n": 1}, step=5)
+    with pytest.raises(holdfast.InvalidInput, match="step 5 is not higher"):
+        thread.save({"n": 2}, step=5)
+
+    assert thread.save({"n": 3}).step == 6
+    assert [meta.step for meta in thread.history()] == [6, 5]
+
+
+@pytest.mark.row("W3-11", "S3x-16")
+def test_each_checkpoint_names_the_one_before_it_as_its_parent(thread: holdfast.Thread) -> None:
+    first, second = thread.save({"n": 1}), thread.append(set={"n": 2})
+
+    assert (first.parent_id, second.parent_id) == (None, first.id)
+
+
+def test_append_extends_lists_replaces_and_removes_keys(thread: holdfast.Thread) -> None:
+    thread.save({"messages": MESSAGES, "plan": "a", "scratch": 1})
+    saved = thread.append({"messages": [{"role": "tool"}], "new": [1]}, set={"plan": "b"}, delete=["scratch"])
+
+    assert saved.state == {"messages": [*MESSAGES, {"role": "tool"}], "plan": "b", "new": [1]}
+
+
+def test_append_also_works_after_a_restart_and_extends_text_and_bytes(store: holdfast.Store) -> None:
+    store.thread("t").save({"log": "é" * 400, "raw": b"\x00" * 400, "items": list(range(400))})
+    store.thread("t").append({"log": "ü", "raw": b"\x01", "items": [400]})
+    latest = store.thread("t").latest()
+
+    assert latest is not None
+    assert latest.state == {"log": "é" * 400 + "ü", "raw": b"\x00" * 400 + b"\x01", "items": list(range(401))}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"append": {"plan": ["x"]}}, "is not a list"),
+        ({"append": {"messages": "text"}}, "is not text"),
+        ({"append": {"messages": {"role": "x"}}}, "must be a list, text or bytes"),
+        ({"append": ["x"]}, "must be a mapping"),
+        ({"append": {"messages": []}, "set": {"messages": []}}, "both extended and replaced"),
+        ({"delete": ["nothing"]}, "not in the state"),
+        ({"delete": "plan"}, "must be a list of keys"),
+        ({"set": {"plan": 1}, "delete": ["plan"]}, "both changed and deleted"),
+    ],
+)
+def test_a_change_of_the_wrong_shape_is_refused_and_nothing_changes(
+    thread: holdfast.Thread, change: dict[str, Any], words: str
+) -> None:
+    before = thread.save({"messages": MESSAGES, "plan": "a"})
+    with pytest.raises(holdfast.InvalidInput, match=words):
+        thread.append(**change)
+
+    assert [meta.id for meta in thread.history()] == [before.id]
+    assert thread.append(set={"plan": "b"}).parent_id == before.id
+
+
+def test_in_place_changes_of_what_was_saved_are_seen_by_the_next_save(thread: holdfast.Thread) -> None:
+    state = {"messages": [dict(message) for message in MESSAGES]}
+    thread.save(state)
+    state["messages"][0]["content"] = "changed in place"
+    thread.save(state)
+    first, latest = thread.at(1), thread.latest()
+
+    assert first is not None
+    assert latest is not None
+    assert first.state["messages"] == MESSAGES
+    assert latest.state == state
+
+
+@pytest.mark.row("W3-14")
+def test_later_changes_of_the_callers_objects_do_not_alter_a_checkpoint(thread: holdfast.Thread) -> None:
+    state: dict[str, Any] = {"messages": [1, 2], "nested": {"a": [1]}}
+    metadata = {"user": "u1"}
+    saved = thread.save(state, metadata=metadata)
+    state["messages"].append(3)
+    state["nested"]["a"].append(2)
+    metadata["user"] = "u2"
+    loaded = thread.get(saved.id)
+
+    assert loaded is not None
+    assert (loaded.state, loaded.metadata) == ({"messages": [1, 2], "nested": {"a": [1]}}, {"user": "u1"})
+    assert saved.metadata == {"user": "u1"}
+
+
+def test_a_frozen_save_writes_only_what_was_appended_and_trusts_identity(thread: holdfast.Thread) -> None:
+    state = {"messages": [{"n": number, "text": "x" * 200} for number in range(50)], "plan": "a"}
+    thread.save(state, frozen=True)
+    state["messages"].append({"n": 50, "text": "y" * 200})
+    state["plan"] = "b"
+    saved = thread.save(state, frozen=True)
+    state["messages"][3] = {"n": 3, "text": "replaced"}
+    again = thread.save(state, frozen=True)
+
+    assert len(saved.state["messages"]) == 51
+    assert again.state == state
+
+
+def test_the_loaded_state_is_the_callers_to_change(thread: holdfast.Thread) -> None:
+    thread.save({"messages": [1]})
+    first = thread.latest()
+    assert first is not None
+    first.state["messages"].append(2)
+    second = thread.latest()
+
+    assert second is not None
+    assert second.state == {"messages": [1]}
+
+
+@pytest.mark.row("C2", "C9", "T16")
+def test_saving_the_same_id_with_the_same_content_gives_the_first_result(store: holdfast.Store) -> None:
+    first = store.thread("t").save({"n": [1, 2]}, id="cp-1", next_node="a")
+    again = store.thread("t").save({"n": [1, 2]}, id="cp-1", next_node="a")
+
+    assert (again.seq, again.digest, again.step) == (first.seq, first.digest, first.step)
+    assert len(list(store.thread("t").history())) == 1
+
+
+def test_a_retried_append_gives_the_first_result_also_after_others_went_on(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    thread.save({"m": ["x" * 300]})
+    first = thread.append({"m": ["y" * 300]}, id="retry-me")
+    thread.append({"m": ["z"]})
+    again = store.thread("t").append({"m": ["y" * 300]}, id="retry-me")
+
+    assert again.seq == first.seq
+    assert len(list(thread.history())) == 3
+
+
+@pytest.mark.row("C2", "W1-02", "W3-06")
+@pytest.mark.parametrize("other", [{"n": 2}, {"n": 1, "m": 1}, {"n": 1.0}, {"n": True}])
+def test_saving_the_same_id_with_other_content_is_refused(store: holdfast.Store, other: dict[str, Any]) -> None:
+    store.thread("t").save({"n": 1}, id="cp-1")
+    for thread in (store.thread("t"), store.thread("another")):
+        with pytest.raises(IdTaken, match="exists with other content"):
+            thread.save(other, id="cp-1")
+
+    assert [meta.thread_id for meta in store.threads()] == ["t"]
+
+
+def test_the_newest_checkpoint_can_be_stored_anew_under_its_own_id(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    thread.save({"n": 0})
+    thread.save({"m": ["x" * 300]}, id="cp-1")
+    child = thread.fork("cp-1", branch="side")
+    replaced = thread.save({"m": ["y" * 300]}, id="cp-1", replace=True, next_node="b")
+    latest = store.thread("t").latest()
+    side = child.latest()
+
+    assert latest is not None
+    assert side is not None
+    assert (latest.state, latest.next_node, latest.seq) == ({"m": ["y" * 300]}, "b", replaced.seq)
+    assert side.state == {"m": ["x" * 300]}
+    assert len(list(thread.history())) == 2
+    thread.save({"n": 3})
+    with pytest.raises(holdfast.Conflict, match="cannot be replaced"):
+        thread.save({"n": 4}, id="cp-1", replace=True)
+
+
+@pytest.mark.row("C1", "C7", "W4-03", "S4x-19")
+def test_a_handle_whose_head_was_overtaken_gets_conflict_with_the_winner(store: holdfast.Store) -> None:
+    mine, other = store.thread("t"), store.thread("t")
+    mine.save({"n": 1})
+    other.latest()
+    winner = other.save({"n": 2})
+    with pytest.raises(holdfast.Conflict) as caught:
+        mine.save({"n": 3})
+
+    assert caught.value.winner == winner.meta
+    assert winner.id in str(caught.value)
+    with pytest.raises(holdfast.Conflict):
+        mine.append(set={"n": 4})
+    assert [meta.id for meta in mine.history(limit=1)] == [winner.id]
+    mine.latest()
+    assert mine.save({"n": 3}).parent_id == winner.id
+
+
+def test_two_handles_that_saw_an_empty_thread_cannot_both_begin_it(store: holdfast.Store) -> None:
+    one, two = store.thread("t"), store.thread("t")
+    assert one.latest() is None
+    assert two.latest() is None
+    one.save({"n": 1})
+    with pytest.raises(holdfast.Conflict):
+        two.save({"n": 2})
+
+
+def test_a_save_can_name_the_checkpoint_it_builds_on(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    first, second = thread.save({"n": 1}), thread.save({"n": 2})
+
+    assert store.thread("t").save({"n": 3}, on=second).parent_id == second.id
+    with pytest.raises(holdfast.Conflict, match="is not the newest"):
+        store.thread("t").save({"n": 4}, on=first.id)
+
+
+def test_a_handle_survives_a_refused_value_and_goes_on(thread: holdfast.Thread) -> None:
+    thread.save({"m": ["x" * 500]})
+    with pytest.raises(holdfast.EncodeError, match=r"state\.m\[1\]"):
+        thread.save({"m": ["x" * 500, object()]})
+    with pytest.raises(holdfast.EncodeError, match=r"append\.m\[0\]"):
+        thread.append({"m": [object()]})
+    with pytest.raises(holdfast.EncodeError, match=r"metadata\.when"):
+        thread.append({"m": ["y"]}, metadata={"when": object()})
+
+    assert thread.append({"m": ["y"]}).state == {"m": ["x" * 500, "y"]}
+
+
+@pytest.mark.row("S1-22", "W1-07")
+def test_generated_ids_are_unique_and_sort_by_creation(thread: holdfast.Thread) -> None:
+    ids = [thread.save({"n": number}).id for number in range(20)]
+
+    assert ids == sorted(set(ids))
+
+
+@pytest.mark.row("C3", "W1-19", "W1-20", "W3-07", "G9")
+def test_newest_is_the_last_saved_whatever_the_clock_says(store: holdfast.Store, clock: Any) -> None:
+    thread = store.thread("t")
+    for number, hours in enumerate([0, -24, 1, -48, 1000, -3000]):
+        clock.step(hours=hours)
+        thread.save({"n": number})
+    latest = store.thread("t").latest()
+
+    assert latest is not None
+    assert latest.state == {"n": 5}
+    assert [meta.seq for meta in thread.history()] == [6, 5, 4, 3, 2, 1]
+
+
+def test_pending_writes_come_with_their_checkpoint_in_order(thread: holdfast.Thread) -> None:
+    from holdfast.model.checkpoint import Write
+
+    thread.write("later", [Write("b", 0, "out", {"x": 1}), Write("a", 1, "out", (1, 2)), Write("a", 0, "err", None)])
+    thread.save({"n": 1}, id="later")
+    thread.write("later", [Write("a", 0, "err", "ignored")])
+    latest = thread.latest()
+
+    assert latest is not None
+    assert [(write.task_id, write.index, write.value) for write in latest.writes] == [
+        ("a", 0, None),
+        ("a", 1, (1, 2)),
+        ("b", 0, {"x": 1}),
+    ]
