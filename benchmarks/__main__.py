@@ -6,6 +6,8 @@ import argparse
 import importlib
 import importlib.util
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,7 +37,8 @@ def main() -> None:
     if peers is not None:
         families["peers"] = peers.run
     names = options.only or list(families)
-    root = Path(tempfile.mkdtemp(prefix=".benchmarks-", dir=options.dir))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files go then, too
+    root = _scratch(options.dir)
     began = time.monotonic()
     table = Table()
     try:
@@ -55,12 +58,22 @@ def main() -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
+def _scratch(folder: Path | None) -> Path:
+    """Make the folder for the files, gigabytes of them: outside the project if that is the same disk, never in git."""
+    if folder is None:
+        usual, here = Path(tempfile.gettempdir()), Path.cwd()
+        folder = usual if usual.stat().st_dev == here.stat().st_dev else here
+    root = Path(tempfile.mkdtemp(prefix=".benchmarks-", dir=folder))
+    (root / ".gitignore").write_text("*\n", encoding="utf-8")
+    return root
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything and no peers: under a minute")
     parser.add_argument("--only", action="append", metavar="NAME", choices=[*FAMILIES, "peers"], help="one family")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where the files go; should be a real disk")
+    parser.add_argument("--dir", type=Path, help="where the files go; should be a real disk")
     parser.add_argument("--no-peers", action="store_true", help="leave LangGraph out")
     options = parser.parse_args()
     if options.only == ["peers"] and (options.quick or _peers() is None):

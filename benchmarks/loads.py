@@ -64,6 +64,10 @@ def _loads(bench: Bench) -> None:
         if other in times:
             row = Row(name, times[one].p50, "s", times[one].p99, times[other].p50, against, target=target)
             bench.table.add(row)
+            if target is not None:
+                bench.table.add(
+                    Row("    its undisturbed tenth (p10)", times[one].p10, "s", None, times[other].p10, against)
+                )
 
 
 def cold(built: Built, step: int | None = None, opening: bool = False) -> Op:

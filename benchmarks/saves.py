@@ -112,3 +112,5 @@ def _more_steps(count: int) -> list[Step]:
 
 def _add(bench: Bench, name: str, ours: Times, other: Times, against: str, target: Target | None = None) -> None:
     bench.table.add(Row(name, ours.p50, "s", ours.p99, other.p50, against, target=target))
+    if target is not None:
+        bench.table.add(Row("    its undisturbed tenth (p10)", ours.p10, "s", None, other.p10, against))

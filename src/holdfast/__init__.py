@@ -8,30 +8,45 @@ Layers, each importing only those above it:
     pieces    bytes of a state <-> what is new of them
     store     bytes <-> durable records: the contract, memory, SQLite
     thread    save, load, fork, rewind, diff, history, retention: what a user calls
+    api       the public names
     cli, testing
+
+Importing the package loads none of them: that happens when a name is first used, so that a command line that only
+wants the version, or a program that only might need a checkpoint, starts at once.
 """
 
-from holdfast.codec import Opaque, register
-from holdfast.errors import (
-    Conflict,
-    Corrupted,
-    DecodeError,
-    EncodeError,
-    Fenced,
-    GraphMismatch,
-    HoldfastError,
-    InvalidInput,
-    NotFound,
-    OutcomeUnknown,
-    StoreError,
-)
-from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
-from holdfast.thread.retention import Keep
-from holdfast.thread.store import Store, open
-from holdfast.thread.store_async import AsyncStore, aopen
-from holdfast.thread.thread import Thread
-from holdfast.thread.thread_async import AsyncThread
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from holdfast.version import __version__
+
+if TYPE_CHECKING:
+    from holdfast.api import (
+        AsyncStore,
+        AsyncThread,
+        Checkpoint,
+        CheckpointMeta,
+        Conflict,
+        Corrupted,
+        DecodeError,
+        EncodeError,
+        Fenced,
+        GraphMismatch,
+        HoldfastError,
+        InvalidInput,
+        Keep,
+        NotFound,
+        Opaque,
+        OutcomeUnknown,
+        Store,
+        StoreError,
+        Thread,
+        aopen,
+        diff,
+        open,
+        register,
+    )
 
 __all__ = [
     "AsyncStore",
@@ -55,6 +70,20 @@ __all__ = [
     "Thread",
     "__version__",
     "aopen",
+    "diff",
     "open",
     "register",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    from holdfast import api
+
+    globals().update({public: getattr(api, public) for public in api.__all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

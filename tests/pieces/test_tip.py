@@ -14,6 +14,7 @@ from holdfast.pieces.manifest import (
     INLINE_BYTES_MAX,
     PIECES_MAX_INLINE,
     Entries,
+    Key,
     decode_base,
     decode_manifest,
     decode_table,
@@ -87,8 +88,8 @@ class Shelf:
 
 
 def whole(state: dict[str, Any], tip: Tip) -> Change:
-    put = {key: to_body(value, key) for key, value in state.items()}
-    return Change(put=dict(put), delete={key for key in tip.lives if key not in put}, order=list(state))
+    put: dict[Key, Body] = {key: to_body(value, key) for key, value in state.items()}
+    return Change(put=put, delete={key for key in tip.lives if key not in put}, order=list(state))
 
 
 LISTS = st.lists(st.text(max_size=300), max_size=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ BAD_IDS: list[Any] = ["", "x" * 256, 5, None, b"bytes", {"$gt": ""}, ["t"], "nul
 def test_ids_that_cannot_be_are_refused_everywhere(store: holdfast.Store, bad: Any) -> None:
     thread = store.thread("t")
     saved = thread.save({"n": 1})
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: store.thread(bad),
         lambda: store.thread("t", branch=bad),
         lambda: store.get(bad),

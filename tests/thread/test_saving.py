@@ -193,7 +193,7 @@ def test_later_changes_of_the_callers_objects_do_not_alter_a_checkpoint(thread: 
 
 
 def test_a_frozen_save_writes_only_what_was_appended_and_trusts_identity(thread: holdfast.Thread) -> None:
-    state = {"messages": [{"n": number, "text": "x" * 200} for number in range(50)], "plan": "a"}
+    state: dict[str, Any] = {"messages": [{"n": number, "text": "x" * 200} for number in range(50)], "plan": "a"}
     thread.save(state, frozen=True)
     state["messages"].append({"n": 50, "text": "y" * 200})
     state["plan"] = "b"

@@ -46,10 +46,18 @@ def bulk(seed: int, size: int) -> str:
     return random.Random(seed).randbytes(size // 2).hex()
 
 
+def item(number: int) -> Any:
+    """Return one of a few items: small or large, and some that can be changed in place."""
+    size = (30, 300, 700, 5000, 40000)[number // 10 % 5]
+    if number % 3 == 0:
+        return number
+    return bulk(number, size) if number % 3 == 1 else {"n": number, "t": bulk(number, size)}
+
+
 PICK = st.integers(0, 999)
-BULKS = st.builds(bulk, st.integers(0, 5), st.sampled_from([30, 300, 700, 5000, 40000]))
-ITEMS = st.lists(st.one_of(st.integers(0, 9), BULKS, st.builds(lambda n, t: {"n": n, "t": t}, PICK, BULKS)), max_size=4)
-VALUES = st.one_of(PICK, BULKS, ITEMS, ITEMS, BULKS.map(str.encode), values())
+ITEMS = st.lists(st.integers(0, 49).map(item), max_size=4)
+SCALARS = st.integers(0, 49).map(item)
+VALUES = st.one_of(SCALARS, ITEMS, ITEMS, SCALARS.map(str).map(str.encode), values())
 EDIT = st.tuples(
     st.sampled_from(["grow", "grow", "grow", "set", "drop", "middle", "in place", "turn"]),
     st.sampled_from(KEYS),
@@ -110,7 +118,7 @@ class Walk:
     """A list that is read page by page while the store changes."""
 
     thread: str
-    left: list[str]  # what existed when the walk began and was not seen yet
+    left: list[Point]  # what existed when the walk began and was not seen yet
     before: int | None = None
 
 
@@ -294,7 +302,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Save a known change: extend one key, set another, remove a third."""
         handle = self.handle(pick)
         head = self.model.head(handle.branch)
-        state = dict(handle.basis if handle.seen else head.state if head else {})
+        state = deepcopy(handle.basis if handle.seen else head.state if head else {})
         extend = {key: longer_by(state[key], items)} if type(state.get(key)) in (list, str, bytes) else {}
         gone = [drop] if drop in state and drop not in extend else []
         put = {"set": value}
@@ -335,17 +343,16 @@ class StoreMachine(RuleBasedStateMachine):
         head = self.model.head(handle.branch)
         if head is None:
             return
-        state = edited(head.state if handle.seen is None else handle.live, edits)
+        state = edited(deepcopy(head.state) if handle.seen is None else handle.live, edits)
         fits = self.fits(handle)
         answer = self.each(lambda n: handle.threads[n].save(state, id=head.id, replace=True))
         handle.live, handle.frozen = state, fits
         if not fits:
             assert isinstance(answer, Conflict)
             return
-        line, parent = self.model.lines[handle.branch], head.parent
-        del self.model.points[line.ids.pop()]
-        self.saved(handle, answer, state, step=head.step)
-        self.model.points[head.id].parent = parent if parent in self.model.points else None
+        del self.model.points[self.model.lines[handle.branch].ids.pop()]
+        point = self.saved(handle, answer, state, step=head.step)
+        point.parent = head.parent if head.parent in self.model.points else None
 
     # Loading ------------------------------------------------------------------------------------------------------
 
@@ -393,13 +400,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Read the next page of a list that was begun earlier, or begin one."""
         if pick % 3 == 0 or not self.walks:
             thread = THREADS[pick % 2]
-            self.walks.append(Walk(thread, [point.id for point in self.model.newest_first(thread)]))
+            self.walks.append(Walk(thread, self.model.newest_first(thread)))
         walk = self.walks[pick % len(self.walks)]
         page = self.each(
             lambda n: list(self.stores[n].thread(walk.thread).history(limit=size, before=walk.before, branch="*"))
         )
-        still_there = [name for name in walk.left if name in self.model.points]
-        assert [meta.id for meta in page] == still_there[:size]
+        still_there = [point for point in walk.left if self.model.points.get(point.id) is point]
+        assert [meta.id for meta in page] == [point.id for point in still_there[:size]]
         walk.left = still_there[len(page) :]
         if page:
             walk.before = page[-1].seq

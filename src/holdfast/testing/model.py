@@ -66,7 +66,7 @@ class Model:
     def place(self, branch: Branch) -> Place:
         """Return what the next save of a branch must build on."""
         line = self.lines.get(branch)
-        return NOWHERE if line is None else Place(line.number, line.last_seq, line.ids[-1])
+        return NOWHERE if line is None else Place(line.number, line.last_seq, line.ids[-1] if line.ids else None)
 
     def head(self, branch: Branch) -> Point | None:
         """Return a branch's newest point."""

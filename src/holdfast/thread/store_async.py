@@ -14,7 +14,8 @@ from holdfast.store.base import Backend, Removed
 from holdfast.store.open import open_backend
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor, Session
-from holdfast.thread.perform import Flow, Offload
+from holdfast.thread.offload import Offload
+from holdfast.thread.perform import Flow
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.stats import Stats
 from holdfast.thread.store import make_session

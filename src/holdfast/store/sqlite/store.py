@@ -194,7 +194,8 @@ class SqliteStore:
                 connection.close()  # whatever went wrong, this connection's state is not to be relied on
                 raise
             else:
-                connection.execute("COMMIT")
+                if connection.in_transaction:  # a check that met a damaged page has lost its transaction
+                    connection.execute("COMMIT")
                 self._readers.append(connection)
 
     def _write(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:

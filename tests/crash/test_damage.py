@@ -1,0 +1,179 @@
+"""Damaged database files: a flipped bit or a cut end is reported, and never gives a wrong answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from damaged import CUT, Answer, Damage, Verdict, ask, damaged, fill, text
+from nursery import Nursery
+
+import holdfast
+from holdfast.errors import HoldfastError
+from holdfast.store.sqlite.database import CHECKSUM_VFS, PAGE_BYTES
+
+SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
+RANDOM_FLIPS = 3000
+LANES = 2
+
+Show = Callable[[str, object], None]
+
+
+@pytest.fixture
+def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
+    """Print a figure past pytest's capture and keep it in the report."""
+
+    def write(name: str, value: object) -> None:
+        record_property(name, value)
+        with capsys.disabled():
+            sys.stdout.write(f"\n{name}: {value}\n")
+
+    return write
+
+
+@dataclass(frozen=True)
+class Original:
+    """The undamaged store: its bytes, and what it answers."""
+
+    path: str
+    data: bytes
+    answers: dict[str, Answer]
+
+    def page_with(self, needle: bytes) -> int:
+        """Return the number (from 0) of the only page that holds these bytes."""
+        places = {at // PAGE_BYTES for at in range(len(self.data)) if self.data.startswith(needle, at)}
+        assert len(places) == 1
+        return places.pop()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    path = tmp_path_factory.mktemp("original") / "agent.db"
+    fill(str(path))
+    with holdfast.open(path) as store:
+        assert store.verify()
+        answers = ask(store)
+    assert not [answer for answer in answers.values() if answer is None or isinstance(answer, HoldfastError)]
+    return Original(str(path), path.read_bytes(), answers)  # closed: nobody has it open any more
+
+
+def judged(original: Original, folder: Path, damages: list[Damage]) -> Verdict:
+    """Judge damaged copies in several processes at once."""
+    total = Verdict()
+    with contextlib.ExitStack() as stack:
+        running = []
+        for lane in range(LANES):
+            place = folder / str(lane)
+            place.mkdir()
+            copy = shutil.copy(original.path, place / "original.db")
+            nursery = stack.enter_context(Nursery())
+            pid = nursery.start(
+                "damaged:judge_all", [str(copy), str(place), damages[lane::LANES]], str(place / "verdict")
+            )
+            running.append((nursery, pid, place / "verdict"))
+        for nursery, pid, out in running:
+            assert nursery.wait(pid) == 0, "an exception that is not ours: see above"
+            total += Verdict(**json.loads(out.read_text()))
+    assert total.tried == len(damages)
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.row("G11")
+def test_the_checksum_of_a_page_notices_every_single_flipped_bit(original: Original, show: Show) -> None:
+    """All bits of all pages, through the function that SQLite itself calls when it reads a page."""
+    connection = apsw.Connection(original.path, vfs=CHECKSUM_VFS)
+    statement = "SELECT verify_checksum(?)"
+    flips = 0
+    for start in range(0, len(original.data), PAGE_BYTES):
+        page = bytearray(original.data[start : start + PAGE_BYTES])
+        assert connection.execute(statement, (page,)).get == 1
+        for place in range(PAGE_BYTES):
+            for bit in range(8):
+                page[place] ^= 1 << bit
+                assert connection.execute(statement, (page,)).get == 0, (start, place, bit)
+                page[place] ^= 1 << bit
+                flips += 1
+    connection.close()
+
+    show("bits flipped in pages", f"{flips}, all noticed")
+    assert flips == 8 * len(original.data)
+
+
+@pytest.mark.slow
+@pytest.mark.row("G11", "T18")
+def test_no_random_flip_gives_a_wrong_answer(original: Original, tmp_path: Path, show: Show) -> None:
+    rng = random.Random(SEED)
+    flips = [(rng.randrange(len(original.data)), 1 << rng.randrange(8)) for _ in range(RANDOM_FLIPS)]
+
+    verdict = judged(original, tmp_path, flips)
+
+    show("random flips", f"seed {SEED}, {verdict}")
+    assert verdict.wrong == []
+    assert verdict.silent == 0
+
+
+@pytest.mark.slow
+@pytest.mark.row("G11")
+@pytest.mark.parametrize("what", ["header", "newest checkpoint"])
+def test_no_flip_in_any_byte_of_a_page_gives_a_wrong_answer(
+    original: Original, tmp_path: Path, show: Show, what: str
+) -> None:
+    rng = random.Random(SEED)
+    page = 0 if what == "header" else original.page_with(original.answers["latest beta"]["digest"])
+    flips = [(page * PAGE_BYTES + place, 1 << rng.randrange(8)) for place in range(PAGE_BYTES)]
+
+    verdict = judged(original, tmp_path, flips)
+
+    show(f"every byte of the page of the {what}", f"seed {SEED}, {verdict}")
+    assert verdict.wrong == []
+    assert verdict.silent == 0
+
+
+@pytest.mark.row("G11")
+def test_no_truncation_gives_a_wrong_answer(original: Original, tmp_path: Path, show: Show) -> None:
+    """A file of no bytes is left out: it is a new store, as an empty file made by ``touch`` is."""
+    rng = random.Random(SEED)
+    whole = len(original.data)
+    pages = range(PAGE_BYTES, whole, PAGE_BYTES)
+    lengths = {*pages, *(page - 1 for page in pages), *(page + 1 for page in pages), 1, 15, 16, 99, 100, 511, 512}
+    lengths |= {rng.randrange(1, whole) for _ in range(100)} | {whole - 1}
+
+    verdict = judged(original, tmp_path, [(CUT, length) for length in sorted(lengths)])
+
+    show("truncations", f"seed {SEED}, {verdict}")
+    assert verdict.wrong == []
+    assert verdict.silent == 0
+
+
+@pytest.mark.row("G11")
+def test_one_damaged_page_leaves_the_checkpoints_of_others_readable(
+    original: Original, tmp_path: Path, show: Show
+) -> None:
+    needle = text("late", 600)[:100].encode()  # incompressible enough to stand in the chunk's page as it is
+    place = original.page_with(needle) * PAGE_BYTES + PAGE_BYTES // 2
+    path = tmp_path / "damaged.db"
+    path.write_bytes(damaged(original.data, (place, 1)))
+    with holdfast.open(path) as store:
+        report = store.verify()
+        answers = ask(store)
+
+    kept = [name for name, answer in answers.items() if not isinstance(answer, HoldfastError)]
+    lost = [name for name in answers if name not in kept]
+    show("one flip in a page of chunks", f"{len(kept)} answers of {len(answers)} readable, not readable: {lost}")
+    assert not report
+    assert lost
+    assert {name: answers[name] for name in kept} == {name: original.answers[name] for name in kept}
+    assert {"a0", "b0", "b1", "b2", "latest beta", "history alpha"} <= set(kept)

@@ -1,0 +1,107 @@
+"""The public surface: small, sorted, complete, documented; sync and async say the same."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import AsyncStore, AsyncThread, Store, Thread
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_public_names_are_sorted_complete_and_few() -> None:
+    names = holdfast.__all__
+    tree = ast.parse(Path(holdfast.__file__).read_text(encoding="utf-8"))
+    imported = {
+        alias.name
+        for node in tree.body
+        for part in ast.walk(node)
+        if isinstance(part, ast.ImportFrom) and part.module in ("holdfast.api", "holdfast.version")
+        for alias in part.names
+    }
+
+    assert names == sorted(names)
+    assert all(hasattr(holdfast, name) for name in names)
+    assert set(names) == imported
+    assert len(names) <= 25
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    undocumented = [
+        name for name in holdfast.__all__ if name != "__version__" and not inspect.getdoc(getattr(holdfast, name))
+    ]
+
+    assert undocumented == []
+
+
+def public_methods(cls: type) -> dict[str, object]:
+    return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), [(Store, AsyncStore), (Thread, AsyncThread)])
+def test_sync_and_async_have_the_same_methods_arguments_and_words(sync: type, asynchronous: type) -> None:
+    here, there = public_methods(sync), public_methods(asynchronous)
+
+    assert list(here) == list(there)
+    for name, method in here.items():
+        twin = there[name]
+        assert inspect.getdoc(method) == inspect.getdoc(twin), name
+        if callable(method) and callable(twin):
+            assert list(inspect.signature(method).parameters.values()) == list(
+                inspect.signature(twin).parameters.values()
+            ), name
+
+
+def test_asyncio_meets_a_store_in_one_place_only() -> None:
+    allowed = {"thread/offload.py", "thread/store_async.py"}
+    package = Path(holdfast.__file__).parent
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if "asyncio" in path.read_text(encoding="utf-8") and "cli" not in path.parts
+    }
+
+    assert found <= allowed
+
+
+def test_importing_holdfast_pulls_in_no_extra_and_no_framework() -> None:
+    unwanted = [
+        "langgraph",
+        "psycopg",
+        "pydantic",
+        "numpy",
+        "rich",
+        "click",
+        "starlette",
+        "hypothesis",
+        "pytest",
+        "attr",
+    ]
+    code = f"import sys, holdfast; print([name for name in {unwanted!r} if name in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "[]"
+
+
+def test_the_package_is_strictly_typed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout + done.stderr == ""
+
+
+def test_the_code_is_clean_and_formatted() -> None:
+    for command in (["check", "--quiet"], ["format", "--check", "--quiet"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+
+        assert (done.returncode, done.stdout) == (0, "")

@@ -1,0 +1,144 @@
+"""The async twins: the same answers, without ever blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import holdfast
+
+
+def test_an_agent_loop_works_the_same_with_await(url: str) -> None:
+    async def main() -> None:
+        async with await holdfast.aopen(url) as store:
+            thread = store.thread("t")
+            assert await thread.latest() is None
+            saved = await thread.save({"messages": ["hello" * 100], "plan": "a"}, next_node="b")
+            await thread.append({"messages": ["more"]}, set={"plan": "b"})
+            latest, first = await thread.latest(), await thread.at(1)
+            assert latest is not None
+            assert first is not None
+            assert latest.state == {"messages": ["hello" * 100, "more"], "plan": "b"}
+            assert first == saved
+            side = await thread.fork(first, branch="side", set={"plan": "c"})
+            await side.append({"messages": ["side"]})
+            await thread.tag(first, "good")
+            assert [meta.step async for meta in thread.history()] == [2, 1]
+            assert [meta.thread_id async for meta in store.threads(where={})] == ["t"]
+            assert [meta.step async for meta in thread.history(tag="good")] == [1]
+            assert (await thread.rewind(first)).step == 3
+            assert (await store.prune(holdfast.Keep(last=1))).deleted == 2
+            assert (await store.stats()).checkpoints == 3
+            assert await store.verify()
+            assert [meta.step for meta in await thread.history_table()] == [3, 1]
+
+    asyncio.run(main())
+
+
+def test_many_coroutines_on_one_handle_save_one_after_the_other(url: str) -> None:
+    async def main() -> list[int]:
+        async with await holdfast.aopen(url) as store:
+            thread = store.thread("t")
+            await thread.save({"m": []})
+            saved = await asyncio.gather(*(thread.append({"m": [number]}) for number in range(30)))
+            latest = await thread.latest()
+            assert latest is not None
+            assert sorted(latest.state["m"]) == list(range(30))
+            return sorted(cp.seq for cp in saved)
+
+    assert asyncio.run(main()) == list(range(2, 32))
+
+
+def test_two_handles_in_one_loop_cannot_both_win(url: str) -> None:
+    async def main() -> None:
+        async with await holdfast.aopen(url) as store:
+            one, two = store.thread("t"), store.thread("t")
+            await one.save({"n": 0})
+            await two.latest()
+            results = await asyncio.gather(one.save({"n": 1}), two.save({"n": 2}), return_exceptions=True)
+            assert sorted(type(result).__name__ for result in results) == ["Conflict", "SavedCheckpoint"]
+
+    asyncio.run(main())
+
+
+def test_no_store_call_runs_in_the_event_loops_thread(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watched at the driver: every statement must run in a worker."""
+    from holdfast.store.sqlite.store import SqliteStore
+
+    threads: set[int] = set()
+    reading = SqliteStore._reading
+
+    def watched(self: SqliteStore) -> Any:
+        threads.add(threading.get_ident())
+        return reading(self)
+
+    monkeypatch.setattr(SqliteStore, "_reading", watched)
+
+    async def main() -> None:
+        async with await holdfast.aopen(tmp_path / "x.db") as store:
+            thread = store.thread("t")
+            await thread.save({"n": 1})
+            await thread.latest()
+            assert [meta async for meta in store.threads()]
+
+    asyncio.run(main())
+
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.row("C9", "G7")
+def test_a_save_cancelled_at_any_turn_is_stored_wholly_or_not_at_all_and_the_handle_goes_on(url: str) -> None:
+    async def cancelled_after(turns: int, thread: holdfast.AsyncThread, number: int) -> bool:
+        task = asyncio.ensure_future(thread.append({"m": [number]}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return False
+        return True
+
+    async def main() -> None:
+        async with await holdfast.aopen(url) as store:
+            thread = store.thread("t")
+            await thread.save({"m": []})
+            cancelled = 0
+            for number in range(40):
+                acknowledged = await cancelled_after(number % 8, thread, number)
+                cancelled += not acknowledged
+                latest = await thread.latest()
+                assert latest is not None
+                assert not acknowledged or number in latest.state["m"]
+            final = await thread.append({"m": ["end"]})
+            assert final.state["m"][-1] == "end"
+            assert len(set(map(str, final.state["m"]))) == len(final.state["m"])
+            assert cancelled > 0, "no cancellation fired"
+            assert await store.verify()
+
+    asyncio.run(main())
+
+
+def test_one_store_serves_several_event_loops_and_threads(tmp_path: Any) -> None:
+    store = asyncio.run(holdfast.aopen(tmp_path / "x.db"))
+
+    async def work(name: str) -> None:
+        thread = store.thread(name)
+        for number in range(5):
+            await thread.save({"n": number})
+
+    workers = [threading.Thread(target=lambda name=name: asyncio.run(work(name))) for name in "abcd"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+    async def count() -> int:
+        return sum([1 async for _ in store.threads()])
+
+    assert asyncio.run(count()) == 4
+    asyncio.run(store.close())

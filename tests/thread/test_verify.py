@@ -1,0 +1,169 @@
+"""Verification and measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast.store.memory import MemoryStore
+from holdfast.thread.store import Store, make_session
+
+
+def filled(backend: MemoryStore) -> Store:
+    store = Store(backend, make_session("", None))
+    thread = store.thread("t")
+    thread.save({"m": ["x" * 600], "doc": "d" * 5000, "small": 1})
+    for number in range(5):
+        thread.append({"m": [f"{number}" * 300]})
+    store.thread("other").save({"doc": "o" * 5000})
+    return store
+
+
+@pytest.mark.row("S1-28", "W1-25")
+def test_an_intact_store_verifies(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    saved = thread.save({"m": ["x" * 600]})
+
+    assert store.verify()
+    assert thread.verify()
+    assert thread.verify(saved)
+    assert str(store.verify()) == "1 checkpoints verified, nothing wrong"
+    with pytest.raises(holdfast.NotFound):
+        thread.verify("unknown")
+
+
+@pytest.mark.row("S1-60", "G11", "W1-17", "T5")
+def test_damaged_bytes_are_named_with_their_place_and_harm_nothing_else() -> None:
+    backend = MemoryStore()
+    store = filled(backend)
+    stream = max(backend._streams)
+    chunks = backend._streams[stream]
+    offset, data = chunks[3]
+    chunks[3] = (offset, bytes([data[0] ^ 1]) + data[1:])
+    report = store.verify()
+
+    assert {(finding.thread, finding.key) for finding in report.findings} == {("t", "m")}
+    assert len(report.findings) == 3
+    with pytest.raises(holdfast.Corrupted, match=r"state\.m do not match"):
+        store.thread("t").latest()
+    intact = store.thread("t").at(2)
+    assert intact is not None
+    assert len(intact.state["m"]) == 2
+    assert store.thread("other").latest() is not None
+
+
+def test_a_missing_blob_is_found() -> None:
+    backend = MemoryStore()
+    store = filled(backend)
+    backend._blobs.pop(next(name for name, data in backend._blobs.items() if data == b"o" * 5000))
+    report = store.verify()
+
+    assert [(finding.thread, finding.key) for finding in report.findings] == [("other", "doc")]
+    with pytest.raises(holdfast.Corrupted):
+        store.thread("other").latest()
+
+
+@pytest.mark.parametrize("field", ["notes", "digest", "parent_id", "step", "created_us", "manifest", "id"])
+def test_a_changed_field_of_a_row_is_found(field: str) -> None:
+    backend = MemoryStore()
+    store = filled(backend)
+    row = backend._rows["", next(store.thread("t").history()).id]
+    changes: dict[str, Any] = {
+        "notes": b"\x81\xa5label\xa1x",
+        "digest": bytes(32),
+        "parent_id": next(store.thread("other").history()).id,
+        "step": row.step + 1,
+        "created_us": row.created_us + 1,
+        "manifest": backend._rows["", next(store.thread("other").history()).id].manifest,
+        "id": "renamed",
+    }
+    lane = backend._lanes[row.lane]
+    lane.rows[-1] = backend._rows["", row.id] = row._replace(**{field: changes[field]})
+
+    assert not store.verify()
+    with pytest.raises(holdfast.HoldfastError):
+        store.thread("t").latest()
+
+
+@pytest.mark.row("T5")
+def test_a_checkpoint_moved_to_another_thread_is_found() -> None:
+    backend = MemoryStore()
+    store = filled(backend)
+    theirs = backend._lanes[next(key for key in backend._lanes if key.thread == "other")]
+    mine = backend._lanes[next(key for key in backend._lanes if key.thread == "t")]
+    moved = mine.rows[-1]._replace(lane=theirs.key)
+    theirs.rows[-1] = moved
+    backend._rows["", moved.id] = moved
+
+    assert not store.verify()
+
+
+def test_bytes_that_belong_to_nothing_are_found() -> None:
+    backend = MemoryStore()
+    store = filled(backend)
+    backend._blobs[bytes(32)] = b"left over"
+    kinds = [finding.kind for finding in store.verify().findings]
+
+    assert kinds == ["orphan"]
+
+
+def test_a_page_changed_by_another_program_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with holdfast.open(path) as store:
+        store.thread("t").save({"doc": "d" * 5000})
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 + 100] ^= 0x10
+    path.write_bytes(bytes(data))
+    with holdfast.open(path) as store:
+        report = store.verify()
+
+        assert not report
+        assert any("page" in finding.what or "digest" in finding.what for finding in report.findings)
+
+
+@pytest.mark.row("W3-17", "W4-22", "W2-15")
+def test_stats_tell_what_full_copies_would_take(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    thread.save({"m": [], "doc": "d" * 20_000})
+    for number in range(50):
+        thread.append({"m": [f"{number:03}" * 100]})
+    stats = store.stats()
+    (mine,) = stats.threads
+
+    assert (stats.checkpoints, mine.checkpoints, mine.branches) == (51, 51, 1)
+    assert mine.full_copy_bytes == sum(meta.size for meta in thread.history())
+    assert mine.full_copy_bytes > 51 * 20_000
+    assert set(mine.keys) == {"m", "doc"}
+    assert mine.stored_bytes < mine.full_copy_bytes / 10
+    assert stats.ratio > 5
+
+
+def test_compacting_changes_nothing_but_the_size(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "x.db") as store:
+        thread = store.thread("t")
+        for number in range(400):
+            thread.append({"m": [f"{number:05}" * 120]})
+        states = [(meta.id, store.get(meta.id).state) for meta in thread.history(limit=20)]  # type: ignore[union-attr]
+        before = store._backend.sizes()
+        store.compact()
+        after = store._backend.sizes()
+
+        assert sum(after.sources.values()) < sum(before.sources.values())
+        assert store.compact() == 0
+        assert [(name, store.get(name).state) for name, _ in states] == states  # type: ignore[union-attr]
+        thread.append({"m": ["goes on"]})
+        assert store.verify()
+
+
+def test_the_log_is_folded_into_the_file_on_close(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "x.db") as store:
+        store.thread("t").save({"n": 1})
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.db", "x.db-lock"]
+    connection = apsw.Connection(str(tmp_path / "x.db"), flags=apsw.SQLITE_OPEN_READONLY)
+    assert connection.execute("SELECT count(*) FROM checkpoint").get == 1
+    connection.close()
