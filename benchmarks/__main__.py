@@ -16,7 +16,7 @@ from types import ModuleType
 
 from benchmarks import concurrency, loads, processes, saves, shapes, sizes
 from benchmarks.bench import Bench
-from benchmarks.machine import load_facts, machine_facts, print_facts
+from benchmarks.machine import load_facts, machine_facts, print_facts, warn_if_busy
 from benchmarks.table import Table
 
 FAMILIES: dict[str, Callable[[Bench], None]] = {
@@ -51,7 +51,9 @@ def main() -> None:
             families[name](bench)
         table.finish()
         print(f"took {time.monotonic() - began:.0f} s")
-        print_facts({"load at the end": load_facts()})
+        facts["load at the end"] = load_facts()
+        print_facts({"load at the end": facts["load at the end"]})
+        warn_if_busy(facts["load"], facts["load at the end"])
         if options.json:
             table.write_json(options.json, facts)
     finally:

@@ -22,6 +22,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+WAITED = "% of the last minute in which somebody waited for a core"
 PEERS = ("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite", "aiosqlite")
 
 
@@ -44,14 +45,18 @@ def machine_facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def load_facts() -> dict[str, str]:
-    """Return how busy others keep the machine: times of a busy one say little, ratios somewhat more."""
+def load_facts() -> dict[str, float]:
+    """Return how busy the machine is: the load, and in what share of the last minute somebody waited for a core."""
     pressure = Path("/proc/pressure/cpu")
-    waiting = pressure.read_text(encoding="utf-8").split()[1].partition("=")[2] if pressure.exists() else "unknown"
-    return {
-        "average of the last minute": f"{os.getloadavg()[0]:.1f}",
-        "% of 10 s in which some waited for a core": waiting,
-    }
+    words = pressure.read_text(encoding="utf-8").split() if pressure.exists() else ["", "", "avg60=0"]
+    return {"average": os.getloadavg()[0], WAITED: float(words[2].partition("=")[2])}
+
+
+def warn_if_busy(*facts: dict[str, float]) -> None:
+    """Say so if other programs took part in the results: a late wake-up then costs more than what is measured."""
+    if max(fact["average"] for fact in facts) > (os.cpu_count() or 1) + 0.5:
+        print("WARNING: other programs kept the machine busy. Medians of anything that waits for the disk then measure")
+        print("the scheduler, and ratios go to 1: look at the p10 lines, and run it again on a quiet machine.")
 
 
 def file_system(folder: Path) -> str:

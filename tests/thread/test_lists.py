@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,21 +145,15 @@ def test_threads_shows_each_thread_by_its_newest_checkpoint(store: holdfast.Stor
 
 
 @pytest.mark.row("T20")
-def test_namespaces_do_not_see_each_other(url: str) -> None:
-    if url == "memory:":
-        pytest.skip("each memory store is its own; the contract suite shows it there")
-    with (
-        holdfast.open(url, namespace="one") as one,
-        holdfast.open(url, namespace="two") as two,
-        holdfast.open(url) as none,
-    ):
+def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
+    def opened(namespace: str) -> holdfast.Store:
+        return holdfast.open(tmp_path / "shared.db", namespace=namespace)
+
+    with opened("one") as one, opened("two") as two, opened("") as none:
         for store in (one, two, none):
             store.thread("t").save({"in": store.namespace}, id="same-id", tags=["x"], metadata={"k": 1})
-        assert [store.get("same-id").state for store in (one, two, none)] == [  # type: ignore[union-attr]
-            {"in": "one"},
-            {"in": "two"},
-            {"in": ""},
-        ]
+        found = [store.get("same-id") for store in (one, two, none)]
+        assert [cp and cp.state for cp in found] == [{"in": "one"}, {"in": "two"}, {"in": ""}]
         one.clear()
 
         assert list(one.threads()) == []

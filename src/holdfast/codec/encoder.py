@@ -39,6 +39,7 @@ _OPTIONS: Final = (
 )
 _FOREIGN: Final = frozenset({bytearray, memoryview, ormsgpack.Ext, ormsgpack.Fragment})
 _STR_ONLY: Final = frozenset({str})
+_CONTAINERS: Final = frozenset({list, dict})
 
 
 def encode(value: object, path: str = "value") -> bytes:
@@ -140,19 +141,19 @@ def _is(left: object, right: object) -> bool:
 def holds_foreign(value: object) -> bool:
     """Tell whether the lists and dicts of one level hold a type the C encoder would change in silence.
 
-    Goes one nesting level at a time, so that the C functions used see many items at once.
+    Goes one nesting level at a time, so that the C functions used see many items at once; the last level, which is the
+    largest, is looked at and not copied.
     """
-    items: list[Any] = [value]
-    while items:
-        kinds = set(map(type, items))
+    lists, dicts = [[value]], list[dict[Any, Any]]()
+    while lists or dicts:
+        kinds = set(map(type, _items(lists, dicts)))
         if not _FOREIGN.isdisjoint(kinds):
             return True
-        lists, dicts = _of(list, kinds, items), _of(dict, kinds, items)
-        items = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
+        below = [item for item in _items(lists, dicts) if type(item) in _CONTAINERS] if kinds & _CONTAINERS else []
+        lists = [item for item in below if type(item) is list]
+        dicts = [item for item in below if type(item) is dict]
     return False
 
 
-def _of(cls: type, kinds: set[type], items: list[Any]) -> list[Any]:
-    if cls not in kinds:
-        return []
-    return items if len(kinds) == 1 else [item for item in items if type(item) is cls]
+def _items(lists: list[list[Any]], dicts: list[dict[Any, Any]]) -> chain[Any]:
+    return chain(chain.from_iterable(lists), chain.from_iterable(map(dict.values, dicts)))

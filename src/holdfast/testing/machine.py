@@ -119,7 +119,7 @@ class Walk:
 
     thread: str
     left: list[Point]  # what existed when the walk began and was not seen yet
-    before: int | None = None
+    before: int
 
 
 def view(meta: CheckpointMeta) -> tuple[object, ...]:
@@ -399,8 +399,8 @@ class StoreMachine(RuleBasedStateMachine):
     def walk(self, pick: int, size: int) -> None:
         """Read the next page of a list that was begun earlier, or begin one."""
         if pick % 3 == 0 or not self.walks:
-            thread = THREADS[pick % 2]
-            self.walks.append(Walk(thread, self.model.newest_first(thread)))
+            points = self.model.newest_first(THREADS[pick % 2])
+            self.walks.append(Walk(THREADS[pick % 2], points, points[0].seq + 1 if points else 0))
         walk = self.walks[pick % len(self.walks)]
         page = self.each(
             lambda n: list(self.stores[n].thread(walk.thread).history(limit=size, before=walk.before, branch="*"))

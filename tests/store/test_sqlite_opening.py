@@ -1,0 +1,325 @@
+"""Opening a SQLite store: what is refused stays as it was, and what is opened has settings that keep what is saved."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast.errors import Corrupted, StoreError, StoreRefused
+from holdfast.store.sqlite.database import (
+    APPLICATION_ID,
+    CHECKSUM_BYTES,
+    CHECKSUM_VFS,
+    PAGE_BYTES,
+    Database,
+    migrate,
+    migration_scripts,
+)
+
+OPEN_AND_SAVE = """
+import sys, holdfast
+sys.stdin.readline()
+with holdfast.open(sys.argv[1]) as store:
+    print(store.thread(sys.argv[2]).save({"n": 1}).id)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "agent.db"
+
+
+def make_store(path: Path) -> None:
+    with holdfast.open(path) as store:
+        store.thread("thread").save({"n": 1}, id="first")
+
+
+def plain_database(path: Path, script: str) -> None:
+    """Make a database as any other program would."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+
+
+def make_foreign(path: Path) -> None:
+    plain_database(path, "CREATE TABLE customer (name TEXT); INSERT INTO customer VALUES ('Ann')")
+
+
+def make_foreign_by_application_id(path: Path) -> None:
+    plain_database(path, "PRAGMA application_id=77")
+
+
+def make_foreign_by_version(path: Path) -> None:
+    plain_database(path, "PRAGMA user_version=3")
+
+
+def make_text(path: Path) -> None:
+    path.write_text("this is a diary, not a database\n" * 200)
+
+
+def make_one_byte(path: Path) -> None:
+    path.write_bytes(b"x")
+
+
+def make_future(path: Path) -> None:
+    make_store(path)
+    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
+        connection.execute(f"PRAGMA user_version={len(migration_scripts()) + 1}")
+
+
+def make_without_checksums(path: Path) -> None:
+    """Rebuild the tables as a dump and its restore would: all is there but the room for checksums."""
+    versions = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={len(migration_scripts())};"
+    plain_database(path, "".join(migration_scripts()) + versions)
+
+
+ONE_BYTE = pytest.param(
+    make_one_byte,
+    marks=pytest.mark.xfail(strict=True, reason="SQLite takes a file of one byte for a new database and overwrites it"),
+)
+
+
+@pytest.mark.row("G17")
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_foreign,
+        make_foreign_by_application_id,
+        make_foreign_by_version,
+        make_text,
+        ONE_BYTE,
+        make_future,
+        make_without_checksums,
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(path: Path, make: Callable[[Path], None]) -> None:
+    make(path)
+    before = path.read_bytes()
+
+    with pytest.raises(StoreError, match=str(path)) as caught:
+        holdfast.open(path)
+
+    assert type(caught.value) is StoreRefused
+    assert caught.value.hint
+    assert path.read_bytes() == before
+    assert not path.with_name("agent.db-wal").exists()
+
+
+def test_a_copy_that_another_sqlite_wrote_is_reported_and_left_as_it_is(path: Path, tmp_path: Path) -> None:
+    """``VACUUM INTO`` keeps the room for checksums but, in another program, fills it with nothing."""
+    make_store(tmp_path / "original.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "original.db")) as connection:
+        connection.execute("VACUUM INTO ?", (str(path),))
+    before = path.read_bytes()
+
+    with pytest.raises(Corrupted, match=str(path)):
+        holdfast.open(path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreRefused, match=str(tmp_path)):
+        holdfast.open(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+
+    with pytest.raises(StoreRefused, match=str(tmp_path)):
+        holdfast.open(tmp_path / "file" / "sub" / "agent.db")
+
+
+def test_missing_folders_are_made_for_their_owner_alone(tmp_path: Path) -> None:
+    make_store(tmp_path / "one" / "two" / "agent.db")
+
+    assert stat.S_IMODE((tmp_path / "one" / "two").stat().st_mode) == 0o700
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Make a folder read-only: by its mode, or, for root, who may write anyway, by a read-only mount."""
+    if os.geteuid():
+        folder.chmod(0o500)
+        yield
+        folder.chmod(0o700)
+        return
+    done = subprocess.run(["mount", "--bind", str(folder), str(folder)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"root may write anywhere and cannot mount here: read-only folders are not tested ({done.stderr!r})")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.row("G17")
+def test_a_new_store_in_a_read_only_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with read_only(folder), pytest.raises(StoreRefused, match=str(folder)):
+        holdfast.open(folder / "agent.db")
+
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.row("G17")
+def test_a_store_in_a_folder_that_became_read_only_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    path = folder / "agent.db"
+    make_store(path)
+    before = path.read_bytes()
+
+    with read_only(folder), pytest.raises(StoreRefused, match=str(folder)):
+        holdfast.open(path)
+    assert path.read_bytes() == before
+    with holdfast.open(path) as store:
+        assert store.get("first") is not None
+
+
+def test_a_read_only_file_is_refused(path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write to a read-only file: the read-only mount above stands for this case")
+    make_store(path)
+    path.chmod(0o400)
+
+    with pytest.raises(StoreRefused, match=str(path)):
+        holdfast.open(path)
+
+
+@pytest.mark.row("T18")
+def test_only_the_owner_can_read_any_of_the_files_whatever_the_umask(path: Path) -> None:
+    usual = os.umask(0)
+    try:
+        store = holdfast.open(path)
+        store.thread("thread").save({"n": 1})
+        modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
+        store.close()
+    finally:
+        os.umask(usual)
+
+    assert modes == {name: 0o600 for name in ("agent.db", "agent.db-wal", "agent.db-shm", "agent.db-lock")}
+
+
+@pytest.mark.row("G17")
+def test_a_sqlite_that_can_corrupt_a_shared_log_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.51.2")
+
+    with pytest.raises(StoreRefused, match=r"3\.51\.2") as caught:
+        holdfast.open(path)
+
+    assert "pip install" in str(caught.value)
+    assert not path.exists()
+
+
+@pytest.mark.row("G17")
+def test_every_connection_keeps_what_is_acknowledged(path: Path) -> None:
+    make_store(path)
+    database = Database(str(path), 1.0)
+    with contextlib.closing(database.connect()) as connection:
+        settings = {
+            name: connection.pragma(name)
+            for name in ("journal_mode", "synchronous", "page_size", "auto_vacuum", "application_id", "user_version")
+        }
+        vfs = connection.open_vfs
+    database.lock.close()
+
+    assert settings == {
+        "journal_mode": "wal",
+        "synchronous": 2,  # FULL
+        "page_size": PAGE_BYTES,
+        "auto_vacuum": 2,  # incremental
+        "application_id": APPLICATION_ID,
+        "user_version": len(migration_scripts()),
+    }
+    assert vfs == CHECKSUM_VFS
+    assert path.read_bytes()[20] == CHECKSUM_BYTES
+
+
+def dump(connection: apsw.Connection) -> tuple[object, ...]:
+    """Return everything that makes up a schema, without the comments that only its text has."""
+    tables = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY 1, 2").fetchall()
+    rows = connection.execute("SELECT * FROM counter ORDER BY 1").fetchall()
+    return tables, rows, connection.pragma("user_version"), connection.pragma("application_id")
+
+
+def old_database(path: str, version: int) -> apsw.Connection:
+    """Make a database as the version of that number left it."""
+    connection = apsw.Connection(path)
+    for number, script in enumerate(migration_scripts()[:version], 1):
+        connection.execute(script)
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={number}")
+    return connection
+
+
+@pytest.mark.parametrize("version", range(1, len(migration_scripts()) + 1))
+def test_migrating_from_any_version_gives_the_newest_schema(version: int) -> None:
+    new, old = apsw.Connection(":memory:"), old_database(":memory:", version)
+    migrate(new)
+    migrate(old)
+
+    assert dump(old) == dump(new)
+    assert dump(old)[2] == len(migration_scripts())
+
+
+def test_migrating_twice_changes_nothing() -> None:
+    connection = apsw.Connection(":memory:")
+    migrate(connection)
+    before = dump(connection)
+    migrate(connection)
+
+    assert dump(connection) == before
+
+
+@pytest.mark.row("C11")
+def test_processes_may_open_a_new_store_at_the_same_moment(path: Path) -> None:
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN_AND_SAVE, str(path), f"thread {number}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    ids = [child.communicate()[0].strip() for child in children]
+
+    assert [child.returncode for child in children] == [0, 0, 0, 0]
+    with holdfast.open(path) as store:
+        assert sorted(meta.id for meta in store.threads()) == sorted(ids)
+        assert store.verify()
+
+
+def test_an_empty_file_becomes_a_store(path: Path) -> None:
+    path.touch()
+    make_store(path)
+
+    with holdfast.open(path) as store:
+        assert store.verify().checkpoints == 1
+
+
+@pytest.mark.row("G11")
+def test_a_damaged_header_is_reported_and_left_as_it_is(path: Path) -> None:
+    make_store(path)
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1  # a bit of the version number
+    path.write_bytes(data)
+
+    with pytest.raises(Corrupted, match=str(path)):
+        holdfast.open(path)
+    assert path.read_bytes() == data

@@ -1,0 +1,108 @@
+"""Documentation is tested: every Python block runs, every error and public name is mentioned, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import errors
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)\)")
+BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}")
+    for page in PAGES
+    for number, block in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")), 1)
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_example_runs(block: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_readmes_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    block = next(
+        text for text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")) if "call_model" in text
+    )
+    longer = block.replace("< 5", "< 8")
+    printed = [
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        for code in (block, block, longer)
+    ]
+
+    assert printed == ["5 messages at step 5\n", "5 messages at step 5\n", "8 messages at step 8\n"]
+
+
+def test_there_are_examples_to_run() -> None:
+    assert len(BLOCKS) >= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target]
+
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_error_is_in_the_guide_and_in_the_drawn_tree() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    classes = [
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.HoldfastError) and value is not errors.HoldfastError
+    ]
+
+    assert [name for name in classes if f"`{name}`" not in guide] == []
+    assert [name for name in classes if name not in (errors.__doc__ or "")] == []
+
+
+def test_every_public_name_is_shown_somewhere() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+    assert [name for name in holdfast.__all__ if name not in text and name != "__version__"] == []
+
+
+def test_the_version_is_in_the_changelog() -> None:
+    assert f"## {holdfast.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = next(line for line in readme.splitlines() if ".[test]" in line and line.startswith("python3 -m venv"))
+
+    assert command in script
+
+
+def test_no_machine_path_or_lock_file_is_in_the_tree() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: nothing to look at")
+    names = listed.stdout.split()
+    private = re.compile(r"(^|[^A-Za-z0-9_])/(work|farm|root|home)/")
+    bad = [
+        name
+        for name in names
+        if not name.startswith("tests/") and private.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
+    ]
+
+    assert "uv.lock" not in names
+    assert bad == []
