@@ -131,7 +131,7 @@ def test_where_finds_exactly_what_a_plain_comparison_with_types_finds(
         assert [meta.step for meta in thread.history(where=where)] == expected[::-1]
 
 
-@pytest.mark.row("S3-25", "S1x-03")
+@pytest.mark.row("S3-25")
 def test_threads_shows_each_thread_by_its_newest_checkpoint(store: holdfast.Store) -> None:
     for name in ("a", "b", "c"):
         store.thread(name).save({"n": 1})

@@ -78,7 +78,7 @@ def test_delete_before_is_strictly_less_and_never_takes_the_newest(store: holdfa
     assert steps(thread) == [5]
 
 
-@pytest.mark.row("S3-28", "S1x-31")
+@pytest.mark.row("S3-28")
 def test_delete_thread_takes_all_branches_and_leaves_other_threads(store: holdfast.Store) -> None:
     thread, other = store.thread("t"), store.thread("other")
     grow(thread, 3)

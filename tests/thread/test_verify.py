@@ -23,7 +23,7 @@ def filled(backend: MemoryStore) -> Store:
     return store
 
 
-@pytest.mark.row("S1-28", "W1-25")
+@pytest.mark.row("W1-25")
 def test_an_intact_store_verifies(store: holdfast.Store) -> None:
     thread = store.thread("t")
     saved = thread.save({"m": ["x" * 600]})
