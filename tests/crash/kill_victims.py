@@ -40,7 +40,7 @@ def save_without_end(path: str, name: str, generation: int) -> None:
             before = thread.latest()
             _tell("INVOKE", token)
             try:
-                saved = thread.save(state_after(before and before.state, token), id=_own_id(thread.id, token))
+                saved = thread.save(state_after(before.state if before else None, token), id=_own_id(thread.id, token))
             except Conflict:
                 _tell("CONFLICT", token)
             else:
@@ -52,7 +52,7 @@ def acknowledge_before_saving(path: str, name: str, generation: int) -> None:
     thread = holdfast.open(path).thread(f"own-{name}")
     token = f"{name}.{generation}.early"
     before = thread.latest()
-    state = state_after(before and before.state, token) | {"slow": os.urandom(SLOW_BYTES)}
+    state = state_after(before.state if before else None, token) | {"slow": os.urandom(SLOW_BYTES)}
     _tell("INVOKE", token)
     _tell("ACK", thread.id, token, UNKNOWN_DIGEST, token)
     thread.save(state, id=token)

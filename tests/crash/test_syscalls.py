@@ -140,7 +140,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def check_store(run: Run) -> None:
-    """What was acknowledged is there and equal, what was removed is not, nothing is damaged, and saving goes on."""
+    """Check that all acknowledged is there and equal, all removed is not, nothing is damaged, and saving goes on."""
     begun, done = run.steps("begin"), run.steps("done")
     digests = {event["done"]: event["digest"] for event in run.events if "done" in event}
     with holdfast.open(run.path) as store:

@@ -156,7 +156,9 @@ def read_only(folder: Path) -> Iterator[None]:
         return
     done = subprocess.run(["mount", "--bind", str(folder), str(folder)], capture_output=True, check=False)
     if done.returncode:
-        pytest.skip(f"root may write anywhere and cannot mount here: read-only folders are not tested ({done.stderr!r})")
+        pytest.skip(
+            f"root may write anywhere and cannot mount here: read-only folders are not tested ({done.stderr!r})"
+        )
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
         yield
@@ -209,7 +211,7 @@ def test_only_the_owner_can_read_any_of_the_files_whatever_the_umask(path: Path)
     finally:
         os.umask(usual)
 
-    assert modes == {name: 0o600 for name in ("agent.db", "agent.db-wal", "agent.db-shm", "agent.db-lock")}
+    assert modes == dict.fromkeys(("agent.db", "agent.db-wal", "agent.db-shm", "agent.db-lock"), 384)
 
 
 @pytest.mark.row("G17")

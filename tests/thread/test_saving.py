@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -348,3 +350,15 @@ def test_pending_writes_come_with_their_checkpoint_in_order(thread: holdfast.Thr
         ("a", 1, (1, 2)),
         ("b", 0, {"x": 1}),
     ]
+
+
+@pytest.mark.row("S1-09", "S2-25", "S4-16")
+def test_checkpoints_can_be_copied_and_carried_to_another_process(thread: holdfast.Thread) -> None:
+    saved = thread.save({"m": [1, (2,)]}, next_node="n", tags=["t"])
+    latest = thread.latest()
+    assert latest is not None
+    for original in (saved, latest, saved.meta):
+        for copied in (copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+            assert copied == original
+            assert getattr(copied, "state", None) == getattr(original, "state", None)
+            assert (copied.next_node, copied.created_at) == (original.next_node, original.created_at)

@@ -197,6 +197,11 @@ class SavedCheckpoint(Checkpoint):
         self.__dict__.update(self.__dict__["_load"]())
         return self.__dict__[name]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy stands on its own: it has the payload and no tie to the open store.
+        payload = {name: getattr(self, name) for name in PAYLOAD_FIELDS}
+        return bare, (Checkpoint, {**self.meta.__dict__, **payload})
+
 
 META_FIELDS = tuple(item.name for item in fields(CheckpointMeta))
 

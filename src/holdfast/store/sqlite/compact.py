@@ -24,13 +24,13 @@ def compact_database(connection: apsw.Connection) -> int:
         else:
             connection.execute("COMMIT")
     give_pages_back(connection)
+    every(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
     return max(0, before - _file_bytes(connection))
 
 
 def give_pages_back(connection: apsw.Connection) -> None:
-    """Return free pages to the file system and fold the log into the file."""
+    """Cut free pages off the file; it shrinks when the log is next folded in, without waiting for readers here."""
     every(connection, "PRAGMA incremental_vacuum")
-    every(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _compact_stream(connection: apsw.Connection, stream: int) -> None:

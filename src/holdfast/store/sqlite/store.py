@@ -186,7 +186,10 @@ class SqliteStore:
     def _reading(self) -> Iterator[apsw.Connection]:
         """Give a connection of its own, inside one snapshot, to a read that may be made of several statements."""
         with self.gate, translated(self._database.path):
-            connection = self._readers.pop() if self._readers else self._database.connect()
+            try:
+                connection = self._readers.pop()
+            except IndexError:
+                connection = self._database.connect()
             try:
                 connection.execute("BEGIN")
                 yield connection

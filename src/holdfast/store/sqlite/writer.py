@@ -66,10 +66,23 @@ class Writer:
             ticket.leads = not self._led
             self._led = True
         if not ticket.leads:
-            ticket.wake.acquire()
+            self._wait(ticket)
         if ticket.leads:
             self._lead()
         return ticket.settle()  # type: ignore[no-any-return]  # the result of the caller's own job
+
+    def _wait(self, ticket: _Ticket) -> None:
+        try:
+            ticket.wake.acquire()
+        except BaseException:
+            # Ctrl-C while waiting. A ticket nobody has taken yet must not stay in the queue, and one that was just made
+            # leader must lead: either way somebody else would wait for it for ever.
+            with self._mutex:
+                if ticket in self._queue and not ticket.leads:
+                    self._queue.remove(ticket)
+            if ticket.leads:
+                self._lead()
+            raise
 
     def close(self) -> None:
         """Close the connection; the next job opens another."""
@@ -91,10 +104,11 @@ class Writer:
             with self._mutex:
                 heir = self._queue[0] if self._queue else None
                 self._led = heir is not None
+                if heir is not None:
+                    heir.leads = True
             for ticket in group[1:]:
                 ticket.wake.release()
             if heir is not None:
-                heir.leads = True
                 heir.wake.release()
 
     def _run(self, group: list[_Ticket]) -> None:
