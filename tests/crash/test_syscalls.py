@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -31,8 +32,8 @@ import holdfast
 
 STRACE = shutil.which("strace")
 CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "openat")
-KILL_POINTS_MAX = 400
-ERROR_POINTS_MAX = 120  # of each call and each error
+KILL_POINTS_MAX = 300
+ERROR_POINTS_MAX = 100  # of each call and each error
 LANES = 2
 
 Show = Callable[[str, object], None]
@@ -86,7 +87,9 @@ class Bench:
 
     def __init__(self, root: Path, nurseries: list[Nursery]) -> None:
         self._root = root
-        self._free = list(nurseries)
+        self._free: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
+        for nursery in nurseries:
+            self._free.put(nursery)
         self._pool = ThreadPoolExecutor(len(nurseries))
 
     def each(self, cases: list[list[str]]) -> Iterator[Run]:
@@ -94,7 +97,7 @@ class Bench:
         return self._pool.map(self.run, cases)
 
     def run(self, options: list[str]) -> Run:
-        nursery = self._free.pop()
+        nursery = self._free.get()
         try:
             folder = self._root / "-".join(options).replace(":", "_")
             folder.mkdir()
@@ -112,7 +115,7 @@ class Bench:
             events = [json.loads(line) for line in Path(out).read_text().splitlines()]
             return Run(folder, code, Path(log).read_text(), events)
         finally:
-            self._free.append(nursery)
+            self._free.put(nursery)
 
 
 @pytest.fixture(scope="module")
@@ -122,21 +125,24 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield Bench(tmp_path_factory.mktemp("syscalls"), nurseries)
 
 
-def count_calls(bench: Bench, call: str) -> int:
-    """Return how many of these calls the program makes when nothing is in its way."""
+def calls_to_the_store(bench: Bench, call: str) -> list[int]:
+    """Return which of the program's calls of this name concern the store's files, counted from 1.
+
+    Others, such as those of a module that is imported late, are none of ours.
+    """
     run = bench.run([f"trace={call}"])
     assert run.code == 0, run.events[-1]
     assert run.steps("done") == run.steps("begin")
     lines = [line for line in run.log.splitlines() if f" {call}(" in line]
     shutil.rmtree(run.folder)
-    return len(lines)
+    return [number for number, line in enumerate(lines, 1) if str(run.folder) in line]
 
 
-def spread(count: int, most: int) -> list[int]:
-    """Return the numbers 1 to ``count``, or so many of them, evenly spread and with both ends."""
-    if count <= most:
-        return list(range(1, count + 1))
-    return sorted({1 + round(index * (count - 1) / (most - 1)) for index in range(most)})
+def spread(numbers: list[int], most: int) -> list[int]:
+    """Return all the numbers, or so many of them, evenly spread and with both ends."""
+    if len(numbers) <= most:
+        return numbers
+    return [numbers[round(index * (len(numbers) - 1) / (most - 1))] for index in range(most)]
 
 
 def check_store(run: Run) -> None:
@@ -172,9 +178,10 @@ def check_store(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.row("G1")
 def test_a_kill_at_any_system_call_loses_and_breaks_nothing(bench: Bench, show: Show) -> None:
-    counts = {call: count_calls(bench, call) for call in CALLS}
+    calls = {call: calls_to_the_store(bench, call) for call in CALLS}
+    counts = {call: len(numbers) for call, numbers in calls.items()}
     share = KILL_POINTS_MAX / sum(counts.values())
-    points = {call: spread(count, max(12, int(count * share))) for call, count in counts.items()}
+    points = {call: spread(numbers, max(12, int(len(numbers) * share))) for call, numbers in calls.items()}
     cases = [
         [f"trace={call}", f"inject={call}:signal=SIGKILL:when={number}"]
         for call, numbers in points.items()
@@ -192,7 +199,7 @@ def test_a_kill_at_any_system_call_loses_and_breaks_nothing(bench: Bench, show: 
         shutil.rmtree(run.folder)
 
     show("kill points", f"{killed} of {sum(counts.values())}, 0 bad ({counts})")
-    assert killed >= 300
+    assert killed >= 200
 
 
 @pytest.mark.crash
@@ -203,7 +210,7 @@ def test_a_kill_at_any_system_call_loses_and_breaks_nothing(bench: Bench, show: 
 def test_an_error_of_any_write_or_sync_is_reported_and_then_overcome(
     bench: Bench, show: Show, call: str, errno: str
 ) -> None:
-    numbers = spread(count_calls(bench, call), ERROR_POINTS_MAX)
+    numbers = spread(calls_to_the_store(bench, call), ERROR_POINTS_MAX)
     cases = [[f"trace={call}", f"inject={call}:error={errno}:when={number}"] for number in numbers]
 
     raised: dict[str, int] = {}

@@ -79,12 +79,6 @@ def view(meta: CheckpointMeta) -> tuple[object, ...]:
     )
 
 
-def expected_view(point: Point) -> tuple[object, ...]:
-    """Return the part of ``view`` that the model knows."""
-    tags = tuple(sorted(point.tags))
-    return (point.id, *point.branch, point.seq, point.step, point.parent, point.trigger, tags, point.created)
-
-
 def agree(left: Any, right: Any) -> bool:
     """Tell whether two stores gave the same answer."""
     if isinstance(left, Checkpoint) and isinstance(right, Checkpoint):
@@ -178,7 +172,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert answer is None
             return
         assert isinstance(answer, Checkpoint), answer
-        assert view(answer)[:9] == expected_view(point)
+        assert view(answer)[:9] == point.view()
         assert same(answer.state, point.state)
 
     def saved(self, handle: Handle, answer: Any, state: dict[str, Any], step: int | None = None) -> Point:
@@ -219,7 +213,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         handle.frozen = handle.frozen or not frozen
         point = self.saved(handle, answer, state)
-        assert view(answer)[:9] == expected_view(point)
+        assert view(answer)[:9] == point.view()
 
     @rule(pick=PICK, edits=st.lists(EDITS, min_size=2, max_size=5))
     def save_several(self, pick: int, edits: list[Any]) -> None:
@@ -236,13 +230,14 @@ class StoreMachine(RuleBasedStateMachine):
         if "moved back" in AVOIDED and handle.seen and handle.seen.head == on == place.head and handle.seen != place:
             return
         state = edited(handle.live, edits)
-        answer = self.each(lambda n: handle.threads[n].save(state, on=on))
+        frozen = handle.frozen and "moved and frozen" not in AVOIDED and all(kind != "in place" for kind, *_ in edits)
+        answer = self.each(lambda n: handle.threads[n].save(state, on=on, frozen=frozen))
         handle.live = state
         if on != place.head:
             assert type(answer) is Conflict
             handle.frozen = False
         else:
-            handle.frozen = True
+            handle.frozen = handle.frozen or not frozen
             self.saved(handle, answer, state)
 
     @rule(pick=PICK, key=st.sampled_from(KEYS), items=ITEMS, value=VALUES, drop=st.sampled_from(KEYS))
@@ -338,7 +333,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
         points = self.model.newest_first(handle.branch[0], None if every else handle.branch[1])
         wanted = [point for point in points if before is None or point.seq < before][:limit]
-        assert [view(meta)[:9] for meta in listed] == [expected_view(point) for point in wanted]
+        assert [view(meta)[:9] for meta in listed] == [point.view() for point in wanted]
 
     @rule(pick=PICK, size=st.integers(1, 3))
     def walk(self, pick: int, size: int) -> None:
@@ -487,7 +482,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert threads == self.model.threads()
         for thread in THREADS:
             listed = self.each(partial(self.listed, thread))
-            assert [view(m)[:9] for m in listed] == [expected_view(p) for p in self.model.newest_first(thread)]
+            assert [view(m)[:9] for m in listed] == [p.view() for p in self.model.newest_first(thread)]
         branch = list(self.model.lines)[self.ticks % len(self.model.lines)]
         fresh = self.each(lambda n: self.stores[n].thread(branch[0], branch=branch[1]).latest())
         self.assert_shows(fresh, self.model.head(branch))

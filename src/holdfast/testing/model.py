@@ -43,6 +43,11 @@ class Point:
     trigger: str
     tags: set[str] = field(default_factory=set)
 
+    def view(self) -> tuple[object, ...]:
+        """Return what a store must show of it, besides its state."""
+        tags = tuple(sorted(self.tags))
+        return (self.id, *self.branch, self.seq, self.step, self.parent, self.trigger, tags, self.created)
+
 
 @dataclass
 class Line:
