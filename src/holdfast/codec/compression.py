@@ -1,4 +1,4 @@
-"""zstd at level 1 for stored blocks, bounded by the size the caller knows.
+"""zstd at level 3 for stored blocks, bounded by the size the caller knows.
 
 zstd objects must not be used by two threads at once (it crashes the interpreter), so each thread has its own
 compressor. A decompressor serves one frame by design, so each frame gets a new one: about 10 us of the 37 us that a
@@ -18,7 +18,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-_LEVEL: Final = 1
+_LEVEL: Final = 3
 
 
 class _PerThread(threading.local):
