@@ -24,7 +24,7 @@ from chains import Told, compare
 from nursery import Nursery
 
 WRITERS = 4
-KILLS = 100
+KILLS = 150
 LINES_BEFORE_KILL_MAX = 24
 SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
 

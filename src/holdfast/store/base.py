@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from holdfast.errors import InvalidInput
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 
@@ -120,7 +121,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which rows ``find`` returns, newest first.
+    """Which rows ``find`` returns, newest first: of one thread, or with these ids, or the heads of all threads.
 
     ``needles`` are byte strings that a row's notes must contain: a store may return rows that match only by accident
     (the caller looks again), never leave out one that matches.
@@ -139,6 +140,21 @@ class Query:
     limit: int = PAGE_ROWS_MAX
     payload: bool = False
     writes: bool = False
+
+    def __post_init__(self) -> None:
+        if self.thread is None and self.ids is None and not self.heads_of_threads:
+            raise InvalidInput("a query names a thread or ids, or asks for the heads of all threads")
+
+    def names(self, row: Row) -> bool:
+        """Tell whether a row is of the thread, scope and branch asked for, and before the cursor."""
+        lane = row.lane
+        return (
+            lane.namespace == self.namespace
+            and self.thread in (None, lane.thread)
+            and self.scope in (None, lane.scope)
+            and self.branch in (None, lane.branch)
+            and (self.before is None or (row.thread_number if self.heads_of_threads else row.seq) < self.before)
+        )
 
 
 @dataclass(frozen=True, slots=True)

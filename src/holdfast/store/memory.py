@@ -170,8 +170,8 @@ class MemoryStore:
 
     def delete(self, namespace: str, checkpoints: Collection[str], spare_heads: bool) -> Removed:
         with self._open():
-            doomed = [row for name in checkpoints if (row := self._rows.get((namespace, name))) is not None]
-            heads = {lane.rows[-1].id for lane in self._lanes.values() if lane.rows}
+            doomed = [row for name in set(checkpoints) if (row := self._rows.get((namespace, name))) is not None]
+            heads = {lane.rows[-1].id for lane in self._lanes.values() if lane.rows and lane.key.namespace == namespace}
             doomed = [row for row in doomed if not (spare_heads and row.id in heads)]
             return self._remove(doomed)
 
@@ -250,11 +250,12 @@ class MemoryStore:
 
     def _candidates(self, query: Query) -> list[Row]:
         if query.ids is not None:
-            rows = [row for name in query.ids if (row := self._rows.get((query.namespace, name))) is not None]
+            rows = [
+                row for name in dict.fromkeys(query.ids) if (row := self._rows.get((query.namespace, name))) is not None
+            ]
         else:
             rows = [row for lane in self._lanes.values() for row in lane.rows]
-        chosen = [row for row in rows if query.before is None or row.seq < query.before]
-        return sorted(chosen, key=lambda row: (row.seq, row.thread_number), reverse=True)
+        return sorted(rows, key=lambda row: (row.seq, row.thread_number), reverse=True)
 
     def _heads(self, query: Query) -> list[Row]:
         newest: dict[int, Row] = {}
@@ -263,15 +264,11 @@ class MemoryStore:
                 row = lane.rows[-1]
                 if row.thread_number not in newest or newest[row.thread_number].seq < row.seq:
                     newest[row.thread_number] = row
-        rows = [row for number, row in newest.items() if query.before is None or number < query.before]
-        return sorted(rows, key=lambda row: row.thread_number, reverse=True)
+        return sorted(newest.values(), key=lambda row: row.thread_number, reverse=True)
 
     def _matches(self, row: Row, query: Query) -> bool:
         return (
-            row.lane.namespace == query.namespace
-            and query.thread in (None, row.lane.thread)
-            and query.scope in (None, row.lane.scope)
-            and query.branch in (None, row.lane.branch)
+            query.names(row)
             and (query.step_max is None or row.step <= query.step_max)
             and (query.tag is None or query.tag in self._tags.get((query.namespace, row.id), ()))
             and all(needle in row.notes for needle in query.needles)

@@ -157,9 +157,9 @@ class StoreMachine(RuleBasedStateMachine):
             return self.handles[-1]
         return self.handles[pick % len(self.handles)]
 
-    def point_id(self, pick: int) -> str:
-        """Return the id of some checkpoint, seldom of one that is not there."""
-        names = list(self.model.points)
+    def point_id(self, pick: int, thread: str | None = None) -> str:
+        """Return the id of some checkpoint, mostly of this thread, seldom of one that is not there."""
+        names = [p.id for p in self.model.points.values() if pick % 7 == 0 or thread in (None, p.branch[0])]
         return names[pick % len(names)] if names and pick % 10 else "no such id"
 
     def fits(self, handle: Handle) -> bool:
@@ -267,7 +267,7 @@ class StoreMachine(RuleBasedStateMachine):
         handle, point = self.handle(pick), self.model.points.get(self.point_id(which))
         if point is None:
             return
-        state = {**deepcopy(point.state), "other": 1} if other else deepcopy(point.state)
+        state = {**deepcopy(point.state), **({"other": 1} if other else {})}
         alike = not other and point.trigger == "manual" and point.branch == handle.branch
         answer = self.each(lambda n: handle.threads[n].save(state, id=point.id))
         if not alike:
@@ -382,7 +382,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pick=PICK, which=PICK)
     def rewind(self, pick: int, which: int) -> None:
         """Go back to an earlier checkpoint."""
-        handle, name = self.handle(pick), self.point_id(which)
+        handle = self.handle(pick)
+        name = self.point_id(which, handle.branch[0])
         source = self.model.points.get(name)
         if "rewind to another branch" in AVOIDED and source and source.branch != handle.branch:
             return
@@ -416,11 +417,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pick=PICK, which=PICK)
     def delete(self, pick: int, which: int) -> None:
         """Delete one checkpoint."""
-        handle, name = self.handle(pick), self.point_id(which)
+        handle = self.handle(pick)
+        name = self.point_id(which, handle.branch[0])
         point = self.model.points.get(name)
         mine = point is not None and point.branch[0] == handle.branch[0]
-        assert self.each(lambda n: handle.threads[n].delete(name)) == int(mine)
-        self.model.remove([name] if mine else [])
+        assert self.each(lambda n: handle.threads[n].delete(name)) == self.model.remove([name] if mine else [])
 
     @rule(pick=PICK, step=st.integers(0, 12))
     def delete_before(self, pick: int, step: int) -> None:
@@ -441,10 +442,9 @@ class StoreMachine(RuleBasedStateMachine):
             return done.deleted, done.kept, list(done.checkpoints)
 
         answer = self.each(ask)
-        thread = handle.branch[0] if handle else None
-        going = self.model.doomed(thread, keep, self.now)
-        inside = sum(1 for point in self.model.points.values() if thread in (None, point.branch[0]))
-        assert answer == (len(going), inside - len(going), going)
+        going = self.model.doomed(thread := handle.branch[0] if handle else None, keep, self.now)
+        inside = [point for point in self.model.points.values() if thread in (None, point.branch[0])]
+        assert answer == (len(going), len(inside) - len(going), going)
         if not dry:
             self.model.remove(going)
 
@@ -453,8 +453,8 @@ class StoreMachine(RuleBasedStateMachine):
         """Delete a thread, now and then."""
         if sure % 3:
             return
-        removed = self.each(lambda n: self.stores[n].delete_thread(thread).checkpoints)
         self.walks = [walk for walk in self.walks if walk.thread != thread]
+        removed = self.each(lambda n: self.stores[n].delete_thread(thread).checkpoints)
         assert removed == self.model.remove_thread(thread)
 
     # Upkeep -------------------------------------------------------------------------------------------------------

@@ -77,14 +77,18 @@ def _sources(connection: apsw.Connection, lane: int) -> set[Source]:
 
 
 def _keep_parents(connection: apsw.Connection, digests: dict[StoredId, bytes], lanes: Collection[int]) -> None:
-    """Give the children of deleted checkpoints their parent's digest: they are in its lane or forked from it."""
-    related = set(lanes)
+    """Give the children of deleted checkpoints their parent's digest.
+
+    They are in the same scope of the thread (the next ones, or ones that rewound to it) or begin a fork of it.
+    """
+    related: set[int] = set()
+    for lane in lanes:
+        related.update(sister for (sister,) in every(connection, queries.SISTERS, (lane,)))
     for name in digests:
         related.update(lane for (lane,) in every(connection, queries.LANES_FORKED_FROM, (name,)))
     for lane in related:
-        rows = every(connection, queries.MANIFESTS_OF_LANE, span_of(lane))
-        for key, parent, parent_digest, _, _ in rows:
-            if parent_digest is None and parent in digests:
+        for key, parent in every(connection, queries.PARENTS_OF_LANE, span_of(lane)):
+            if parent in digests:
                 connection.execute(queries.KEEP_PARENT_DIGEST, (digests[parent], key))
 
 
@@ -106,7 +110,7 @@ def _collect(connection: apsw.Connection, before: dict[int, set[Source]]) -> int
     def scan(lane: int) -> set[Source]:
         scanned.add(lane)
         rows = every(connection, queries.MANIFESTS_OF_LANE, span_of(lane))
-        return {source for _, _, _, base, manifest in rows for source in coverage.add(manifest, base)}
+        return {source for base, manifest in rows for source in coverage.add(manifest, base)}
 
     for lane, sources in before.items():
         for source in sources - scan(lane):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import apsw
 
-from holdfast.errors import Conflict, Fenced, IdTaken, NotFound, StoreError
+from holdfast.errors import Conflict, Fenced, IdTaken, NotFound
 from holdfast.store.base import Commit, Committed, LaneKey
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import add_blob, add_chunk
@@ -19,41 +19,25 @@ def add_checkpoint(connection: apsw.Connection, commit: Commit) -> Committed:
     name = pack_id(key.namespace, commit.id)
     found = one(connection, queries.LANE, key)
     number, thread, head, last_seq, epoch, seq = found or (0, 0, 0, 0, 0, 0)
-    current = (number, last_seq, head) == (commit.number, commit.last_seq, commit.head_seq)
-    replaced = None
-    if not (current and found) or commit.replaces_head:
-        existing = one(connection, queries.IDENTITY, (name,))
-        if existing is not None:
-            if not commit.replaces_head or existing[0] != key_of(number, head):
-                return _first_result(commit, number, *existing)
-            replaced = existing
+    existing = one(connection, queries.IDENTITY, (name,))
+    if existing is not None and not (commit.replaces_head and existing[0] == key_of(number, head)):
+        return _first_result(commit, number, *existing)
     if epoch != commit.epoch:
         raise Fenced("a newer owner holds this branch", epoch=commit.epoch, current=epoch, thread=key.thread)
-    if not current:
+    if (number, last_seq, head) != (commit.number, commit.last_seq, commit.head_seq):
         raise Conflict("the branch has moved on", thread=key.thread, checkpoint=commit.id)
     _require(connection, commit)
     if not found:
         thread, number, seq = _add_lane(connection, commit)
-    if replaced is not None:
-        set_aside(connection, replaced[0], name, replaced[1])
-    try:
-        _insert(connection, commit, key_of(number, seq), name)
-    except apsw.ConstraintError:
-        # Only here, where nothing was written before it: a look-up for every save would cost more.
-        return _first_result(commit, number, *_existing(connection, name))
+    if existing is not None:
+        set_aside(connection, existing[0], name, existing[1])
+    _insert_bytes(connection, commit, number)
+    _insert(connection, commit, key_of(number, seq), name)
     connection.execute(queries.NUMBER_THREAD, (seq + 1, thread))
     connection.execute(queries.MOVE_LANE, (seq, seq, number))
-    _insert_bytes(connection, commit, number)
-    if replaced is not None:
-        delete_rows(connection, [replaced[0]])
+    if existing is not None:
+        delete_rows(connection, [existing[0]])
     return Committed(number, seq, True)
-
-
-def _existing(connection: apsw.Connection, name: StoredId) -> tuple[int, bytes]:
-    found = one(connection, queries.IDENTITY, (name,))
-    if found is None:
-        raise StoreError("a checkpoint could not be added: its place is taken by another")
-    return found[0], found[1]
 
 
 def _add_lane(connection: apsw.Connection, commit: Commit) -> tuple[int, int, int]:

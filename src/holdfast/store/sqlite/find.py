@@ -97,13 +97,18 @@ def heads_of_threads(connection: apsw.Connection, query: Query) -> list[Row]:
 
 
 def rows_by_id(connection: apsw.Connection, query: Query) -> list[Row]:
-    """Return the rows with these ids, in the order of the ids."""
-    assert query.ids is not None
-    statement = queries.ROW_BY_ID_WITH_PAYLOAD if query.payload else queries.ROW_BY_ID
+    """Return the rows with these ids that match the rest of the query too, newest first."""
+    conditions, bound = _conditions(query)
+    del bound["limit"]
+    statement = (queries.ROW_BY_ID_WITH_PAYLOAD if query.payload else queries.ROW_BY_ID) + conditions
     rows = []
-    for name in query.ids[: query.limit]:
-        fields = one(connection, statement, (pack_id(query.namespace, name),))
-        if fields is not None:
-            thread, *key = lane_of(connection, fields[0])
-            rows.append(read_row(LaneKey(*key), thread, fields, query.payload, tags(connection, fields[0])))
-    return rows
+    for name in dict.fromkeys(query.ids or ()):
+        fields = one(connection, statement, {**bound, "id": pack_id(query.namespace, name)})
+        if fields is None:
+            continue
+        thread, *key = lane_of(connection, fields[0])
+        row = read_row(LaneKey(*key), thread, fields, query.payload, tags(connection, fields[0]))
+        if query.names(row):
+            rows.append(row)
+    rows.sort(key=lambda row: (row.seq, row.thread_number), reverse=True)
+    return rows[: max(0, min(query.limit, PAGE_ROWS_MAX))]

@@ -68,7 +68,7 @@ def unpack_body(size: int, body: bytes) -> bytes:
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"
-PAYLOAD_COLUMNS = "c.base, b.size, b.body, c.manifest"
+PAYLOAD_COLUMNS = "b.digest, b.size, b.body, c.manifest"
 
 
 def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool, tags: tuple[str, ...]) -> Row:

@@ -29,8 +29,8 @@ CREATE TABLE lane (
 ) STRICT;
 
 -- One row a checkpoint; key = lane << 32 | seq, so a branch's history is one stretch of the table. Ids that are UUIDs
--- are kept as their 16 bytes. `parent_digest` is filled in when the parent is deleted. The manifest comes last, so that
--- lists need not read it.
+-- are kept as their 16 bytes. `parent_digest` is filled in when the parent is deleted. `base` is the row of the blob with
+-- the base manifest. The manifest comes last, so that lists need not read it.
 CREATE TABLE checkpoint (
   key           INTEGER PRIMARY KEY,
   id            ANY NOT NULL,
@@ -41,7 +41,7 @@ CREATE TABLE checkpoint (
   digest        BLOB NOT NULL,
   size          INTEGER NOT NULL,
   notes         BLOB NOT NULL,
-  base          BLOB,
+  base          INTEGER REFERENCES blob (id),
   manifest      BLOB NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX checkpoint_id ON checkpoint (id);
