@@ -182,7 +182,6 @@ def test_a_handle_with_a_known_head_is_not_fooled_by_what_the_other_side_of_a_fo
 
 
 @pytest.mark.row("C11")
-@pytest.mark.xfail(strict=True, reason="the handle's lock stays taken for ever in the child: its holder was not forked")
 def test_a_handle_that_another_thread_was_using_at_a_fork_works_in_the_child(path: Path) -> None:
     """The handle is held by a save whose state is just being read, so that the fork surely comes in the middle."""
     inside, go_on = threading.Event(), threading.Event()

@@ -113,6 +113,7 @@ class Tip:
         self.base: bytes | None = None
         self.base_entries: Entries = {}
         self.sources: set[Source] = set()
+        self.items: dict[str, list[Any]] = {}  # lists as this very state was saved with, for saves that trust identity
         self._waste = 0
 
     @classmethod

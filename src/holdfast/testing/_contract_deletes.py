@@ -211,5 +211,9 @@ class Deletes:
         for number, thread in enumerate(("a", "b", "a", "c")):
             put(backend, lane(thread), {}, f"{thread}{number}", metadata={"user": "u1" if thread != "b" else "u2"})
 
-        found = backend.find(Query("", needles=(needle("user", "u1"),)))
-        assert set(names(found)) == {"a0", "a2", "c3"}
+        wanted = (needle("user", "u1"),)
+        threads = dict.fromkeys(each.key.thread for each in backend.lanes("", None, None))
+        listed = [name for thread in threads for name in names(backend.find(Query("", thread, needles=wanted)))]
+
+        assert listed == ["a2", "a0", "c3"]
+        assert names(backend.find(Query("", heads_of_threads=True, needles=wanted))) == ["c3", "a2"]

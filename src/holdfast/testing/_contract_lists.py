@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import NotFound
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.store.base import Backend, Query
 from holdfast.testing.drafts import (
     lane,
@@ -84,6 +84,10 @@ class Lists:
         assert names(backend.find(Query("", "b", ids=("one", "two")))) == ["two"]
         assert names(backend.find(Query("", ids=("one", "two"), tag="x"))) == ["one"]
         assert names(backend.find(Query("", ids=("one", "two"), step_max=4))) == ["one"]
+
+    def test_a_list_without_a_thread_or_ids_is_refused(self, backend: Backend) -> None:
+        with pytest.raises(InvalidInput):
+            backend.find(Query(""))
 
     @pytest.mark.row("S3-25", "S3-27")
     def test_threads_are_shown_by_their_newest_row_the_thread_made_last_first(self, backend: Backend) -> None:

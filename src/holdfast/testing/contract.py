@@ -311,7 +311,7 @@ class StoreContract(Lists, Deletes):
         closed.close()
         verbs: list[Callable[[], object]] = [
             lambda: closed.head(lane()),
-            lambda: closed.find(Query("")),
+            lambda: closed.find(Query("", "t")),
             lambda: closed.lanes("", None, None),
             lambda: closed.fetch([]),
             lambda: closed.reserve(1),

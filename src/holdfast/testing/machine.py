@@ -32,9 +32,6 @@ from holdfast.thread.retention import Keep
 from holdfast.thread.store import Store
 from holdfast.thread.thread import Thread
 
-AVOIDED = frozenset({"moved and frozen", "rewind to another branch", "moved back"})
-"""Programs that are known to go wrong; tests/simulation/test_against_model.py shows each. Empty this as they go."""
-
 START = datetime(2026, 1, 1, tzinfo=UTC)
 RAM_FOLDER = Path("/dev/shm")
 THREADS = ("a", "b")
@@ -227,10 +224,8 @@ class StoreMachine(RuleBasedStateMachine):
         handle = self.handle(pick)
         place = self.model.place(handle.branch)
         on = self.point_id(which) if which % 2 or place.head is None else place.head
-        if "moved back" in AVOIDED and handle.seen and handle.seen.head == on == place.head and handle.seen != place:
-            return
         state = edited(handle.live, edits)
-        frozen = handle.frozen and "moved and frozen" not in AVOIDED and all(kind != "in place" for kind, *_ in edits)
+        frozen = handle.frozen and all(kind != "in place" for kind, *_ in edits)
         answer = self.each(lambda n: handle.threads[n].save(state, on=on, frozen=frozen))
         handle.live = state
         if on != place.head:
@@ -276,8 +271,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.assert_shows(answer, point)
         if self.model.place(handle.branch).head == point.id:
             self.follow(handle, point.state)
-        if "moved and frozen" in AVOIDED:
-            handle.frozen = False
 
     @rule(pick=PICK, edits=EDITS)
     def replace_newest(self, pick: int, edits: Any) -> None:
@@ -385,8 +378,6 @@ class StoreMachine(RuleBasedStateMachine):
         handle = self.handle(pick)
         name = self.point_id(which, handle.branch[0])
         source = self.model.points.get(name)
-        if "rewind to another branch" in AVOIDED and source and source.branch != handle.branch:
-            return
         fits, is_new = self.fits(handle), handle.branch not in self.model.lines
         answer = self.each(lambda n: handle.threads[n].rewind(name))
         mine = source is not None and source.branch[0] == handle.branch[0]
@@ -397,8 +388,6 @@ class StoreMachine(RuleBasedStateMachine):
         point.parent, point.trigger = name, "rewind"
         if is_new:
             self.model.lines[handle.branch].origin = name
-        if "moved and frozen" in AVOIDED:
-            handle.frozen = False
 
     # Tags and deletes ---------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ ITEMS = st.lists(st.integers(0, 49).map(item), max_size=4)
 SCALARS = st.integers(0, 49).map(item)
 VALUES = st.one_of(SCALARS, ITEMS, ITEMS, SCALARS.map(str).map(str.encode), values())
 EDIT = st.tuples(
-    st.sampled_from(["grow", "grow", "grow", "set", "drop", "middle", "in place", "turn"]),
+    st.sampled_from(["grow", "grow", "grow", "swap", "swap", "set", "drop", "middle", "in place", "turn"]),
     st.sampled_from(KEYS),
     VALUES,
     ITEMS,
@@ -59,6 +59,8 @@ def edited(state: dict[str, Any], edits: list[tuple[str, str, Any, list[Any]]]) 
             state[first] = state.pop(first)
         elif kind == "grow" and type(old) in (list, str, bytes):
             state[key] = old + longer_by(old, items)
+        elif kind == "swap" and type(old) is list:
+            state[key] = [*old[:-1], value]
         elif kind == "middle" and isinstance(old, list | str | bytes):
             state[key] = old[: len(old) // 2] + longer_by(old, items) + old[len(old) // 2 + 1 :]
         elif kind == "in place" and type(old) is list and old and type(old[0]) is dict:

@@ -6,11 +6,12 @@ away; what the cursor has *seen* stays, so that the next save cannot quietly bui
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from holdfast.pieces.tip import Tip
 from holdfast.store.base import Head, LaneKey, Row
@@ -27,6 +28,11 @@ class Session:
         self.new_id = new_id
         self._streams: list[int] = []
         self._lock = threading.Lock()
+        _renewed_in_children.add(self)
+
+    def renew(self) -> None:
+        """Begin anew in a forked process: stream numbers in hand stay with the parent."""
+        self._streams, self._lock = [], threading.Lock()
 
     def take_streams(self, count: int) -> list[int] | None:
         """Return ``count`` unused stream numbers, or None if more must be reserved first."""
@@ -62,17 +68,35 @@ class Seen:
         return (self.number, self.last_seq, mine and mine.seq) == (other.number, other.last_seq, theirs and theirs.seq)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Cursor:
     """One handle's place in one branch."""
 
     lane: LaneKey
     seen: Seen | None = None
     tip: Tip | None = None
-    items: dict[str, list[Any]] = field(default_factory=dict)  # lists as last saved, for saves that trust identity
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        _renewed_in_children.add(self)
 
     def forget_tip(self) -> None:
         """Throw away what may be ahead of the store."""
         self.tip = None
-        self.items = {}
+
+    def renew(self) -> None:
+        """Begin anew in a forked process: whoever was using the handle there is not here to let go of it."""
+        self.lock = threading.RLock()
+        self.forget_tip()
+
+
+_renewed_in_children: weakref.WeakSet[Session | Cursor] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for each in list(_renewed_in_children):
+        each.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

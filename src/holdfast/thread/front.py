@@ -124,9 +124,11 @@ def fork(
     return saving.fork(session, name_of(checkpoint), target, put or {}, _names(delete), request)
 
 
-def rewind(session: Session, cursor: Cursor, checkpoint: Which, notes: Notes) -> Flow[SavedCheckpoint]:
+def rewind(
+    session: Session, cursor: Cursor, checkpoint: Which, name: str | None, notes: Notes
+) -> Flow[SavedCheckpoint]:
     """Append an earlier checkpoint's content."""
-    return saving.rewind(session, cursor, name_of(checkpoint), saving.Request(checked(notes)))
+    return saving.rewind(session, cursor, name_of(checkpoint), saving.Request(checked(notes), name))
 
 
 def write(cursor: Cursor, checkpoint: Which, writes: Iterable[Write], replaces: bool) -> Flow[None]:

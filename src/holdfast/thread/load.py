@@ -24,15 +24,13 @@ def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
     head = yield from ask(lambda store: store.head(cursor.lane))
     seen = Seen.of(head)
     if head is None or head.row is None:
-        cursor.seen, cursor.tip, cursor.items = seen, (Tip() if head is None else None), {}
+        cursor.seen, cursor.tip = seen, (Tip() if head is None else None)
         return None
     known = cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen)
     tip = cursor.tip if known and cursor.tip is not None else (yield from open_tip(head.row, head.owned))
     yield from fill(tip, list(tip.lives), head.row)
     checkpoint = yield from _finish(head.row, tip, verify=not known)
     cursor.seen, cursor.tip = seen, tip
-    if not known:
-        cursor.items = {}
     return checkpoint
 
 
@@ -66,7 +64,9 @@ def find_row(namespace: str, name: str) -> Flow[Row | None]:
 def at_step(lane: LaneKey, step: int) -> Flow[Checkpoint | None]:
     """Load the newest checkpoint at or before a step; before a fork's own first step, look where it was forked from."""
     before: int | None = None
-    while True:
+    visited: set[LaneKey] = set()
+    while lane not in visited:  # a name deleted and taken again can make branches descend from each other
+        visited.add(lane)
         query = Query(*lane, step_max=step, before=before, limit=1, payload=True, writes=True)
         rows = yield from ask(_finding(query))
         if rows:
@@ -75,6 +75,7 @@ def at_step(lane: LaneKey, step: int) -> Flow[Checkpoint | None]:
         if origin is None:
             return None
         lane, before = origin.lane, origin.seq + 1
+    return None
 
 
 def open_tip(row: Row, owned: Mapping[int, int]) -> Flow[Tip]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 from holdfast.errors import Conflict, IdTaken, InvalidInput, NotFound
@@ -44,24 +45,21 @@ class Request:
     on: str | None = None  # the id of the head it must build on, if the caller gave one
     replaces_head: bool = False
     keep: Mapping[str, Any] = field(default_factory=dict)  # notes taken over from another checkpoint
+    items: dict[str, list[Any]] = field(default_factory=dict)  # the state's lists, if the next save may trust identity
 
 
 def save_state(
     session: Session, cursor: Cursor, state: Mapping[str, Any], frozen: bool, request: Request
 ) -> Flow[SavedCheckpoint]:
     """Save a whole state; only what changed is written."""
-    if not frozen or cursor.tip is None:
-        # Encode before anything is read or written: a state that cannot be stored leaves no trace.
-        change = state_change(state, request.notes, None, None)
-        saved = yield from _save(session, cursor, lambda tip: _completed(change, tip), request)
-    else:
-        items = cursor.items
-        saved = yield from _save(session, cursor, lambda tip: state_change(state, request.notes, tip, items), request)
     if frozen:
-        cursor.items = {key: list(value) for key, value in state.items() if type(value) is list}
-    else:
-        cursor.items = {}
-    return saved
+        request.items = {key: list(value) for key, value in state.items() if type(value) is list}
+        return (
+            yield from _save(session, cursor, lambda tip: state_change(state, request.notes, tip, tip.items), request)
+        )
+    # Encode before anything is read or written: a state that cannot be stored leaves no trace.
+    change = state_change(state, request.notes, None, None)
+    return (yield from _save(session, cursor, lambda tip: _completed(change, tip), request))
 
 
 def save_append(
@@ -74,7 +72,6 @@ def save_append(
 ) -> Flow[SavedCheckpoint]:
     """Save a known change."""
     doomed = tuple(delete)
-    cursor.items = {}
     return (
         yield from _save(session, cursor, lambda tip: append_change(append, put, doomed, request.notes, tip), request)
     )
@@ -85,18 +82,25 @@ def fork(
 ) -> Flow[Cursor]:
     """Begin a branch (or a thread) with the state of a checkpoint; return a cursor on it."""
     row = yield from _must_find(session, source)
+    cursor = Cursor(target, seen=Seen())
+    request.keep = _kept_notes(row, "fork")
+    doomed = tuple(delete)
+
+    def change(tip: Tip) -> Change:
+        return append_change({}, put, doomed, request.notes, tip, carry=True)
+
+    if (yield from _is_settled(session, cursor, change, request)) is not None:
+        cursor.seen = None
+        return cursor
     if (yield from ask(lambda store: store.head(target))) is not None:
         raise Conflict(
             f"branch {target.branch!r} of thread {target.thread!r} exists already",
             thread=target.thread,
             hint="Choose another branch name, or delete that one first",
         )
-    cursor = Cursor(target, seen=Seen())
     tip = yield from open_tip(row, {})
-    change = append_change({}, put, delete, request.notes, tip, carry=True)
-    request.keep = _kept_notes(row, "fork")
     step = request.notes.get("step", row.step)
-    yield from _commit_on(session, cursor, tip, change, request, row, step, takes_over=True)
+    yield from _commit_on(session, cursor, tip, change(tip), request, row, step, takes_over=True)
     return cursor
 
 
@@ -110,16 +114,22 @@ def rewind(session: Session, cursor: Cursor, source: str, request: Request) -> F
             checkpoint=source,
             hint="Use fork(…, to=…) to take a state over from another thread",
         )
+    request.keep = _kept_notes(row, "rewind")
+
+    def change(tip: Tip) -> Change:
+        return append_change({}, {}, (), request.notes, tip, carry=True)
+
+    settled = yield from _is_settled(session, cursor, change, request)
+    if settled is not None:
+        return settled
     head = yield from ask(lambda store: store.head(cursor.lane))
     seen = Seen.of(head)
     yield from _expect(cursor, seen, request.on)
     cursor.seen = seen
     owned = head.owned if head is not None and row.lane == cursor.lane else {}
     tip = yield from open_tip(row, owned)
-    request.keep = _kept_notes(row, "rewind")
     step = _next_step(request, seen)
-    change = append_change({}, {}, (), request.notes, tip, carry=True)
-    return (yield from _commit_on(session, cursor, tip, change, request, row, step, takes_over=True))
+    return (yield from _commit_on(session, cursor, tip, change(tip), request, row, step, takes_over=True))
 
 
 def _completed(change: Change, tip: Tip) -> Change:
@@ -128,11 +138,9 @@ def _completed(change: Change, tip: Tip) -> Change:
 
 
 def _save(session: Session, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
-    if request.name is not None:
-        check_id(request.name, "checkpoint id")
-        stored = yield from find_row(session.namespace, request.name)
-        if stored is not None and not request.replaces_head:
-            return (yield from _settle(cursor, stored, make, request))
+    settled = yield from _is_settled(session, cursor, make, request)
+    if settled is not None:
+        return settled
     tip = yield from _ready(cursor, request.on)
     assert cursor.seen is not None
     head = cursor.seen.head
@@ -146,12 +154,13 @@ def _save(session: Session, cursor: Cursor, make: MakeChange, request: Request) 
 
 def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
     """Return the tip to build on: the one in memory, or the head's if it is still the one the cursor has seen."""
-    known = cursor.seen.head if cursor.seen is not None else None
-    if cursor.tip is not None and cursor.seen is not None and (on is None or (known is not None and known.id == on)):
+    if cursor.tip is not None and cursor.seen is not None and on is None:
         return cursor.tip
     head = yield from ask(lambda store: store.head(cursor.lane))
     seen = Seen.of(head)
     yield from _expect(cursor, seen, on)
+    if cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen):
+        return cursor.tip
     tip = Tip() if head is None or head.row is None else (yield from open_tip(head.row, head.owned))
     cursor.seen, cursor.tip = seen, tip
     return tip
@@ -216,6 +225,7 @@ def _commit_on(
     row = _row_of(commit, committed.seq)
     cursor.seen = Seen(committed.number, committed.seq, seen.epoch, row)
     cursor.tip = tip
+    tip.items = request.items
     return bare(
         SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
     )
@@ -247,10 +257,10 @@ def _commit(
     )
 
 
-def _streams(session: Session, count: int) -> Flow[list[int]]:
-    size = count + STREAMS_AT_ONCE
+def _streams(session: Session, wanted: int) -> Flow[list[int]]:
+    size = wanted + STREAMS_AT_ONCE
     while True:
-        taken = session.take_streams(count)
+        taken = session.take_streams(wanted)
         if taken is not None:
             return taken
         first = yield from ask(lambda store: store.reserve(size))
@@ -284,11 +294,6 @@ def _row_of(commit: Commit, seq: int) -> Row:
         None,
         commit.manifest,
     )
-
-
-def saved_checkpoint(row: Row) -> SavedCheckpoint:
-    """Return the record of a row that was just stored; its payload is bound to the store by the handle."""
-    return bare(SavedCheckpoint, values_of(row))
 
 
 def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
@@ -330,20 +335,15 @@ def _parent_of_replaced(cursor: Cursor, head: Row | None, request: Request) -> F
     return (yield from find_row(cursor.lane.namespace, head.parent_id))
 
 
-def _settle(cursor: Cursor, stored: Row, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
-    """Answer with the checkpoint that has this id if it is the very same; else raise IdTaken."""
-    parent = None if stored.parent_id is None else (yield from find_row(cursor.lane.namespace, stored.parent_id))
-    digest = yield from parent_digest(stored)
-    tip = Tip() if parent is None else (yield from open_tip(parent, {}))
-    change = make(tip)
-    yield from fill(tip, tip.unloaded(change), stored)
-    counter = iter(range(1, 1_000_000))
-    draft = tip.plan(change, lambda: next(counter))  # only to know the root; nothing of it is written
-    notes: Notes = {"created_at": from_microseconds(stored.created_us), **request.notes}
-    step = request.notes.get("step", stored.step)
-    meta = new_meta(cursor.lane, stored.id, stored.parent_id, step, notes["created_at"], notes)
-    same = checkpoint_digest(digest or NO_PARENT, draft.root, draft.keys, meta, encode_notes(meta)) == stored.digest
-    if not same or stored.lane != cursor.lane:
+def _is_settled(session: Session, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint | None]:
+    """Return the checkpoint that already has the given id, if it is the very same; raise IdTaken if it is another."""
+    if request.name is None:
+        return None
+    check_id(request.name, "checkpoint id")
+    stored = yield from find_row(session.namespace, request.name)
+    if stored is None or request.replaces_head:
+        return None
+    if stored.lane != cursor.lane or not (yield from _same(stored, make, request)):
         raise IdTaken(
             f"checkpoint {stored.id} exists with other content",
             winner=meta_of(stored),
@@ -354,4 +354,18 @@ def _settle(cursor: Cursor, stored: Row, make: MakeChange, request: Request) -> 
     head = yield from ask(lambda store: store.head(cursor.lane))
     if head is not None and head.row is not None and head.row.id == stored.id:
         cursor.seen, cursor.tip = Seen.of(head), None
-    return saved_checkpoint(stored)
+    return bare(SavedCheckpoint, values_of(stored))
+
+
+def _same(stored: Row, make: MakeChange, request: Request) -> Flow[bool]:
+    """Tell whether saving now would give the stored checkpoint. What the caller left open is taken from it."""
+    parent = None if stored.parent_id is None else (yield from find_row(stored.lane.namespace, stored.parent_id))
+    digest = yield from parent_digest(stored)
+    tip = Tip() if parent is None else (yield from open_tip(parent, {}))
+    change = make(tip)
+    yield from fill(tip, tip.unloaded(change), stored)
+    draft = tip.plan(change, count(1).__next__)  # only to know the root; nothing of it is written
+    notes: Notes = {**request.keep, "created_at": from_microseconds(stored.created_us), **request.notes}  # type: ignore[typeddict-item]
+    step = request.notes.get("step", stored.step)
+    meta = new_meta(stored.lane, stored.id, stored.parent_id, step, notes["created_at"], notes)
+    return checkpoint_digest(digest or NO_PARENT, draft.root, draft.keys, meta, encode_notes(meta)) == stored.digest

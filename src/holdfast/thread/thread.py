@@ -143,9 +143,9 @@ class Thread:
         flow = front.fork(self._store._session, self._cursor, checkpoint, branch, to, set, delete, id, notes)
         return Thread(self._store, self._run(flow))
 
-    def rewind(self, checkpoint: CheckpointMeta | str, **notes: Unpack[Notes]) -> Checkpoint:
+    def rewind(self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **notes: Unpack[Notes]) -> Checkpoint:
         """Go back: append a checkpoint with the content of an earlier one. Nothing is destroyed."""
-        return self._bind(self._run(front.rewind(self._store._session, self._cursor, checkpoint, notes)))
+        return self._bind(self._run(front.rewind(self._store._session, self._cursor, checkpoint, id, notes)))
 
     def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
         """Add tags to a checkpoint and return all it has. A tagged checkpoint is not pruned."""

@@ -143,9 +143,11 @@ class AsyncThread:
         flow = front.fork(self._store._session, self._cursor, checkpoint, branch, to, set, delete, id, notes)
         return AsyncThread(self._store, await self._run(flow))
 
-    async def rewind(self, checkpoint: CheckpointMeta | str, **notes: Unpack[Notes]) -> Checkpoint:
+    async def rewind(
+        self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **notes: Unpack[Notes]
+    ) -> Checkpoint:
         """Go back: append a checkpoint with the content of an earlier one. Nothing is destroyed."""
-        return self._bind(await self._run(front.rewind(self._store._session, self._cursor, checkpoint, notes)))
+        return self._bind(await self._run(front.rewind(self._store._session, self._cursor, checkpoint, id, notes)))
 
     async def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
         """Add tags to a checkpoint and return all it has. A tagged checkpoint is not pruned."""

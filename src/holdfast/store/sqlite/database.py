@@ -1,7 +1,8 @@
 """Opening a database file: only ours, only of a version we know, only with settings that keep what is acknowledged.
 
 Every connection goes through ``Database.connect``. Pages carry checksums (SQLite's own checksum VFS, which apsw ships),
-so a flipped bit anywhere in the file is an error when its page is read and never a wrong answer.
+so a flipped bit anywhere in the file is an error when its page is read and never a wrong answer. (The write-ahead log
+beside it has SQLite's own checksums; damage there ends the log, as a power cut would.)
 
 The file is never opened by anything but SQLite: closing any other descriptor of it would drop the process's locks.
 """
@@ -28,6 +29,7 @@ SQLITE_VERSION_MIN = (3, 51, 3)
 
 PAGE_BYTES = 4096
 CHECKSUM_BYTES = 8
+SMALLEST_DATABASE_BYTES = 512
 CACHE_KIB = 8192
 CHECKSUM_VFS = "cksmvfs"
 _MIGRATIONS = importlib.resources.files(__package__) / "migrations"
@@ -77,6 +79,7 @@ class Database:
                     _identify(connection, self.path)
                     _switch_to_wal(connection, self.path)
                     migrate(connection)
+                    _check_length(connection, self.path)
             finally:
                 connection.close()
         finally:
@@ -123,7 +126,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
         return Corrupted(
             "a page of the database is damaged, or was changed by another program than Holdfast",
             path=path,
-            hint="Run store.verify() to see what is affected",
+            hint="If the store opens, store.verify() shows what is affected; else restore a copy",
         )
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
         return StoreRefused(
@@ -156,6 +159,9 @@ def _check_library() -> None:
 
 
 def _check_path(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if 0 < os.stat(path).st_size < SMALLEST_DATABASE_BYTES:  # SQLite would take it for an empty one
+            raise StoreRefused("the file is not a SQLite database", path=path, hint="Choose another path")
     if os.path.isdir(path):
         raise StoreRefused(
             "the path is a folder, not a database file", path=path, hint="Name a file in it, such as agent.db"
@@ -221,6 +227,19 @@ def _reserved_bytes(connection: apsw.Connection) -> int:
     reserve = ctypes.c_int(-1)
     connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserve))
     return reserve.value
+
+
+def _check_length(connection: apsw.Connection, path: str) -> None:
+    """Refuse a file that ends inside a page: SQLite fills the rest with zeros, which no checksum sees."""
+    if is_cut(path):
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # a crash may have cut what the log still has
+        if is_cut(path):
+            raise Corrupted("the database ends in the middle of a page", path=path, hint="Restore a copy of it")
+
+
+def is_cut(path: str) -> bool:
+    """Tell whether the file is not made of whole pages. Looks at its size only."""
+    return os.stat(path).st_size % PAGE_BYTES != 0
 
 
 def _switch_to_wal(connection: apsw.Connection, path: str) -> None:

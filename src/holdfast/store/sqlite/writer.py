@@ -151,7 +151,8 @@ class Writer:
         try:
             connection.execute("COMMIT")
         except apsw.Error as error:
-            if isinstance(error, apsw.BusyError) and connection.in_transaction:
+            if isinstance(error, apsw.BusyError | apsw.FullError):
+                # Neither leaves a commit in the log: a full disk fails before its last frame is written.
                 self._roll_back(connection)
                 self._fail(group, error)
                 return
