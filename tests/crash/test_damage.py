@@ -160,9 +160,8 @@ def test_no_truncation_gives_a_wrong_answer(original: Original, tmp_path: Path, 
 
 
 @pytest.mark.row("G11")
-def test_a_file_that_ends_inside_a_page_is_refused_since_no_checksum_sees_the_zeros_sqlite_fills_in(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_ends_inside_a_page_is_refused(tmp_path: Path) -> None:
+    """SQLite fills the rest of the page with zeros, which no checksum sees."""
     path = tmp_path / "agent.db"
     with holdfast.open(path) as store:
         store.thread("thread").save({"n": 1}, id="c")

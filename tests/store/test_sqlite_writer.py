@@ -75,7 +75,12 @@ def test_savers_that_wait_share_one_transaction(writer: Writer) -> None:
     wait_for_queue(writer, 8)
     commits: list[int] = []
     assert writer._connection is not None
-    writer._connection.set_commit_hook(lambda: bool(commits.append(1)))
+
+    def count_commit() -> bool:
+        commits.append(1)
+        return False
+
+    writer._connection.set_commit_hook(count_commit)
     blocker.finish()
     for saver in savers:
         saver.join(10)

@@ -16,6 +16,14 @@ def three_steps(store: holdfast.Store) -> holdfast.Thread:
     return thread
 
 
+def test_a_repeated_rewind_to_another_checkpoint_is_not_taken_for_the_same(store: holdfast.Store) -> None:
+    thread = store.thread("t")
+    first, second = thread.save({"n": 1}), thread.save({"n": 1})
+    thread.rewind(first, id="r1")
+    with pytest.raises(holdfast.Conflict, match="other content"):
+        thread.rewind(second, id="r1")
+
+
 @pytest.mark.row("S3x-12", "W3-12", "S4x-16")
 def test_a_fork_takes_over_state_position_and_step(store: holdfast.Store) -> None:
     thread = three_steps(store)
@@ -183,3 +191,25 @@ def test_a_forked_branch_shares_its_bytes(store: holdfast.Store) -> None:
 
     assert sum(after.sources.values()) == sum(before.sources.values())
     assert (after.rows - before.rows) / 20 < 400
+
+
+@pytest.mark.row("C2", "C9")
+def test_a_fork_or_rewind_whose_answer_was_lost_can_be_repeated_by_its_id(store: holdfast.Store) -> None:
+    thread = three_steps(store)
+    first, second = thread.at(1), thread.at(2)
+    assert first is not None
+    assert second is not None
+    side = thread.fork(second, branch="side", set={"n": "x"}, id="f1")
+    side.save({"n": "goes on"})
+    again = thread.fork(second, branch="side", set={"n": "x"}, id="f1")
+    back = thread.rewind(second, id="r1")
+    same = thread.rewind(second, id="r1")
+
+    assert len(list(again.history())) == 2
+    assert again.append(set={"n": "and on"}).step == 4
+    assert (same.seq, same.digest) == (back.seq, back.digest)
+    assert len(list(thread.history())) == 4
+    with pytest.raises(holdfast.Conflict, match="other content"):
+        thread.fork(second, branch="side", set={"n": "y"}, id="f1")
+    with pytest.raises(holdfast.Conflict, match="other content"):
+        thread.rewind(first, id="r1")

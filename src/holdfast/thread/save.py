@@ -45,6 +45,7 @@ class Request:
     on: str | None = None  # the id of the head it must build on, if the caller gave one
     replaces_head: bool = False
     keep: Mapping[str, Any] = field(default_factory=dict)  # notes taken over from another checkpoint
+    copies: str | None = None  # the checkpoint whose content is taken over by a fork or rewind: the parent, then
     items: dict[str, list[Any]] = field(default_factory=dict)  # the state's lists, if the next save may trust identity
 
 
@@ -83,7 +84,7 @@ def fork(
     """Begin a branch (or a thread) with the state of a checkpoint; return a cursor on it."""
     row = yield from _must_find(session, source)
     cursor = Cursor(target, seen=Seen())
-    request.keep = _kept_notes(row, "fork")
+    request.keep, request.copies = _kept_notes(row, "fork"), row.id
     doomed = tuple(delete)
 
     def change(tip: Tip) -> Change:
@@ -114,7 +115,7 @@ def rewind(session: Session, cursor: Cursor, source: str, request: Request) -> F
             checkpoint=source,
             hint="Use fork(…, to=…) to take a state over from another thread",
         )
-    request.keep = _kept_notes(row, "rewind")
+    request.keep, request.copies = _kept_notes(row, "rewind"), row.id
 
     def change(tip: Tip) -> Change:
         return append_change({}, {}, (), request.notes, tip, carry=True)
@@ -359,6 +360,8 @@ def _is_settled(session: Session, cursor: Cursor, make: MakeChange, request: Req
 
 def _same(stored: Row, make: MakeChange, request: Request) -> Flow[bool]:
     """Tell whether saving now would give the stored checkpoint. What the caller left open is taken from it."""
+    if request.copies is not None and request.copies != stored.parent_id:
+        return False
     parent = None if stored.parent_id is None else (yield from find_row(stored.lane.namespace, stored.parent_id))
     digest = yield from parent_digest(stored)
     tip = Tip() if parent is None else (yield from open_tip(parent, {}))
