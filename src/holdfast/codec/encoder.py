@@ -44,20 +44,29 @@ _CONTAINERS: Final = frozenset({list, dict})
 
 def encode(value: object, path: str = "value") -> bytes:
     """Return the msgpack of a value; EncodeError names the part of it that could not come back equal."""
-    interrupt: BaseException | None = None
+    try:
+        data = ormsgpack.packb(value, option=_OPTIONS)
+    except (TypeError, ValueError, RecursionError):
+        data = _encode_with_ext(value, path)
+    else:
+        # Nothing but what msgpack has types for; only bytes may have been something else.
+        if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_foreign(value):
+            offender.find(value, path, Refused("bytearray or memoryview"))
+    if len(data) > VALUE_BYTES_MAX:
+        raise offender.error(path, f"encodes to more than {VALUE_BYTES_MAX} bytes", None)
+    return data
+
+
+def _encode_with_ext(value: object, path: str) -> bytes:
+    """Encode a value that holds more than msgpack's own types, first without and then with wrapped dicts."""
     for wrapping in (False, True):
         run = _Run(wrapping)
         try:
-            data = run.level(value)
+            return run.level(value)
         except (TypeError, ValueError, Refused, RecursionError) as error:
             failure: Exception = error
-            interrupt = run.interrupt
-            if interrupt is not None:
-                raise interrupt from None
-        else:
-            if len(data) > VALUE_BYTES_MAX:
-                raise offender.error(path, f"encodes to more than {VALUE_BYTES_MAX} bytes", None)
-            return data
+            if run.interrupt is not None:
+                raise run.interrupt from None
     offender.find(value, path, failure)
 
 

@@ -228,6 +228,7 @@ NOTE_FIELDS = (
 _DEFAULTS: dict[str, Any] = {
     item.name: {} if item.name == "metadata" else item.default for item in fields(CheckpointMeta)
 }
+_NOTE_DEFAULTS = tuple((name, _DEFAULTS[name]) for name in NOTE_FIELDS)
 _TO_PLAIN = ("continuation", "interrupt")
 
 
@@ -243,13 +244,12 @@ def bare(cls: type[M], values: dict[str, Any]) -> M:
     return made
 
 
-def notes_to_plain(meta: CheckpointMeta) -> dict[str, Any]:
-    """Return the described fields that differ from their defaults, as plain values to encode."""
+def notes_to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the described fields that differ from their defaults, as plain values to encode, always in one order."""
     plain: dict[str, Any] = {}
-    values = meta.__dict__
-    for name in NOTE_FIELDS:
-        value = values.get(name, _DEFAULTS[name])
-        if value != _DEFAULTS[name]:
+    for name, default in _NOTE_DEFAULTS:
+        value = values.get(name, default)
+        if value != default:
             plain[name] = value.to_plain() if name in _TO_PLAIN else value
     return plain
 

@@ -172,9 +172,10 @@ class Tip:
         if change.order is not None:
             self.lives = {key: self.lives[key] for key in change.order}
         self._write_manifest(before, draft)
-        sources = _sources(self.lives.values(), self.base)
-        draft.sources = sources - self.sources
-        self.sources = sources
+        if draft.blobs or draft.owned or change.put or change.delete:  # else nothing new is referred to
+            sources = _sources(self.lives.values(), self.base)
+            draft.sources = sources - self.sources
+            self.sources = sources
         return draft
 
     # One value ----------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class Session:
 
     def take_streams(self, count: int) -> list[int] | None:
         """Return ``count`` unused stream numbers, or None if more must be reserved first."""
+        if not count:
+            return []
         with self._lock:
             if len(self._streams) < count:
                 return None
@@ -44,6 +46,8 @@ class Session:
 
     def give_streams(self, streams: list[int]) -> None:
         """Put unused stream numbers back, or new ones in."""
+        if not streams:
+            return
         with self._lock:
             self._streams.extend(streams)
 

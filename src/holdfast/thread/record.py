@@ -25,7 +25,7 @@ from holdfast.pieces.manifest import Key
 from holdfast.store.base import LaneKey, Row, WriteRow
 
 NO_PARENT = bytes(32)
-_ELSEWHERE = ("frames", "path", "step", "created_at")  # notes that are not kept as described fields
+_ELSEWHERE = ("frames", "path")  # notes that are kept with the payload
 _MICROSECOND = timedelta(microseconds=1)
 _EXACT_US = 4_102_444_800_000_000  # until the year 2100 a float of seconds names every microsecond exactly
 _from_timestamp = datetime.fromtimestamp
@@ -47,21 +47,24 @@ def new_meta(
     lane: LaneKey, name: str, parent_id: str | None, step: int, created: datetime, notes: Notes
 ) -> CheckpointMeta:
     """Return the metadata of a checkpoint that is about to be saved. Only what a caller gave needs checking here."""
-    described = {key: value for key, value in notes.items() if key not in _ELSEWHERE}
-    values = check_fields({**described, "id": name, "step": step, "created_at": created})
-    values.update(
-        thread_id=lane.thread,
-        namespace=lane.namespace,
-        scope=lane.scope,
-        branch=lane.branch,
-        parent_id=parent_id,
-    )
+    values: dict[str, Any] = {
+        "id": name,
+        "thread_id": lane.thread,
+        "namespace": lane.namespace,
+        "scope": lane.scope,
+        "branch": lane.branch,
+        "parent_id": parent_id,
+        "step": step,
+        "created_at": created,
+    }
+    if notes:
+        values.update(check_fields({key: value for key, value in notes.items() if key not in _ELSEWHERE}))
     return bare(CheckpointMeta, values)
 
 
 def encode_notes(meta: CheckpointMeta) -> bytes:
     """Return the described fields as bytes; nothing at all if they are all at their defaults."""
-    plain = notes_to_plain(meta)
+    plain = notes_to_plain(meta.__dict__)
     return encode(plain, "checkpoint") if plain else b""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import count
 from typing import Any
 
@@ -204,7 +203,9 @@ def _commit_on(
     name = request.name or session.new_id()
     meta = _meta(session, cursor.lane, name, parent, step, request)
     notes = encode_notes(meta)
-    yield from fill(tip, tip.unloaded(change), parent or seen.head)  # type: ignore[arg-type]  # only a stored head has unloaded values
+    unloaded = tip.unloaded(change)
+    if unloaded:
+        yield from fill(tip, unloaded, parent or seen.head)  # type: ignore[arg-type]  # only a stored state is unloaded
     streams = yield from _streams(session, tip.streams_wanted(change))
     try:
         draft = tip.plan(change, streams.pop)
@@ -272,8 +273,7 @@ def _meta(
     session: Session, lane: LaneKey, name: str, parent: Row | None, step: int, request: Request
 ) -> CheckpointMeta:
     notes: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # `keep` holds fields of a record
-    created: datetime = notes.get("created_at") or session.now()
-    return new_meta(lane, name, parent.id if parent else None, step, created, notes)
+    return new_meta(lane, name, parent.id if parent else None, step, session.now(), notes)
 
 
 def _row_of(commit: Commit, seq: int) -> Row:
@@ -368,7 +368,7 @@ def _same(stored: Row, make: MakeChange, request: Request) -> Flow[bool]:
     change = make(tip)
     yield from fill(tip, tip.unloaded(change), stored)
     draft = tip.plan(change, count(1).__next__)  # only to know the root; nothing of it is written
-    notes: Notes = {**request.keep, "created_at": from_microseconds(stored.created_us), **request.notes}  # type: ignore[typeddict-item]
+    notes: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # see _meta
     step = request.notes.get("step", stored.step)
-    meta = new_meta(stored.lane, stored.id, stored.parent_id, step, notes["created_at"], notes)
+    meta = new_meta(stored.lane, stored.id, stored.parent_id, step, from_microseconds(stored.created_us), notes)
     return checkpoint_digest(digest or NO_PARENT, draft.root, draft.keys, meta, encode_notes(meta)) == stored.digest
