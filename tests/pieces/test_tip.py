@@ -52,7 +52,7 @@ class Shelf:
         whole = self.blobs[piece.source] if isinstance(piece.source, bytes) else self.streams[piece.source]
         found = assemble([(0, whole)], piece.start, piece.length)
         assert found is not None
-        return found
+        return b"".join(found)
 
     def entries(self, draft: Draft) -> Entries:
         base = {} if draft.base is None else decode_base(self.blobs[draft.base])
@@ -83,7 +83,7 @@ class Shelf:
         tip = Tip.load(entries, tables, draft.base, base, owned)
         for live in tip.lives.values():
             if live.parts is None:
-                live.fill(b"".join(self.read(piece) for piece in live.pieces))
+                live.fill([self.read(piece) for piece in live.pieces])
         return tip
 
 

@@ -79,20 +79,17 @@ def is_needed(start: int, end: int, ranges: list[tuple[int, int]]) -> bool:
     return low < len(ranges) and ranges[low][0] < end
 
 
-def assemble(rows: Iterable[tuple[int, bytes]], start: int, length: int) -> bytes | None:
-    """Return ``length`` bytes from ``start`` on, out of (offset, bytes) rows in rising order; None if some lack."""
+def assemble(rows: Iterable[tuple[int, bytes]], start: int, length: int) -> list[bytes] | None:
+    """Return ``length`` bytes from ``start`` on, in parts, out of rising (offset, bytes) rows; None if some lack."""
     parts: list[bytes] = []
     position, end = start, start + length
     for offset, data in rows:
+        if position >= end:
+            break
         if offset > position:
             return None
         if offset + len(data) > position:
-            parts.append(
-                data[position - offset : end - offset] if offset < position or offset + len(data) > end else data
-            )
+            whole = offset == position and offset + len(data) <= end
+            parts.append(data if whole else data[position - offset : end - offset])
             position = offset + len(data)
-            if position >= end:
-                break
-    if position < end:
-        return None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return parts if position >= end else None

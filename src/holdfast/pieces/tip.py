@@ -96,10 +96,12 @@ class Live:
             self.parts = [b"".join(self.parts)]
         return self.parts[0]
 
-    def fill(self, data: bytes) -> None:
+    def fill(self, parts: list[bytes]) -> None:
         """Bring the value's bytes into memory."""
-        self.parts = [data]
-        self.hasher = hashlib.sha256(data)
+        self.parts = parts
+        self.hasher = hashlib.sha256()
+        for part in parts:
+            self.hasher.update(part)
 
 
 NewStream = Callable[[], int]
@@ -229,7 +231,7 @@ class Tip:
             else:
                 pieces.append(self._to_stream(old, edit, draft, new_stream))
         old.pieces = join_pieces(pieces)
-        old.fill(body.data)
+        old.fill([body.data])
         self._consolidate(old, draft, new_stream)
         old.entry = self._describe(old, body.kind, body.count, len(body.data), draft)
         return old
@@ -344,7 +346,7 @@ def _sources(lives: Iterable[Live], base: bytes | None) -> set[Source]:
 def _revive(entry: Entry, tables: Mapping[bytes, Sequence[Piece]], owned: Mapping[int, int]) -> Live:
     if entry.body is not None:
         live = Live(entry, [])
-        live.fill(entry.body)
+        live.fill([entry.body])
         return live
     if entry.pieces is None:
         return Live(entry, [Range(entry.digest, 0, entry.size)])

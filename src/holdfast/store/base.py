@@ -217,8 +217,8 @@ class Backend(Protocol):
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
         """Return the lanes of a thread (or of all), oldest first."""
 
-    def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
-        """Return the bytes of each range, in order. A range that is not wholly there raises Corrupted."""
+    def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
+        """Return the bytes of each range, in order, in whatever parts they are kept. If any lack: Corrupted."""
 
     def reserve(self, count: int) -> int:
         """Return the first of ``count`` stream numbers that were never given out before and never will be again."""

@@ -106,7 +106,7 @@ class MemoryStore:
                 and scope in (None, lane.key.scope)
             ]
 
-    def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
+    def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         with self._open():
             return [self._read(piece) for piece in ranges]
 
@@ -238,7 +238,7 @@ class MemoryStore:
         for source in commit.sources:
             lane.sources.setdefault(source, source in commit.owned)
 
-    def _read(self, piece: Range) -> bytes:
+    def _read(self, piece: Range) -> list[bytes]:
         if isinstance(piece.source, bytes):
             rows = [(0, self._blobs[piece.source])] if piece.source in self._blobs else []
         else:

@@ -86,8 +86,8 @@ def open_tip(row: Row, owned: Mapping[int, int]) -> Flow[Tip]:
         named = [(entry.table, entry.table_size) for entry in entries.values() if entry.table is not None]
         blobs = (yield from ask(_fetching([Range(name, 0, size) for name, size in named]))) if named else []
         tables: dict[bytes, Sequence[Piece]] = {}
-        for (name, _), data in zip(named, blobs, strict=True):
-            tables[name] = decode_table(_checked(name, data, row, "a table of pieces"))
+        for (name, _), parts in zip(named, blobs, strict=True):
+            tables[name] = decode_table(_checked(name, b"".join(parts), row, "a table of pieces"))
         return Tip.load(entries, tables, row.base, base_entries, owned)
     except DecodeError as error:
         raise _damaged(row, f"its manifest is damaged: {error.what}") from error
@@ -101,8 +101,7 @@ def fill(tip: Tip, keys: Iterable[Key], row: Row) -> Flow[None]:
         return
     found = iter((yield from ask(_fetching(ranges))))
     for key, live in wanted:
-        data = b"".join([next(found) if isinstance(piece, Range) else piece for piece in live.pieces])
-        live.fill(data)
+        live.fill([part for piece in live.pieces for part in (next(found) if isinstance(piece, Range) else (piece,))])
         if live.hasher.digest() != live.entry.digest:
             raise _damaged(row, f"the bytes of {_key_name(key)} do not match their digest", key)
 

@@ -121,7 +121,8 @@ def _verify_value(tip: Tip, key: Key, checked: dict[Key, _Checked]) -> Flow[str 
             wanted = [piece for piece in ranges if isinstance(piece, Range)]
             found = iter((yield from ask(_fetching(wanted))))
             for piece in ranges:
-                hasher.update(next(found) if isinstance(piece, Range) else piece)
+                for part in next(found) if isinstance(piece, Range) else (piece,):
+                    hasher.update(part)
         else:
             hasher = live.hasher
             decode_live(live)
@@ -158,5 +159,5 @@ def _finding(row: Row, kind: str, what: str, key: str | None = None) -> Finding:
     return Finding(kind, where, what, row.lane.thread, row.id, key)
 
 
-def _fetching(ranges: list[Range]) -> Callable[[Backend], list[bytes]]:
+def _fetching(ranges: list[Range]) -> Callable[[Backend], list[list[bytes]]]:
     return lambda store: store.fetch(ranges)

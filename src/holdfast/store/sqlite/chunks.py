@@ -68,10 +68,10 @@ def read_blob(connection: apsw.Connection, name: bytes) -> bytes:
     return _unpacked(row[0], row[1], f"blob {name.hex()[:16]}")
 
 
-def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[bytes]:
-    """Return the bytes of each range."""
+def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[list[bytes]]:
+    """Return the bytes of each range, in the parts they are stored in."""
     blobs: dict[bytes, bytes] = {}
-    found: list[bytes] = []
+    found: list[list[bytes]] = []
     for piece in ranges:
         if isinstance(piece.source, bytes):
             if piece.source not in blobs:
@@ -79,7 +79,7 @@ def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[by
             whole = blobs[piece.source]
             if piece.start + piece.length > len(whole):
                 raise Corrupted(f"blob {piece.source.hex()[:16]} is shorter than its manifest says")
-            found.append(whole if len(whole) == piece.length else whole[piece.start : piece.start + piece.length])
+            found.append([whole[piece.start : piece.start + piece.length]])
         else:
             found.append(_read_stream(connection, piece.source, piece.start, piece.length))
     return found
@@ -92,7 +92,7 @@ def stream_end(connection: apsw.Connection, stream: int) -> int:
     return 0 if row is None else row[0] + row[1] - first
 
 
-def _read_stream(connection: apsw.Connection, stream: int, start: int, length: int) -> bytes:
+def _read_stream(connection: apsw.Connection, stream: int, start: int, length: int) -> list[bytes]:
     first = address_of(stream, 0)
     rows = every(connection, queries.CHUNKS, {"start": first + start, "stream": first, "end": first + start + length})
     data = assemble(

@@ -89,7 +89,7 @@ class SqliteStore:
                 for number, _, *key, head, last_seq, epoch, origin in every(connection, queries.LANES, wanted)
             ]
 
-    def fetch(self, ranges: Iterable[Range]) -> list[bytes]:
+    def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         with self._reading() as connection:
             return read_ranges(connection, ranges)
 
