@@ -186,7 +186,6 @@ def test_looking_for_an_early_step_ends_also_when_origins_form_a_ring() -> None:
         assert store.thread("a").at(0) is None
 
 
-@pytest.mark.xfail(strict=True, reason="the bytes of the old head are asked for before the store is asked for the new")
 @pytest.mark.row("C1")
 def test_an_outdated_handle_whose_bytes_are_gone_gets_a_conflict_not_a_false_alarm(store: Store) -> None:
     store.thread("t").save({"text": "x" * 300})

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from holdfast.errors import Conflict, IdTaken, InvalidInput, NotFound
+from holdfast.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
 from holdfast.model.checkpoint import NOTE_FIELDS, CheckpointMeta, Notes, SavedCheckpoint, bare
 from holdfast.model.ids import check_id
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.tip import Change, Draft, Tip
-from holdfast.store.base import Commit, LaneKey, Row
+from holdfast.store.base import Commit, LaneKey, Query, Row
 from holdfast.thread.change import append_change, state_change
 from holdfast.thread.cursor import STREAMS_AT_ONCE, Cursor, Seen, Session
 from holdfast.thread.load import fill, find_row, open_tip, parent_digest, winner_of
@@ -203,9 +203,7 @@ def _commit_on(
     name = request.name or session.new_id()
     meta = _meta(session, cursor.lane, name, parent, step, request)
     notes = encode_notes(meta)
-    unloaded = tip.unloaded(change)
-    if unloaded:
-        yield from fill(tip, unloaded, parent or seen.head)  # type: ignore[arg-type]  # only a stored state is unloaded
+    yield from _load_for(cursor, tip, change, parent or seen.head)
     streams = yield from _streams(session, tip.streams_wanted(change))
     try:
         draft = tip.plan(change, streams.pop)
@@ -231,6 +229,22 @@ def _commit_on(
     return bare(
         SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
     )
+
+
+def _load_for(cursor: Cursor, tip: Tip, change: Change, row: Row | None) -> Flow[None]:
+    """Bring the bytes that a change is compared with into memory."""
+    unloaded = tip.unloaded(change)
+    if not unloaded or row is None:
+        return
+    try:
+        yield from fill(tip, unloaded, row)
+    except Corrupted:
+        cursor.forget_tip()
+        rows = yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(row.id,))))
+        if not rows or rows[0].digest != row.digest:
+            # Not damage: the checkpoint this builds on was deleted or replaced, and its bytes with it.
+            raise (yield from _conflict(cursor, f"checkpoint {row.id} is no longer there", None)) from None
+        raise
 
 
 def _commit(
