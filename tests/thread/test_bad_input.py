@@ -125,8 +125,9 @@ def test_a_value_that_could_not_come_back_equal_is_refused_by_its_path(
 
 @pytest.mark.parametrize("state", [None, [], "text", 5, {1: 2}, {b"x": 1}, {("a",): 1}, {"\ud800": 1}, {"k" * 4097: 1}])
 def test_a_state_that_is_no_mapping_of_names_is_refused(thread: holdfast.Thread, state: Any) -> None:
-    with pytest.raises(holdfast.InvalidInput):
-        thread.save(state)
+    for frozen in (False, True):
+        with pytest.raises(holdfast.InvalidInput):
+            thread.save(state, frozen=frozen)
 
     assert list(thread.history()) == []
 

@@ -54,7 +54,7 @@ class StoreContract(Lists, Deletes):
     @pytest.fixture
     def open_backend(self) -> Callable[[], Backend]:
         """Return a function that opens the store under test, again and again; to be overridden."""
-        raise NotImplementedError("override the fixture open_backend")
+        pytest.fail("override the fixture open_backend: it returns a function that opens your store")
 
     @pytest.fixture
     def backend(self, open_backend: Callable[[], Backend]) -> Iterator[Backend]:

@@ -20,13 +20,19 @@ KEY_LENGTH_MAX = 4096
 _GROWING = {LIST: "a list", TEXT: "text", BYTES: "bytes"}
 
 
-def state_change(state: object, notes: Notes, tip: Tip | None, items: Mapping[str, list[Any]] | None) -> Change:
-    """Return the change that makes the state exactly this; of lists known as ``items`` the prefix is trusted."""
+def check_state(state: object) -> None:
+    """Raise InvalidInput unless the state is a mapping."""
     if not isinstance(state, Mapping):
         raise InvalidInput(
             f"a state is a mapping of names to values, not {type(state).__name__}",
             hint='Wrap it: thread.save({"value": …})',
         )
+
+
+def state_change(
+    state: Mapping[str, Any], notes: Notes, tip: Tip | None, items: Mapping[str, list[Any]] | None
+) -> Change:
+    """Return the change that makes the state exactly this; of lists known as ``items`` the prefix is trusted."""
     change = Change()
     for key, value in state.items():
         _check_key(key)

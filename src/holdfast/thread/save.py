@@ -17,7 +17,7 @@ from holdfast.model.ids import check_id
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.tip import Change, Draft, Tip
 from holdfast.store.base import Commit, LaneKey, Query, Row
-from holdfast.thread.change import append_change, state_change
+from holdfast.thread.change import append_change, check_state, state_change
 from holdfast.thread.cursor import STREAMS_AT_ONCE, Cursor, Seen, Session
 from holdfast.thread.load import fill, find_row, open_tip, parent_digest, winner_of
 from holdfast.thread.perform import Flow, ask
@@ -52,6 +52,7 @@ def save_state(
     session: Session, cursor: Cursor, state: Mapping[str, Any], frozen: bool, request: Request
 ) -> Flow[SavedCheckpoint]:
     """Save a whole state; only what changed is written."""
+    check_state(state)
     if frozen:
         request.items = {key: list(value) for key, value in state.items() if type(value) is list}
         return (
