@@ -19,7 +19,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.errors import Conflict, Corrupted, HoldfastError, IdTaken, InvalidInput, NotFound
+from holdfast.errors import Conflict, HoldfastError, IdTaken, InvalidInput, NotFound
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
 from holdfast.store.base import Backend
 from holdfast.store.memory import MemoryStore
@@ -31,10 +31,6 @@ from holdfast.thread.cursor import Session
 from holdfast.thread.retention import Keep
 from holdfast.thread.store import Store
 from holdfast.thread.thread import Thread
-
-REFUSED = (Conflict, IdTaken, Corrupted)
-"""What a save through an outdated handle may raise. Corrupted does not belong here: it is what such a handle gets today
-when the bytes of its old head are gone (tests/simulation/test_against_model.py shows it)."""
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 RAM_FOLDER = Path("/dev/shm")
@@ -209,7 +205,7 @@ class StoreMachine(RuleBasedStateMachine):
         answer = self.each(lambda n: handle.threads[n].save(state, id=name, frozen=frozen))
         handle.live = state
         if not fits:
-            assert type(answer) in REFUSED
+            assert type(answer) is Conflict
             handle.frozen = False
             return
         handle.frozen = handle.frozen or not frozen
@@ -233,7 +229,7 @@ class StoreMachine(RuleBasedStateMachine):
         answer = self.each(lambda n: handle.threads[n].save(state, on=on, frozen=frozen))
         handle.live = state
         if on != place.head:
-            assert type(answer) in REFUSED
+            assert type(answer) is Conflict
             handle.frozen = False
         else:
             handle.frozen = handle.frozen or not frozen
@@ -255,7 +251,7 @@ class StoreMachine(RuleBasedStateMachine):
         fits = self.fits(handle)
         answer = self.each(lambda n: handle.threads[n].append(extend, set=put, delete=gone))
         if not fits:
-            assert type(answer) in REFUSED
+            assert type(answer) is Conflict
             return
         self.saved(handle, answer, state)
         handle.live, handle.frozen = state, True
@@ -288,7 +284,7 @@ class StoreMachine(RuleBasedStateMachine):
         answer = self.each(lambda n: handle.threads[n].save(state, id=head.id, replace=True))
         handle.live, handle.frozen = state, fits
         if not fits:
-            assert type(answer) in REFUSED
+            assert type(answer) in (Conflict, IdTaken)
             return
         del self.model.points[self.model.lines[handle.branch].ids.pop()]
         point = self.saved(handle, answer, state, step=head.step)

@@ -204,7 +204,7 @@ def _commit_on(
     name = request.name or session.new_id()
     meta = _meta(session, cursor.lane, name, parent, step, request)
     notes = encode_notes(meta)
-    yield from _load_for(cursor, tip, change, parent or seen.head)
+    yield from _load_for(cursor, tip, change, parent if takes_over else seen.head)
     streams = yield from _streams(session, tip.streams_wanted(change))
     try:
         draft = tip.plan(change, streams.pop)
