@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_hostile_but_possible_ids_are_just_names(store: holdfast.Store, hostile:
         {"metadata": [1]},
         {"metadata": {1: 2}},
         {"created_at": "2026-01-01"},
-        {"created_at": __import__("datetime").datetime(2026, 1, 1)},
+        {"created_at": datetime(2026, 1, 1)},
         {"interrupt": "beforenode"},
         {"continuation": "node"},
         {"frames": ["x"]},
@@ -140,6 +141,12 @@ def test_errors_and_reprs_never_show_a_states_values(thread: holdfast.Thread) ->
     latest = thread.latest()
 
     assert "canary-1234" not in f"{caught.value!s} {caught.value!r} {saved!r} {latest!r} {thread!r}"
+
+
+@pytest.mark.parametrize("clock", [lambda: 5, lambda: datetime(2026, 1, 1)])
+def test_a_clock_without_a_time_zone_is_refused_at_once(clock: Any) -> None:
+    with pytest.raises(holdfast.InvalidInput, match="time zone"):
+        holdfast.open("memory:", clock=clock)
 
 
 @pytest.mark.parametrize("url", ["", "mysql://x", "x\0y", 5, "redis://localhost"])

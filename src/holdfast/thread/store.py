@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from holdfast.errors import InvalidInput
 from holdfast.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
 from holdfast.model.ids import IdMaker, check_id
 from holdfast.model.interrupt import InterruptKind
@@ -33,6 +34,8 @@ def make_session(namespace: str, clock: Callable[[], datetime] | None) -> Sessio
     """Return what all threads of a store share."""
     if namespace != "":
         check_id(namespace, "namespace")
+    if clock is not None and (not isinstance(moment := clock(), datetime) or moment.tzinfo is None):
+        raise InvalidInput("clock must give datetimes with a time zone", hint="Use datetime.now(timezone.utc)")
     maker = IdMaker(lambda: time.time_ns() // 1_000_000, os.urandom)
     return Session(namespace, clock or utc_now, maker.make)
 
