@@ -33,7 +33,7 @@ def test_an_agent_loop_works_the_same_with_await(url: str) -> None:
             assert (await store.prune(holdfast.Keep(last=1))).deleted == 2
             assert (await store.stats()).checkpoints == 3
             assert await store.verify()
-            assert [meta.step for meta in await thread.history_table()] == [3, 1]
+            assert [meta.step async for meta in thread.history()] == [3, 1]
 
     asyncio.run(main())
 

@@ -11,6 +11,8 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from holdfast.model.fields import TEXT_LENGTH_MAX
+from holdfast.thread.change import KEY_LENGTH_MAX, KEYS_MAX
 
 BAD_IDS: list[Any] = ["", "x" * 256, 5, None, b"bytes", {"$gt": ""}, ["t"], "nul\0", "\ud800"]
 
@@ -182,3 +184,17 @@ def test_a_closed_store_says_so(url: str) -> None:
     for call in (lambda: thread.save({"n": 2}), thread.latest, store.verify, lambda: list(store.threads())):
         with pytest.raises(holdfast.StoreError, match="closed"):
             call()
+
+
+@pytest.mark.row("T19")
+def test_limits_hold_at_the_limit_and_refuse_one_beyond(thread: holdfast.Thread) -> None:
+    thread.save(
+        {f"k{number}": 1 for number in range(KEYS_MAX)}, summary="x" * TEXT_LENGTH_MAX, tags=[str(n) for n in range(64)]
+    )
+    with pytest.raises(holdfast.EncodeError, match="at most 10000 keys"):
+        thread.save({**keys, "one more": 1})
+    with pytest.raises(holdfast.InvalidInput, match="summary"):
+        thread.save({}, summary="x" * (TEXT_LENGTH_MAX + 1))
+    thread.save({"k" * KEY_LENGTH_MAX: 1})
+
+    assert len(list(thread.history(limit=10**9))) == 2

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.model.interrupt import Interrupt, InterruptKind
-from holdfast.thread.history import History
 
 HOSTILE = [
     "'; DROP TABLE thread; --",
@@ -172,12 +171,15 @@ def test_impossible_filters_are_refused(thread: holdfast.Thread, wanted: dict[st
         list(thread.history(**wanted))
 
 
-def test_history_checkpoints_and_tables_show_themselves_in_a_notebook(thread: holdfast.Thread) -> None:
+def test_lists_and_checkpoints_show_themselves_in_a_notebook(store: holdfast.Store) -> None:
+    thread = store.thread("t")
     saved = thread.save({"html": "<script>alert(1)</script>"}, tags=["<b>"], summary="<i>")
-    table, one, full = thread.history_table()._repr_html_(), saved.meta._repr_html_(), saved._repr_html_()
+    history = thread.history()
+    assert next(history).id == saved.id
+    tables = [history._repr_html_(), store.threads()._repr_html_()]
 
-    for text in (table, one, full):
+    for text in (*tables, saved.meta._repr_html_(), saved._repr_html_()):
         assert saved.id in text
         assert "<script>" not in text
         assert "<i>" not in text
-    assert isinstance(thread.history_table(), History)
+    assert list(history) == [], "showing it does not rewind it"

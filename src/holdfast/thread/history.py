@@ -7,13 +7,14 @@ exact comparison happens here, on decoded values. So no key and no value can mea
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from holdfast.codec import encode
 from holdfast.errors import DecodeError, InvalidInput
-from holdfast.model.checkpoint import CheckpointMeta
+from holdfast.model.checkpoint import MAIN, CheckpointMeta
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import PAGE_ROWS_MAX, Query
@@ -21,6 +22,7 @@ from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import meta_of, needle
 
 PAGE_ROWS = 100
+SHOWN_ROWS = 50
 EVERY_BRANCH = "*"
 
 
@@ -132,28 +134,38 @@ def check_before(before: CheckpointMeta | int | None) -> int | None:
     return before
 
 
-class History(list[CheckpointMeta]):
-    """A list of checkpoints' metadata that shows itself as a table in a notebook."""
+class History(Iterator[CheckpointMeta]):
+    """Checkpoints' metadata, read page by page while iterating; a notebook shows the first ones as a table."""
+
+    def __init__(self, begin: Callable[[], Iterator[CheckpointMeta]]) -> None:
+        self._begin = begin
+        self._rest: Iterator[CheckpointMeta] | None = None
+
+    def __iter__(self) -> History:
+        return self
+
+    def __next__(self) -> CheckpointMeta:
+        if self._rest is None:
+            self._rest = self._begin()
+        return next(self._rest)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("step", "seq", "created", "position", "tags", "id"))
-        body = "".join(
-            "<tr>"
-            + "".join(
-                f"<td>{html.escape(str(value))}</td>"
-                for value in (
-                    meta.step,
-                    meta.seq,
-                    meta.created_at.isoformat(timespec="seconds"),
-                    f"{meta.last_node or '-'} → {meta.next_node or '-'}",
-                    ", ".join(meta.tags),
-                    meta.id,
-                )
-            )
-            + "</tr>"
-            for meta in self
-        )
+        """Show the beginning of the list, wherever the iteration is."""
+        head = "".join(f"<th>{name}</th>" for name in ("thread", "step", "created", "position", "tags", "id"))
+        body = "".join(map(_table_row, islice(self._begin(), SHOWN_ROWS)))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _table_row(meta: CheckpointMeta) -> str:
+    cells = (
+        meta.thread_id if meta.branch == MAIN else f"{meta.thread_id} ({meta.branch})",
+        meta.step,
+        meta.created_at.isoformat(timespec="seconds"),
+        f"{meta.last_node or '-'} → {meta.next_node or '-'}",
+        ", ".join(meta.tags),
+        meta.id,
+    )
+    return "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>"
 
 
 def _finding(query: Query) -> Callable[[Any], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from holdfast.store.base import Backend, Removed
 from holdfast.store.open import open_backend
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor, Session
+from holdfast.thread.history import History
 from holdfast.thread.perform import Flow, drive
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.stats import Stats
@@ -80,9 +82,9 @@ class Store:
         trigger: str | None = None,
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
-    ) -> Iterator[CheckpointMeta]:
+    ) -> History:
         """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that."""
-        return self._pages(front.threads(self._session, limit, tag, graph, trigger, interrupt, where))
+        return self._listed(front.threads(self._session, limit, tag, graph, trigger, interrupt, where))
 
     def get(self, id: str) -> Checkpoint | None:
         """Load a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
@@ -127,6 +129,9 @@ class Store:
 
     def _run(self, flow: Flow[T]) -> T:
         return drive(flow, self._backend)
+
+    def _listed(self, listing: front.Listing) -> History:
+        return History(lambda: self._pages(replace(listing)))
 
     def _pages(self, listing: front.Listing) -> Iterator[CheckpointMeta]:
         while not listing.done:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write
@@ -109,17 +109,13 @@ class Thread:
         trigger: str | None = None,
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
-    ) -> Iterator[CheckpointMeta]:
+    ) -> History:
         """Iterate over checkpoints' metadata, newest first, read page by page without touching any state.
 
         This handle's branch, unless ``branch`` names another, or ``"*"`` for all. ``where`` compares metadata keys.
         """
         listing = front.history(self._cursor, limit, before, branch, tag, graph, trigger, interrupt, where)
-        return self._store._pages(listing)
-
-    def history_table(self, limit: int = 50) -> History:
-        """Return the newest checkpoints as a list that shows itself as a table in a notebook."""
-        return History(self.history(limit=limit))
+        return self._store._listed(listing)
 
     def branches(self) -> list[Lane]:
         """Return the thread's branches, oldest first."""

@@ -10,7 +10,6 @@ from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Lane, Removed
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor
-from holdfast.thread.history import History
 from holdfast.thread.perform import Flow, drive, locked
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.stats import Stats
@@ -116,10 +115,6 @@ class AsyncThread:
         """
         listing = front.history(self._cursor, limit, before, branch, tag, graph, trigger, interrupt, where)
         return self._store._pages(listing)
-
-    async def history_table(self, limit: int = 50) -> History:
-        """Return the newest checkpoints as a list that shows itself as a table in a notebook."""
-        return History([meta async for meta in self.history(limit=limit)])
 
     async def branches(self) -> list[Lane]:
         """Return the thread's branches, oldest first."""
