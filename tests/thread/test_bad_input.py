@@ -188,9 +188,8 @@ def test_a_closed_store_says_so(url: str) -> None:
 
 @pytest.mark.row("T19")
 def test_limits_hold_at_the_limit_and_refuse_one_beyond(thread: holdfast.Thread) -> None:
-    thread.save(
-        {f"k{number}": 1 for number in range(KEYS_MAX)}, summary="x" * TEXT_LENGTH_MAX, tags=[str(n) for n in range(64)]
-    )
+    keys = {f"k{number}": 1 for number in range(KEYS_MAX)}
+    thread.save(keys, summary="x" * TEXT_LENGTH_MAX, tags=[str(number) for number in range(64)])
     with pytest.raises(holdfast.EncodeError, match="at most 10000 keys"):
         thread.save({**keys, "one more": 1})
     with pytest.raises(holdfast.InvalidInput, match="summary"):
