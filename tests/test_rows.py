@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from holdfast import testing
+
 ROOT = Path(__file__).parent
 ROW = re.compile(r"^(S[1-4]x?|W[1-4]|C|T|G)-?\d{1,2}$")
 MARK = re.compile(r"mark\.row\(([^)]*)\)")
@@ -12,7 +14,7 @@ MARK = re.compile(r"mark\.row\(([^)]*)\)")
 
 def named_rows() -> set[str]:
     found: set[str] = set()
-    for path in ROOT.rglob("test_*.py"):
+    for path in (*ROOT.rglob("test_*.py"), *Path(testing.__file__).parent.rglob("*contract*.py")):
         for arguments in MARK.findall(path.read_text(encoding="utf-8")):
             found.update(re.findall(r'"([^"]+)"', arguments))
     return found

@@ -144,6 +144,10 @@ class Query:
     def __post_init__(self) -> None:
         if self.thread is None and self.ids is None and not self.heads_of_threads:
             raise InvalidInput("a query names a thread or ids, or asks for the heads of all threads")
+        if self.heads_of_threads and (self.thread, self.branch, self.ids, self.payload) != (None, None, None, False):
+            raise InvalidInput(
+                "the heads of all threads are narrowed by scope, tag, step and needles, and have no payload"
+            )
 
     def names(self, row: Row) -> bool:
         """Tell whether a row is of the thread, scope and branch asked for, and before the cursor."""

@@ -133,8 +133,7 @@ class MemoryStore:
             if existing is not None and not (commit.replaces_head and self._is_head(lane, existing)):
                 return _first_result(existing, lane, commit)
             self._check_writer(lane, commit)
-            thread = self._threads.get(key[:2]) or _Thread(self._number())
-            self._threads[key[:2]] = thread
+            thread = self._thread(key)
             if lane is None:
                 lane = self._lanes[key] = _Lane(key, self._number(), origin=commit.requires)
             if existing is not None:
@@ -153,6 +152,7 @@ class MemoryStore:
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
         with self._open():
+            self._thread(lane)
             kept = self._writes.setdefault((lane.namespace, lane.thread, lane.scope, checkpoint), {})
             for row in writes:
                 if replace or (row.task_id, row.index) not in kept:
@@ -209,6 +209,11 @@ class MemoryStore:
         if self._closed:
             raise StoreError("the store is closed", hint="Open it again with holdfast.open")
         return self._lock
+
+    def _thread(self, lane: LaneKey) -> _Thread:
+        if lane[:2] not in self._threads:
+            self._threads[lane[:2]] = _Thread(self._number())
+        return self._threads[lane[:2]]
 
     def _number(self) -> int:
         self._next_number += 1

@@ -40,6 +40,14 @@ class Lists:
 
     # Finding ------------------------------------------------------------------------------------------------------
 
+    def test_threads_are_listed_in_the_order_of_their_first_write_of_any_kind(self, backend: Backend) -> None:
+        backend.write(lane(thread="writes first"), "later", [pending("task", 0)], False)
+        put(backend, lane(thread="saved first"), {"n": 1})
+        put(backend, lane(thread="writes first"), {"n": 1})
+        heads = backend.find(Query("", heads_of_threads=True))
+
+        assert [row.lane.thread for row in heads] == ["saved first", "writes first"]
+
     @pytest.mark.row("S3-26", "S3-27", "S2x-08", "W4-17")
     def test_pages_go_on_where_the_last_one_ended(self, backend: Backend) -> None:
         ids = [put(backend, lane(branch=f"b{n % 3}"), {"n": n}) for n in range(7)]
