@@ -59,7 +59,7 @@ class Row(NamedTuple):
     seq: int
     id: str
     parent_id: str | None
-    parent_digest: bytes | None  # set when the parent was deleted, so that the digest can still be checked
+    parent_digest: bytes | None  # with the payload, always; else only if the parent itself was deleted
     step: int
     created_us: int
     digest: bytes

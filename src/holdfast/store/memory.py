@@ -286,7 +286,10 @@ class MemoryStore:
         if not payload:
             return row._replace(tags=tags, writes=ordered, base=None, manifest=b"")
         base_data = self._blobs.get(row.base) if row.base is not None else None
-        return row._replace(tags=tags, writes=ordered, base_data=base_data)
+        digest = row.parent_digest
+        if digest is None and row.parent_id is not None and (row.lane.namespace, row.parent_id) in self._rows:
+            digest = self._rows[row.lane.namespace, row.parent_id].digest
+        return row._replace(tags=tags, writes=ordered, base_data=base_data, parent_digest=digest)
 
     def _remove(self, doomed: list[Row]) -> Removed:
         touched = {row.lane: self._lanes[row.lane] for row in doomed}

@@ -15,9 +15,9 @@ from holdfast.pieces.tip import Tip
 from holdfast.store.base import Backend, Commit, Finding, LaneKey, Query, Row, WriteRow
 from holdfast.thread.change import state_change
 from holdfast.thread.cursor import Seen, Session
-from holdfast.thread.load import fill, find_row, get, open_tip, parent_digest
+from holdfast.thread.load import fill, find_row, get, open_tip
 from holdfast.thread.perform import drive
-from holdfast.thread.record import NO_PARENT, checkpoint_digest, encode_notes, new_meta, to_microseconds
+from holdfast.thread.record import NO_PARENT, checkpoint_digest, encode_notes, new_meta, parent_digest, to_microseconds
 from holdfast.thread.verify import verify_lanes
 
 SPACES = ("", "other")
@@ -55,7 +55,7 @@ def draft(
     plan = tip.plan(change, itertools.count(first).__next__)
     parent, above = (None if base is None else base.id), (NO_PARENT if base is None else base.digest)
     if replaces and base is not None:
-        parent, above = base.parent_id, drive(parent_digest(base), backend) or NO_PARENT
+        parent, above = base.parent_id, parent_digest(base) or NO_PARENT
     step = notes.pop("step", seen.head.step + 1 if seen.head else 1)
     created: datetime = notes.pop("created_at", EPOCH)
     meta = new_meta(key, name or f"cp-{next(_numbers)}", parent, step, created, notes)  # type: ignore[arg-type]  # Notes

@@ -16,7 +16,7 @@ from holdfast.pieces.tip import Live, Tip
 from holdfast.store.base import LaneKey, Query, Row
 from holdfast.thread.cursor import Cursor, Seen
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import NO_PARENT, checkpoint_digest, meta_of, values_of, write_of
+from holdfast.thread.record import checkpoint_digest, meta_of, parent_digest, values_of, write_of
 
 
 def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
@@ -29,7 +29,7 @@ def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
     known = cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen)
     tip = cursor.tip if known and cursor.tip is not None else (yield from open_tip(head.row, head.owned))
     yield from fill(tip, list(tip.lives), head.row)
-    checkpoint = yield from _finish(head.row, tip, verify=not known)
+    checkpoint = _finish(head.row, tip, verify=not known)
     cursor.seen, cursor.tip = seen, tip
     return checkpoint
 
@@ -39,7 +39,7 @@ def load_row(row: Row) -> Flow[Checkpoint]:
     try:
         tip = yield from open_tip(row, {})
         yield from fill(tip, list(tip.lives), row)
-        return (yield from _finish(row, tip, verify=True))
+        return _finish(row, tip, verify=True)
     except Corrupted:
         # Between finding the row and reading its bytes it may have been deleted: that is not damage.
         if not (yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(row.id,))))):
@@ -117,21 +117,10 @@ def expected_digest(row: Row, meta: CheckpointMeta, entries: Entries, parent_dig
     return checkpoint_digest(parent_digest, root_digest(entries), list(entries), meta, row.notes)
 
 
-def parent_digest(row: Row) -> Flow[bytes | None]:
-    """Return the parent's digest, from the parent or, if that was deleted, from the row; None if it is nowhere."""
-    if row.parent_id is None:
-        return NO_PARENT
-    if row.parent_digest is not None:
-        return row.parent_digest
-    name = row.parent_id
-    rows = yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(name,))))
-    return rows[0].digest if rows else None
-
-
-def _finish(row: Row, tip: Tip, verify: bool) -> Flow[Checkpoint]:
+def _finish(row: Row, tip: Tip, verify: bool) -> Checkpoint:
     values = values_of(row)
     if verify:
-        parent = yield from parent_digest(row)
+        parent = parent_digest(row)
         if parent is None:
             raise _damaged(row, f"its parent {row.parent_id} is missing")
         if expected_digest(row, bare(CheckpointMeta, dict(values)), tip.entries(), parent) != row.digest:

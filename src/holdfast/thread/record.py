@@ -89,6 +89,11 @@ def checkpoint_digest(parent: bytes, root: bytes, keys: Sequence[Key], meta: Che
     return hashlib.sha256(b"".join((parent, root, ormsgpack.packb(list(identity)), notes))).digest()
 
 
+def parent_digest(row: Row) -> bytes | None:
+    """Return the digest of the parent of a row found with its payload; None if it should be there and is not."""
+    return NO_PARENT if row.parent_id is None else row.parent_digest
+
+
 def meta_of(row: Row) -> CheckpointMeta:
     """Return a stored checkpoint's metadata."""
     return bare(CheckpointMeta, values_of(row))

@@ -19,7 +19,7 @@ from holdfast.pieces.tip import Change, Draft, Tip
 from holdfast.store.base import Commit, LaneKey, Query, Row
 from holdfast.thread.change import append_change, check_state, state_change
 from holdfast.thread.cursor import STREAMS_AT_ONCE, Cursor, Seen, Session
-from holdfast.thread.load import fill, find_row, open_tip, parent_digest, winner_of
+from holdfast.thread.load import fill, find_row, open_tip, winner_of
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import (
     NO_PARENT,
@@ -28,6 +28,7 @@ from holdfast.thread.record import (
     from_microseconds,
     meta_of,
     new_meta,
+    parent_digest,
     to_microseconds,
     values_of,
 )
@@ -378,7 +379,7 @@ def _same(stored: Row, make: MakeChange, request: Request) -> Flow[bool]:
     if request.copies is not None and request.copies != stored.parent_id:
         return False
     parent = None if stored.parent_id is None else (yield from find_row(stored.lane.namespace, stored.parent_id))
-    digest = yield from parent_digest(stored)
+    digest = parent_digest(stored)
     tip = Tip() if parent is None else (yield from open_tip(parent, {}))
     change = make(tip)
     yield from fill(tip, tip.unloaded(change), stored)

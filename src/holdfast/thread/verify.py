@@ -18,9 +18,9 @@ from holdfast.pieces.piece import Piece, Range
 from holdfast.pieces.tip import Tip
 from holdfast.store.base import Backend, Finding, Row
 from holdfast.thread.cursor import Session
-from holdfast.thread.load import decode_live, expected_digest, open_tip, parent_digest
+from holdfast.thread.load import decode_live, expected_digest, open_tip
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import values_of
+from holdfast.thread.record import parent_digest, values_of
 from holdfast.thread.removal import rows_of
 
 
@@ -96,7 +96,7 @@ def _verify_row(row: Row, checked: dict[Key, _Checked]) -> Flow[list[Finding]]:
             findings.append(_finding(row, "damaged", problem, str(key)))
     for key in [key for key in checked if key not in tip.lives]:
         del checked[key]
-    parent = yield from parent_digest(row)
+    parent = parent_digest(row)
     if parent is None:
         findings.append(_finding(row, "missing", f"its parent {row.parent_id} is not there"))
     else:

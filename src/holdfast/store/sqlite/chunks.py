@@ -1,9 +1,9 @@
 """The bytes of streams and blobs in their tables.
 
 A save appends one small row to a stream. When an append crosses a 64 KiB boundary of its stream, the rows that begin
-in the finished window become one compressed row **at the same addresses**: manifests do not change, every byte is
-rewritten once, and no background work is needed. Readers only ever see one or the other, because it happens inside
-the save's own transaction.
+in the finished window become one compressed row **at the same addresses**, and four of those become one when it crosses
+a 256 KiB boundary: manifests do not change, every byte is rewritten twice, and no background work is needed. Readers
+only ever see one or the other, because it happens inside the save's own transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.rows import address_of, pack_body, unpack_body
 from holdfast.store.sqlite.select import every, one
 
-WINDOW_BYTES = 65536
+WINDOWS_BYTES = (65536, 262144)
+"""First small windows, so that little stays uncompressed; then large ones, which pack better and load faster."""
+
 COMPRESS_AT_ONCE_BYTES = 16384
 """Smaller chunks are stored as they are: compressing them later, with their neighbours, is smaller and cheaper."""
 
@@ -28,12 +30,13 @@ def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes
     """Append bytes to a stream; merge the rows of every window that this finishes."""
     start = address_of(stream, offset)
     connection.execute(queries.ADD_CHUNK, (start, len(data), pack_body(data, COMPRESS_AT_ONCE_BYTES)))
-    window = offset // WINDOW_BYTES
-    if (offset + len(data)) // WINDOW_BYTES > window and offset % WINDOW_BYTES:
-        merge_window(connection, address_of(stream, window * WINDOW_BYTES))
+    for length in WINDOWS_BYTES:
+        window = offset // length
+        if (offset + len(data)) // length > window and offset % length:
+            merge_window(connection, address_of(stream, window * length), length)
 
 
-def merge_window(connection: apsw.Connection, start: int, length: int = WINDOW_BYTES) -> None:
+def merge_window(connection: apsw.Connection, start: int, length: int) -> None:
     """Replace the rows that begin in [start, start + length) and touch each other by one row each run."""
     rows = every(connection, queries.CHUNKS_IN_WINDOW, (start, start + length))
     for run in _touching(rows):

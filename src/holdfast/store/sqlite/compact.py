@@ -6,7 +6,7 @@ import apsw
 
 from holdfast.pieces.piece import STREAM_BYTES_MAX
 from holdfast.store.sqlite import queries
-from holdfast.store.sqlite.chunks import WINDOW_BYTES, merge_window
+from holdfast.store.sqlite.chunks import WINDOWS_BYTES, merge_window
 from holdfast.store.sqlite.rows import address_of
 from holdfast.store.sqlite.select import every
 
@@ -36,8 +36,9 @@ def give_pages_back(connection: apsw.Connection) -> None:
 def _compact_stream(connection: apsw.Connection, stream: int) -> None:
     first = address_of(stream, 0)
     rows = every(connection, queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX))
-    for window in sorted({(address - first) // WINDOW_BYTES for address, _, _ in rows}):
-        merge_window(connection, first + window * WINDOW_BYTES)
+    length = WINDOWS_BYTES[-1]
+    for window in sorted({(address - first) // length for address, _, _ in rows}):
+        merge_window(connection, first + window * length, length)
 
 
 def _file_bytes(connection: apsw.Connection) -> int:

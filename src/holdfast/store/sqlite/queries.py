@@ -41,7 +41,7 @@ LANES_FORKED_FROM = "SELECT id FROM lane WHERE origin = ?"
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
 
-_FROM = "FROM checkpoint c LEFT JOIN blob b ON b.id = c.base"
+_FROM = "FROM checkpoint c LEFT JOIN blob b ON b.id = c.base LEFT JOIN checkpoint p ON p.id = c.parent"
 ROW_BY_ID = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.id = :id"
 ROW_BY_ID_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.id = :id"
 ROW_BY_KEY_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key = ?"

@@ -68,7 +68,7 @@ def unpack_body(size: int, body: bytes) -> bytes:
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"
-PAYLOAD_COLUMNS = "b.digest, b.size, b.body, c.manifest"
+PAYLOAD_COLUMNS = "b.digest, b.size, b.body, c.manifest, p.digest"
 
 
 def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool, tags: tuple[str, ...]) -> Row:
@@ -87,7 +87,8 @@ def read_rows(
         base = base_data = None
         manifest = b""
         if payload:
-            base, base_size, base_body, manifest = fields[9:13]
+            base, base_size, base_body, manifest, present_parent_digest = fields[9:14]
+            parent_digest = parent_digest or present_parent_digest
             base_data = unpack_body(base_size, base_body) if base_body is not None else None
         # A row is nearly always the parent of the one before it in the list, whose text is at hand then.
         text = child_parent_text if name == child_parent else unpack_id(name)
