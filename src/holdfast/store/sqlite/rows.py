@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from holdfast.codec import compress, decompress
@@ -11,6 +12,7 @@ from holdfast.store.base import LaneKey, Row, WriteRow
 SEQ_BITS = 32
 SEQ_MAX = (1 << SEQ_BITS) - 1
 COMPRESS_BYTES_MIN = 256
+REMEMBERED_BYTES_MIN = 32768
 
 StoredId = str | bytes
 
@@ -62,9 +64,26 @@ def pack_body(data: bytes, least: int = COMPRESS_BYTES_MIN) -> bytes:
     return packed if len(packed) < len(data) else data
 
 
+class _Last(threading.local):
+    """The large body this thread unpacked last: reading a history walks through one row of a stream many times."""
+
+    body = plain = b""
+
+
+_last = _Last()
+
+
 def unpack_body(size: int, body: bytes) -> bytes:
     """Return the original bytes of ``pack_body``, which were ``size`` long."""
-    return body if len(body) == size else decompress(body, size)
+    if len(body) == size:
+        return body
+    if size < REMEMBERED_BYTES_MIN:
+        return decompress(body, size)
+    if body != _last.body or size != len(_last.plain):  # comparing costs a fiftieth of unpacking, and is never wrong
+        _last.body, _last.plain = b"", b""
+        _last.plain = decompress(body, size)
+        _last.body = body
+    return _last.plain
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"
