@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -45,7 +46,19 @@ def clock() -> Clock:
     return Clock()
 
 
-OpenStore = Callable[..., holdfast.Store]
+Show = Callable[[str, object], None]
+
+
+@pytest.fixture
+def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
+    """Print a figure past pytest's capture and keep it in the report."""
+
+    def write(name: str, value: object) -> None:
+        record_property(name, value)
+        with capsys.disabled():
+            sys.stdout.write(f"\n{name}: {value}\n")
+
+    return write
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -80,7 +80,7 @@ HASHABLE: list[Any] = [
     np.bool_(True),
     np.complex64(1 + 2j),
     np.datetime64("2024-01-02T03:04", "m"),
-    np.datetime64("NaT"),
+    np.datetime64("NaT", "s"),
     np.timedelta64(5, "us"),
     np.str_("a\x00"),
     np.str_(""),

@@ -32,18 +32,6 @@ LANES = 2
 Show = Callable[[str, object], None]
 
 
-@pytest.fixture
-def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
-    """Print a figure past pytest's capture and keep it in the report."""
-
-    def write(name: str, value: object) -> None:
-        record_property(name, value)
-        with capsys.disabled():
-            sys.stdout.write(f"\n{name}: {value}\n")
-
-    return write
-
-
 @dataclass(frozen=True)
 class Original:
     """The undamaged store: its bytes, and what it answers."""

@@ -31,18 +31,6 @@ SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
 Show = Callable[[str, object], None]
 
 
-@pytest.fixture
-def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
-    """Print a figure past pytest's capture and keep it in the report."""
-
-    def write(name: str, value: object) -> None:
-        record_property(name, value)
-        with capsys.disabled():
-            sys.stdout.write(f"\n{name}: {value}\n")
-
-    return write
-
-
 @dataclass
 class Victim:
     name: str

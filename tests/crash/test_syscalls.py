@@ -48,18 +48,6 @@ def strace() -> None:
         pytest.skip(missing)
 
 
-@pytest.fixture
-def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
-    """Print a figure past pytest's capture and keep it in the report."""
-
-    def write(name: str, value: object) -> None:
-        record_property(name, value)
-        with capsys.disabled():
-            sys.stdout.write(f"\n{name}: {value}\n")
-
-    return write
-
-
 @dataclass
 class Run:
     """One run of the program under strace."""

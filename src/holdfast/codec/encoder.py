@@ -28,7 +28,8 @@ from holdfast.codec.refusal import Refused
 from holdfast.codec.registry import BY_CLASS, head
 from holdfast.codec.values import BY_TYPE, OBJECT, Pairs, builtin
 
-_OPTIONS: Final = (
+# With these the C encoder hands over, or refuses, every type that it would otherwise write as another.
+EXACT: Final = (
     ormsgpack.OPT_PASSTHROUGH_BIG_INT
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
     | ormsgpack.OPT_PASSTHROUGH_DATETIME
@@ -45,7 +46,7 @@ _CONTAINERS: Final = frozenset({list, dict})
 def encode(value: object, path: str = "value") -> bytes:
     """Return the msgpack of a value; EncodeError names the part of it that could not come back equal."""
     try:
-        data = ormsgpack.packb(value, option=_OPTIONS)
+        data = ormsgpack.packb(value, option=EXACT)
     except (TypeError, ValueError, RecursionError):
         data = _encode_with_ext(value, path)
     else:
@@ -82,7 +83,7 @@ class _Run:
 
     def level(self, value: object) -> bytes:
         """Encode the lists, dicts and scalars of one ext level."""
-        data = ormsgpack.packb(wrap(value) if self._wrapping else value, default=self._extend, option=_OPTIONS)
+        data = ormsgpack.packb(wrap(value) if self._wrapping else value, default=self._extend, option=EXACT)
         if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_foreign(value):
             raise Refused("bytearray or memoryview")
         return data

@@ -109,6 +109,27 @@ class Commit:
     requires: str | None = None  # id of the checkpoint whose sources are taken over: it must still exist
     replaces_head: bool = False  # the head has this very id and is to be replaced
 
+    def row(self, thread_number: int, seq: int) -> Row:
+        """Return the row that this commit makes."""
+        return Row(
+            self.lane,
+            thread_number,
+            seq,
+            self.id,
+            self.parent_id,
+            None,
+            self.step,
+            self.created_us,
+            self.digest,
+            self.notes,
+            self.size,
+            tuple(sorted(self.tags)),
+            (),
+            self.base,
+            None,
+            self.manifest,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:

@@ -138,7 +138,7 @@ class MemoryStore:
                 lane = self._lanes[key] = _Lane(key, self._number(), origin=commit.requires)
             if existing is not None:
                 self._forget([existing])
-            row = _row(commit, thread)
+            row = commit.row(thread.number, thread.next_seq)
             thread.next_seq += 1
             lane.last_seq = row.seq
             lane.rows.append(row)
@@ -344,24 +344,6 @@ class MemoryStore:
         else:
             self._streams.pop(source, None)
         return freed
-
-
-def _row(commit: Commit, thread: _Thread) -> Row:
-    return Row(
-        commit.lane,
-        thread.number,
-        thread.next_seq,
-        commit.id,
-        commit.parent_id,
-        None,
-        commit.step,
-        commit.created_us,
-        commit.digest,
-        commit.notes,
-        commit.size,
-        base=commit.base,
-        manifest=commit.manifest,
-    )
 
 
 def _first_result(existing: Row, lane: _Lane | None, commit: Commit) -> Committed:

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias
 import ormsgpack
 
 from holdfast.codec import encode
+from holdfast.codec.encoder import EXACT
 from holdfast.errors import EncodeError, InvalidInput
 from holdfast.model.checkpoint import Checkpoint
 from holdfast.thread import diff_render
@@ -40,17 +41,6 @@ BLOCK_ITEMS_MAX: Final = 256
 _INDEX_DIGITS_MAX: Final = 15
 _TOO_DEEP: Final = "a state holds itself or is nested too deep to be compared or changed"
 _STR_ONLY: Final = frozenset({str})
-# The C encoder refuses every type that it would otherwise write as another, so equal bytes are equal values. (It does
-# write a bytearray as bytes; the codec refuses those, so no stored state holds one.)
-_EXACT: Final = (
-    ormsgpack.OPT_PASSTHROUGH_BIG_INT
-    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
-    | ormsgpack.OPT_PASSTHROUGH_DATETIME
-    | ormsgpack.OPT_PASSTHROUGH_ENUM
-    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
-    | ormsgpack.OPT_PASSTHROUGH_TUPLE
-    | ormsgpack.OPT_PASSTHROUGH_UUID
-)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -271,7 +261,7 @@ def _same_block(old: list[Any], new: list[Any]) -> bool:
     if all(map(is_, old, new)):
         return True
     try:
-        if ormsgpack.packb(old, option=_EXACT) == ormsgpack.packb(new, option=_EXACT):
+        if ormsgpack.packb(old, option=EXACT) == ormsgpack.packb(new, option=EXACT):
             return True
     except (TypeError, ValueError, RecursionError):
         return all(map(exact, old, new))  # holds a type the C encoder has no word for

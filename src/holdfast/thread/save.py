@@ -224,7 +224,7 @@ def _commit_on(
         cursor.forget_tip()
         raise
     session.give_streams(streams)
-    row = _row_of(commit, committed.seq)
+    row = commit.row(0, committed.seq)
     cursor.seen = Seen(committed.number, committed.seq, seen.epoch, row)
     cursor.tip = tip
     tip.items = request.items
@@ -290,27 +290,6 @@ def _meta(
 ) -> CheckpointMeta:
     notes: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # `keep` holds fields of a record
     return new_meta(lane, name, parent.id if parent else None, step, session.now(), notes)
-
-
-def _row_of(commit: Commit, seq: int) -> Row:
-    return Row(
-        commit.lane,
-        0,
-        seq,
-        commit.id,
-        commit.parent_id,
-        None,
-        commit.step,
-        commit.created_us,
-        commit.digest,
-        commit.notes,
-        commit.size,
-        tuple(sorted(commit.tags)),
-        (),
-        commit.base,
-        None,
-        commit.manifest,
-    )
 
 
 def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
