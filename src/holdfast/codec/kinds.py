@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -38,13 +39,14 @@ class Kind(Protocol):
         """Return an instance with this content; DecodeError if its fields are not the class's."""
 
 
-class _Simple:
+class _Simple(ABC):
     """What is the same for every kind whose content is just its fields."""
 
     cls: Any
 
+    @abstractmethod
     def plain(self, value: Any) -> Any:
-        raise NotImplementedError
+        """Return the instance's content as an encodable value."""
 
     def shown(self, value: Any) -> Any:
         return self.plain(value)
