@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -160,3 +160,54 @@ def test_a_waiting_saver_that_is_interrupted_leaves_the_queue_in_order(writer: W
 
     assert writer.submit(lambda connection: "goes on") == "goes on"
     assert "interrupted" not in names(writer)
+
+
+class Abrupt(BaseException):
+    """Stands for Ctrl-C: nothing that a job may catch."""
+
+
+def test_no_job_of_an_interrupted_group_is_called_stored(writer: Writer) -> None:
+    """Those that ran before the interruption have a result, but their transaction is gone."""
+    blocker = Blocker(writer)
+    outcomes: dict[str, str] = {}
+
+    def interrupted(connection: apsw.Connection) -> bool:
+        raise Abrupt
+
+    def saver(name: str, job: Callable[[apsw.Connection], bool]) -> None:
+        try:
+            writer.submit(job, name)
+            outcomes[name] = "stored"
+        except BaseException as error:
+            outcomes[name] = type(error).__name__
+
+    jobs: list[tuple[str, Callable[[apsw.Connection], bool]]] = [
+        ("first", lambda connection: bool(connection.execute(insert("first")))),
+        ("second", lambda connection: bool(connection.execute(insert("second")))),
+        ("struck", interrupted),
+    ]
+    savers = []
+    for length, (name, job) in enumerate(jobs, 1):
+        savers.append(threading.Thread(target=saver, args=(name, job)))
+        savers[-1].start()
+        wait_for_queue(writer, length)
+    blocker.finish()
+    for thread in savers:
+        thread.join(10)
+
+    assert outcomes == {"first": "Abrupt", "second": "OutcomeUnknown", "struck": "OutcomeUnknown"}
+    assert names(writer) == ["stream"]
+
+
+def test_an_interruption_at_the_commit_itself_is_no_acknowledgement(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def struck(connection: apsw.Connection, group: object) -> None:
+        raise Abrupt
+
+    monkeypatch.setattr(writer, "_commit", struck)
+    with pytest.raises(Abrupt):
+        writer.submit(lambda connection: bool(connection.execute(insert("lost"))))
+    monkeypatch.undo()
+
+    assert names(writer) == ["stream"]

@@ -97,8 +97,11 @@ class Writer:
         try:
             self._run(group)
         except BaseException as error:
+            # A result only says that a job ran. Whether its transaction was committed nobody knows here, so none is
+            # called stored, and a transaction still open ends with its connection.
+            self.close()
             for ticket in group:
-                if ticket.error is None and ticket.result is None:
+                if ticket.error is None:
                     ticket.error = error if ticket is mine else _unknown(ticket, error)
         finally:
             with self._mutex:
