@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -334,16 +335,26 @@ def test_a_store_locked_by_a_stopped_process_is_busy_and_works_again_after_it(pa
         assert store.verify().checkpoints == 2
 
 
+def descriptors_of(path: str) -> int:
+    """Return how many descriptors of this process are open on a file; those of other tests may come and go."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{name}") == path
+    return found
+
+
 @pytest.mark.row("C11")
 def test_waiting_in_vain_leaves_no_descriptor_behind(path: Path) -> None:
     with Store(SqliteStore(str(path), timeout_s=0.05), make_session("", None)) as store:
         store.thread("thread").save({"n": 1})
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors_of(f"{path}-lock")
         with stopped_holder(path):
             for _ in range(5):
                 with pytest.raises(StoreError):
                     store.thread("other").save({"n": 2})
+            assert descriptors_of(f"{path}-lock") == before + 5, "each waits with a descriptor of its own"
         for waiter in [thread for thread in threading.enumerate() if thread.name == "holdfast-lock"]:
             waiter.join()
 
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert descriptors_of(f"{path}-lock") == before == 1
