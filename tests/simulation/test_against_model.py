@@ -16,7 +16,7 @@ from holdfast.store.base import Query, Row
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.machine import StoreMachine
-from holdfast.thread.store import Store, make_session
+from holdfast.thread.store import Store, make_context
 from holdfast.thread.store import open as open_store
 
 
@@ -42,7 +42,7 @@ def test_every_store_gives_the_answers_of_the_model() -> None:
 def grown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     folder: Path = tmp_path_factory.mktemp("paging")
     backend = MemoryStore() if request.param == "memory" else SqliteStore(str(folder / "agent.db"))
-    with Store(backend, make_session("", None)) as store:
+    with Store(backend, make_context("", None)) as store:
         thread = store.thread("t")
         for n in range(250):
             thread.append(set={"n": n})
@@ -177,7 +177,7 @@ class Impatient(MemoryStore):
 
 
 def test_looking_for_an_early_step_ends_also_when_origins_form_a_ring() -> None:
-    with Store(Impatient(), make_session("", None)) as store:
+    with Store(Impatient(), make_context("", None)) as store:
         thread = store.thread("a")
         fork = thread.fork(thread.save({"n": 1}, id="one"), to="b", id="two")
         store.delete_thread("a")

@@ -20,7 +20,7 @@ import pytest
 import holdfast
 from holdfast.errors import Conflict, StoreBusy, StoreError
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.thread.store import Store, make_session
+from holdfast.thread.store import Store, make_context
 
 SAVES = 25
 FAIR_WRITERS = 4
@@ -316,7 +316,7 @@ def stopped_holder(path: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.crash
 @pytest.mark.row("C11")
 def test_a_store_locked_by_a_stopped_process_is_busy_and_works_again_after_it(path: Path) -> None:
-    with Store(SqliteStore(str(path), timeout_s=0.2), make_session("", None)) as store:
+    with Store(SqliteStore(str(path), timeout_s=0.2), make_context("", None)) as store:
         thread = store.thread("thread")
         thread.save({"n": 1}, id="first")
         with stopped_holder(path):
@@ -346,7 +346,7 @@ def descriptors_of(path: str) -> int:
 
 @pytest.mark.row("C11")
 def test_waiting_in_vain_leaves_no_descriptor_behind(path: Path) -> None:
-    with Store(SqliteStore(str(path), timeout_s=0.05), make_session("", None)) as store:
+    with Store(SqliteStore(str(path), timeout_s=0.05), make_context("", None)) as store:
         store.thread("thread").save({"n": 1})
         before = descriptors_of(f"{path}-lock")
         with stopped_holder(path):

@@ -10,11 +10,11 @@ import pytest
 
 import holdfast
 from holdfast.store.memory import MemoryStore
-from holdfast.thread.store import Store, make_session
+from holdfast.thread.store import Store, make_context
 
 
 def filled(backend: MemoryStore) -> Store:
-    store = Store(backend, make_session("", None))
+    store = Store(backend, make_context("", None))
     thread = store.thread("t")
     thread.save({"m": ["x" * 600], "doc": "d" * 5000, "small": 1})
     for number in range(5):

@@ -14,7 +14,7 @@ from holdfast.model.checkpoint import EPOCH
 from holdfast.pieces.tip import Tip
 from holdfast.store.base import Backend, Commit, Finding, LaneKey, Query, Row, WriteRow
 from holdfast.thread.change import state_change
-from holdfast.thread.cursor import Seen, Session
+from holdfast.thread.cursor import Context, Seen
 from holdfast.thread.load import fill, find_row, get, open_tip
 from holdfast.thread.perform import drive
 from holdfast.thread.record import NO_PARENT, checkpoint_digest, encode_notes, new_meta, parent_digest, to_microseconds
@@ -125,8 +125,8 @@ def damage(backend: Backend) -> list[Finding]:
     """Return what a check of the whole store finds: references, orphans, and every byte of every checkpoint."""
     found: list[Finding] = []
     for space in SPACES:
-        session = Session(space, lambda: EPOCH, lambda: "")
-        found += drive(verify_lanes(session, None, whole_store=True), backend).findings
+        context = Context(space, lambda: EPOCH, lambda: "")
+        found += drive(verify_lanes(context, None, whole_store=True), backend).findings
     return found
 
 

@@ -27,7 +27,7 @@ from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.model import Branch, Model, Place, Point
 from holdfast.testing.programs import EDITS, ITEMS, KEEPS, KEYS, PICK, VALUES, edited, longer_by
 from holdfast.testing.strategies import same
-from holdfast.thread.cursor import Session
+from holdfast.thread.cursor import Context
 from holdfast.thread.retention import Keep
 from holdfast.thread.store import Store
 from holdfast.thread.thread import Thread
@@ -112,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open_stores(self) -> list[Store]:
         """Wrap the stores for use, with one clock for all and ids that are the same in each."""
         return [
-            Store(backend, Session("", lambda: self.now, partial(self.new_id, number)))
+            Store(backend, Context("", lambda: self.now, partial(self.new_id, number)))
             for number, backend in enumerate(self.backends)
         ]
 

@@ -19,7 +19,7 @@ from holdfast.store.base import Head, LaneKey, Row
 STREAMS_AT_ONCE = 16
 
 
-class Session:
+class Context:
     """What all threads of an open store share: its namespace, clock, id maker and a supply of stream numbers."""
 
     def __init__(self, namespace: str, now: Callable[[], datetime], new_id: Callable[[], str]) -> None:
@@ -94,7 +94,7 @@ class Cursor:
         self.forget_tip()
 
 
-_renewed_in_children: weakref.WeakSet[Session | Cursor] = weakref.WeakSet()
+_renewed_in_children: weakref.WeakSet[Context | Cursor] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:

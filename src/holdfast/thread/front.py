@@ -25,7 +25,7 @@ from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import PAGE_ROWS_MAX, Lane, LaneKey, Query, Removed
 from holdfast.thread import load, removal
 from holdfast.thread import save as saving
-from holdfast.thread.cursor import Cursor, Session
+from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.history import EVERY_BRANCH, PAGE_ROWS, Filter, Page, check_before, check_limit, page
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import write_row
@@ -66,7 +66,7 @@ def checked(notes: Notes) -> Notes:
 
 
 def save(
-    session: Session,
+    context: Context,
     cursor: Cursor,
     state: Mapping[str, Any],
     name: str | None,
@@ -81,11 +81,11 @@ def save(
             "replace=True needs the id of the newest checkpoint", hint="Write save(…, id=cp.id, replace=True)"
         )
     request = saving.Request(checked(notes), name, None if on is None else name_of(on), replaces)
-    return saving.save_state(session, cursor, state, frozen, request)
+    return saving.save_state(context, cursor, state, frozen, request)
 
 
 def append(
-    session: Session,
+    context: Context,
     cursor: Cursor,
     extend: Mapping[str, Any] | None,
     put: Mapping[str, Any] | None,
@@ -99,11 +99,11 @@ def append(
         if given is not None and not isinstance(given, Mapping):
             raise InvalidInput(f"{what} must be a mapping of keys to values, not {type(given).__name__}")
     request = saving.Request(checked(notes), name, None if on is None else name_of(on))
-    return saving.save_append(session, cursor, extend or {}, put or {}, _names(delete), request)
+    return saving.save_append(context, cursor, extend or {}, put or {}, _names(delete), request)
 
 
 def fork(
-    session: Session,
+    context: Context,
     cursor: Cursor,
     checkpoint: Which,
     branch: str | None,
@@ -121,14 +121,14 @@ def fork(
     lane = cursor.lane
     target = lane_key(lane.namespace, lane.thread if to is None else to, MAIN if branch is None else branch, lane.scope)
     request = saving.Request(checked(notes), name)
-    return saving.fork(session, name_of(checkpoint), target, put or {}, _names(delete), request)
+    return saving.fork(context, name_of(checkpoint), target, put or {}, _names(delete), request)
 
 
 def rewind(
-    session: Session, cursor: Cursor, checkpoint: Which, name: str | None, notes: Notes
+    context: Context, cursor: Cursor, checkpoint: Which, name: str | None, notes: Notes
 ) -> Flow[SavedCheckpoint]:
     """Append an earlier checkpoint's content."""
-    return saving.rewind(session, cursor, name_of(checkpoint), saving.Request(checked(notes), name))
+    return saving.rewind(context, cursor, name_of(checkpoint), saving.Request(checked(notes), name))
 
 
 def write(cursor: Cursor, checkpoint: Which, writes: Iterable[Write], replaces: bool) -> Flow[None]:
@@ -221,7 +221,7 @@ def history(
 
 
 def threads(
-    session: Session,
+    context: Context,
     limit: int | None,
     tag_name: str | None,
     graph: str | None,
@@ -230,7 +230,7 @@ def threads(
     where: Mapping[str, Any] | None,
 ) -> Listing:
     """Return the list of threads, each shown by its newest checkpoint."""
-    query = Query(session.namespace, scope="", heads_of_threads=True)
+    query = Query(context.namespace, scope="", heads_of_threads=True)
     wanted = Filter(tag_name, graph, trigger, interrupt, {} if where is None else where)
     return Listing(query, wanted, check_limit(limit), done=limit == 0)
 
@@ -255,9 +255,9 @@ def delete(cursor: Cursor, checkpoint: Which) -> Flow[int]:
     return removed.checkpoints
 
 
-def delete_before(session: Session, cursor: Cursor, step: int) -> Flow[int]:
+def delete_before(context: Context, cursor: Cursor, step: int) -> Flow[int]:
     """Delete a branch's checkpoints before a step."""
-    removed = yield from removal.delete_before(session, cursor.lane, _check_step(step))
+    removed = yield from removal.delete_before(context, cursor.lane, _check_step(step))
     return removed.checkpoints
 
 
@@ -267,40 +267,40 @@ def delete_thread(namespace: str, thread: str) -> Flow[Removed]:
     return ask(lambda store: store.delete_thread(namespace, name))
 
 
-def clear(session: Session) -> Flow[Removed]:
+def clear(context: Context) -> Flow[Removed]:
     """Delete everything in the namespace."""
-    return removal.clear(session)
+    return removal.clear(context)
 
 
-def prune(session: Session, thread: str | None, keep: Keep, dry_run: bool) -> Flow[Pruned]:
+def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool) -> Flow[Pruned]:
     """Delete by rule."""
     if not isinstance(keep, Keep):
         raise InvalidInput("prune needs to know what to keep", hint="For example prune(holdfast.Keep(last=10))")
-    return removal.prune(session, thread, keep, dry_run)
+    return removal.prune(context, thread, keep, dry_run)
 
 
 # Upkeep -----------------------------------------------------------------------------------------------------------
 
 
-def verify_thread(session: Session, cursor: Cursor, checkpoint: Which | None) -> Flow[Report]:
+def verify_thread(context: Context, cursor: Cursor, checkpoint: Which | None) -> Flow[Report]:
     """Verify a checkpoint or a thread."""
     if checkpoint is None:
-        return (yield from verify_lanes(session, cursor.lane.thread, whole_store=False))
+        return (yield from verify_lanes(context, cursor.lane.thread, whole_store=False))
     name = name_of(checkpoint)
-    row = yield from load.find_row(session.namespace, name)
+    row = yield from load.find_row(context.namespace, name)
     if row is None:
         raise NotFound(name, checkpoint=name, thread=cursor.lane.thread)
     return (yield from verify_row(row))
 
 
-def verify_store(session: Session) -> Flow[Report]:
+def verify_store(context: Context) -> Flow[Report]:
     """Verify everything in the namespace, and the store below it."""
-    return verify_lanes(session, None, whole_store=True)
+    return verify_lanes(context, None, whole_store=True)
 
 
-def stats(session: Session, thread: str | None) -> Flow[Stats]:
+def stats(context: Context, thread: str | None) -> Flow[Stats]:
     """Measure a thread or the store."""
-    return measure(session, thread)
+    return measure(context, thread)
 
 
 def compact() -> Flow[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query, Removed, Row
-from holdfast.thread.cursor import Session
+from holdfast.thread.cursor import Context
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import meta_of
 from holdfast.thread.retention import Keep, Pruned
@@ -24,43 +24,43 @@ def rows_of(lane: LaneKey, payload: bool) -> Flow[list[Row]]:
         before = page[-1].seq
 
 
-def prune(session: Session, thread: str | None, keep: Keep, dry_run: bool) -> Flow[Pruned]:
+def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool) -> Flow[Pruned]:
     """Delete what the rules do not want, branch by branch."""
-    lanes = yield from ask(lambda store: store.lanes(session.namespace, thread, None))
-    every = lanes if thread is None else (yield from ask(lambda store: store.lanes(session.namespace, None, None)))
+    lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
+    every = lanes if thread is None else (yield from ask(lambda store: store.lanes(context.namespace, None, None)))
     origins = {lane.origin for lane in every if lane.origin is not None}
     doomed: list[str] = []
     kept = 0
     removed = Removed()
     for lane in lanes:
         rows = yield from rows_of(lane.key, payload=False)
-        going = keep.doomed([meta_of(row) for row in rows], session.now(), origins)
+        going = keep.doomed([meta_of(row) for row in rows], context.now(), origins)
         doomed += going
         kept += len(rows) - len(going)
         if going and not dry_run:
-            removed += yield from ask(_deleting(session.namespace, going))
+            removed += yield from ask(_deleting(context.namespace, going))
     deleted = len(doomed) if dry_run else removed.checkpoints
     return Pruned(deleted, kept, removed.bytes, dry_run, tuple(doomed))
 
 
-def delete_before(session: Session, lane: LaneKey, step: int) -> Flow[Removed]:
+def delete_before(context: Context, lane: LaneKey, step: int) -> Flow[Removed]:
     """Delete a branch's checkpoints before a step, but never its newest."""
     rows = yield from rows_of(lane, payload=False)
     going = [row.id for row in rows if row.step < step]
-    return (yield from ask(_deleting(session.namespace, going)))
+    return (yield from ask(_deleting(context.namespace, going)))
 
 
-def clear(session: Session) -> Flow[Removed]:
+def clear(context: Context) -> Flow[Removed]:
     """Delete every thread of the namespace."""
     removed = Removed()
-    for name in (yield from thread_names(session)):
-        removed += yield from ask(_deleting_thread(session.namespace, name))
+    for name in (yield from thread_names(context)):
+        removed += yield from ask(_deleting_thread(context.namespace, name))
     return removed
 
 
-def thread_names(session: Session) -> Flow[list[str]]:
+def thread_names(context: Context) -> Flow[list[str]]:
     """Return the names of all threads that have a branch, oldest first."""
-    lanes = yield from ask(lambda store: store.lanes(session.namespace, None, None))
+    lanes = yield from ask(lambda store: store.lanes(context.namespace, None, None))
     return list(dict.fromkeys(lane.key.thread for lane in lanes))
 
 

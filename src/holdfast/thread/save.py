@@ -18,7 +18,7 @@ from holdfast.pieces.manifest import Source
 from holdfast.pieces.tip import Change, Draft, Tip
 from holdfast.store.base import Commit, LaneKey, Query, Row
 from holdfast.thread.change import append_change, check_state, state_change
-from holdfast.thread.cursor import STREAMS_AT_ONCE, Cursor, Seen, Session
+from holdfast.thread.cursor import STREAMS_AT_ONCE, Context, Cursor, Seen
 from holdfast.thread.load import fill, find_row, open_tip, winner_of
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import (
@@ -50,22 +50,22 @@ class Request:
 
 
 def save_state(
-    session: Session, cursor: Cursor, state: Mapping[str, Any], frozen: bool, request: Request
+    context: Context, cursor: Cursor, state: Mapping[str, Any], frozen: bool, request: Request
 ) -> Flow[SavedCheckpoint]:
     """Save a whole state; only what changed is written."""
     check_state(state)
     if frozen:
         request.items = {key: list(value) for key, value in state.items() if type(value) is list}
         return (
-            yield from _save(session, cursor, lambda tip: state_change(state, request.notes, tip, tip.items), request)
+            yield from _save(context, cursor, lambda tip: state_change(state, request.notes, tip, tip.items), request)
         )
     # Encode before anything is read or written: a state that cannot be stored leaves no trace.
     change = state_change(state, request.notes, None, None)
-    return (yield from _save(session, cursor, lambda tip: _completed(change, tip), request))
+    return (yield from _save(context, cursor, lambda tip: _completed(change, tip), request))
 
 
 def save_append(
-    session: Session,
+    context: Context,
     cursor: Cursor,
     append: Mapping[str, Any],
     put: Mapping[str, Any],
@@ -75,15 +75,15 @@ def save_append(
     """Save a known change."""
     doomed = tuple(delete)
     return (
-        yield from _save(session, cursor, lambda tip: append_change(append, put, doomed, request.notes, tip), request)
+        yield from _save(context, cursor, lambda tip: append_change(append, put, doomed, request.notes, tip), request)
     )
 
 
 def fork(
-    session: Session, source: str, target: LaneKey, put: Mapping[str, Any], delete: Iterable[str], request: Request
+    context: Context, source: str, target: LaneKey, put: Mapping[str, Any], delete: Iterable[str], request: Request
 ) -> Flow[Cursor]:
     """Begin a branch (or a thread) with the state of a checkpoint; return a cursor on it."""
-    row = yield from _must_find(session, source)
+    row = yield from _must_find(context, source)
     cursor = Cursor(target, seen=Seen())
     request.keep, request.copies = _kept_notes(row, "fork"), row.id
     doomed = tuple(delete)
@@ -91,7 +91,7 @@ def fork(
     def change(tip: Tip) -> Change:
         return append_change({}, put, doomed, request.notes, tip, carry=True)
 
-    if (yield from _is_settled(session, cursor, change, request)) is not None:
+    if (yield from _is_settled(context, cursor, change, request)) is not None:
         cursor.seen = None
         return cursor
     if (yield from ask(lambda store: store.head(target))) is not None:
@@ -102,13 +102,13 @@ def fork(
         )
     tip = yield from open_tip(row, {})
     step = request.notes.get("step", row.step)
-    yield from _commit_on(session, cursor, tip, change(tip), request, row, step, takes_over=True)
+    yield from _commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
     return cursor
 
 
-def rewind(session: Session, cursor: Cursor, source: str, request: Request) -> Flow[SavedCheckpoint]:
+def rewind(context: Context, cursor: Cursor, source: str, request: Request) -> Flow[SavedCheckpoint]:
     """Append a checkpoint with the content of an earlier one; nothing is destroyed."""
-    row = yield from _must_find(session, source)
+    row = yield from _must_find(context, source)
     if row.lane[:3] != cursor.lane[:3]:
         raise InvalidInput(
             f"checkpoint {source} belongs to thread {row.lane.thread!r}",
@@ -121,7 +121,7 @@ def rewind(session: Session, cursor: Cursor, source: str, request: Request) -> F
     def change(tip: Tip) -> Change:
         return append_change({}, {}, (), request.notes, tip, carry=True)
 
-    settled = yield from _is_settled(session, cursor, change, request)
+    settled = yield from _is_settled(context, cursor, change, request)
     if settled is not None:
         return settled
     head = yield from ask(lambda store: store.head(cursor.lane))
@@ -131,7 +131,7 @@ def rewind(session: Session, cursor: Cursor, source: str, request: Request) -> F
     owned = head.owned if head is not None and row.lane == cursor.lane else {}
     tip = yield from open_tip(row, owned)
     step = _next_step(request, seen)
-    return (yield from _commit_on(session, cursor, tip, change(tip), request, row, step, takes_over=True))
+    return (yield from _commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True))
 
 
 def _completed(change: Change, tip: Tip) -> Change:
@@ -139,8 +139,8 @@ def _completed(change: Change, tip: Tip) -> Change:
     return change
 
 
-def _save(session: Session, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
-    settled = yield from _is_settled(session, cursor, make, request)
+def _save(context: Context, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
+    settled = yield from _is_settled(context, cursor, make, request)
     if settled is not None:
         return settled
     tip = yield from _ready(cursor, request.on)
@@ -151,7 +151,7 @@ def _save(session: Session, cursor: Cursor, make: MakeChange, request: Request) 
     if request.replaces_head:
         parent = yield from _parent_of_replaced(cursor, head, request)
     change = make(tip)
-    return (yield from _commit_on(session, cursor, tip, change, request, parent, step))
+    return (yield from _commit_on(context, cursor, tip, change, request, parent, step))
 
 
 def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
@@ -190,7 +190,7 @@ def _next_step(request: Request, seen: Seen) -> int:
 
 
 def _commit_on(
-    session: Session,
+    context: Context,
     cursor: Cursor,
     tip: Tip,
     change: Change,
@@ -202,11 +202,11 @@ def _commit_on(
     """Plan the change on a tip and commit it at the end of the cursor's branch."""
     seen = cursor.seen
     assert seen is not None
-    name = request.name or session.new_id()
-    meta = _meta(session, cursor.lane, name, parent, step, request)
+    name = request.name or context.new_id()
+    meta = _meta(context, cursor.lane, name, parent, step, request)
     notes = encode_notes(meta)
     yield from _load_for(cursor, tip, change, parent if takes_over else seen.head)
-    streams = yield from _streams(session, tip.streams_wanted(change))
+    streams = yield from _streams(context, tip.streams_wanted(change))
     try:
         draft = tip.plan(change, streams.pop)
         digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, notes)
@@ -223,7 +223,7 @@ def _commit_on(
     except BaseException:
         cursor.forget_tip()
         raise
-    session.give_streams(streams)
+    context.give_streams(streams)
     row = commit.row(0, committed.seq)
     cursor.seen = Seen(committed.number, committed.seq, seen.epoch, row)
     cursor.tip = tip
@@ -275,21 +275,21 @@ def _commit(
     )
 
 
-def _streams(session: Session, wanted: int) -> Flow[list[int]]:
+def _streams(context: Context, wanted: int) -> Flow[list[int]]:
     size = wanted + STREAMS_AT_ONCE
     while True:
-        taken = session.take_streams(wanted)
+        taken = context.take_streams(wanted)
         if taken is not None:
             return taken
         first = yield from ask(lambda store: store.reserve(size))
-        session.give_streams(list(range(first, first + size)))
+        context.give_streams(list(range(first, first + size)))
 
 
 def _meta(
-    session: Session, lane: LaneKey, name: str, parent: Row | None, step: int, request: Request
+    context: Context, lane: LaneKey, name: str, parent: Row | None, step: int, request: Request
 ) -> CheckpointMeta:
     notes: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # `keep` holds fields of a record
-    return new_meta(lane, name, parent.id if parent else None, step, session.now(), notes)
+    return new_meta(lane, name, parent.id if parent else None, step, context.now(), notes)
 
 
 def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
@@ -300,8 +300,8 @@ def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
     return kept
 
 
-def _must_find(session: Session, name: str) -> Flow[Row]:
-    row = yield from find_row(session.namespace, name)
+def _must_find(context: Context, name: str) -> Flow[Row]:
+    row = yield from find_row(context.namespace, name)
     if row is None:
         raise NotFound(name, checkpoint=name, hint="It may have been deleted; see thread.history()")
     return row
@@ -331,12 +331,12 @@ def _parent_of_replaced(cursor: Cursor, head: Row | None, request: Request) -> F
     return (yield from find_row(cursor.lane.namespace, head.parent_id))
 
 
-def _is_settled(session: Session, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint | None]:
+def _is_settled(context: Context, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint | None]:
     """Return the checkpoint that already has the given id, if it is the very same; raise IdTaken if it is another."""
     if request.name is None:
         return None
     check_id(request.name, "checkpoint id")
-    stored = yield from find_row(session.namespace, request.name)
+    stored = yield from find_row(context.namespace, request.name)
     if stored is None or request.replaces_head:
         return None
     if stored.lane != cursor.lane or not (yield from _same(stored, make, request)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import LaneKey
-from holdfast.thread.cursor import Session
+from holdfast.thread.cursor import Context
 from holdfast.thread.load import open_tip
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.removal import rows_of
@@ -40,10 +40,10 @@ class Stats:
         return self.full_copy_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
-def stats(session: Session, thread: str | None) -> Flow[Stats]:
+def stats(context: Context, thread: str | None) -> Flow[Stats]:
     """Measure the store, thread by thread."""
     sizes = yield from ask(lambda store: store.sizes())
-    lanes = yield from ask(lambda store: store.lanes(session.namespace, thread, None))
+    lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
     names = list(dict.fromkeys(lane.key.thread for lane in lanes))
     found = []
     for name in names:

@@ -16,7 +16,7 @@ from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Backend, Removed
 from holdfast.store.open import open_backend
 from holdfast.thread import front
-from holdfast.thread.cursor import Cursor, Session
+from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.history import History
 from holdfast.thread.perform import Flow, drive
 from holdfast.thread.retention import Keep, Pruned
@@ -32,14 +32,14 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def make_session(namespace: str, clock: Callable[[], datetime] | None) -> Session:
+def make_context(namespace: str, clock: Callable[[], datetime] | None) -> Context:
     """Return what all threads of a store share."""
     if namespace != "":
         check_id(namespace, "namespace")
     if clock is not None and (not isinstance(moment := clock(), datetime) or moment.tzinfo is None):
         raise InvalidInput("clock must give datetimes with a time zone", hint="Use datetime.now(timezone.utc)")
     maker = IdMaker(lambda: time.time_ns() // 1_000_000, os.urandom)
-    return Session(namespace, clock or utc_now, maker.make)
+    return Context(namespace, clock or utc_now, maker.make)
 
 
 def open(url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None) -> Store:
@@ -48,16 +48,16 @@ def open(url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[]
     Everything done through the store stays inside ``namespace``: the same ids in another one are other threads.
     ``clock`` gives the moment that checkpoints are stamped with; nothing else depends on it.
     """
-    session = make_session(namespace, clock)
-    return Store(open_backend(url), session)
+    context = make_context(namespace, clock)
+    return Store(open_backend(url), context)
 
 
 class Store:
     """An open store. Close it, or use it in a ``with`` block. It may be used from any thread of the program."""
 
-    def __init__(self, backend: Backend, session: Session) -> None:
+    def __init__(self, backend: Backend, context: Context) -> None:
         self._backend = backend
-        self._session = session
+        self._context = context
 
     @property
     def url(self) -> str:
@@ -67,7 +67,7 @@ class Store:
     @property
     def namespace(self) -> str:
         """Return the namespace everything here happens in."""
-        return self._session.namespace
+        return self._context.namespace
 
     def thread(self, thread_id: str, *, branch: str = MAIN, scope: str = "") -> Thread:
         """Return a handle on a thread's branch; nothing is read or written until it is used."""
@@ -84,7 +84,7 @@ class Store:
         where: Mapping[str, Any] | None = None,
     ) -> History:
         """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that."""
-        return self._listed(front.threads(self._session, limit, tag, graph, trigger, interrupt, where))
+        return self._listed(front.threads(self._context, limit, tag, graph, trigger, interrupt, where))
 
     def get(self, id: str) -> Checkpoint | None:
         """Load a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
@@ -96,19 +96,19 @@ class Store:
 
     def clear(self) -> Removed:
         """Delete every thread of this namespace and return what went."""
-        return self._run(front.clear(self._session))
+        return self._run(front.clear(self._context))
 
     def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
         """Delete what the rules do not want, in all threads; ``dry_run`` only says what would go."""
-        return self._run(front.prune(self._session, None, keep, dry_run))
+        return self._run(front.prune(self._context, None, keep, dry_run))
 
     def verify(self) -> Report:
         """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
-        return self._run(front.verify_store(self._session))
+        return self._run(front.verify_store(self._context))
 
     def stats(self) -> Stats:
         """Return how much is stored, by thread and key, and what full copies would take."""
-        return self._run(front.stats(self._session, None))
+        return self._run(front.stats(self._context, None))
 
     def compact(self) -> int:
         """Make the store as small as it can be and return the bytes given back."""

@@ -13,12 +13,12 @@ from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Backend, Removed
 from holdfast.store.open import open_backend
 from holdfast.thread import front
-from holdfast.thread.cursor import Cursor, Session
+from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.offload import Offload
 from holdfast.thread.perform import Flow
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.stats import Stats
-from holdfast.thread.store import make_session
+from holdfast.thread.store import make_context
 from holdfast.thread.thread_async import AsyncThread
 from holdfast.thread.verify import Report
 
@@ -29,16 +29,16 @@ async def aopen(
     url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None
 ) -> AsyncStore:
     """Open a store for use with an event loop; see ``open``."""
-    session = make_session(namespace, clock)
-    return AsyncStore(await asyncio.to_thread(open_backend, url), session)
+    context = make_context(namespace, clock)
+    return AsyncStore(await asyncio.to_thread(open_backend, url), context)
 
 
 class AsyncStore:
     """An open store. Close it, or use it in an ``async with`` block, from any event loop."""
 
-    def __init__(self, backend: Backend, session: Session) -> None:
+    def __init__(self, backend: Backend, context: Context) -> None:
         self._backend = backend
-        self._session = session
+        self._context = context
         self._offload = Offload(backend)
 
     @property
@@ -49,7 +49,7 @@ class AsyncStore:
     @property
     def namespace(self) -> str:
         """Return the namespace everything here happens in."""
-        return self._session.namespace
+        return self._context.namespace
 
     def thread(self, thread_id: str, *, branch: str = MAIN, scope: str = "") -> AsyncThread:
         """Return a handle on a thread's branch; nothing is read or written until it is used."""
@@ -66,7 +66,7 @@ class AsyncStore:
         where: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[CheckpointMeta]:
         """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that."""
-        return self._pages(front.threads(self._session, limit, tag, graph, trigger, interrupt, where))
+        return self._pages(front.threads(self._context, limit, tag, graph, trigger, interrupt, where))
 
     async def get(self, id: str) -> Checkpoint | None:
         """Load a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
@@ -78,19 +78,19 @@ class AsyncStore:
 
     async def clear(self) -> Removed:
         """Delete every thread of this namespace and return what went."""
-        return await self._run(front.clear(self._session))
+        return await self._run(front.clear(self._context))
 
     async def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
         """Delete what the rules do not want, in all threads; ``dry_run`` only says what would go."""
-        return await self._run(front.prune(self._session, None, keep, dry_run))
+        return await self._run(front.prune(self._context, None, keep, dry_run))
 
     async def verify(self) -> Report:
         """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
-        return await self._run(front.verify_store(self._session))
+        return await self._run(front.verify_store(self._context))
 
     async def stats(self) -> Stats:
         """Return how much is stored, by thread and key, and what full copies would take."""
-        return await self._run(front.stats(self._session, None))
+        return await self._run(front.stats(self._context, None))
 
     async def compact(self) -> int:
         """Make the store as small as it can be and return the bytes given back."""

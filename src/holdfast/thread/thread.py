@@ -64,7 +64,7 @@ class Thread:
         winner's metadata, if somebody else has saved since.
         """
         return self._bind(
-            self._run(front.save(self._store._session, self._cursor, state, id, on, frozen, replace, notes))
+            self._run(front.save(self._store._context, self._cursor, state, id, on, frozen, replace, notes))
         )
 
     def append(
@@ -83,7 +83,7 @@ class Thread:
         yet is made.
         """
         return self._bind(
-            self._run(front.append(self._store._session, self._cursor, append, set, delete, id, on, notes))
+            self._run(front.append(self._store._context, self._cursor, append, set, delete, id, on, notes))
         )
 
     def latest(self) -> Checkpoint | None:
@@ -136,12 +136,12 @@ class Thread:
 
         Costs one manifest. ``set`` and ``delete`` change the state on the way. Position and description are taken over.
         """
-        flow = front.fork(self._store._session, self._cursor, checkpoint, branch, to, set, delete, id, notes)
+        flow = front.fork(self._store._context, self._cursor, checkpoint, branch, to, set, delete, id, notes)
         return Thread(self._store, self._run(flow))
 
     def rewind(self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **notes: Unpack[Notes]) -> Checkpoint:
         """Go back: append a checkpoint with the content of an earlier one. Nothing is destroyed."""
-        return self._bind(self._run(front.rewind(self._store._session, self._cursor, checkpoint, id, notes)))
+        return self._bind(self._run(front.rewind(self._store._context, self._cursor, checkpoint, id, notes)))
 
     def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
         """Add tags to a checkpoint and return all it has. A tagged checkpoint is not pruned."""
@@ -161,7 +161,7 @@ class Thread:
 
     def delete_before(self, step: int) -> int:
         """Delete this branch's checkpoints with a lower step, but never the newest; return how many."""
-        return self._run(front.delete_before(self._store._session, self._cursor, step))
+        return self._run(front.delete_before(self._store._context, self._cursor, step))
 
     def clear(self) -> Removed:
         """Delete the whole thread with all its branches and return what went."""
@@ -169,15 +169,15 @@ class Thread:
 
     def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
         """Delete what the rules do not want, in all branches of this thread; ``dry_run`` only says what would go."""
-        return self._run(front.prune(self._store._session, self.id, keep, dry_run))
+        return self._run(front.prune(self._store._context, self.id, keep, dry_run))
 
     def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
         """Check every byte of one checkpoint, or of all of the thread, against its digest; report all damage."""
-        return self._run(front.verify_thread(self._store._session, self._cursor, checkpoint))
+        return self._run(front.verify_thread(self._store._context, self._cursor, checkpoint))
 
     def stats(self) -> Stats:
         """Return how much this thread stores, by key, and what full copies would take."""
-        return self._run(front.stats(self._store._session, self.id))
+        return self._run(front.stats(self._store._context, self.id))
 
     def _run(self, flow: Flow[T]) -> T:
         return drive(locked(self._cursor.lock, flow), self._store._backend)

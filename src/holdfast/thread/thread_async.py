@@ -63,7 +63,7 @@ class AsyncThread:
         winner's metadata, if somebody else has saved since.
         """
         return self._bind(
-            await self._run(front.save(self._store._session, self._cursor, state, id, on, frozen, replace, notes))
+            await self._run(front.save(self._store._context, self._cursor, state, id, on, frozen, replace, notes))
         )
 
     async def append(
@@ -82,7 +82,7 @@ class AsyncThread:
         yet is made.
         """
         return self._bind(
-            await self._run(front.append(self._store._session, self._cursor, append, set, delete, id, on, notes))
+            await self._run(front.append(self._store._context, self._cursor, append, set, delete, id, on, notes))
         )
 
     async def latest(self) -> Checkpoint | None:
@@ -135,14 +135,14 @@ class AsyncThread:
 
         Costs one manifest. ``set`` and ``delete`` change the state on the way. Position and description are taken over.
         """
-        flow = front.fork(self._store._session, self._cursor, checkpoint, branch, to, set, delete, id, notes)
+        flow = front.fork(self._store._context, self._cursor, checkpoint, branch, to, set, delete, id, notes)
         return AsyncThread(self._store, await self._run(flow))
 
     async def rewind(
         self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **notes: Unpack[Notes]
     ) -> Checkpoint:
         """Go back: append a checkpoint with the content of an earlier one. Nothing is destroyed."""
-        return self._bind(await self._run(front.rewind(self._store._session, self._cursor, checkpoint, id, notes)))
+        return self._bind(await self._run(front.rewind(self._store._context, self._cursor, checkpoint, id, notes)))
 
     async def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
         """Add tags to a checkpoint and return all it has. A tagged checkpoint is not pruned."""
@@ -162,7 +162,7 @@ class AsyncThread:
 
     async def delete_before(self, step: int) -> int:
         """Delete this branch's checkpoints with a lower step, but never the newest; return how many."""
-        return await self._run(front.delete_before(self._store._session, self._cursor, step))
+        return await self._run(front.delete_before(self._store._context, self._cursor, step))
 
     async def clear(self) -> Removed:
         """Delete the whole thread with all its branches and return what went."""
@@ -170,15 +170,15 @@ class AsyncThread:
 
     async def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
         """Delete what the rules do not want, in all branches of this thread; ``dry_run`` only says what would go."""
-        return await self._run(front.prune(self._store._session, self.id, keep, dry_run))
+        return await self._run(front.prune(self._store._context, self.id, keep, dry_run))
 
     async def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
         """Check every byte of one checkpoint, or of all of the thread, against its digest; report all damage."""
-        return await self._run(front.verify_thread(self._store._session, self._cursor, checkpoint))
+        return await self._run(front.verify_thread(self._store._context, self._cursor, checkpoint))
 
     async def stats(self) -> Stats:
         """Return how much this thread stores, by key, and what full copies would take."""
-        return await self._run(front.stats(self._store._session, self.id))
+        return await self._run(front.stats(self._store._context, self.id))
 
     async def _run(self, flow: Flow[T]) -> T:
         return await self._store._offload.run(locked(self._cursor.lock, flow))

@@ -17,7 +17,7 @@ from holdfast.pieces.manifest import Entry, Key
 from holdfast.pieces.piece import Piece, Range
 from holdfast.pieces.tip import Tip
 from holdfast.store.base import Backend, Finding, Row
-from holdfast.thread.cursor import Session
+from holdfast.thread.cursor import Context
 from holdfast.thread.load import decode_live, expected_digest, open_tip
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import parent_digest, values_of
@@ -51,14 +51,14 @@ class _Checked:
     hasher: Any
 
 
-def verify_lanes(session: Session, thread: str | None, whole_store: bool) -> Flow[Report]:
+def verify_lanes(context: Context, thread: str | None, whole_store: bool) -> Flow[Report]:
     """Verify every checkpoint of a thread or of all; go on after each finding."""
     findings: list[Finding] = []
     count = 0
     if whole_store:
         findings += yield from ask(lambda store: store.check())
     try:
-        lanes = yield from ask(lambda store: store.lanes(session.namespace, thread, None))
+        lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
     except Corrupted as error:
         return Report(0, (*findings, Finding("damaged", "branches", error.what)))
     for lane in lanes:
