@@ -63,15 +63,19 @@ class Bench:
 
 
 def build(path: Path, count: int, document_bytes: int = DOCUMENT_BYTES) -> Built:
-    """Save W1: a whole state first, then known changes."""
+    """Save W1 in a new file."""
+    with holdfast.open(path) as store:
+        return Built(path, fill(store.thread(THREAD), count, document_bytes))
+
+
+def fill(thread: holdfast.Thread, count: int, document_bytes: int = DOCUMENT_BYTES) -> int:
+    """Save W1, a whole state first, then known changes; return the new bytes."""
     conversation = Conversation(document_bytes=document_bytes)
     new_bytes = len(encode(conversation.document))
-    with holdfast.open(path) as store:
-        thread = store.thread(THREAD)
-        first = conversation.step()
-        thread.save(conversation.first(first))
-        new_bytes += len(first.new)
-        for step in conversation.steps(count - 1):
-            thread.append({"messages": step.messages}, set={"scratch": step.scratch})
-            new_bytes += len(step.new)
-    return Built(path, new_bytes)
+    first = conversation.step()
+    thread.save(conversation.first(first))
+    new_bytes += len(first.new)
+    for step in conversation.steps(count - 1):
+        thread.append({"messages": step.messages}, set={"scratch": step.scratch})
+        new_bytes += len(step.new)
+    return new_bytes

@@ -39,7 +39,7 @@ def _many_threads(bench: Bench, goal: Target) -> None:
     total, rounds = bench.pick(2000, 120), bench.pick(10, 3)
     size = total // rounds
     alone, shared = holdfast.open(bench.new_path()), holdfast.open(bench.new_path())
-    states = _small_states()
+    states = small_states()
     solo_rates: list[float] = []
     shared_rates: list[float] = []
     with alone, shared, ThreadPoolExecutor(SAVERS) as pool, quiet():
@@ -58,7 +58,8 @@ def _many_threads(bench: Bench, goal: Target) -> None:
     bench.table.add(Row(name, ours, "/s", None, one, "one saver", target=goal))
 
 
-def _small_states() -> list[dict[str, object]]:
+def small_states() -> list[dict[str, object]]:
+    """Return the states of a thread whose every save is small."""
     prose = Prose(11)
     return [{"user": prose.text(30), "turn": turn, "note": prose.text(90)} for turn in range(SAVES_EACH)]
 

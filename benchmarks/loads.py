@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import holdfast
-from benchmarks.bench import THREAD, Bench, Built
+from benchmarks.bench import THREAD, Bench
 from benchmarks.table import Row, Target
 from benchmarks.timing import Op, clock, take_turns, timed
 from benchmarks.workload import State
@@ -18,6 +19,7 @@ from holdfast.codec import decode, encode
 
 LOAD, MIDDLE, NOT_SLOWER = Target(2.0), Target(0.6), Target(1.0)
 LIST, VERIFY = Target(3e-3, "ours"), Target(1.0, "ours")
+DECODING = "decoding alone"
 N = 1000
 LARGE_DOCUMENT_BYTES = 13_000_000  # makes the state ten times as large
 
@@ -41,23 +43,22 @@ def _loads(bench: Bench) -> None:
         latest = thread.latest()
         assert latest is not None
         ops = {
-            "decode": _decoding(latest.state),
-            "cold": cold(built),
-            "open": cold(built, opening=True),
+            "decode": decoding(latest.state),
+            "cold": cold(built.path),
+            "open": cold(built.path, opening=True),
             "warm": timed(lambda _: thread.latest()),
-            "middle": cold(built, step=N // 2),
-            "middle decode": _decoding({**latest.state, "messages": latest.state["messages"][:N]}),
+            "middle": cold(built.path, step=N // 2),
+            "middle decode": decoding({**latest.state, "messages": latest.state["messages"][:N]}),
         }
         if bench.peers is not None:
             ops |= bench.peers.loading(stack, bench, N)
         times = dict(zip(ops, take_turns(list(ops.values()), bench.pick(60, 20)), strict=True))
-    decoding = "decoding alone"
     for name, one, other, against, target in (
-        ("load latest, cold", "cold", "decode", decoding, LOAD),
-        ("load latest, cold, with open()", "open", "decode", decoding, None),
-        ("load latest, warm (same handle)", "warm", "decode", decoding, LOAD),
+        ("load latest, cold", "cold", "decode", DECODING, LOAD),
+        ("load latest, cold, with open()", "open", "decode", DECODING, None),
+        ("load latest, warm (same handle)", "warm", "decode", DECODING, LOAD),
         ("load the middle step, cold", "middle", "cold", "latest, cold", MIDDLE),
-        ("... against decoding that", "middle", "middle decode", decoding, None),
+        ("... against decoding that", "middle", "middle decode", DECODING, None),
         ("load latest, cold", "cold", "peer cold", "LangGraph get_tuple, cold", NOT_SLOWER),
         ("load latest, warm", "warm", "peer warm", "LangGraph get_tuple, warm", NOT_SLOWER),
     ):
@@ -70,12 +71,12 @@ def _loads(bench: Bench) -> None:
                 )
 
 
-def cold(built: Built, step: int | None = None, opening: bool = False) -> Op:
+def cold(url: str | Path, step: int | None = None, opening: bool = False) -> Op:
     """Return an op that loads with a new store object each time."""
 
     def op(_: int) -> float:
         began = time.perf_counter()
-        store = holdfast.open(built.path)
+        store = holdfast.open(url)
         try:
             thread = store.thread(THREAD)
             if not opening:
@@ -90,7 +91,8 @@ def cold(built: Built, step: int | None = None, opening: bool = False) -> Op:
     return op
 
 
-def _decoding(state: State) -> Op:
+def decoding(state: State) -> Op:
+    """Return an op that decodes the values of a state."""
     encoded: list[bytes] = [encode(value) for value in state.values()]
 
     def run_decode(_: int) -> Any:

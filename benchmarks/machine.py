@@ -23,7 +23,8 @@ else:
     from backports import zstd
 
 WAITED = "% of the last minute in which somebody waited for a core"
-PEERS = ("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite", "aiosqlite")
+PEERS = ("langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres")
+DRIVERS = ("aiosqlite", "psycopg", "psycopg-pool")
 
 
 def machine_facts(folder: Path) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def machine_facts(folder: Path) -> dict[str, Any]:
         "sqlite (apsw, ours)": apsw.sqlite_lib_version(),
         "sqlite (sqlite3, peers)": sqlite3.sqlite_version,
         "peers": {name: _version(name) for name in PEERS},
+        "drivers": {name: _version(name) for name in DRIVERS},
         "folder": str(folder),
         "file system": file_system(folder),
         "fdatasync p50, file gets longer (s)": longer.p50,

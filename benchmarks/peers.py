@@ -21,8 +21,6 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 
 import aiosqlite
 from langgraph.channels.delta import DeltaChannel
-from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
-from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
@@ -31,12 +29,12 @@ import holdfast
 from benchmarks.bench import THREAD, Bench
 from benchmarks.loads import cold
 from benchmarks.memory import Save
+from benchmarks.puts import CONFIG, Puts
 from benchmarks.table import Row
 from benchmarks.timing import Op, Times, clock, quiet, timed
-from benchmarks.workload import Conversation, Message, State
+from benchmarks.workload import Conversation, Message, State, growing_states
 from holdfast.codec import encode
 
-CONFIG: Any = {"configurable": {"thread_id": THREAD, "checkpoint_ns": ""}}
 DELTA_SECONDS_MAX = 60
 REPEATS = 7
 SYNC, ASYNC, DELTA = "SqliteSaver", "AsyncSqliteSaver", "SqliteSaver + DeltaChannel"
@@ -82,7 +80,7 @@ def _report(bench: Bench, kind: str, count: int, peer: Measured) -> None:
     late = _late(peer.saves)
     ours = _late(peer.ours).p50 if peer.ours.seconds else None
     table.add(Row("... save", late.p50, "s", late.p99, ours, "our append"))
-    fresh = cold(built)
+    fresh = cold(built.path)
     load = Times([fresh(number) for number in range(REPEATS)]).p50
     with holdfast.open(built.path) as store:
         listing = _median(lambda: list(store.thread(THREAD).history(limit=count)))
@@ -123,32 +121,10 @@ def loading(stack: ExitStack, bench: Bench, count: int) -> dict[str, Op]:
 # Plain channels -------------------------------------------------------------------------------------------------------
 
 
-class _Puts:
-    """The arguments of ``put``, as the core makes them: full values, versions, the new versions only."""
-
-    def __init__(self) -> None:
-        self.config = CONFIG
-        self._step = -1
-        self._versions: dict[str, str] = {}
-
-    def arguments(self, state: State) -> tuple[Any, Checkpoint, Any, Any]:
-        self._step += 1
-        changed = list(state) if self._step == 0 else [key for key in state if key != "document"]
-        new = dict.fromkeys(changed, f"{self._step + 1:032}.{0.5:016}")
-        self._versions = {**self._versions, **new}
-        checkpoint = empty_checkpoint()
-        checkpoint["id"] = str(uuid6(clock_seq=self._step))
-        checkpoint["channel_values"] = dict(state)
-        checkpoint["channel_versions"] = dict(self._versions)
-        checkpoint["versions_seen"] = {"__input__": {}, "agent": dict(new)}
-        checkpoint["updated_channels"] = changed
-        return self.config, checkpoint, {"source": "loop", "step": self._step, "parents": {}}, new
-
-
 @contextlib.contextmanager
 def plain_saver(path: Path) -> Iterator[Save]:
     """Give a function that saves a whole state with the sync saver."""
-    puts = _Puts()
+    puts = Puts(CONFIG)
     with SqliteSaver.from_conn_string(str(path)) as saver:
 
         def save(state: State) -> None:
@@ -172,23 +148,13 @@ class _Turn:
         self.seconds.append(clock(lambda: self._thread.append(change, set={"scratch": state["scratch"]})))
 
 
-def _states(count: int) -> Iterator[tuple[int, State]]:
-    """Give the new bytes and the whole state of each step."""
-    conversation = Conversation()
-    state: State = {"document": conversation.document, "messages": [], "scratch": {}}
-    for number, step in enumerate(conversation.steps(count)):
-        state["messages"] = state["messages"] + step.messages
-        state["scratch"] = step.scratch
-        yield len(step.new) + (0 if number else len(encode(conversation.document))), state
-
-
 def _plain(bench: Bench, path: Path, count: int) -> Measured:
-    puts, taken, new_bytes = _Puts(), [], 0
+    puts, taken, new_bytes = Puts(CONFIG), [], 0
     with ExitStack() as stack:
         turn = _Turn(stack, bench)
         saver = stack.enter_context(SqliteSaver.from_conn_string(str(path)))
         stack.enter_context(quiet())
-        for new, state in _states(count):
+        for new, state in growing_states(count):
             arguments = puts.arguments(state)
             began = time.perf_counter()
             puts.config = saver.put(*arguments)
@@ -210,11 +176,11 @@ def _count(found: Iterator[Any]) -> int:
 
 
 async def _plain_async(bench: Bench, path: Path, count: int) -> Measured:
-    puts, taken, new_bytes = _Puts(), [], 0
+    puts, taken, new_bytes = Puts(CONFIG), [], 0
     with ExitStack() as stack:
         turn = _Turn(stack, bench)
         async with AsyncSqliteSaver.from_conn_string(str(path)) as saver:
-            for new, state in _states(count):
+            for new, state in growing_states(count):
                 arguments = puts.arguments(state)
                 began = time.perf_counter()
                 puts.config = await saver.aput(*arguments)

@@ -27,7 +27,7 @@ def run(bench: Bench) -> None:
 
 
 def _known_change(bench: Bench) -> None:
-    steps = _more_steps(bench.pick(1000, 300) + 3)
+    steps = more_steps(bench.pick(1000, 300) + 3)
     raw, sqlite = RawFile(bench.new_path(".raw")), RawSqlite(bench.new_path())
     with ExitStack() as stack:
         stack.callback(raw.close)
@@ -37,23 +37,23 @@ def _known_change(bench: Bench) -> None:
         floor, row, saved = take_turns(
             [lambda n: raw.append(new[n]), lambda n: sqlite.insert(new[n]), ours], len(steps) - 3
         )
-    _add(bench, "known change (append), N=1,000", saved, floor, FLOOR, KNOWN)
-    _add(bench, "... against one row of a bare SQLite", saved, row, SQLITE)
-    _add(bench, "for context: bare SQLite against the file", row, floor, FLOOR)
+    add_row(bench, "known change (append), N=1,000", saved, floor, FLOOR, KNOWN)
+    add_row(bench, "... against one row of a bare SQLite", saved, row, SQLITE)
+    add_row(bench, "for context: bare SQLite against the file", row, floor, FLOOR)
 
 
 def _whole_state(bench: Bench) -> None:
-    steps = _more_steps(bench.pick(300, 60) + 3)
+    steps = more_steps(bench.pick(300, 60) + 3)
     new = [step.new for step in steps]
     raw = RawFile(bench.new_path(".raw"))
     with ExitStack() as stack:
         stack.callback(raw.close)
         built = bench.w1(1000)
-        compared = _saving(stack, bench.copy(built), steps)
-        frozen = _saving(stack, bench.copy(built), steps, frozen=True)
+        compared = saving(stack, bench.copy(built), steps)
+        frozen = saving(stack, bench.copy(built), steps, frozen=True)
         floor, whole, trusted = take_turns([lambda n: raw.append(new[n]), compared, frozen], len(steps) - 3)
-    _add(bench, "save(state), compared by content, 1.4 MB", whole, floor, FLOOR, COMPARED)
-    _add(bench, "save(state, frozen=True), 1.4 MB", trusted, floor, FLOOR)
+    add_row(bench, "save(state), compared by content, 1.4 MB", whole, floor, FLOOR, COMPARED)
+    add_row(bench, "save(state, frozen=True), 1.4 MB", trusted, floor, FLOOR)
 
 
 def _flat(bench: Bench) -> None:
@@ -62,7 +62,7 @@ def _flat(bench: Bench) -> None:
     rounds, length = bench.pick(6, 3), 100
     small_times: list[float] = []
     large_times: list[float] = []
-    steps = _more_steps(rounds * (length + 3))
+    steps = more_steps(rounds * (length + 3))
     with ExitStack() as stack:
         late = appending(stack, bench.copy(bench.w1(large)), steps)
         for number in range(rounds):
@@ -73,12 +73,12 @@ def _flat(bench: Bench) -> None:
             small_times += small.seconds
             large_times += big.seconds
     name = f"known change at N={large:,} against N=100"
-    _add(bench, name, Times(large_times), Times(small_times), "at N=100", FLAT)
+    add_row(bench, name, Times(large_times), Times(small_times), "at N=100", FLAT)
 
 
-def appending(stack: ExitStack, path: Path, steps: list[Step]) -> Op:
+def appending(stack: ExitStack, url: str | Path, steps: list[Step]) -> Op:
     """Return an op that saves a step as a known change on a store that stays open."""
-    thread = stack.enter_context(holdfast.open(path)).thread(THREAD)
+    thread = stack.enter_context(holdfast.open(url)).thread(THREAD)
     thread.latest()
 
     def save(number: int) -> None:
@@ -88,9 +88,9 @@ def appending(stack: ExitStack, path: Path, steps: list[Step]) -> Op:
     return timed(save)
 
 
-def _saving(stack: ExitStack, path: Path, steps: list[Step], **options: Any) -> Op:
+def saving(stack: ExitStack, url: str | Path, steps: list[Step], **options: Any) -> Op:
     """Return an op that saves a step as a whole state; building the state is not timed."""
-    thread = stack.enter_context(holdfast.open(path)).thread(THREAD)
+    thread = stack.enter_context(holdfast.open(url)).thread(THREAD)
     checkpoint = thread.latest()
     assert checkpoint is not None
     state = dict(checkpoint.state)
@@ -106,11 +106,13 @@ def _saving(stack: ExitStack, path: Path, steps: list[Step], **options: Any) -> 
     return op
 
 
-def _more_steps(count: int) -> list[Step]:
+def more_steps(count: int) -> list[Step]:
+    """Return steps to add to a W1 store."""
     return list(Conversation(seed=7).steps(count))
 
 
-def _add(bench: Bench, name: str, ours: Times, other: Times, against: str, target: Target | None = None) -> None:
+def add_row(bench: Bench, name: str, ours: Times, other: Times, against: str, target: Target | None = None) -> None:
+    """Show medians, and below them the undisturbed tenth if there is a target."""
     bench.table.add(Row(name, ours.p50, "s", ours.p99, other.p50, against, target=target))
     if target is not None:
         bench.table.add(Row("    its undisturbed tenth (p10)", ours.p10, "s", None, other.p10, against))

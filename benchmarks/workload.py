@@ -116,3 +116,13 @@ def whole_state(conversation: Conversation, count: int) -> State:
     steps = list(conversation.steps(count))
     messages = [item for step in steps for item in step.messages]
     return {"document": conversation.document, "messages": messages, "scratch": steps[-1].scratch}
+
+
+def growing_states(count: int) -> Iterator[tuple[int, State]]:
+    """Give the new bytes and the whole state of each step, as a program has it that keeps its whole state."""
+    conversation = Conversation()
+    state: State = {"document": conversation.document, "messages": [], "scratch": {}}
+    for number, step in enumerate(conversation.steps(count)):
+        state["messages"] = state["messages"] + step.messages
+        state["scratch"] = step.scratch
+        yield len(step.new) + (0 if number else len(encode(conversation.document))), state

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import holdfast
+
+if TYPE_CHECKING:
+    from holdfast.testing.postgres import PostgresServer
 
 settings.register_profile(
     "holdfast",
@@ -26,6 +32,13 @@ def pytest_report_header() -> list[str]:
     import apsw
 
     return [f"holdfast {holdfast.__version__}, SQLite {apsw.sqlite_lib_version()}, CI={os.environ.get('CI', '')!r}"]
+
+
+def skip_unless_ci(what: str) -> NoReturn:
+    """Skip what this machine cannot test; where everything must be tested, fail."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 class Clock:
@@ -61,8 +74,10 @@ def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
     return write
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
     return "memory:" if request.param == "memory" else str(tmp_path / "store.db")
 
 
@@ -77,3 +92,33 @@ def store(url: str, clock: Clock) -> Iterator[holdfast.Store]:
 @pytest.fixture
 def thread(store: holdfast.Store) -> holdfast.Thread:
     return store.thread("customer-42")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Start PostgreSQL, once for each worker of the run. A test that stops it starts it again."""
+    try:
+        from holdfast.testing.postgres import PostgresServer, PostgresUnavailable
+    except ImportError as missing:
+        skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
+    try:
+        server = PostgresServer()
+    except PostgresUnavailable as missing:
+        skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
+    with server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """Return the URL of a place of its own in the running PostgreSQL: a schema, which the store creates."""
+    import psycopg
+    from psycopg import sql
+
+    if not postgres.running:  # the test before left it so; that is no reason for this one to fail
+        postgres.start()
+    schema = f"t_{uuid.uuid4().hex}"
+    yield postgres.url(schema=schema)
+    with contextlib.suppress(psycopg.Error), postgres.connect() as connection:
+        connection.execute("set lock_timeout = '2s'")  # a connection that the test forgot may hold it
+        connection.execute(sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(schema)))

@@ -9,7 +9,7 @@
     ├── another writer: look at what happened, then go on from there
     │   ├── Conflict              the head moved since it was read; nothing of this save was stored
     │   │   └── IdTaken           the checkpoint id exists with other content
-    │   ├── Fenced                a newer owner holds the branch; this one must stop writing
+    │   ├── Fenced                another owner holds the branch; this one must not write
     │   └── OutcomeUnknown        the save may or may not be stored; save again with the same id to find out
     ├── the operator: look at the store
     │   ├── StoreError            the store cannot do it now: busy, full, closed, unreadable, not ours
@@ -121,13 +121,17 @@ class IdTaken(Conflict):
 
 
 class Fenced(HoldfastError):
-    """A newer owner holds the branch: the epoch this save carries is no longer current."""
+    """Another owner holds the branch, or holds it now: who is not its owner must not write.
+
+    ``epoch`` is the one this call came with (0 if it held no lease), ``current`` the branch's, ``owner`` who holds it.
+    """
 
     summary = "fenced"
 
-    def __init__(self, what: str, *, epoch: int, current: int, **where: Any) -> None:
+    def __init__(self, what: str, *, epoch: int, current: int, owner: str | None = None, **where: Any) -> None:
         self.epoch = epoch
         self.current = current
+        self.owner = owner
         super().__init__(what, **where)
 
 

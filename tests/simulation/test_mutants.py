@@ -1,19 +1,27 @@
 """Stores that are wrong on purpose: each must be caught by the machine or the contract, or they prove nothing."""
 
 import inspect
-from collections.abc import Callable, Collection
+import itertools
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from holdfast.errors import Fenced
 from holdfast.store.base import Backend, Commit, Committed, Head, LaneKey, Removed, Row
+from holdfast.store.interrupts import InterruptRow
+from holdfast.store.leases import Claim, Held
 from holdfast.store.memory import MemoryStore
+from holdfast.store.memory.lane import KeptLane
+from holdfast.store.tenure import Tenure
 from holdfast.testing.contract import StoreContract
 from holdfast.testing.drafts import damage
 from holdfast.testing.machine import StoreMachine
+from holdfast.testing.owner_programs import OwnerProgram, owner_program
 
 
 def up_to_date(commit: Commit, lane: Any) -> Commit:
@@ -47,9 +55,9 @@ class CachedReads(MemoryStore):
 class DropsSharedBlobs(MemoryStore):
     """Deletes all blobs of a deleted checkpoint's lane that its head does not name, whoever else needs them."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare_heads: bool) -> Removed:
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
         blobs = [b for row in self._doomed(namespace, checkpoints) for b in self._blobs if b in row.manifest]
-        removed = super().delete(namespace, checkpoints, spare_heads)
+        removed = super().delete(namespace, checkpoints, spare, token)
         for blob in blobs if removed.checkpoints else ():
             self._blobs.pop(blob, None)
         return removed
@@ -61,8 +69,8 @@ class DropsSharedBlobs(MemoryStore):
 class DropsNeededChunks(MemoryStore):
     """Deletes the beginning of every stream of a lane in which something is deleted."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare_heads: bool) -> Removed:
-        removed = super().delete(namespace, checkpoints, spare_heads)
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+        removed = super().delete(namespace, checkpoints, spare, token)
         for stream, chunks in self._streams.items() if removed.checkpoints else ():
             self._streams[stream] = chunks[1:] or chunks
         return removed
@@ -71,9 +79,9 @@ class DropsNeededChunks(MemoryStore):
 class DeletesHalf(MemoryStore):
     """Stops in the middle of a delete, yet says that all is done."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare_heads: bool) -> Removed:
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
         names = list(checkpoints)
-        removed = super().delete(namespace, names[: (len(names) + 1) // 2], spare_heads)
+        removed = super().delete(namespace, names[: (len(names) + 1) // 2], spare, token)
         return replace(removed, checkpoints=len(names))
 
 
@@ -123,6 +131,233 @@ class KeepsEverything(MemoryStore):
         return 0
 
 
+# Leases -----------------------------------------------------------------------------------------------------------
+
+
+class RenewsForAnyone(MemoryStore):
+    """Does not look at the token of who renews."""
+
+    def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
+        found = self._lanes.get(lane)
+        token = (found.tenure.token if found else None) or claim.token
+        super().renew(lane, epoch, claim._replace(token=token))
+
+
+class RenewsForOldHolders(MemoryStore):
+    """Does not look at the epoch of who renews."""
+
+    def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
+        super().renew(lane, self._lanes[lane].tenure.epoch if lane in self._lanes else epoch, claim)
+
+
+class TakesLeasesThatRun(MemoryStore):
+    """Does not look whether a lease still runs."""
+
+    def acquire(self, lane: LaneKey, claim: Claim) -> Held:
+        found = self._lanes.get(lane)
+        if found is not None and found.tenure.token != claim.token:
+            found.tenure = Tenure(found.tenure.epoch)
+        return super().acquire(lane, claim)
+
+
+class NeverTakesLeasesOver(MemoryStore):
+    """Holds a lease for its owner until it is given back."""
+
+    def acquire(self, lane: LaneKey, claim: Claim) -> Held:
+        found = self._lanes.get(lane)
+        if found is not None and found.tenure.token not in (None, claim.token):
+            raise Fenced("held", epoch=0, current=found.tenure.epoch, owner=found.tenure.owner)
+        return super().acquire(lane, claim)
+
+
+class KeepsTheEpoch(MemoryStore):
+    """Gives a lease that was free or had expired to the next holder under the old epoch."""
+
+    def acquire(self, lane: LaneKey, claim: Claim) -> Held:
+        there = self._lanes.get(lane)
+        epoch = there.tenure.epoch if there else 1
+        held = super().acquire(lane, claim)
+        self._lanes[lane].tenure = self._lanes[lane].tenure._replace(epoch=epoch)
+        return replace(held, epoch=epoch)
+
+
+class ForgetsTheFence(MemoryStore):
+    """Looks at the head only when something is committed."""
+
+    def _check_writer(self, lane: KeptLane | None, commit: Commit) -> None:
+        free = None if lane is None else replace(lane, tenure=Tenure())
+        super()._check_writer(free, replace(commit, epoch=0, claim=None))
+
+
+class TrustsTheClock(MemoryStore):
+    """Lets everybody write who holds the lease by the clock, or when nobody does; the epoch counts for nothing."""
+
+    def _check_writer(self, lane: KeptLane | None, commit: Commit) -> None:
+        epoch = lane.tenure.epoch if lane else 0
+        runs = lane is not None and lane.tenure.left_us(self._clock()) > 0
+        super()._check_writer(lane, replace(commit, epoch=epoch, claim=commit.claim if runs else None))
+
+
+class FencesBeforeIds(MemoryStore):
+    """Refuses a commit of an old holder without looking whether it was stored before."""
+
+    def commit(self, commit: Commit) -> Committed:
+        lane = self._lanes.get(commit.lane)
+        if lane is not None:
+            lane.tenure.check_commit(lane.key, commit.epoch, commit.claim, self._clock())
+        return super().commit(commit)
+
+
+class NeverExtends(MemoryStore):
+    """Lets a lease run out while its holder writes."""
+
+    def commit(self, commit: Commit) -> Committed:
+        lane = self._lanes.get(commit.lane)
+        before = lane.tenure if lane else Tenure()
+        done = super().commit(commit)
+        self._lanes[commit.lane].tenure = before
+        return done
+
+
+class ReleasesAnyonesLease(MemoryStore):
+    """Gives back whatever lease there is."""
+
+    def release(self, lane: LaneKey, epoch: int, token: str) -> None:
+        tenure = self._lanes[lane].tenure if lane in self._lanes else Tenure()
+        super().release(lane, tenure.epoch, tenure.token or token)
+
+
+class ReleasesTheThread(MemoryStore):
+    """Forgets a thread with its last lane, and with it which numbers were given out."""
+
+    def _drop_unused_thread(self, namespace: str, thread: str) -> None:
+        self._threads.pop((namespace, thread), None)
+
+
+class ClaimsTwice(MemoryStore):
+    """Hands expired leases out without taking them."""
+
+    def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
+        before = {key: lane.tenure for key, lane in self._lanes.items()}
+        held = super().claim(namespace, count, claim)
+        for key, tenure in before.items():
+            self._lanes[key].tenure = tenure
+        return held
+
+
+class ClaimsLeasesThatRun(MemoryStore):
+    """Does not look whether the leases it hands out have expired."""
+
+    def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
+        for lane in self._lanes.values():
+            lane.tenure = lane.tenure._replace(expires_us=0)
+        return super().claim(namespace, count, claim)
+
+
+class DeletesFromUnderLeases(MemoryStore):
+    """Lets everybody delete, whoever holds the lane."""
+
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+        for name in checkpoints:
+            row = self._rows.get((namespace, name))
+            token = token if row is None else self._lanes[row.lane].tenure.token
+        return super().delete(namespace, checkpoints, spare, token)
+
+
+class LeavesTheLease(MemoryStore):
+    """Keeps the lease of a lane that is emptied for the next lane of that name."""
+
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+        before = dict(self._lanes)
+        removed = super().delete(namespace, checkpoints, spare, token)
+        for key, lane in before.items():
+            if key not in self._lanes and lane.tenure.token is not None:
+                self._lanes[key] = lane
+        return removed
+
+
+# Sessions and interrupts ------------------------------------------------------------------------------------------
+
+
+class KeepsTheLastReason(MemoryStore):
+    """Lets a session end again."""
+
+    def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
+        kept = self._sessions._kept
+        if (namespace, session) in kept:
+            row, expiry = kept[namespace, session]
+            kept[namespace, session] = replace(row, ended_us=None, reason=None), expiry
+        return super().end(namespace, session, ended_us, reason)
+
+
+class WakesTheDead(MemoryStore):
+    """Takes a beat of a session that has ended for a sign of life."""
+
+    def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
+        return super().beat(namespace, session, seen_us, ttl_us) or (namespace, session) in self._sessions._kept
+
+
+class DecidesAgain(MemoryStore):
+    """Lets the last decision win."""
+
+    def decide(
+        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
+    ) -> InterruptRow:
+        row = self._interrupts.find(namespace, interrupt)
+        if row is not None:
+            self._interrupts._put(replace(row, decision=None))
+        return super().decide(namespace, interrupt, digest, decision, by, decided_us)
+
+
+class DecidesTheUnseen(MemoryStore):
+    """Does not look what a decision is about."""
+
+    def decide(
+        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
+    ) -> InterruptRow:
+        row = self._interrupts.find(namespace, interrupt)
+        shown = digest if row is None else row.digest
+        return super().decide(namespace, interrupt, shown, decision, by, decided_us)
+
+
+class ConsumesTwice(MemoryStore):
+    """Hands a decision out to everybody who asks."""
+
+    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
+        row = self._interrupts.find(namespace, interrupt)
+        if row is not None:
+            self._interrupts._put(replace(row, consumer=None))
+        return super().consume(namespace, interrupt, by, epoch, consumed_us)
+
+
+class NeverHandsOver(MemoryStore):
+    """Keeps a decision for its first consumer, also if that one was fenced out."""
+
+    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
+        row = self._interrupts.find(namespace, interrupt)
+        if row is not None and row.consumer is not None:
+            return row
+        return super().consume(namespace, interrupt, by, epoch, consumed_us)
+
+
+class SparesHeadsOnly(MemoryStore):
+    """Deletes checkpoints that wait for a decision."""
+
+    def _is_spared(self, row: Row) -> bool:
+        return self._is_head(self._lanes[row.lane], row)
+
+
+class LeavesInterrupts(MemoryStore):
+    """Deletes checkpoints and keeps their interrupts."""
+
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+        before = list(self._interrupts)
+        removed = super().delete(namespace, checkpoints, spare, token)
+        for row in before:
+            self._interrupts._put(row)
+        return removed
+
+
 def caught_by_machine(mutant: type[MemoryStore]) -> bool:
     """Tell whether the machine finds the mutant to differ from the model."""
 
@@ -146,18 +381,36 @@ def caught_by_machine(mutant: type[MemoryStore]) -> bool:
     return False
 
 
+def cases(test: Callable[..., None]) -> Iterator[dict[str, object]]:
+    """Return the arguments of every case of a test, as pytest would; none of them if it needs more than a store."""
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    names = [mark.args[0] for mark in marks]
+    if set(inspect.signature(test).parameters) == {"backend", *names}:
+        for values in itertools.product(*(mark.args[1] for mark in marks)):
+            yield dict(zip(names, values, strict=True))
+
+
 def caught_by_contract(mutant: type[MemoryStore]) -> bool:
     """Tell whether some test of the contract, or the check after it, fails for the mutant."""
-    contract = StoreContract()
-    for name, test in inspect.getmembers(contract, inspect.ismethod):
-        if name.startswith("test_") and list(inspect.signature(test).parameters) == ["backend"]:
+    for name, test in inspect.getmembers(StoreContract(), inspect.ismethod):
+        for case in cases(test) if name.startswith("test_") else ():
             backend = mutant()
             try:
-                test(backend)
+                test(backend, **case)
                 if damage(backend):
                     return True
             except (Exception, pytest.fail.Exception):  # the second is what pytest.raises raises
                 return True
+    return False
+
+
+def caught_by_programs(mutant: type[MemoryStore]) -> bool:
+    """Tell whether some random program of owners goes otherwise on the mutant, or breaks a rule there."""
+    for seed in range(200):
+        try:
+            OwnerProgram([partial(mutant, "memory:"), partial(MemoryStore, "memory:")]).run(owner_program(seed))
+        except Exception:
+            return True
     return False
 
 
@@ -173,18 +426,48 @@ class TestMutants:
         ForgetsParents,
         KeepsEverything,
     ]
-    contract: ClassVar = [*machine, ReplacesSilently]
+    owners: ClassVar = [
+        RenewsForAnyone,
+        RenewsForOldHolders,
+        TakesLeasesThatRun,
+        NeverTakesLeasesOver,
+        KeepsTheEpoch,
+        ForgetsTheFence,
+        TrustsTheClock,
+        FencesBeforeIds,
+        NeverExtends,
+        ReleasesAnyonesLease,
+        ReleasesTheThread,
+        ClaimsTwice,
+        ClaimsLeasesThatRun,
+        DeletesFromUnderLeases,
+        LeavesTheLease,
+        KeepsTheLastReason,
+        WakesTheDead,
+        DecidesAgain,
+        DecidesTheUnseen,
+        ConsumesTwice,
+        NeverHandsOver,
+        SparesHeadsOnly,
+        LeavesInterrupts,
+    ]
+    contract: ClassVar = [*machine, ReplacesSilently, *owners]
 
     @pytest.mark.row("C1", "C3", "C4")
     @pytest.mark.parametrize("mutant", machine, ids=lambda mutant: mutant.__name__)
     def test_the_machine_catches_it(self, mutant: type[MemoryStore]) -> None:
         assert caught_by_machine(mutant)
 
-    @pytest.mark.row("C1", "C2", "C3", "C4")
+    @pytest.mark.row("C1", "C2", "C3", "C4", "C5", "C7", "C8")
     @pytest.mark.parametrize("mutant", contract, ids=lambda mutant: mutant.__name__)
     def test_the_contract_catches_it(self, mutant: type[MemoryStore]) -> None:
         assert caught_by_contract(mutant)
 
-    @pytest.mark.parametrize("harness", [caught_by_machine, caught_by_contract], ids=["machine", "contract"])
+    @pytest.mark.row("C1", "C5", "C7", "C8")
+    @pytest.mark.parametrize("mutant", owners, ids=lambda mutant: mutant.__name__)
+    def test_random_programs_of_owners_catch_it(self, mutant: type[MemoryStore]) -> None:
+        assert caught_by_programs(mutant)
+
+    @pytest.mark.parametrize("harness", [caught_by_machine, caught_by_contract, caught_by_programs])
     def test_the_store_they_are_made_of_is_not_caught(self, harness: Callable[[type[MemoryStore]], bool]) -> None:
         assert not harness(MemoryStore)

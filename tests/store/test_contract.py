@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.store.base import Backend
 from holdfast.store.memory import MemoryStore
+from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.contract import StoreContract
 
@@ -23,3 +24,9 @@ class TestSqlite(StoreContract):
     @pytest.fixture
     def open_backend(self, tmp_path: Path) -> Callable[[], Backend]:
         return lambda: SqliteStore(str(tmp_path / "agent.db"))
+
+
+class TestPostgres(StoreContract):
+    @pytest.fixture
+    def open_backend(self, postgres_url: str) -> Callable[[], Backend]:
+        return lambda: PostgresStore(postgres_url)

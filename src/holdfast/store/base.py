@@ -7,7 +7,7 @@ are bytes to it, except that deleting must read manifests to know which bytes ar
 Order      Each commit gets a sequence number: strictly rising within its thread, never reused, also after deletes.
            Only a deleted thread takes its numbers along. Newest always means the highest number, never a clock.
 One writer A commit names the lane, its last seq and its head that it saw, and its epoch. If any is out of date nothing
-           is stored. A lane made anew under an old name is another lane.
+           is stored. A lane made anew under an old name is another lane. While a lease runs, only its holder writes.
 Atomic     A verb happens wholly or not at all, also when the process or the machine dies in the middle of it.
 Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power cut (not ``memory:``).
 Fresh      A read sees every commit that returned before it began, from whichever process.
@@ -24,18 +24,13 @@ from typing import NamedTuple, Protocol
 from holdfast.errors import InvalidInput
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
+from holdfast.store.interrupts import Interrupts
+from holdfast.store.lane import LaneKey as LaneKey  # every user of the contract needs it
+from holdfast.store.leases import Claim, Leases
+from holdfast.store.sessions import Sessions
 
 PAGE_ROWS_MAX = 1000
 """The most rows ``find`` returns at once; asking for more gives this many."""
-
-
-class LaneKey(NamedTuple):
-    """Names one lane: a branch of one scope of one thread."""
-
-    namespace: str
-    thread: str
-    scope: str
-    branch: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A lane as a writer must know it. ``row`` is None when its last checkpoint was deleted."""
+    """A lane as a writer must know it. ``row`` is None if it was leased and has no checkpoint yet."""
 
     row: Row | None
     number: int  # the lane's own number, never given to another lane
@@ -108,6 +103,7 @@ class Commit:
     owned: Collection[int] = ()  # streams that begin with this commit and belong to this lane
     requires: str | None = None  # id of the checkpoint whose sources are taken over: it must still exist
     replaces_head: bool = False  # the head has this very id and is to be replaced
+    claim: Claim | None = None  # the lease it is written under, which it extends
 
     def row(self, thread_number: int, seq: int) -> Row:
         """Return the row that this commit makes."""
@@ -228,8 +224,8 @@ class Sizes:
     rows: int  # bytes of manifests, notes and the like
 
 
-class Backend(Protocol):
-    """The verbs. See the module's docstring for what holds for all of them."""
+class Backend(Leases, Sessions, Interrupts, Protocol):
+    """All verbs: those on checkpoints here, the others in their own files. What holds for all stands at the top."""
 
     url: str
 
@@ -240,7 +236,7 @@ class Backend(Protocol):
         """Return matching rows, newest first, at most ``limit``; the row numbers make the cursor for the next page."""
 
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
-        """Return the lanes of a thread (or of all), oldest first."""
+        """Return the lanes of a thread (or of all) that have a checkpoint, oldest first."""
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         """Return the bytes of each range, in order, in whatever parts they are kept. If any lack: Corrupted."""
@@ -252,8 +248,9 @@ class Backend(Protocol):
         """Add a checkpoint at the end of a lane.
 
         The lane is made if ``number`` is 0. An id that exists with the same digest gives the first result again and
-        changes nothing; with another digest it raises IdTaken. A lane that moved raises Conflict, a newer epoch
-        Fenced, a missing ``requires`` NotFound.
+        changes nothing; with another digest it raises IdTaken. Another epoch, a lease held under another token than
+        the claim's, or a lease that still runs if there is no claim, raises Fenced; a lane that moved Conflict; a
+        missing ``requires`` NotFound.
         """
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
@@ -265,15 +262,19 @@ class Backend(Protocol):
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
         """Change a checkpoint's tags and return them all. Raises NotFound."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare_heads: bool) -> Removed:
-        """Delete checkpoints, their writes and tags, and every byte that nothing needs any more.
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+        """Delete checkpoints, their writes, tags and interrupts, and every byte that nothing needs any more.
 
-        Ids that are not there are passed over. A lane's head goes only if not ``spare_heads``: then the next older
-        one becomes the head, and a lane without any is deleted.
+        Ids that are not there are passed over. With ``spare`` no lane's head goes, and no checkpoint with an interrupt
+        that is not consumed. Without it the next older one becomes the head, and a lane without any is deleted; if
+        that would take a head from under a lease that runs and is not the token's: Fenced, and nothing is deleted.
         """
 
-    def delete_thread(self, namespace: str, thread: str) -> Removed:
-        """Delete a thread with all its scopes and branches, and every byte that nothing needs any more."""
+    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
+        """Delete a thread with all its scopes and branches, and every byte that nothing needs any more.
+
+        If a lease on any of them runs and is not the token's: Fenced, and nothing is deleted.
+        """
 
     def sizes(self) -> Sizes:
         """Return how many bytes everything takes."""

@@ -5,14 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, StoreRefused
 from holdfast.store.base import Backend
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite.store import SqliteStore
 
+
+def _postgres(url: str) -> Backend:
+    try:
+        from holdfast.store.postgres.store import PostgresStore
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("psycopg"):
+            raise
+        raise StoreRefused(
+            "PostgreSQL needs a driver that is not installed", hint="pip install 'holdfast[postgres]'"
+        ) from error
+    return PostgresStore(url)
+
+
 STORES: dict[str, Callable[[str], Backend]] = {
     "memory": MemoryStore,
     "sqlite": SqliteStore,
+    "postgresql": _postgres,
+    "postgres": _postgres,
 }
 """Scheme to class. A URL without a scheme is the path of a SQLite file."""
 

@@ -28,7 +28,11 @@ from holdfast.errors import Conflict, Corrupted, Fenced, HoldfastError, IdTaken,
 from holdfast.pieces.piece import Range
 from holdfast.store.base import Backend, Query
 from holdfast.testing._contract_deletes import Deletes
+from holdfast.testing._contract_fences import FenceRules
+from holdfast.testing._contract_interrupts import InterruptRules, pause
+from holdfast.testing._contract_leases import HOUR_US, LeaseRules, asking, everything, running, save
 from holdfast.testing._contract_lists import Lists
+from holdfast.testing._contract_sessions import SessionRules
 from holdfast.testing.drafts import (
     contents,
     damage,
@@ -46,7 +50,7 @@ WORKERS = 8
 ROUNDS = 25
 
 
-class StoreContract(Lists, Deletes):
+class StoreContract(Lists, Deletes, LeaseRules, FenceRules, SessionRules, InterruptRules):
     """Derive from it, say how your store is opened, and let pytest collect it."""
 
     reopens: ClassVar[bool] = True
@@ -269,6 +273,24 @@ class StoreContract(Lists, Deletes):
 
         assert state_of(backend, grown) == {"list": long_list(50)}
 
+    @pytest.mark.row("C4", "C5")
+    def test_leases_sessions_and_interrupts_are_there_also_when_reopened(
+        self, backend: Backend, open_backend: Callable[[], Backend]
+    ) -> None:
+        pause(backend)
+        held = [backend.acquire(key, asking("a")) for key in (lane(), lane("empty"))]
+        backend.begin(running(), HOUR_US)
+        before = everything(backend)
+        with contextlib.closing(open_backend()) if self.reopens else contextlib.nullcontext(backend) as again:
+            assert everything(again) == before
+            with pytest.raises(Fenced):
+                again.commit(draft(again, lane(), {"n": 2}))
+            save(again, lane(), {"n": 2}, asking("a"))
+            again.renew(lane("empty"), held[1].epoch, asking("a"))
+            assert again.beat("", "run", 9, HOUR_US)
+
+        assert {row.lane for row in backend.leases("", None, False)} == {lane(), lane("empty")}
+
     @pytest.mark.row("C1", "C3")
     def test_many_threads_can_commit_at_once_to_lanes_of_their_own(self, backend: Backend) -> None:
         def work(worker: int) -> None:
@@ -307,6 +329,7 @@ class StoreContract(Lists, Deletes):
         self, backend: Backend, open_backend: Callable[[], Backend]
     ) -> None:
         commit = draft(backend, lane(), {})
+        row = pause(backend)
         closed = open_backend()
         closed.close()
         closed.close()
@@ -321,6 +344,20 @@ class StoreContract(Lists, Deletes):
             lambda: closed.tag("", "x", [], []),
             lambda: closed.delete("", ["x"], False),
             lambda: closed.delete_thread("", "t"),
+            lambda: closed.acquire(lane(), asking("a")),
+            lambda: closed.renew(lane(), 1, asking("a")),
+            lambda: closed.release(lane(), 1, "a"),
+            lambda: closed.leases("", None, False),
+            lambda: closed.claim("", 1, asking("a")),
+            lambda: closed.begin(running(), HOUR_US),
+            lambda: closed.beat("", "run", 1, HOUR_US),
+            lambda: closed.end("", "run", 1, "done"),
+            lambda: closed.sessions("", None, False),
+            lambda: closed.interrupt(row),
+            lambda: closed.decide("", "ask", b"", b"", "", 1),
+            lambda: closed.consume("", "ask", "", 1, 1),
+            lambda: closed.interrupts("", None, False, 0, 1),
+            lambda: closed.find_interrupt("", "ask"),
             closed.sizes,
             closed.check,
             closed.compact,

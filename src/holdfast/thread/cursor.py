@@ -12,20 +12,27 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeVar
 
 from holdfast.pieces.tip import Tip
 from holdfast.store.base import Head, LaneKey, Row
+from holdfast.thread.heartbeat import Heartbeat
+from holdfast.thread.hold import Hold
+from holdfast.thread.perform import Flow
+
+T = TypeVar("T")
 
 STREAMS_AT_ONCE = 16
 
 
 class Context:
-    """What all threads of an open store share: its namespace, clock, id maker and a supply of stream numbers."""
+    """What all threads of an open store share: namespace, clock, id maker, heartbeat and a supply of stream numbers."""
 
     def __init__(self, namespace: str, now: Callable[[], datetime], new_id: Callable[[], str]) -> None:
         self.namespace = namespace
         self.now = now
         self.new_id = new_id
+        self.heartbeat = Heartbeat()
         self._streams: list[int] = []
         self._lock = threading.Lock()
         _renewed_in_children.add(self)
@@ -33,6 +40,7 @@ class Context:
     def renew(self) -> None:
         """Begin anew in a forked process: stream numbers in hand stay with the parent."""
         self._streams, self._lock = [], threading.Lock()
+        self.heartbeat.renew()
 
     def take_streams(self, count: int) -> list[int] | None:
         """Return ``count`` unused stream numbers, or None if more must be reserved first."""
@@ -68,6 +76,8 @@ class Seen:
 
     def same_place(self, other: Seen) -> bool:
         """Tell whether nothing was written in between."""
+        if not self.last_seq and not other.last_seq:
+            return True  # nothing was ever written; that somebody took a lease in between changes nothing
         mine, theirs = self.head, other.head
         return (self.number, self.last_seq, mine and mine.seq) == (other.number, other.last_seq, theirs and theirs.seq)
 
@@ -79,18 +89,37 @@ class Cursor:
     lane: LaneKey
     seen: Seen | None = None
     tip: Tip | None = None
+    hold: Hold | None = None  # the lease that this handle's saves are written under
+    leftovers: list[Flow[object]] = field(default_factory=list)  # what cancelled callers began and nobody waited for
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         _renewed_in_children.add(self)
 
+    @property
+    def token(self) -> str | None:
+        """Return what shows the store that this handle holds the lease."""
+        return None if self.hold is None else self.hold.claim.token
+
     def forget_tip(self) -> None:
         """Throw away what may be ahead of the store."""
         self.tip = None
 
+    def tidy(self) -> Flow[None]:
+        """Undo what cancelled callers left behind; to be run with the handle's lock, before anything else is done."""
+        while self.leftovers:
+            yield from self.leftovers.pop()
+
+    def tidied(self, flow: Flow[T]) -> Flow[T]:
+        """Run a flow on a tidy handle."""
+        yield from self.tidy()
+        return (yield from flow)
+
     def renew(self) -> None:
         """Begin anew in a forked process: whoever was using the handle there is not here to let go of it."""
         self.lock = threading.RLock()
+        self.hold = None  # it is the parent's, and so is
+        self.leftovers = []
         self.forget_tip()
 
 

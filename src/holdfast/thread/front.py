@@ -19,14 +19,16 @@ from holdfast.model.checkpoint import (
     SavedCheckpoint,
     Write,
 )
+from holdfast.model.decision import Decision, DecisionKind
 from holdfast.model.fields import check_tags
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import PAGE_ROWS_MAX, Lane, LaneKey, Query, Removed
-from holdfast.thread import load, removal
+from holdfast.thread import interrupts, load, removal
 from holdfast.thread import save as saving
 from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.history import EVERY_BRANCH, PAGE_ROWS, Filter, Page, check_before, check_limit, page
+from holdfast.thread.interrupts import Inbox, InterruptRecord
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import write_row
 from holdfast.thread.retention import Keep, Pruned
@@ -235,6 +237,49 @@ def threads(
     return Listing(query, wanted, check_limit(limit), done=limit == 0)
 
 
+# Interrupts -------------------------------------------------------------------------------------------------------
+
+
+def interrupt(
+    context: Context,
+    cursor: Cursor,
+    checkpoint: Which,
+    kind: InterruptKind | str,
+    node: str | None,
+    payload: Any,
+    prompt: str,
+    name: str | None,
+) -> Flow[InterruptRecord]:
+    """Record a pause."""
+    return interrupts.record(context, cursor, name_of(checkpoint), kind, node, payload, prompt, name)
+
+
+def inbox(namespace: str, thread: str | None, pending: bool) -> Inbox:
+    """Return the list of interrupts of a thread, or of all."""
+    return Inbox(namespace, thread, pending)
+
+
+def decide(
+    context: Context,
+    cursor: Cursor,
+    shown: InterruptRecord,
+    decision: Decision | DecisionKind | str,
+    by: str,
+    scope: str | None,
+    value: Any,
+    reason: str,
+    target: str | None,
+) -> Flow[InterruptRecord]:
+    """Answer an interrupt."""
+    answer = interrupts.check_decision(decision, scope, value, reason, target)
+    return interrupts.decide(context, cursor, shown, answer, by)
+
+
+def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Flow[Decision]:
+    """Take an answer in order to carry it out."""
+    return interrupts.consume(context, cursor, shown, by)
+
+
 # Tags and deletes -------------------------------------------------------------------------------------------------
 
 
@@ -247,17 +292,13 @@ def tag(cursor: Cursor, checkpoint: Which, add: Iterable[str], remove: Iterable[
 
 def delete(cursor: Cursor, checkpoint: Which) -> Flow[int]:
     """Delete one checkpoint of this thread."""
-    name, lane = name_of(checkpoint), cursor.lane
-    rows = yield from ask(lambda store: store.find(Query(lane.namespace, ids=(name,))))
-    if not rows or rows[0].lane.thread != lane.thread:
-        return 0
-    removed = yield from ask(lambda store: store.delete(lane.namespace, [name], False))
+    removed = yield from removal.delete_one(cursor, name_of(checkpoint))
     return removed.checkpoints
 
 
 def delete_before(context: Context, cursor: Cursor, step: int) -> Flow[int]:
     """Delete a branch's checkpoints before a step."""
-    removed = yield from removal.delete_before(context, cursor.lane, _check_step(step))
+    removed = yield from removal.delete_before(context, cursor, _check_step(step))
     return removed.checkpoints
 
 
@@ -267,16 +308,21 @@ def delete_thread(namespace: str, thread: str) -> Flow[Removed]:
     return ask(lambda store: store.delete_thread(namespace, name))
 
 
+def clear_thread(cursor: Cursor) -> Flow[Removed]:
+    """Delete the handle's thread."""
+    return removal.delete_thread(cursor)
+
+
 def clear(context: Context) -> Flow[Removed]:
     """Delete everything in the namespace."""
     return removal.clear(context)
 
 
-def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool) -> Flow[Pruned]:
+def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool, token: str | None = None) -> Flow[Pruned]:
     """Delete by rule."""
     if not isinstance(keep, Keep):
         raise InvalidInput("prune needs to know what to keep", hint="For example prune(holdfast.Keep(last=10))")
-    return removal.prune(context, thread, keep, dry_run)
+    return removal.prune(context, thread, keep, dry_run, token)
 
 
 # Upkeep -----------------------------------------------------------------------------------------------------------

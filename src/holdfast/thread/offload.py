@@ -7,7 +7,9 @@ one per store call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -28,12 +30,18 @@ class Offload:
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
-    async def run(self, flow: Flow[T]) -> T:
+    async def run(self, flow: Flow[T], on_cancel: Callable[[], Flow[object]] | None = None) -> T:
         """Run a flow in a worker and wait for it.
 
-        A cancelled caller leaves at once; the flow goes on to its end, so that a commit under way is never torn.
+        A cancelled caller leaves at once; the flow goes on to its end, so that a commit under way is never torn. The
+        other flow is run then, to undo what nobody would know of, such as a lease just taken. It may also come first.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._workers(), drive, flow, self._store)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._workers(), drive, flow, self._store)
+        except asyncio.CancelledError:
+            if on_cancel is not None:
+                self._workers().submit(drive, on_cancel(), self._store)
+            raise
 
     def close(self) -> None:
         """Wait for what is under way and end the workers."""
@@ -46,3 +54,36 @@ class Offload:
             self._pool = ThreadPoolExecutor(WORKERS_MAX, thread_name_prefix="holdfast")
             self._process = os.getpid()
         return self._pool
+
+
+class Interruption:
+    """Ends the body of an ``async with`` block from another thread, by cancelling the task that runs it.
+
+    Made by that task. Others may cancel it at the same time: ``end`` tells whether this was the only cause.
+    """
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._before = task.cancelling()
+        self._cancelled = False
+        self._over = False
+
+    def begin(self) -> None:
+        """Cancel the task soon; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed: there is nothing to end any more
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def end(self, error: BaseException | None) -> bool:
+        """Cancel nothing from now on, and tell whether the error that left the block is this cancellation."""
+        self._over = True
+        if not self._cancelled:
+            return False
+        return self._task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError)
+
+    def _cancel(self) -> None:
+        if not self._over:
+            self._cancelled = True
+            self._task.cancel()

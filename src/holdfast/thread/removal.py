@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query, Removed, Row
-from holdfast.thread.cursor import Context
+from holdfast.thread.cursor import Context, Cursor
+from holdfast.thread.interrupts import pending_checkpoints
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import meta_of
 from holdfast.thread.retention import Keep, Pruned
@@ -24,36 +25,80 @@ def rows_of(lane: LaneKey, payload: bool) -> Flow[list[Row]]:
         before = page[-1].seq
 
 
-def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool) -> Flow[Pruned]:
+def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool, token: str | None) -> Flow[Pruned]:
     """Delete what the rules do not want, branch by branch."""
     lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
     every = lanes if thread is None else (yield from ask(lambda store: store.lanes(context.namespace, None, None)))
-    origins = {lane.origin for lane in every if lane.origin is not None}
+    needed = {lane.origin for lane in every if lane.origin is not None}
+    needed |= yield from pending_checkpoints(context.namespace, thread)
     doomed: list[str] = []
     kept = 0
     removed = Removed()
     for lane in lanes:
         rows = yield from rows_of(lane.key, payload=False)
-        going = keep.doomed([meta_of(row) for row in rows], context.now(), origins)
+        going = keep.doomed([meta_of(row) for row in rows], context.now(), needed)
         doomed += going
         kept += len(rows) - len(going)
         if going and not dry_run:
-            removed += yield from ask(_deleting(context.namespace, going))
+            removed += yield from ask(_deleting(context.namespace, going, token))
     deleted = len(doomed) if dry_run else removed.checkpoints
     return Pruned(deleted, kept, removed.bytes, dry_run, tuple(doomed))
 
 
-def delete_before(context: Context, lane: LaneKey, step: int) -> Flow[Removed]:
-    """Delete a branch's checkpoints before a step, but never its newest."""
-    rows = yield from rows_of(lane, payload=False)
+def delete_before(context: Context, cursor: Cursor, step: int) -> Flow[Removed]:
+    """Delete a branch's checkpoints before a step, but never its newest nor one that waits for a decision."""
+    rows = yield from rows_of(cursor.lane, payload=False)
     going = [row.id for row in rows if row.step < step]
-    return (yield from ask(_deleting(context.namespace, going)))
+    return (yield from ask(_deleting(context.namespace, going, cursor.token)))
+
+
+def delete_one(cursor: Cursor, name: str) -> Flow[Removed]:
+    """Delete one checkpoint of the handle's thread, also a branch's newest."""
+    lane, token = cursor.lane, cursor.token
+    rows = yield from ask(lambda store: store.find(Query(lane.namespace, ids=(name,))))
+    if not rows or rows[0].lane.thread != lane.thread:
+        return Removed()
+    return (
+        yield from _with_lease(cursor, rows[0].lane, lambda store: store.delete(lane.namespace, [name], False, token))
+    )
+
+
+def delete_thread(cursor: Cursor) -> Flow[Removed]:
+    """Delete the handle's thread."""
+    lane, token = cursor.lane, cursor.token
+    return _with_lease(cursor, lane, lambda store: store.delete_thread(lane.namespace, lane.thread, token), whole=True)
+
+
+def _with_lease(
+    cursor: Cursor, lane: LaneKey, call: Callable[[Backend], Removed], whole: bool = False
+) -> Flow[Removed]:
+    """Delete through a handle. If its branch goes, the lease on it goes too: that is no loss."""
+    hold = cursor.hold
+    if hold is None or hold.lane != lane:
+        return (yield from ask(call))
+    hold.end()
+    try:
+        removed = yield from ask(call)
+    except BaseException:
+        hold.stay()
+        raise
+    if whole or removed.lanes:
+        hold.ended()
+        cursor.hold = None
+    else:
+        hold.stay()
+    return removed
 
 
 def clear(context: Context) -> Flow[Removed]:
     """Delete every thread of the namespace."""
     removed = Removed()
-    for name in (yield from thread_names(context)):
+    named = yield from thread_names(context)
+    # Runs that died before their first checkpoint leave no branch behind, but a lease or a session.
+    leases = yield from ask(lambda store: store.leases(context.namespace, None, False))
+    sessions = yield from ask(lambda store: store.sessions(context.namespace, None, False))
+    named += [row.lane.thread for row in leases] + [row.lane.thread for row in sessions]
+    for name in dict.fromkeys(named):
         removed += yield from ask(_deleting_thread(context.namespace, name))
     return removed
 
@@ -68,8 +113,8 @@ def _finding(query: Query) -> Callable[[Backend], list[Row]]:
     return lambda store: store.find(query)
 
 
-def _deleting(namespace: str, names: list[str]) -> Callable[[Backend], Removed]:
-    return lambda store: store.delete(namespace, names, True)
+def _deleting(namespace: str, names: list[str], token: str | None) -> Callable[[Backend], Removed]:
+    return lambda store: store.delete(namespace, names, True, token)
 
 
 def _deleting_thread(namespace: str, name: str) -> Callable[[Backend], Removed]:

@@ -15,8 +15,8 @@ from holdfast.model.checkpoint import CheckpointMeta
 class Keep:
     """What to keep; a checkpoint stays if any rule wants it. All else goes when pruned.
 
-    Always kept, whatever the rules: each branch's newest checkpoint, those that branches were forked from, and, unless
-    ``tagged=False``, all that have a tag. Rules count within one branch.
+    Always kept, whatever the rules: each branch's newest checkpoint, those that branches were forked from, those with
+    an interrupt that is not consumed, and, unless ``tagged=False``, all with a tag. Rules count within one branch.
     """
 
     last: int | None = None  # the newest so many

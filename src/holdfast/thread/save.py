@@ -6,19 +6,22 @@ commit names the head it builds on; if that moved, nothing is stored and the cal
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from holdfast.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
+from holdfast.errors import Conflict, Corrupted, Fenced, IdTaken, InvalidInput, NotFound
 from holdfast.model.checkpoint import NOTE_FIELDS, CheckpointMeta, Notes, SavedCheckpoint, bare
 from holdfast.model.ids import check_id
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.tip import Change, Draft, Tip
-from holdfast.store.base import Commit, LaneKey, Query, Row
+from holdfast.store.base import Commit, Committed, LaneKey, Query, Row
+from holdfast.store.leases import fenced
 from holdfast.thread.change import append_change, check_state, state_change
 from holdfast.thread.cursor import STREAMS_AT_ONCE, Context, Cursor, Seen
+from holdfast.thread.hold import Hold
 from holdfast.thread.load import fill, find_row, open_tip, winner_of
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import (
@@ -162,6 +165,7 @@ def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
     seen = Seen.of(head)
     yield from _expect(cursor, seen, on)
     if cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen):
+        cursor.seen = seen
         return cursor.tip
     tip = Tip() if head is None or head.row is None else (yield from open_tip(head.row, head.owned))
     cursor.seen, cursor.tip = seen, tip
@@ -169,7 +173,12 @@ def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
 
 
 def _expect(cursor: Cursor, seen: Seen, on: str | None) -> Flow[None]:
-    """Raise Conflict unless the store's head is the one this save builds on."""
+    """Raise Conflict unless the store's head is the one this save builds on, Fenced if the lease is no longer ours."""
+    hold = cursor.hold
+    if hold is not None and hold.epoch != seen.epoch:
+        error = fenced(cursor.lane, hold.epoch, seen.epoch, None, 0)
+        hold.fenced(error)
+        raise error
     if on is not None:
         if seen.head is None or seen.head.id != on:
             raise (yield from _conflict(cursor, f"{on} is not the newest checkpoint of the branch", None))
@@ -213,7 +222,7 @@ def _commit_on(
         commit = _commit(cursor, seen, meta, notes, draft, digest, tip.sources if takes_over else draft.sources)
         commit.replaces_head = request.replaces_head
         commit.requires = parent.id if takes_over and parent else None
-        committed = yield from ask(lambda store: store.commit(commit))
+        committed = yield from _stored(cursor.hold, commit)
     except IdTaken:
         cursor.forget_tip()
         raise
@@ -225,12 +234,26 @@ def _commit_on(
         raise
     context.give_streams(streams)
     row = commit.row(0, committed.seq)
-    cursor.seen = Seen(committed.number, committed.seq, seen.epoch, row)
+    cursor.seen = Seen(committed.number, committed.seq, commit.epoch, row)
     cursor.tip = tip
     tip.items = request.items
     return bare(
         SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
     )
+
+
+def _stored(hold: Hold | None, commit: Commit) -> Flow[Committed]:
+    """Store a commit; if it is written under a lease, that is extended by it, or lost."""
+    began = time.monotonic()
+    try:
+        committed = yield from ask(lambda store: store.commit(commit))
+    except Fenced as error:
+        if hold is not None:
+            hold.fenced(error)
+        raise
+    if hold is not None and committed.fresh:
+        hold.extended(began)
+    return committed
 
 
 def _load_for(cursor: Cursor, tip: Tip, change: Change, row: Row | None) -> Flow[None]:
@@ -257,7 +280,7 @@ def _commit(
         number=seen.number,
         last_seq=seen.last_seq,
         head_seq=seen.head.seq if seen.head is not None else 0,
-        epoch=seen.epoch,
+        epoch=seen.epoch if cursor.hold is None else cursor.hold.epoch,
         id=meta.id,
         parent_id=meta.parent_id,
         step=meta.step,
@@ -272,6 +295,7 @@ def _commit(
         chunks=draft.chunks,
         sources=sources,
         owned=draft.owned,
+        claim=None if cursor.hold is None else cursor.hold.claim,
     )
 
 

@@ -13,15 +13,21 @@ from holdfast.errors import InvalidInput
 from holdfast.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
 from holdfast.model.ids import IdMaker, check_id
 from holdfast.model.interrupt import InterruptKind
+from holdfast.model.lease import ExpiredLease
+from holdfast.model.session import InterruptedRun, Session
 from holdfast.store.base import Backend, Removed
 from holdfast.store.open import open_backend
 from holdfast.thread import front
+from holdfast.thread import lease as leasing
+from holdfast.thread import session as running
 from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.history import History
+from holdfast.thread.interrupts import Inbox, InterruptRecord
+from holdfast.thread.lease import Lease, check_terms
 from holdfast.thread.perform import Flow, drive
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.stats import Stats
-from holdfast.thread.thread import Thread
+from holdfast.thread.thread import OnLost, Thread
 from holdfast.thread.verify import Report
 
 T = TypeVar("T")
@@ -102,6 +108,49 @@ class Store:
         """Delete what the rules do not want, in all threads; ``dry_run`` only says what would go."""
         return self._run(front.prune(self._context, None, keep, dry_run))
 
+    def expired(self) -> list[ExpiredLease]:
+        """Return the leases that were neither renewed nor given back in time, the one that ended first first."""
+        return self._run(leasing.expired(self._context))
+
+    def claim(
+        self,
+        n: int = 1,
+        *,
+        ttl: float = 30.0,
+        owner: str | None = None,
+        heartbeat: bool = True,
+        on_lost: OnLost | None = None,
+    ) -> list[Lease]:
+        """Take over up to ``n`` expired leases and return them, taken: go on with ``lease.thread``.
+
+        Several workers may claim at the same time; no lease goes to two of them. Use each in a ``with`` block, or call
+        its ``release()``. Until then the heartbeat keeps it alive, also if the block is never entered. Closing the
+        store gives nothing back: it stops the heartbeat, and others may claim what is left when its time is over.
+        """
+        terms = check_terms(owner, ttl, heartbeat, on_lost)
+        leases = []
+        for taken in self._run(leasing.claim(self._context, n, terms)):
+            lease = Lease(Thread(self, Cursor(taken[0].lane)), terms)
+            lease._take(*taken)
+            leases.append(lease)
+        return leases
+
+    def sessions(self, *, active: bool = True) -> list[Session]:
+        """Return the sessions of all threads, the one begun first first; ``active``: those that have not ended."""
+        return self._run(running.sessions(self._context, active))
+
+    def interrupted(self) -> list[InterruptedRun]:
+        """Return the runs that did not end and whose process is gone, the one seen last first.
+
+        On the machine of the run, a process that merely sleeps is told from one that died; elsewhere a run counts as
+        interrupted when its heartbeats are overdue.
+        """
+        return self._run(running.interrupted(self._context))
+
+    def interrupts(self, *, pending: bool = True) -> Iterator[InterruptRecord]:
+        """Iterate over the interrupts of all threads, oldest first; ``pending``: those that are not consumed yet."""
+        return self._inbox(front.inbox(self.namespace, None, pending))
+
     def verify(self) -> Report:
         """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
         return self._run(front.verify_store(self._context))
@@ -116,6 +165,7 @@ class Store:
 
     def close(self) -> None:
         """Release everything. Closing twice is fine."""
+        self._context.heartbeat.close()
         self._backend.close()
 
     def __enter__(self) -> Store:
@@ -136,3 +186,7 @@ class Store:
     def _pages(self, listing: front.Listing) -> Iterator[CheckpointMeta]:
         while not listing.done:
             yield from self._run(listing.next_page()).items
+
+    def _inbox(self, inbox: Inbox) -> Iterator[InterruptRecord]:
+        while not inbox.done:
+            yield from self._run(inbox.next_page())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write
+from holdfast.model.decision import Decision, DecisionKind
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Lane, Removed
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor
+from holdfast.thread.interrupts import InterruptRecord
+from holdfast.thread.lease import AsyncLease, check_terms
 from holdfast.thread.perform import Flow, drive, locked
 from holdfast.thread.retention import Keep, Pruned
+from holdfast.thread.session import AsyncRunSession
 from holdfast.thread.stats import Stats
 from holdfast.thread.verify import Report
 
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.thread.store_async import AsyncStore
 
 T = TypeVar("T")
+OnLost = Callable[[AsyncLease], None]
 
 
 class AsyncThread:
@@ -166,11 +172,91 @@ class AsyncThread:
 
     async def clear(self) -> Removed:
         """Delete the whole thread with all its branches and return what went."""
-        return await self._run(front.delete_thread(self._cursor.lane.namespace, self.id))
+        return await self._run(front.clear_thread(self._cursor))
 
     async def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
         """Delete what the rules do not want, in all branches of this thread; ``dry_run`` only says what would go."""
-        return await self._run(front.prune(self._store._context, self.id, keep, dry_run))
+        return await self._run(front.prune(self._store._context, self.id, keep, dry_run, self._cursor.token))
+
+    def lease(
+        self,
+        *,
+        ttl: float = 30.0,
+        owner: str | None = None,
+        heartbeat: bool = True,
+        on_lost: OnLost | None = None,
+    ) -> AsyncLease:
+        """Return the right to write this branch, to be used in a ``with`` block (``async with`` for the async twin).
+
+        Entering takes it, or raises Fenced and names the owner if somebody else's lease runs; leaving gives it back.
+        Only saves through this handle carry it. Everybody else's are refused with Fenced while it runs, and so are its
+        own after somebody took it over. It runs for ``ttl`` seconds (0.05 to 86,400) after each save and renewal; the
+        ``heartbeat``, a thread of the store, renews it meanwhile. When it is lost, ``lease.lost`` is True, ``on_lost``
+        is called with it from that thread, the body of an ``async with`` block is cancelled, and leaving raises Fenced.
+        """
+        return AsyncLease(self, check_terms(owner, ttl, heartbeat, on_lost))
+
+    def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> AsyncRunSession:
+        """Return a record that a run of this branch is under way, to be used in a ``with`` or ``async with`` block.
+
+        A run that dies inside it is found by ``store.interrupted()``. It ends as "completed", as "failed: " with the
+        name of the error's type, or for what ``session.end(reason)`` said. It gives no right to write; a lease does.
+        """
+        return AsyncRunSession(self, owner, note, ttl)
+
+    async def interrupt(
+        self,
+        checkpoint: CheckpointMeta | str,
+        *,
+        kind: InterruptKind | str = "userrequest",
+        node: str | None = None,
+        payload: Any = None,
+        prompt: str = "",
+        id: str | None = None,
+    ) -> InterruptRecord:
+        """Record that a run waits at this checkpoint for somebody's decision, and return the record to show to them.
+
+        ``kind`` is "beforenode", "afternode", "toolapproval" or "userrequest". The same ``id`` with the same content
+        gives the first record again. The checkpoint is not pruned until the decision was consumed.
+        """
+        flow = front.interrupt(self._store._context, self._cursor, checkpoint, kind, node, payload, prompt, id)
+        return await self._run(flow)
+
+    def interrupts(self, *, pending: bool = True) -> AsyncIterator[InterruptRecord]:
+        """Iterate over the interrupts of all branches of this thread, oldest first; ``pending``: not consumed yet."""
+        return self._store._inbox(front.inbox(self._cursor.lane.namespace, self.id, pending))
+
+    async def decide(
+        self,
+        interrupt: InterruptRecord,
+        decision: Decision | DecisionKind | str,
+        *,
+        by: str,
+        scope: str | None = None,
+        value: Any = None,
+        reason: str = "",
+        target: str | None = None,
+    ) -> InterruptRecord:
+        """Answer an interrupt, once, and return it with the decision.
+
+        ``interrupt`` is the record that the person who decides was shown: an answer to anything else, or to a question
+        that was altered, is refused. ``decision`` is "approve" (with a ``scope``, if it reaches further), "modify"
+        (needs the ``value`` to put in place), "reject", "defer" (this question is closed; asking again takes a new
+        interrupt) or "reroute" (needs the ``target``). If it is decided already: the same by the same person gives the
+        record again, anything else raises Conflict, whose ``winner`` is the record that counts.
+        """
+        context = self._store._context
+        return await self._run(
+            front.decide(context, self._cursor, interrupt, decision, by, scope, value, reason, target)
+        )
+
+    async def consume(self, interrupt: InterruptRecord, *, by: str | None = None) -> Decision:
+        """Take the decision on an interrupt in order to carry it out. Only one worker gets it; to others: Conflict.
+
+        The same ``by`` gets it again; left out, it is this lease or this process. If the worker that took it died,
+        whoever holds a later lease of the branch may take it over.
+        """
+        return await self._run(front.consume(self._store._context, self._cursor, interrupt, by))
 
     async def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
         """Check every byte of one checkpoint, or of all of the thread, against its digest; report all damage."""
@@ -180,8 +266,15 @@ class AsyncThread:
         """Return how much this thread stores, by key, and what full copies would take."""
         return await self._run(front.stats(self._store._context, self.id))
 
-    async def _run(self, flow: Flow[T]) -> T:
-        return await self._store._offload.run(locked(self._cursor.lock, flow))
+    async def _run(self, flow: Flow[T], undo: Flow[object] | None = None) -> T:
+        cursor = self._cursor
+
+        def leave(undo: Flow[object]) -> Flow[None]:
+            cursor.leftovers.append(undo)
+            return locked(cursor.lock, cursor.tidy())
+
+        on_cancel = None if undo is None else partial(leave, undo)
+        return await self._store._offload.run(locked(cursor.lock, cursor.tidied(flow)), on_cancel)
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
         backend, namespace, name = self._store._backend, saved.namespace, saved.id

@@ -8,13 +8,14 @@ import apsw
 
 from holdfast.store.base import Finding
 from holdfast.store.sqlite import queries
+from holdfast.store.sqlite.rows import unpack_id
 from holdfast.store.sqlite.select import every
 
 
 def check_database(connection: apsw.Connection) -> list[Finding]:
     """Return everything that is wrong; goes on after each finding as far as SQLite lets it."""
     findings: list[Finding] = []
-    for part in (_structure, _references, _heads):
+    for part in (_structure, _references, _heads, _interrupts):
         try:
             findings.extend(part(connection))
         except (apsw.CorruptError, apsw.IOError) as error:
@@ -41,6 +42,12 @@ def _references(connection: apsw.Connection) -> Iterator[Finding]:
 def _heads(connection: apsw.Connection) -> Iterator[Finding]:
     for lane, thread in every(connection, queries.LANES_WITHOUT_HEAD):
         yield Finding("missing", f"branch {lane}", "the newest checkpoint of the branch is not there", thread=thread)
+
+
+def _interrupts(connection: apsw.Connection) -> Iterator[Finding]:
+    for name, thread, checkpoint in every(connection, queries.INTERRUPTS_WITHOUT_CHECKPOINT):
+        where, missing = f"interrupt {unpack_id(name)}", unpack_id(checkpoint)
+        yield Finding("orphan", where, "its checkpoint is not there", thread=thread, checkpoint=missing)
 
 
 def _name(source: int | bytes) -> str:

@@ -49,6 +49,7 @@ def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
         connection.execute(queries.DROP_TAGS, (key,))
         thread, _, _, scope, _ = lane_of(connection, key)
         connection.execute(queries.DROP_WRITES, (thread, scope, row[0]))
+        connection.execute(queries.DROP_INTERRUPTS, (thread, row[0]))
     before = {lane: _sources(connection, lane) for lane in lanes}
     _keep_parents(connection, digests, lanes)
     emptied = sum(_settle_head(connection, lane) for lane in lanes)
@@ -61,8 +62,13 @@ def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
     lanes = [lane for (lane,) in every(connection, queries.LANE_IDS, (thread,))]
     keys = [key for lane in lanes for (key,) in every(connection, queries.KEYS_OF_LANE, span_of(lane))]
     removed = delete_rows(connection, keys)
-    connection.execute(queries.DROP_WRITES_OF_THREAD, (thread,))
-    connection.execute(queries.DROP_THREAD, (thread,))
+    for statement in (
+        queries.DROP_LANES_OF_THREAD,  # those that were only leased so far
+        queries.DROP_WRITES_OF_THREAD,
+        queries.DROP_SESSIONS_OF_THREAD,
+        queries.DROP_THREAD,
+    ):
+        connection.execute(statement, (thread,))
     return removed
 
 

@@ -4,48 +4,54 @@ from __future__ import annotations
 
 import apsw
 
-from holdfast.errors import Conflict, Fenced, IdTaken, NotFound
-from holdfast.store.base import Commit, Committed, LaneKey
+from holdfast.errors import Conflict, IdTaken, NotFound
+from holdfast.store.base import Commit, Committed
+from holdfast.store.boot import Moment
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import add_blob, add_chunk
 from holdfast.store.sqlite.collect import delete_rows, set_aside
+from holdfast.store.sqlite.lane import NO_LANE, StoredLane, add_lane, find_lane
 from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, StoredId, key_of, pack_id
-from holdfast.store.sqlite.select import one, scalar
+from holdfast.store.sqlite.select import one
 
 
-def add_checkpoint(connection: apsw.Connection, commit: Commit) -> Committed:
+def add_checkpoint(connection: apsw.Connection, commit: Commit, now: Moment) -> Committed:
     """Add a checkpoint at the end of its lane; see ``Backend.commit``."""
     key = commit.lane
     name = pack_id(key.namespace, commit.id)
-    found = one(connection, queries.LANE, key)
-    number, thread, head, last_seq, epoch, seq = found or (0, 0, 0, 0, 0, 0)
+    lane = find_lane(connection, key) or NO_LANE
     existing = one(connection, queries.IDENTITY, (name,))
-    if existing is not None and not (commit.replaces_head and existing[0] == key_of(number, head)):
-        return _first_result(commit, number, *existing)
-    if epoch != commit.epoch:
-        raise Fenced("a newer owner holds this branch", epoch=commit.epoch, current=epoch, thread=key.thread)
-    if (number, last_seq, head) != (commit.number, commit.last_seq, commit.head_seq):
+    if existing is not None and not (commit.replaces_head and existing[0] == key_of(lane.number, lane.head)):
+        return _first_result(commit, lane.number, *existing)
+    lane.tenure.check_commit(key, commit.epoch, commit.claim, now)
+    if (lane.number, lane.last_seq, lane.head) != (commit.number, commit.last_seq, commit.head_seq):
         raise Conflict("the branch has moved on", thread=key.thread, checkpoint=commit.id)
     _require(connection, commit)
-    if not found:
-        thread, number, seq = _add_lane(connection, commit)
+    if not lane.last_seq:
+        lane = _begin(connection, commit, lane)
     if existing is not None:
         set_aside(connection, existing[0], name, existing[1])
-    _insert_bytes(connection, commit, number)
-    _insert(connection, commit, key_of(number, seq), name)
-    connection.execute(queries.NUMBER_THREAD, (seq + 1, thread))
-    connection.execute(queries.MOVE_LANE, (seq, seq, number))
+    seq = lane.next_seq
+    _insert_bytes(connection, commit, lane.number)
+    _insert(connection, commit, key_of(lane.number, seq), name)
+    connection.execute(queries.NUMBER_THREAD, (seq + 1, lane.thread))
+    if commit.claim is None:
+        connection.execute(queries.MOVE_LANE, (seq, seq, lane.number))
+    else:
+        *_, expires, boot = lane.tenure.extended(commit.claim, now)
+        connection.execute(queries.MOVE_LANE_UNDER_LEASE, (seq, seq, expires, boot, lane.number))
     if existing is not None:
         delete_rows(connection, [existing[0]])
-    return Committed(number, seq, True)
+    return Committed(lane.number, seq, True)
 
 
-def _add_lane(connection: apsw.Connection, commit: Commit) -> tuple[int, int, int]:
-    """Make the lane, and the thread if need be; return thread, lane and the next sequence number."""
-    key = commit.lane
-    thread, seq = thread_of(connection, key)
-    origin = None if commit.requires is None else pack_id(key.namespace, commit.requires)
-    return thread, scalar(connection, queries.ADD_LANE, (thread, key.scope, key.branch, origin)), seq
+def _begin(connection: apsw.Connection, commit: Commit, lane: StoredLane) -> StoredLane:
+    """Make the lane if there is none; note where it was forked from."""
+    origin = None if commit.requires is None else pack_id(commit.lane.namespace, commit.requires)
+    if not lane.number:
+        return add_lane(connection, commit.lane, origin)
+    connection.execute(queries.SET_ORIGIN, (origin, lane.number))
+    return lane
 
 
 def _insert(connection: apsw.Connection, commit: Commit, key: int, name: StoredId) -> None:
@@ -95,11 +101,3 @@ def _require(connection: apsw.Connection, commit: Commit) -> None:
     name = pack_id(commit.lane.namespace, commit.requires)
     if one(connection, queries.IDENTITY, (name,)) is None:
         raise NotFound(commit.requires, checkpoint=commit.requires, hint="It was deleted in the meantime")
-
-
-def thread_of(connection: apsw.Connection, lane: LaneKey) -> tuple[int, int]:
-    """Return the thread's number and next sequence number; make the thread if there is none."""
-    found = one(connection, queries.THREAD, lane[:2])
-    if found is not None:
-        return int(found[0]), int(found[1])
-    return int(scalar(connection, queries.ADD_THREAD, lane[:2])), 1

@@ -15,6 +15,7 @@ import importlib.resources
 import os
 import threading
 from collections.abc import Iterator
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import apsw
@@ -82,6 +83,8 @@ class Database:
                     _check_length(connection, self.path)
             finally:
                 connection.close()
+        except Corrupted as error:
+            raise (_cut(self.path) if is_cut(self.path) else error) from error.__cause__
         finally:
             self.lock.release()
 
@@ -91,7 +94,7 @@ def migrate(connection: apsw.Connection) -> None:
     current = int(connection.pragma("user_version"))
     scripts = migration_scripts()
     if current == 0:
-        _in_one_transaction(connection, _SCHEMA.read_text(encoding="utf-8"), len(scripts))
+        _in_one_transaction(connection, _script(_SCHEMA), len(scripts))
         return
     for number in range(current, len(scripts)):
         _in_one_transaction(connection, scripts[number], number + 1)
@@ -100,7 +103,12 @@ def migrate(connection: apsw.Connection) -> None:
 def migration_scripts() -> list[str]:
     """Return all migrations in order; the first makes the tables."""
     files = sorted(entry.name for entry in _MIGRATIONS.iterdir() if entry.name.endswith(".sql"))
-    return [(_MIGRATIONS / name).read_text(encoding="utf-8") for name in files]
+    return [_script(_MIGRATIONS / name) for name in files]
+
+
+def _script(file: Traversable) -> str:
+    """Return a script without the spaces that align it: SQLite keeps this text, and so it fits in the first page."""
+    return "\n".join(" ".join(line.split()) for line in file.read_text(encoding="utf-8").splitlines())
 
 
 @contextlib.contextmanager
@@ -234,7 +242,11 @@ def _check_length(connection: apsw.Connection, path: str) -> None:
     if is_cut(path):
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # a crash may have cut what the log still has
         if is_cut(path):
-            raise Corrupted("the database ends in the middle of a page", path=path, hint="Restore a copy of it")
+            raise _cut(path)
+
+
+def _cut(path: str) -> Corrupted:
+    return Corrupted("the database ends in the middle of a page", path=path, hint="Restore a copy of it")
 
 
 def is_cut(path: str) -> bool:

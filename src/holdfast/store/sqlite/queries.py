@@ -5,7 +5,7 @@ from holdfast.store.sqlite.rows import PAYLOAD_COLUMNS, ROW_COLUMNS
 # Threads and lanes ------------------------------------------------------------------------------------------------
 
 LANE = """
-SELECT l.id, t.id, l.head, l.last_seq, l.epoch, t.next_seq
+SELECT l.id, t.id, l.head, l.last_seq, t.next_seq, l.epoch, l.owner, l.token, l.expires, l.boot
 FROM thread t JOIN lane l ON l.thread = t.id
 WHERE t.namespace = ? AND t.name = ? AND l.scope = ? AND l.branch = ?"""
 
@@ -13,6 +13,7 @@ LANES = """
 SELECT l.id, t.id, t.namespace, t.name, l.scope, l.branch, l.head, l.last_seq, l.epoch, l.origin
 FROM thread t JOIN lane l ON l.thread = t.id
 WHERE t.namespace = :namespace AND (:thread IS NULL OR t.name = :thread) AND (:scope IS NULL OR l.scope = :scope)
+  AND l.last_seq > 0
 ORDER BY l.id"""
 
 LANES_OF_THREAD = """
@@ -28,16 +29,81 @@ THREAD = "SELECT id, next_seq FROM thread WHERE namespace = ? AND name = ?"
 ADD_THREAD = "INSERT INTO thread (namespace, name, next_seq) VALUES (?, ?, 1) RETURNING id"
 NUMBER_THREAD = "UPDATE thread SET next_seq = ? WHERE id = ?"
 DROP_THREAD = "DELETE FROM thread WHERE id = ?"
+DROP_UNUSED_THREAD = """
+DELETE FROM thread WHERE id = :thread AND next_seq = 1
+  AND NOT EXISTS (SELECT 1 FROM lane WHERE thread = :thread)
+  AND NOT EXISTS (SELECT 1 FROM write WHERE thread = :thread)
+  AND NOT EXISTS (SELECT 1 FROM session WHERE thread = :thread)"""
 
 ADD_LANE = """
 INSERT INTO lane (thread, scope, branch, head, last_seq, origin) VALUES (?, ?, ?, 0, 0, ?) RETURNING id"""
 MOVE_LANE = "UPDATE lane SET head = ?, last_seq = ? WHERE id = ?"
+MOVE_LANE_UNDER_LEASE = "UPDATE lane SET head = ?, last_seq = ?, expires = ?, boot = ? WHERE id = ?"
+SET_ORIGIN = "UPDATE lane SET origin = ? WHERE id = ?"
 SET_HEAD = "UPDATE lane SET head = ? WHERE id = ?"
 DROP_LANE = "DELETE FROM lane WHERE id = ?"
+DROP_LANES_OF_THREAD = "DELETE FROM lane WHERE thread = ?"
 LANE_IDS = "SELECT id FROM lane WHERE thread = ?"
 SISTERS = "SELECT id FROM lane WHERE (thread, scope) = (SELECT thread, scope FROM lane WHERE id = ?)"
 HEAD_OF_LANE = "SELECT head FROM lane WHERE id = ?"
 LANES_FORKED_FROM = "SELECT id FROM lane WHERE origin = ?"
+
+# Leases -----------------------------------------------------------------------------------------------------------
+
+SET_LEASE = "UPDATE lane SET epoch = ?, owner = ?, token = ?, expires = ?, boot = ? WHERE id = ?"
+END_LEASE = "UPDATE lane SET owner = NULL, token = NULL, expires = NULL, boot = NULL WHERE id = ?"
+_LEASES = """
+SELECT l.id, t.namespace, t.name, l.scope, l.branch, l.last_seq, l.epoch, l.owner, l.token, l.expires, l.boot
+FROM lane l CROSS JOIN thread t ON t.id = l.thread"""
+LEASE_OF_HEAD = f"{_LEASES} WHERE l.id = ? AND l.head = ?"
+LEASED = f"{_LEASES} WHERE l.token IS NOT NULL AND t.namespace = :namespace"
+AND_LEASED_IN_THREAD = " AND l.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
+AND_EXPIRED = " AND (l.boot <> :boot OR l.expires <= :now)"
+AND_HELD = " AND l.token = :token"
+AND_NOT_HELD = " AND l.token <> :token"
+EXPIRED_FIRST = " ORDER BY iif(l.boot = :boot, l.expires, 0), l.id LIMIT :limit"
+
+# Sessions ---------------------------------------------------------------------------------------------------------
+
+ADD_SESSION = """
+INSERT INTO session (id, thread, scope, branch, owner, process, note, started, seen, expires, boot)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+HAS_SESSION = "SELECT 1 FROM session WHERE id = ?"
+BEAT = "UPDATE session SET seen = ?, expires = ?, boot = ? WHERE id = ? AND ended IS NULL RETURNING number"
+END_SESSION = "UPDATE session SET ended = ?, reason = ? WHERE id = ? AND ended IS NULL RETURNING number"
+SESSIONS = """
+SELECT s.id, t.namespace, t.name, s.scope, s.branch,
+  s.owner, s.process, s.note, s.started, s.seen, s.ended, s.reason, s.expires, s.boot
+FROM session s CROSS JOIN thread t ON t.id = s.thread WHERE t.namespace = :namespace"""
+AND_RUN_IN_THREAD = " AND s.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
+AND_ACTIVE = " AND s.ended IS NULL"
+AND_ACTIVE_ANYWHERE = " AND s.number IN (SELECT number FROM session WHERE ended IS NULL)"  # so that the index tells
+BEGUN_FIRST = " ORDER BY s.number"
+DROP_SESSIONS_OF_THREAD = "DELETE FROM session WHERE thread = ?"
+
+# Interrupts -------------------------------------------------------------------------------------------------------
+
+_INTERRUPTS = """
+SELECT i.id, t.namespace, t.name, i.scope, i.branch, i.checkpoint, i.digest, i.body, i.created, i.number,
+  i.decision, i.decided_by, i.decided, i.consumer, i.consumer_epoch, i.consumed
+FROM interrupt i CROSS JOIN thread t ON t.id = i.thread"""
+INTERRUPT = f"{_INTERRUPTS} WHERE i.id = ?"
+INTERRUPTS = f"{_INTERRUPTS} WHERE i.number > :after AND t.namespace = :namespace"
+AND_PAUSED_IN_THREAD = " AND i.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
+AND_PENDING = " AND i.consumer IS NULL"
+AND_PENDING_ANYWHERE = " AND i.number IN (SELECT number FROM interrupt WHERE consumer IS NULL)"
+RECORDED_FIRST = " ORDER BY i.number LIMIT :limit"
+ADD_INTERRUPT = """
+INSERT INTO interrupt (id, thread, scope, branch, checkpoint, digest, created, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+DECIDE = """
+UPDATE interrupt SET decision = ?, decided_by = ?, decided = ? WHERE id = ? AND digest = ? AND decision IS NULL"""
+CONSUME = """
+UPDATE interrupt SET consumer = :by, consumer_epoch = :epoch, consumed = :at
+WHERE id = :id AND decision IS NOT NULL AND (consumer IS NULL OR consumer_epoch < :epoch)"""
+IS_AWAITED = """
+SELECT 1 FROM interrupt WHERE thread = (SELECT thread FROM lane WHERE id = ?) AND consumer IS NULL AND checkpoint = ?
+LIMIT 1"""
+DROP_INTERRUPTS = "DELETE FROM interrupt WHERE thread = ? AND checkpoint = ?"
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -130,4 +196,8 @@ RESERVE = "UPDATE counter SET value = value + ? WHERE name = 'stream' RETURNING 
 ROW_BYTES = "SELECT coalesce(sum(length(manifest) + length(notes)), 0) FROM checkpoint"
 LANES_WITHOUT_HEAD = """
 SELECT l.id, t.name FROM lane l JOIN thread t ON t.id = l.thread
-WHERE NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.key = l.id << 32 | l.head)"""
+WHERE (l.last_seq > 0 OR l.token IS NULL)
+  AND NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.key = l.id << 32 | l.head)"""
+INTERRUPTS_WITHOUT_CHECKPOINT = """
+SELECT i.id, t.name, i.checkpoint FROM interrupt i LEFT JOIN thread t ON t.id = i.thread
+WHERE NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.id = i.checkpoint)"""

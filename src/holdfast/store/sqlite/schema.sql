@@ -11,8 +11,9 @@ CREATE TABLE thread (
 ) STRICT;
 
 -- One row a branch. `last_seq` never falls, also when the head is deleted: together with `id`, which is never given out
--- twice, it is what a writer must have seen. `epoch` fences an old owner out; owner, expires and boot tell who holds
--- the lease and until when.
+-- twice, it is what a writer must have seen. Both are 0 in a branch that was leased and has no checkpoint yet. `epoch`
+-- fences an old owner out and never falls; the next four are the lease, NULL if nobody has it: `token` tells this time of
+-- holding it from every other, `expires` is in microseconds of the boot clock of the boot with that id.
 CREATE TABLE lane (
   id       INTEGER PRIMARY KEY AUTOINCREMENT,
   thread   INTEGER NOT NULL REFERENCES thread (id),
@@ -22,11 +23,13 @@ CREATE TABLE lane (
   last_seq INTEGER NOT NULL,
   epoch    INTEGER NOT NULL DEFAULT 0,
   owner    TEXT,
+  token    TEXT,
   expires  INTEGER,
   boot     TEXT,
   origin   ANY,
   UNIQUE (thread, scope, branch)
 ) STRICT;
+CREATE INDEX lane_leased ON lane (thread) WHERE token IS NOT NULL;
 
 -- One row a checkpoint; key = lane << 32 | seq, so a branch's history is one stretch of the table. Ids that are UUIDs
 -- are kept as their 16 bytes. `parent_digest` is filled in when the parent is deleted. `base` is the row of the blob with
@@ -92,6 +95,46 @@ CREATE TABLE write (
   body       BLOB NOT NULL,
   PRIMARY KEY (thread, scope, checkpoint, task, position)
 ) STRICT, WITHOUT ROWID;
+
+-- Runs: active until they end; overdue if `expires` has passed and they have not. Every index is a page of 4 KiB in the
+-- smallest file, so there is one for all lists: it tells those of a thread, and those that have not ended.
+CREATE TABLE session (
+  number  INTEGER PRIMARY KEY,
+  id      ANY NOT NULL UNIQUE,
+  thread  INTEGER NOT NULL REFERENCES thread (id),
+  scope   TEXT NOT NULL,
+  branch  TEXT NOT NULL,
+  owner   TEXT NOT NULL,
+  process TEXT NOT NULL,
+  note    TEXT NOT NULL,
+  started INTEGER NOT NULL,
+  seen    INTEGER NOT NULL,
+  ended   INTEGER,
+  reason  TEXT,
+  expires INTEGER NOT NULL,
+  boot    TEXT NOT NULL
+) STRICT;
+CREATE INDEX session_thread ON session (thread, ended);
+
+-- Pauses of a checkpoint that wait for a decision, which is made once and consumed once. They go with the checkpoint.
+CREATE TABLE interrupt (
+  number         INTEGER PRIMARY KEY AUTOINCREMENT,
+  id             ANY NOT NULL UNIQUE,
+  thread         INTEGER NOT NULL REFERENCES thread (id),
+  scope          TEXT NOT NULL,
+  branch         TEXT NOT NULL,
+  checkpoint     ANY NOT NULL,
+  digest         BLOB NOT NULL,
+  created        INTEGER NOT NULL,
+  decided_by     TEXT,
+  decided        INTEGER,
+  consumer       TEXT,
+  consumer_epoch INTEGER NOT NULL DEFAULT 0,
+  consumed       INTEGER,
+  body           BLOB NOT NULL,
+  decision       BLOB
+) STRICT;
+CREATE INDEX interrupt_thread ON interrupt (thread, consumer);
 
 CREATE TABLE counter (
   name  TEXT PRIMARY KEY,

@@ -16,16 +16,24 @@ from holdfast.errors import NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import Commit, Committed, Finding, Head, Lane, LaneKey, Query, Removed, Row, Sizes, WriteRow
+from holdfast.store.boot import Clock, boot_clock
+from holdfast.store.interrupts import InterruptRow
+from holdfast.store.leases import Claim, Held, LeaseRow
+from holdfast.store.sessions import SessionRow
+from holdfast.store.sqlite import interrupt as interrupt_rows
+from holdfast.store.sqlite import lease as lease_rows
 from holdfast.store.sqlite import queries
+from holdfast.store.sqlite import session as session_rows
 from holdfast.store.sqlite.check import check_database
 from holdfast.store.sqlite.chunks import read_ranges, stream_end
 from holdfast.store.sqlite.collect import delete_rows, delete_thread
-from holdfast.store.sqlite.commit import add_checkpoint, thread_of
+from holdfast.store.sqlite.commit import add_checkpoint
 from holdfast.store.sqlite.compact import compact_database, give_pages_back
 from holdfast.store.sqlite.database import Database, resolve_path, translated
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags, with_writes
 from holdfast.store.sqlite.gate import Gate, forget, register
-from holdfast.store.sqlite.rows import key_of, pack_id, read_row, unpack_id
+from holdfast.store.sqlite.lane import find_lane, thread_of
+from holdfast.store.sqlite.rows import StoredId, key_of, pack_id, read_row, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 from holdfast.store.sqlite.writer import Writer
 
@@ -38,8 +46,9 @@ T = TypeVar("T")
 class SqliteStore:
     """Keeps checkpoints in one SQLite file."""
 
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S, clock: Clock = boot_clock) -> None:
         self.url = url
+        self._clock = clock
         self.gate = Gate()
         self._database = Database(resolve_path(url), timeout_s)
         self._writer = Writer(self._database)
@@ -50,19 +59,17 @@ class SqliteStore:
 
     def head(self, lane: LaneKey) -> Head | None:
         with self._reading() as connection:
-            found = one(connection, queries.LANE, lane)
+            found = find_lane(connection, lane)
             if found is None:
                 return None
-            number, thread, head, last_seq, epoch, _ = found
-            key = key_of(number, head)
+            key = key_of(found.number, found.head)
             fields = one(connection, queries.ROW_BY_KEY_WITH_PAYLOAD, (key,))
             row = None
             if fields is not None:
-                row = with_writes(connection, read_row(lane, thread, fields, True, tags(connection, key)))
-            owned = {
-                stream: stream_end(connection, stream) for (stream,) in every(connection, queries.OWNED, (number,))
-            }
-            return Head(row, number, last_seq, epoch, owned)
+                row = with_writes(connection, read_row(lane, found.thread, fields, True, tags(connection, key)))
+            streams = every(connection, queries.OWNED, (found.number,))
+            owned = {stream: stream_end(connection, stream) for (stream,) in streams}
+            return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
 
     def find(self, query: Query) -> list[Row]:
         with self._reading() as connection:
@@ -109,7 +116,7 @@ class SqliteStore:
         return self._write(job)
 
     def commit(self, commit: Commit) -> Committed:
-        return self._write(lambda connection: add_checkpoint(connection, commit), commit.id)
+        return self._write(lambda connection: add_checkpoint(connection, commit, self._clock()), commit.id)
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
         statement = queries.PUT_WRITE if replace else queries.ADD_WRITE
@@ -137,27 +144,94 @@ class SqliteStore:
 
     # Deleting -----------------------------------------------------------------------------------------------------
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare_heads: bool) -> Removed:
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+        def is_spared(connection: apsw.Connection, key: int, name: StoredId) -> bool:
+            return spare and (is_head(connection, key) or interrupt_rows.is_awaited(connection, key, name))
+
         def job(connection: apsw.Connection) -> Removed:
-            keys = []
-            for name in checkpoints:
-                found = one(connection, queries.IDENTITY, (pack_id(namespace, name),))
-                if found is not None and not (spare_heads and is_head(connection, found[0])):
-                    keys.append(found[0])
+            keys, now = [], self._clock()
+            for name in [pack_id(namespace, each) for each in checkpoints]:
+                key = scalar(connection, queries.IDENTITY, (name,))
+                if key is not None and not is_spared(connection, key, name):
+                    lease_rows.check_head(connection, key, token, now)
+                    keys.append(key)
             return delete_rows(connection, keys)
 
         removed = self._write(job)
         self._shrink(removed)
         return removed
 
-    def delete_thread(self, namespace: str, thread: str) -> Removed:
+    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
         def job(connection: apsw.Connection) -> Removed:
+            lease_rows.check_thread(connection, namespace, thread, token, self._clock())
             found = one(connection, queries.THREAD, (namespace, thread))
             return Removed() if found is None else delete_thread(connection, found[0])
 
         removed = self._write(job)
         self._shrink(removed)
         return removed
+
+    # Leases -------------------------------------------------------------------------------------------------------
+
+    def acquire(self, lane: LaneKey, claim: Claim) -> Held:
+        return self._write(lambda connection: lease_rows.acquire(connection, lane, claim, self._clock()))
+
+    def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
+        self._write(lambda connection: lease_rows.renew(connection, lane, epoch, claim, self._clock()))
+
+    def release(self, lane: LaneKey, epoch: int, token: str) -> None:
+        self._write(lambda connection: lease_rows.release(connection, lane, epoch, token, self._clock()))
+
+    def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseRow]:
+        with self._reading() as connection:
+            return lease_rows.leases(connection, namespace, thread, expired_only, self._clock())
+
+    def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
+        return self._write(
+            lambda connection: lease_rows.claim_expired(connection, namespace, count, claim, self._clock())
+        )
+
+    # Sessions -----------------------------------------------------------------------------------------------------
+
+    def begin(self, session: SessionRow, ttl_us: int) -> None:
+        self._write(lambda connection: session_rows.begin(connection, session, ttl_us, self._clock()))
+
+    def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
+        name = pack_id(namespace, session)
+        return self._write(lambda connection: session_rows.beat(connection, name, seen_us, ttl_us, self._clock()))
+
+    def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
+        name = pack_id(namespace, session)
+        return self._write(lambda connection: session_rows.end(connection, name, ended_us, reason))
+
+    def sessions(self, namespace: str, thread: str | None, active_only: bool) -> list[SessionRow]:
+        with self._reading() as connection:
+            return session_rows.sessions(connection, namespace, thread, active_only, self._clock())
+
+    # Interrupts ---------------------------------------------------------------------------------------------------
+
+    def interrupt(self, row: InterruptRow) -> InterruptRow:
+        return self._write(lambda connection: interrupt_rows.record(connection, row), row.checkpoint)
+
+    def decide(
+        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
+    ) -> InterruptRow:
+        given = (namespace, interrupt, digest, decision, by, decided_us)
+        return self._write(lambda connection: interrupt_rows.decide(connection, *given))
+
+    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
+        given = (namespace, interrupt, by, epoch, consumed_us)
+        return self._write(lambda connection: interrupt_rows.consume(connection, *given))
+
+    def interrupts(
+        self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
+    ) -> list[InterruptRow]:
+        with self._reading() as connection:
+            return interrupt_rows.interrupts(connection, namespace, thread, pending_only, after, limit)
+
+    def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
+        with self._reading() as connection:
+            return interrupt_rows.find_interrupt(connection, namespace, interrupt)
 
     # Upkeep -------------------------------------------------------------------------------------------------------
 

@@ -208,7 +208,7 @@ def _unknown(ticket: _Ticket, error: BaseException) -> OutcomeUnknown:
     unknown = OutcomeUnknown(
         "the store failed while committing, so this may or may not be stored",
         checkpoint=ticket.name,
-        hint="Save again with the same id to find out",
+        hint="Make the same call again, with the same id or token: it tells, and does it if it was not done",
     )
     unknown.__cause__ = error
     return unknown

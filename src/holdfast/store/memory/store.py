@@ -7,12 +7,11 @@ Everything lives in dictionaries behind one lock, so every verb is atomic by its
 from __future__ import annotations
 
 import threading
+import time
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
 
-from holdfast.errors import Conflict, Corrupted, Fenced, IdTaken, NotFound, StoreError
+from holdfast.errors import Conflict, Corrupted, IdTaken, NotFound, StoreError
 from holdfast.pieces.coverage import Coverage, assemble, is_needed
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
@@ -30,40 +29,37 @@ from holdfast.store.base import (
     Sizes,
     WriteRow,
 )
-
-T = TypeVar("T")
-
-
-@dataclass
-class _Lane:
-    key: LaneKey
-    number: int
-    last_seq: int = 0
-    epoch: int = 0
-    origin: str | None = None
-    rows: list[Row] = field(default_factory=list)  # in rising order of seq
-    sources: dict[Source, bool] = field(default_factory=dict)  # -> whether the lane owns the stream
+from holdfast.store.boot import Clock, Moment
+from holdfast.store.interrupts import InterruptRow
+from holdfast.store.leases import Claim, Held, LeaseRow
+from holdfast.store.memory.interrupt import InterruptTable
+from holdfast.store.memory.lane import KeptLane, KeptThread
+from holdfast.store.memory.session import SessionTable
+from holdfast.store.sessions import SessionRow
+from holdfast.store.tenure import FREE
 
 
-@dataclass
-class _Thread:
-    number: int
-    next_seq: int = 1
+def process_clock() -> Moment:
+    """Return the moment it is now: this process's own clock will do, since nothing outlives the process."""
+    return Moment(time.monotonic_ns() // 1000, "")
 
 
 class MemoryStore:
     """Keeps checkpoints in this process only."""
 
-    def __init__(self, url: str = "memory:") -> None:
+    def __init__(self, url: str = "memory:", clock: Clock = process_clock) -> None:
         self.url = url
+        self._clock = clock
         self._lock = threading.RLock()
-        self._threads: dict[tuple[str, str], _Thread] = {}
-        self._lanes: dict[LaneKey, _Lane] = {}
+        self._threads: dict[tuple[str, str], KeptThread] = {}
+        self._lanes: dict[LaneKey, KeptLane] = {}
         self._rows: dict[tuple[str, str], Row] = {}
         self._tags: dict[tuple[str, str], list[str]] = {}
         self._writes: dict[tuple[str, str, str, str], dict[tuple[str, int], WriteRow]] = {}
         self._blobs: dict[bytes, bytes] = {}
         self._streams: dict[int, list[tuple[int, bytes]]] = {}
+        self._sessions = SessionTable()
+        self._interrupts = InterruptTable()
         self._next_stream = 1
         self._next_number = 1
         self._closed = False
@@ -81,7 +77,7 @@ class MemoryStore:
                 if own and isinstance(stream, int) and self._streams.get(stream)
             }
             row = self._shown(found.rows[-1], payload=True, writes=True) if found.rows else None
-            return Head(row, found.number, found.last_seq, found.epoch, owned)
+            return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
 
     def find(self, query: Query) -> list[Row]:
         with self._open():
@@ -92,18 +88,9 @@ class MemoryStore:
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
         with self._open():
             return [
-                Lane(
-                    lane.key,
-                    lane.rows[-1].id if lane.rows else None,
-                    lane.rows[-1].seq if lane.rows else 0,
-                    lane.last_seq,
-                    lane.epoch,
-                    lane.origin,
-                )
-                for lane in sorted(self._lanes.values(), key=lambda lane: lane.number)
-                if lane.key.namespace == namespace
-                and thread in (None, lane.key.thread)
-                and scope in (None, lane.key.scope)
+                lane.shown()
+                for lane in self._sorted_lanes(namespace, thread)
+                if lane.last_seq and scope in (None, lane.key.scope)
             ]
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
@@ -135,7 +122,11 @@ class MemoryStore:
             self._check_writer(lane, commit)
             thread = self._thread(key)
             if lane is None:
-                lane = self._lanes[key] = _Lane(key, self._number(), origin=commit.requires)
+                lane = self._lanes[key] = KeptLane(key, self._number())
+            if not lane.last_seq:
+                lane.origin = commit.requires
+            if commit.claim is not None:
+                lane.tenure = lane.tenure.extended(commit.claim, self._clock())
             if existing is not None:
                 self._forget([existing])
             row = commit.row(thread.number, thread.next_seq)
@@ -168,21 +159,128 @@ class MemoryStore:
 
     # Deleting -----------------------------------------------------------------------------------------------------
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare_heads: bool) -> Removed:
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
         with self._open():
-            doomed = [row for name in set(checkpoints) if (row := self._rows.get((namespace, name))) is not None]
-            heads = {lane.rows[-1].id for lane in self._lanes.values() if lane.rows and lane.key.namespace == namespace}
-            doomed = [row for row in doomed if not (spare_heads and row.id in heads)]
+            names = dict.fromkeys(checkpoints)
+            doomed = [row for name in names if (row := self._rows.get((namespace, name))) is not None]
+            if spare:
+                doomed = [row for row in doomed if not self._is_spared(row)]
+            for row in doomed:
+                lane = self._lanes[row.lane]
+                if self._is_head(lane, row):
+                    lane.tenure.check_delete(lane.key, token, self._clock())
             return self._remove(doomed)
 
-    def delete_thread(self, namespace: str, thread: str) -> Removed:
+    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
         with self._open():
-            lanes = [lane for lane in self._lanes.values() if lane.key[:2] == (namespace, thread)]
+            now = self._clock()
+            lanes = self._sorted_lanes(namespace, thread)
+            for lane in sorted(lanes, key=lambda lane: lane.tenure.left_us(now)):
+                lane.tenure.check_delete(lane.key, token, now)
             removed = self._remove([row for lane in lanes for row in lane.rows])
-            for key in [key for key in self._writes if key[:2] == (namespace, thread)]:
-                del self._writes[key]
+            for key in [lane.key for lane in lanes if not lane.last_seq]:
+                del self._lanes[key]
+            for name in [name for name in self._writes if name[:2] == (namespace, thread)]:
+                del self._writes[name]
+            self._sessions.drop_thread(namespace, thread)
             self._threads.pop((namespace, thread), None)
             return removed
+
+    # Leases -------------------------------------------------------------------------------------------------------
+
+    def acquire(self, lane: LaneKey, claim: Claim) -> Held:
+        with self._open():
+            found = self._lanes.get(lane)
+            tenure = (found.tenure if found else FREE).acquired(lane, claim, self._clock())
+            if found is None:
+                self._thread(lane)
+                found = self._lanes[lane] = KeptLane(lane, self._number())
+            found.tenure = tenure
+            return found.held()
+
+    def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
+        with self._open():
+            found = self._lanes.get(lane)
+            tenure = (found.tenure if found else FREE).renewed(lane, epoch, claim, self._clock())
+            if found is not None:
+                found.tenure = tenure
+
+    def release(self, lane: LaneKey, epoch: int, token: str) -> None:
+        with self._open():
+            found = self._lanes.get(lane)
+            if found is None:
+                return
+            found.tenure = found.tenure.released(lane, epoch, token, self._clock())
+            if not found.last_seq:
+                del self._lanes[lane]
+                self._drop_unused_thread(*lane[:2])
+
+    def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseRow]:
+        with self._open():
+            now = self._clock()
+            rows = [lane.lease(now) for lane in self._leased(namespace, now) if thread in (None, lane.key.thread)]
+            return [row for row in rows if not expired_only or row.left_us <= 0]
+
+    def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
+        with self._open():
+            now = self._clock()
+            leased = self._leased(namespace, now)
+            mine = [lane for lane in leased if lane.tenure.token == claim.token]
+            expired = [lane for lane in leased if lane.tenure.token != claim.token and lane.tenure.left_us(now) <= 0]
+            taken = [*mine, *expired[: max(0, count - len(mine))]]
+            for lane in taken:
+                lane.tenure = lane.tenure.acquired(lane.key, claim, now)
+            return [lane.held() for lane in taken]
+
+    # Sessions -----------------------------------------------------------------------------------------------------
+
+    def begin(self, session: SessionRow, ttl_us: int) -> None:
+        with self._open():
+            if self._sessions.begin(session, ttl_us, self._clock()):
+                self._thread(session.lane)
+
+    def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
+        with self._open():
+            return self._sessions.beat(namespace, session, seen_us, ttl_us, self._clock())
+
+    def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
+        with self._open():
+            return self._sessions.end(namespace, session, ended_us, reason)
+
+    def sessions(self, namespace: str, thread: str | None, active_only: bool) -> list[SessionRow]:
+        with self._open():
+            return self._sessions.listed(namespace, thread, active_only, self._clock())
+
+    # Interrupts ---------------------------------------------------------------------------------------------------
+
+    def interrupt(self, row: InterruptRow) -> InterruptRow:
+        with self._open():
+            space = row.lane.namespace
+            paused = self._rows.get((space, row.checkpoint))
+            is_there = paused is not None and paused.lane[:3] == row.lane[:3]
+            if not is_there and self._interrupts.find(space, row.id) is None:
+                raise NotFound(row.checkpoint, checkpoint=row.checkpoint, thread=row.lane.thread)
+            return self._interrupts.record(row)
+
+    def decide(
+        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
+    ) -> InterruptRow:
+        with self._open():
+            return self._interrupts.decide(namespace, interrupt, digest, decision, by, decided_us)
+
+    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
+        with self._open():
+            return self._interrupts.consume(namespace, interrupt, by, epoch, consumed_us)
+
+    def interrupts(
+        self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
+    ) -> list[InterruptRow]:
+        with self._open():
+            return self._interrupts.listed(namespace, thread, pending_only, after, limit)
+
+    def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
+        with self._open():
+            return self._interrupts.find(namespace, interrupt)
 
     # Upkeep -------------------------------------------------------------------------------------------------------
 
@@ -190,9 +288,14 @@ class MemoryStore:
         with self._open():
             referred = {source for lane in self._lanes.values() for source in lane.sources}
             stored: set[Source] = {*self._blobs, *self._streams}
-            return [
+            found = [
                 Finding("orphan", f"source {_name(source)}", "bytes that no branch refers to")
                 for source in stored - referred
+            ]
+            return found + [
+                Finding("orphan", f"interrupt {row.id}", "its checkpoint is not there", row.lane.thread, row.checkpoint)
+                for row in self._interrupts
+                if (row.lane.namespace, row.checkpoint) not in self._rows
             ]
 
     def compact(self) -> int:
@@ -210,9 +313,9 @@ class MemoryStore:
             raise StoreError("the store is closed", hint="Open it again with holdfast.open")
         return self._lock
 
-    def _thread(self, lane: LaneKey) -> _Thread:
+    def _thread(self, lane: LaneKey) -> KeptThread:
         if lane[:2] not in self._threads:
-            self._threads[lane[:2]] = _Thread(self._number())
+            self._threads[lane[:2]] = KeptThread(self._number())
         return self._threads[lane[:2]]
 
     def _number(self) -> int:
@@ -220,22 +323,40 @@ class MemoryStore:
         return self._next_number - 1
 
     @staticmethod
-    def _is_head(lane: _Lane | None, row: Row) -> bool:
+    def _is_head(lane: KeptLane | None, row: Row) -> bool:
         return lane is not None and bool(lane.rows) and lane.rows[-1].id == row.id
 
-    def _check_writer(self, lane: _Lane | None, commit: Commit) -> None:
-        head_seq = lane.rows[-1].seq if lane and lane.rows else 0
-        number, last_seq, epoch = (lane.number, lane.last_seq, lane.epoch) if lane else (0, 0, 0)
-        if epoch != commit.epoch:
-            raise Fenced(
-                "a newer owner holds this branch", epoch=commit.epoch, current=epoch, thread=commit.lane.thread
-            )
-        if (number, last_seq, head_seq) != (commit.number, commit.last_seq, commit.head_seq):
+    def _is_spared(self, row: Row) -> bool:
+        return self._is_head(self._lanes[row.lane], row) or self._interrupts.is_awaited(row.lane.namespace, row.id)
+
+    def _sorted_lanes(self, namespace: str, thread: str | None) -> list[KeptLane]:
+        lanes = sorted(self._lanes.values(), key=lambda lane: lane.number)
+        return [lane for lane in lanes if lane.key.namespace == namespace and thread in (None, lane.key.thread)]
+
+    def _leased(self, namespace: str, now: Moment) -> list[KeptLane]:
+        """Return the lanes with a lease that was not released, the one that expired first first."""
+        leased = [lane for lane in self._sorted_lanes(namespace, None) if lane.tenure.token is not None]
+        return sorted(leased, key=lambda lane: lane.tenure.left_us(now))
+
+    def _drop_unused_thread(self, namespace: str, thread: str) -> None:
+        """Delete a thread that has nothing in it and never had a checkpoint, so that no number is given out twice."""
+        name = (namespace, thread)
+        has_lanes = any(key[:2] == name for key in self._lanes)
+        has_writes = any(key[:2] == name for key, writes in self._writes.items() if writes)
+        has_sessions = self._sessions.has_any(*name)
+        if self._threads[name].next_seq == 1 and not (has_lanes or has_writes or has_sessions):
+            del self._threads[name]
+
+    def _check_writer(self, lane: KeptLane | None, commit: Commit) -> None:
+        tenure = lane.tenure if lane else FREE
+        tenure.check_commit(commit.lane, commit.epoch, commit.claim, self._clock())
+        seen = (lane.number, lane.last_seq, lane.head_seq) if lane else (0, 0, 0)
+        if seen != (commit.number, commit.last_seq, commit.head_seq):
             raise Conflict("the branch has moved on", thread=commit.lane.thread, checkpoint=commit.id)
         if commit.requires is not None and (commit.lane.namespace, commit.requires) not in self._rows:
-            raise NotFound(commit.requires, checkpoint=commit.requires)
+            raise NotFound(commit.requires, checkpoint=commit.requires, hint="It was deleted in the meantime")
 
-    def _keep_bytes(self, lane: _Lane, commit: Commit) -> None:
+    def _keep_bytes(self, lane: KeptLane, commit: Commit) -> None:
         for name, data in commit.blobs.items():
             self._blobs.setdefault(name, data)
         for stream, offset, data in commit.chunks:
@@ -296,6 +417,7 @@ class MemoryStore:
         self._forget(doomed)
         for row in doomed:
             self._writes.pop((*row.lane[:3], row.id), None)
+            self._interrupts.drop(row.lane.namespace, row.id)
         empty = [lane for lane in touched.values() if not lane.rows]
         for lane in empty:
             del self._lanes[lane.key]
@@ -321,7 +443,7 @@ class MemoryStore:
         self._rows[row.lane.namespace, row.id] = changed
         return changed
 
-    def _collect(self, touched: dict[LaneKey, _Lane]) -> int:
+    def _collect(self, touched: dict[LaneKey, KeptLane]) -> int:
         """Drop the references the touched lanes no longer need, then the bytes nobody needs; return how many."""
         candidates = {source for lane in touched.values() for source in lane.sources}
         coverage = Coverage(self._blobs.__getitem__)
@@ -346,12 +468,12 @@ class MemoryStore:
         return freed
 
 
-def _first_result(existing: Row, lane: _Lane | None, commit: Commit) -> Committed:
+def _first_result(existing: Row, lane: KeptLane | None, commit: Commit) -> Committed:
     if lane is not None and existing.digest == commit.digest and existing.lane == commit.lane:
         return Committed(lane.number, existing.seq, False)
     raise IdTaken(
         f"checkpoint {commit.id} exists with other content",
-        thread=existing.lane.thread,
+        thread=commit.lane.thread,
         checkpoint=commit.id,
         hint="Give each checkpoint its own id, or none",
     )

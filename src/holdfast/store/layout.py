@@ -1,0 +1,77 @@
+"""How both SQL stores lay values out: keys, addresses, compressed bodies. Bytes only, no I/O."""
+
+from __future__ import annotations
+
+import threading
+
+from holdfast.codec import compress, decompress
+from holdfast.pieces.piece import OFFSET_BITS
+
+SEQ_BITS = 32
+SEQ_MAX = (1 << SEQ_BITS) - 1
+COMPRESS_BYTES_MIN = 256
+REMEMBERED_BYTES_MIN = 32768
+COMPRESS_AT_ONCE_BYTES = 16384
+"""Smaller chunks are stored as they are: compressing them later, with their neighbours, is smaller and cheaper."""
+
+
+def key_of(lane: int, seq: int) -> int:
+    """Return a checkpoint's primary key."""
+    return lane << SEQ_BITS | seq
+
+
+def span_of(lane: int, before: int | None = None) -> tuple[int, int]:
+    """Return the exclusive bounds of a lane's keys, optionally only those below the sequence number ``before``."""
+    return key_of(lane, 0), key_of(lane, SEQ_MAX if before is None else min(max(before, 0), SEQ_MAX))
+
+
+def address_of(stream: int, offset: int) -> int:
+    """Return the address of a byte of a stream."""
+    return stream << OFFSET_BITS | offset
+
+
+def uuid_bytes(name: str) -> bytes | None:
+    """Return the 16 bytes of an id that is a UUID in its usual form, else None."""
+    if len(name) != 36:
+        return None
+    try:
+        raw = bytes.fromhex(name.replace("-", ""))
+    except ValueError:
+        return None
+    return raw if len(raw) == 16 and uuid_text(raw) == name else None
+
+
+def uuid_text(raw: bytes) -> str:
+    """Return the usual form of a UUID's 16 bytes."""
+    digits = raw.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def pack_body(data: bytes, least: int = COMPRESS_BYTES_MIN) -> bytes:
+    """Return the bytes compressed if that makes them shorter; only then do they differ in length from the original."""
+    if len(data) < least:
+        return data
+    packed = compress(data)
+    return packed if len(packed) < len(data) else data
+
+
+class _Last(threading.local):
+    """The large body this thread unpacked last: reading a history walks through one row of a stream many times."""
+
+    body = plain = b""
+
+
+_last = _Last()
+
+
+def unpack_body(size: int, body: bytes) -> bytes:
+    """Return the original bytes of ``pack_body``, which were ``size`` long."""
+    if len(body) == size:
+        return body
+    if size < REMEMBERED_BYTES_MIN:
+        return decompress(body, size)
+    if body != _last.body or size != len(_last.plain):  # comparing costs a fiftieth of unpacking, and is never wrong
+        _last.body, _last.plain = b"", b""
+        _last.plain = decompress(body, size)
+        _last.body = body
+    return _last.plain

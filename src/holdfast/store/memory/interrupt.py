@@ -1,0 +1,84 @@
+"""The interrupts of the memory store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from holdfast.store.base import PAGE_ROWS_MAX
+from holdfast.store.interrupts import InterruptRow, interrupt_missing, interrupt_taken
+
+
+class InterruptTable:
+    """All interrupts, in the order in which they were recorded."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], InterruptRow] = {}
+        self._last_number = 0
+
+    def __iter__(self) -> Iterator[InterruptRow]:
+        return iter(self._rows.values())
+
+    def record(self, row: InterruptRow) -> InterruptRow:
+        """Add an interrupt of a checkpoint that is there, or return the one with this id."""
+        first = self.find(row.lane.namespace, row.id)
+        if first is not None:
+            if (first.digest, first.lane, first.checkpoint) != (row.digest, row.lane, row.checkpoint):
+                raise interrupt_taken(row)
+            return first
+        self._last_number += 1
+        fresh = InterruptRow(row.id, row.lane, row.checkpoint, row.digest, row.body, row.created_us, self._last_number)
+        return self._put(fresh)
+
+    def decide(self, namespace: str, name: str, digest: bytes, decision: bytes, by: str, at_us: int) -> InterruptRow:
+        """See ``Interrupts.decide``."""
+        row = self._get(namespace, name)
+        if row.digest != digest or row.decision is not None:
+            return row
+        return self._put(replace(row, decision=decision, decided_by=by, decided_us=at_us))
+
+    def consume(self, namespace: str, name: str, by: str, epoch: int, at_us: int) -> InterruptRow:
+        """See ``Interrupts.consume``."""
+        row = self._get(namespace, name)
+        if row.decision is None or (row.consumer is not None and row.consumer_epoch >= epoch):
+            return row
+        return self._put(replace(row, consumer=by, consumer_epoch=epoch, consumed_us=at_us))
+
+    def listed(
+        self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
+    ) -> list[InterruptRow]:
+        """See ``Interrupts.interrupts``."""
+        return [
+            row
+            for row in self
+            if row.lane.namespace == namespace
+            and thread in (None, row.lane.thread)
+            and not (pending_only and row.consumer is not None)
+            and row.number > after
+        ][: max(0, min(limit, PAGE_ROWS_MAX))]
+
+    def find(self, namespace: str, name: str) -> InterruptRow | None:
+        """Return one interrupt, or None."""
+        return self._rows.get((namespace, name))
+
+    def is_awaited(self, namespace: str, checkpoint: str) -> bool:
+        """Tell whether a checkpoint has an interrupt that is not consumed."""
+        return any(
+            (row.lane.namespace, row.checkpoint) == (namespace, checkpoint) and row.consumer is None for row in self
+        )
+
+    def drop(self, namespace: str, checkpoint: str) -> None:
+        """Delete the interrupts of a checkpoint."""
+        gone = [name for name, row in self._rows.items() if (name[0], row.checkpoint) == (namespace, checkpoint)]
+        for name in gone:
+            del self._rows[name]
+
+    def _get(self, namespace: str, name: str) -> InterruptRow:
+        row = self.find(namespace, name)
+        if row is None:
+            raise interrupt_missing(name)
+        return row
+
+    def _put(self, row: InterruptRow) -> InterruptRow:
+        self._rows[row.lane.namespace, row.id] = row
+        return row

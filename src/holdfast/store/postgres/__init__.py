@@ -1,0 +1,1 @@
+"""PostgreSQL: one schema, workers on many machines."""

@@ -1,0 +1,176 @@
+"""Deleting: rows first, then every byte that no remaining manifest needs. All inside one transaction.
+
+Rules: a lane's references are recomputed from the manifests it has left, so its head's sources always stay referred
+to; a source that no lane refers to goes; of a stream that is still referred to, the rows outside all ranges that any
+referring lane still needs go. Children of a deleted checkpoint keep its digest, so their own can still be checked.
+
+Against savers: the rows of all threads that share a stream with a touched lane are locked, so none of them changes
+meanwhile. Blobs are shared by everybody: one is locked before it is asked whether anything refers to it, and a saver
+that relies on a blob holds it locked until its reference is committed. Other threads' savers are never kept waiting for
+more than that. Only one delete runs at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from holdfast.errors import Corrupted
+from holdfast.pieces.coverage import Coverage, is_needed
+from holdfast.pieces.manifest import Source
+from holdfast.pieces.piece import OFFSET_BITS, Range
+from holdfast.store.base import LaneKey, Removed
+from holdfast.store.layout import SEQ_BITS
+from holdfast.store.leases import fenced
+from holdfast.store.postgres import queries
+from holdfast.store.postgres.chunks import read_ranges
+from holdfast.store.postgres.connection import DeadlineConnection
+from holdfast.store.postgres.rows import pack_id
+from holdfast.store.postgres.select import every, one, run
+
+
+def delete_checkpoints(
+    connection: DeadlineConnection, namespace: str, names: Collection[str], spare: bool, token: str | None
+) -> Removed:
+    """Delete checkpoints by id; see ``Backend.delete``."""
+    wanted = [pack_id(namespace, name) for name in names]
+    _begin(connection)
+    lock_threads(connection, {thread for (thread,) in every(connection, queries.THREADS_OF, (wanted,))})
+    keys = []
+    for key, _, is_head, epoch, owner, held, left_us, *lane, pending in every(connection, queries.DOOMED, (wanted,)):
+        if spare and (is_head or pending):
+            continue
+        if is_head and held is not None and held != token and left_us > 0:
+            raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
+        keys.append(key)
+    return delete_rows(connection, keys)
+
+
+def delete_thread(connection: DeadlineConnection, namespace: str, name: str, token: str | None) -> Removed:
+    """Delete a thread with everything in it; see ``Backend.delete_thread``."""
+    _begin(connection)
+    found = one(connection, queries.THREAD, (namespace, name))
+    if found is None:
+        return Removed()
+    lock_threads(connection, found)
+    lanes = every(connection, queries.LANES_OF_THREAD, (namespace, name))
+    for _, _, epoch, owner, held, left_us, *lane in lanes:
+        if held is not None and held != token and left_us > 0:
+            raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
+    keys = [key for (key,) in every(connection, queries.KEYS_OF_LANES, ([lane[0] for lane in lanes],))]
+    removed = delete_rows(connection, keys)
+    for statement in (
+        queries.DROP_WRITES_OF_THREAD,
+        queries.DROP_SESSIONS_OF_THREAD,
+        queries.DROP_INTERRUPTS_OF_THREAD,
+        queries.DROP_LANES_OF_THREAD,
+        queries.DROP_THREAD,
+    ):
+        run(connection, statement, (found[0],))
+    return removed
+
+
+def delete_rows(connection: DeadlineConnection, keys: Collection[int]) -> Removed:
+    """Delete checkpoints by key, then whatever they alone needed. Their threads are locked already."""
+    lanes = sorted({key >> SEQ_BITS for key in keys})
+    if not lanes:
+        return Removed()
+    lock_threads(connection, {thread for (thread,) in every(connection, queries.THREADS_SHARING, (lanes,))})
+    doomed = sorted(keys)
+    digests = dict(every(connection, queries.DROP_CHECKPOINTS, (doomed,)))
+    names = list(digests)
+    run(connection, queries.DROP_TAGS, (doomed,))
+    run(connection, queries.DROP_WRITES, (lanes, names))
+    run(connection, queries.DROP_INTERRUPTS, (names,))
+    before = _sources(connection, lanes)
+    keep_parents(connection, digests, lanes)
+    run(connection, queries.SETTLE_HEADS, (lanes,))
+    emptied = [lane for (lane,) in every(connection, queries.DROP_EMPTY_LANES, (lanes,))]
+    if emptied:
+        run(connection, queries.DROP_STREAM_REFS_OF_LANES, (emptied,))
+        run(connection, queries.DROP_BLOB_REFS_OF_LANES, (emptied,))
+    return Removed(len(digests), len(emptied), _collect(connection, before))
+
+
+def keep_parents(
+    connection: DeadlineConnection, digests: dict[bytes, bytes], lanes: Collection[int], but_not: int = 0
+) -> None:
+    """Give the children of deleted checkpoints their parent's digest.
+
+    They are in the same scope of the thread (the next ones, or ones that rewound to it) or begin a fork of it.
+    """
+    run(
+        connection,
+        queries.KEEP_PARENT_DIGESTS,
+        {"ids": list(digests), "digests": list(digests.values()), "lanes": list(lanes), "but_not": but_not},
+    )
+
+
+def _begin(connection: DeadlineConnection) -> None:
+    run(connection, queries.IDLE_LIMIT)
+    run(connection, queries.ONE_DELETER)
+
+
+def lock_threads(connection: DeadlineConnection, threads: Collection[int]) -> None:
+    """Keep everybody else from changing these threads until the transaction ends."""
+    if threads:
+        every(connection, queries.LOCK_LANES, (list(threads),))
+        every(connection, queries.LOCK_THREADS, (list(threads),))
+
+
+def _sources(connection: DeadlineConnection, lanes: Collection[int]) -> dict[int, set[Source]]:
+    found: dict[int, set[Source]] = {lane: set() for lane in lanes}
+    for lane, stream, digest in every(connection, queries.REFS_OF_LANES, {"lanes": list(lanes)}):
+        found[lane].add(digest if stream is None else stream)
+    return found
+
+
+def _collect(connection: DeadlineConnection, before: dict[int, set[Source]]) -> int:
+    candidates = {source for sources in before.values() for source in sources}
+    streams = [source for source in candidates if isinstance(source, int)]
+    referring: dict[int, set[int]] = {stream: set() for stream in streams}
+    for stream, lane in every(connection, queries.LANES_REFERRING, (streams,)):
+        referring[stream].add(lane)
+    coverage = Coverage(lambda name: _read_blob(connection, name))
+    others = {lane for lanes in referring.values() for lane in lanes}
+    needed: dict[int, set[Source]] = {lane: set() for lane in {*before, *others}}
+    for lane, base, manifest in every(connection, queries.MANIFESTS_OF_LANES, (list(needed),)):
+        needed[lane].update(coverage.add(manifest, base))
+    dropped = [(lane, source) for lane, sources in before.items() for source in sources - needed[lane]]
+    _drop_references(connection, dropped)
+    for lane, source in dropped:
+        if isinstance(source, int):
+            referring[source].discard(lane)
+    kept = {stream: coverage.ranges(stream) if referring[stream] else [] for stream in streams}
+    return _trim(connection, kept) + _drop_blobs(connection, [name for name in candidates if isinstance(name, bytes)])
+
+
+def _drop_references(connection: DeadlineConnection, dropped: Iterable[tuple[int, Source]]) -> None:
+    streams = [(lane, source) for lane, source in dropped if isinstance(source, int)]
+    blobs = [(lane, source) for lane, source in dropped if isinstance(source, bytes)]
+    for statement, pairs in ((queries.DROP_STREAM_REFS, streams), (queries.DROP_BLOB_REFS, blobs)):
+        if pairs:
+            run(connection, statement, ([lane for lane, _ in pairs], [source for _, source in pairs]))
+
+
+def _trim(connection: DeadlineConnection, kept: dict[int, list[tuple[int, int]]]) -> int:
+    doomed = []
+    for address, size in every(connection, queries.CHUNK_SIZES, {"streams": list(kept)}):
+        stream = address >> OFFSET_BITS
+        start = address - (stream << OFFSET_BITS)
+        if not is_needed(start, start + size, kept[stream]):
+            doomed.append(address)
+    return sum(length for (length,) in every(connection, queries.DROP_CHUNKS, {"addresses": doomed})) if doomed else 0
+
+
+def _drop_blobs(connection: DeadlineConnection, names: list[bytes]) -> int:
+    if not names:
+        return 0
+    every(connection, queries.LOCK_BLOBS, (names,))
+    return sum(length for (length,) in every(connection, queries.DROP_BLOBS, (names,)))
+
+
+def _read_blob(connection: DeadlineConnection, name: bytes) -> bytes:
+    size = one(connection, queries.BLOB_SIZE, (name,))
+    if size is None:
+        raise Corrupted(f"blob {name.hex()[:16]} is missing")
+    return b"".join(read_ranges(connection, [Range(name, 0, size[0])])[0])

@@ -1,0 +1,68 @@
+"""A connection that keeps to a deadline.
+
+A server that is gone without a word (a partition, a stalled proxy) leaves a client waiting for ever, and neither
+``statement_timeout`` nor TCP settings help against a proxy that still answers for the network. So the waiting itself
+has an end here: when the deadline has passed the socket is closed, without asking the server for anything.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors, waiting
+from psycopg.abc import PQGen
+
+T = TypeVar("T")
+
+CHECK_INTERVAL_S = 0.25
+"""How often a wait looks for Ctrl-C and the deadline."""
+
+
+class DeadlinePassed(psycopg.OperationalError):
+    """The connection was dropped because the call's time was up."""
+
+
+class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A psycopg connection whose every wait ends at ``deadline`` (of the monotonic clock)."""
+
+    deadline: float = float("inf")
+    statements: dict[str, str]  # our SQL with the schema's name filled in; shared by all connections of a store
+    committing: bool = False  # a lost answer from now on leaves the outcome open
+
+    def is_open(self) -> bool:
+        """Look whether the server has closed the connection while nobody used it; if so, close it. Nothing is sent."""
+        poll = select.poll()
+        try:
+            poll.register(self.pgconn.socket, select.POLLIN)
+            while poll.poll(0):  # the end, or a word before it
+                self.pgconn.consume_input()
+        except psycopg.OperationalError:
+            self.close()
+        return not self.closed
+
+    def wait(self, gen: PQGen[T], interval: float = CHECK_INTERVAL_S, timeout: float | None = None) -> T:
+        """Run psycopg's protocol generator; see the module's docstring for what differs from the original."""
+        left = self.deadline - time.monotonic()
+        if timeout is not None:
+            left = min(left, timeout)
+        try:
+            return waiting.wait(gen, self.pgconn.socket, interval, None if left == float("inf") else max(left, 0.001))
+        except errors._WaitTimeout:
+            self.pgconn.finish()
+            raise DeadlinePassed("no answer in time") from None
+        except (KeyboardInterrupt, SystemExit):
+            self.pgconn.finish()  # whatever it was doing, nobody will read its answer
+            raise
+
+
+def is_pooled(connection: DeadlineConnection) -> bool:
+    """Tell whether somebody else than PostgreSQL answers for it, who may give every transaction to another backend.
+
+    A prepared statement is then not where it was, or is another one of the same name. A pooler shows itself by the
+    process number it made up for the client when it connected.
+    """
+    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    return row is None or row[0] != connection.info.backend_pid

@@ -1,0 +1,152 @@
+"""Opening a database: only a primary, only with settings that our promises rest on, only a schema we know.
+
+Tables are made and brought up to date in one transaction each, under an advisory lock, so any number of processes may
+start at once.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+
+import psycopg
+
+from holdfast.errors import StoreRefused
+from holdfast.store.postgres.connection import DeadlineConnection
+from holdfast.store.postgres.failure import translate
+from holdfast.store.postgres.link import Link
+from holdfast.store.postgres.select import every, one, run, scalar
+from holdfast.store.postgres.target import Target
+
+SERVER_VERSION_MIN = 130_000
+ENCODINGS = ("UTF8", "SQL_ASCII")  # the others cannot hold every name
+ISOLATION = "read committed"
+SETTINGS = """
+SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('transaction_read_only'),
+  current_setting('server_encoding'), current_setting('default_transaction_isolation'),
+  current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit')"""
+ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast schema {schema}', 0))"
+HAS_SCHEMA = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+TABLES = "SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+HAS_VERSION = """
+SELECT 1 FROM pg_attribute a
+WHERE a.attrelid = '{schema}.meta'::regclass AND a.attname = 'version' AND a.atttypid = 'int'::regtype"""
+VERSION = "SELECT version FROM {schema}.meta"
+_MIGRATIONS = importlib.resources.files(__package__) / "migrations"
+_SCHEMA = importlib.resources.files(__package__) / "schema.sql"
+_NAMES = re.compile(r"CREATE TABLE \{schema\}\.(\w+)")
+
+
+def prepare(link: Link, target: Target) -> None:
+    """Check the server and make or update the tables, on a connection of its own."""
+    connection = link.connect()
+    try:
+        _check_server(connection, target)
+        if _version(connection, target) != len(migration_scripts()):
+            connection.execute("BEGIN")
+            migrate(connection, target)
+            connection.execute("COMMIT")
+    except psycopg.Error as error:
+        raise translate(error, target) from error
+    finally:
+        connection.close()
+
+
+def migrate(connection: DeadlineConnection, target: Target) -> None:
+    """Bring the schema to the newest version, inside a transaction."""
+    scripts = migration_scripts()
+    run(connection, ALONE)  # whoever waited here finds the work done
+    current = _version(connection, target)
+    if current is None:
+        if scalar(connection, HAS_SCHEMA, (target.schema,)) is None:
+            run(connection, "CREATE SCHEMA {schema}")
+        _execute(connection, _schema_script())
+        run(connection, "INSERT INTO {schema}.meta VALUES (%s)", (len(scripts),))
+        return
+    for number in range(current, len(scripts)):
+        _execute(connection, scripts[number])
+    run(connection, "UPDATE {schema}.meta SET version = %s", (len(scripts),))
+
+
+def migration_scripts() -> list[str]:
+    """Return all migrations in order; the first makes the tables."""
+    files = sorted(entry.name for entry in _MIGRATIONS.iterdir() if entry.name.endswith(".sql"))
+    return [(_MIGRATIONS / name).read_text(encoding="utf-8") for name in files]
+
+
+def _version(connection: DeadlineConnection, target: Target) -> int | None:
+    """Return the schema's version, None if there is nothing yet; refuse what is not ours or too new."""
+    name = target.schema
+    tables = {table for (table,) in every(connection, TABLES, (name,))}
+    if not tables:
+        return None
+    version = scalar(connection, VERSION) if "meta" in tables and scalar(connection, HAS_VERSION) else None
+    if version is None or version < 1:
+        raise _refused(target, f"schema {name!r} holds tables of another program", "Name another with ?schema=")
+    known = len(migration_scripts())
+    if version > known:
+        raise _refused(
+            target,
+            f"schema {name!r} has version {version}; this Holdfast knows up to {known}",
+            "Upgrade Holdfast: pip install -U holdfast",
+        )
+    missing = sorted(set(_NAMES.findall(_schema_script())) - tables) if version == known else []
+    if missing:
+        raise _refused(
+            target,
+            f"schema {name!r} lacks tables: {', '.join(missing)}",
+            "Restore a backup of the whole schema, or name another with ?schema=",
+        )
+    return int(version)
+
+
+def _check_server(connection: DeadlineConnection, target: Target) -> None:
+    found = one(connection, SETTINGS)
+    assert found is not None
+    version, is_standby, read_only, encoding, isolation, *durability = found
+    if version < SERVER_VERSION_MIN:
+        raise _refused(target, "the server is older than PostgreSQL 13", "Use a newer one")
+    if is_standby:
+        raise _refused(
+            target, "the server is a standby", "Name the primary: a standby may show an old newest checkpoint"
+        )
+    if read_only == "on":
+        raise _refused(
+            target,
+            "the database is read-only",
+            "Set default_transaction_read_only=off for this user and database, or name another",
+        )
+    if encoding not in ENCODINGS:
+        raise _refused(
+            target, f"the database's encoding is {encoding}: it cannot hold every name", "Create one with UTF8"
+        )
+    if isolation != ISOLATION:  # what waited for a lock would then look at what was there before it waited
+        raise _refused(
+            target,
+            f"the server runs with default_transaction_isolation={isolation}: deletes and forks would miss each other",
+            f"Set it to {ISOLATION!r} for this user: ALTER ROLE … SET default_transaction_isolation",
+        )
+    _check_durability(target, durability)
+
+
+def _check_durability(target: Target, values: list[str]) -> None:
+    for setting, value in zip(("fsync", "full_page_writes", "synchronous_commit"), values, strict=True):
+        if value == "off" and not target.accepts_data_loss:
+            raise _refused(
+                target,
+                f"the server runs with {setting}=off: a crash would lose or damage acknowledged checkpoints",
+                f"Set {setting}=on, or add accept_data_loss=yes to the URL if that is really meant",
+            )
+
+
+def _refused(target: Target, what: str, hint: str) -> StoreRefused:
+    return StoreRefused(what, path=target.shown, hint=hint)
+
+
+def _schema_script() -> str:
+    return _SCHEMA.read_text(encoding="utf-8")
+
+
+def _execute(connection: DeadlineConnection, script: str) -> None:
+    """Run several statements at once: without parameters, in the simple protocol."""
+    connection.execute(connection.statements[script].encode(), prepare=False)

@@ -1,0 +1,270 @@
+"""Connections and what can go wrong with them: a pool, a deadline for every call, and a second try where that is safe.
+
+Every call is of one of three kinds. A *read* may be repeated as often as need be. A *write* is one statement and gives
+its first result again when repeated (by checkpoint id, token or key), so a lost answer is settled by asking again. A
+*change* is a transaction of several statements; it is repeated too, unless the answer to its COMMIT was lost.
+
+Nothing outlives the deadline. What could not be settled by then is ``OutcomeUnknown`` if it may have been applied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+
+from holdfast.errors import HoldfastError, OutcomeUnknown, StoreBusy, StoreError
+from holdfast.store.postgres.connection import DeadlineConnection, DeadlinePassed, is_pooled
+from holdfast.store.postgres.failure import is_lost, is_transient, translate
+from holdfast.store.postgres.target import Target
+
+T = TypeVar("T")
+Work = Callable[[DeadlineConnection], T]
+
+POOL_WAIT_S = 0.2
+"""How long one wait for a pooled connection lasts; then it is asked for anew, which makes the pool try to connect."""
+
+PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""Between attempts after a lost connection; the last one again and again until the deadline."""
+
+logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+
+
+class Link:
+    """Runs work on connections to one database."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pool: ConnectionPool[DeadlineConnection] | None = None
+        self._process = os.getpid()
+        self._inherited: list[object] = []  # pools of a parent process: kept, so that nothing here ever closes them
+        self.statements = Statements(target.schema)
+        _renewed_in_children.add(self)
+
+    def connect(self) -> DeadlineConnection:
+        """Return a connection of its own, outside the pool, with a deadline; errors tell exactly why it failed."""
+        deadline = time.monotonic() + self._target.timeout_s
+        try:
+            arguments = {**self._arguments(), "prepare_threshold": None}  # nothing to gain here, see ``is_pooled``
+            connection = DeadlineConnection.connect(self._target.conninfo, **arguments)
+            connection.deadline, connection.statements = deadline, self.statements
+            return connection
+        except psycopg.Error as error:
+            failure = translate(error, self._target)
+        raise failure  # from here, not from there: no part of the driver's error, with libpq's arguments, hangs on it
+
+    def read(self, work: Work[T]) -> T:
+        """Run work that changes nothing."""
+        return self._repeat(work, _never, None)
+
+    def write(self, work: Work[T], name: str | None = None) -> T:
+        """Run work that is one statement and gives its first result again if it was applied before."""
+        return self._repeat(work, _always, name)
+
+    def change(self, work: Work[T], name: str | None = None) -> T:
+        """Run work as one transaction."""
+        return self._repeat(partial(_in_transaction, work), _while_committing, name, repeats_unknown=False)
+
+    def close(self) -> None:
+        """Close all connections; calls under way may still end."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None and self._process == os.getpid():
+            pool.close(timeout=2.0)
+
+    def _repeat(
+        self,
+        work: Work[T],
+        may_be_applied: Callable[[DeadlineConnection], bool],
+        name: str | None,
+        repeats_unknown: bool = True,
+    ) -> T:
+        """Run work until it succeeds, fails for good, or its time is up.
+
+        ``may_be_applied`` tells of a connection that was just lost whether its last attempt may have taken effect.
+        """
+        deadline = time.monotonic() + self._target.timeout_s
+        unknown = False
+        for attempt in itertools.count():
+            with self._connection(deadline, unknown, name) as connection:
+                try:
+                    return work(connection)
+                except psycopg.Error as error:
+                    failure = error
+                lost = is_lost(failure, connection)
+                unknown = unknown or (lost and may_be_applied(connection))
+                again = is_transient(failure) or (lost and (repeats_unknown or not unknown))
+                if isinstance(failure, DeadlinePassed) or not again:
+                    raise self._given_up(failure, unknown, name) from failure
+            _pause(attempt, deadline)
+        raise AssertionError  # the loop has no end of its own
+
+    @contextlib.contextmanager
+    def _connection(self, deadline: float, unknown: bool, name: str | None) -> Iterator[DeadlineConnection]:
+        pool, connection = self._checked_out(deadline, unknown, name)
+        connection.deadline, connection.committing = deadline, False
+        try:
+            yield connection
+        except BaseException:
+            if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                connection.close()  # it is in the middle of something that nobody will finish
+            raise
+        finally:
+            pool.putconn(connection)
+
+    def _checked_out(
+        self, deadline: float, unknown: bool, name: str | None
+    ) -> tuple[ConnectionPool[DeadlineConnection], DeadlineConnection]:
+        while (left := deadline - time.monotonic()) > 0:
+            pool = self._open_pool()
+            try:
+                connection = pool.getconn(min(left, POOL_WAIT_S))
+            except PoolTimeout:
+                continue
+            except PoolClosed as error:
+                raise self._given_up(error, unknown, name) from error
+            if connection.is_open():
+                return pool, connection
+            pool.putconn(connection)  # it died while it lay there: the next one, at once, and nothing is unknown
+        raise self._given_up(PoolTimeout("no connection in time"), unknown, name)
+
+    def _open_pool(self) -> ConnectionPool[DeadlineConnection]:
+        with self._lock:
+            if self._closed:
+                raise StoreError("the store is closed", hint="Open it again with holdfast.open")
+            if self._process != os.getpid():  # forked without Python's knowledge
+                self._forget_parent()
+            if self._pool is None:
+                self._pool = ConnectionPool(
+                    self._target.conninfo,
+                    connection_class=DeadlineConnection,
+                    kwargs=self._arguments(),
+                    configure=self._configure,
+                    min_size=0,
+                    max_size=self._target.pool_size,
+                    reconnect_timeout=0,  # who needs a connection asks again: no growing pauses after an outage
+                    open=True,
+                )
+            return self._pool
+
+    def _forget_parent(self) -> None:
+        """Begin anew in a forked process: the sockets are the parent's, and its threads are not here."""
+        self._inherited.append(self._pool)
+        self._pool, self._process = None, os.getpid()
+
+    def renew(self) -> None:
+        """Begin anew in a forked process, where nobody will ever release a lock that another thread held."""
+        self._lock = threading.Lock()
+        self._forget_parent()
+
+    def _configure(self, connection: DeadlineConnection) -> None:
+        connection.statements = self.statements
+        if self._target.prepare is None:
+            connection.deadline = time.monotonic() + self._target.connect_timeout_s
+            if is_pooled(connection):
+                connection.prepare_threshold = None
+
+    def _arguments(self) -> dict[str, Any]:
+        target = self._target
+        defaults = {
+            "tcp_user_timeout": target.connect_timeout_s * 1000,
+            "keepalives_idle": 30,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "application_name": "holdfast",
+        }
+        return {name: value for name, value in defaults.items() if name not in target.given} | {
+            "autocommit": True,
+            "prepare_threshold": None if target.prepare is False else 1,
+            "connect_timeout": target.connect_timeout_s,
+            "client_encoding": "utf8",
+        }
+
+    def _given_up(self, error: psycopg.Error, unknown: bool, name: str | None) -> HoldfastError:
+        if unknown:
+            return OutcomeUnknown(
+                "the connection was lost before the server's answer came",
+                checkpoint=name,
+                path=self._target.shown,
+                hint="Do the same again, with the same id, to find out and to finish it",
+            )
+        if isinstance(error, PoolTimeout | DeadlinePassed):
+            return StoreBusy(
+                f"the database gave no answer within {self._target.timeout_s:g} s; nothing was stored",
+                path=self._target.shown,
+                hint="Look whether it runs and can be reached; a larger timeout= in the URL waits longer",
+            )
+        return translate(error, self._target)
+
+
+_renewed_in_children: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for link in list(_renewed_in_children):
+        link.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Statements(dict[str, str]):
+    """Our SQL with the schema's name filled in, made when first used."""
+
+    def __init__(self, schema: str) -> None:
+        super().__init__()
+        self._schema = f'"{schema}"'  # a checked name: see target
+
+    def __missing__(self, statement: str) -> str:
+        text = self[statement] = statement.replace("{schema}", self._schema)
+        return text
+
+
+def _never(_: DeadlineConnection) -> bool:
+    return False
+
+
+def _always(_: DeadlineConnection) -> bool:
+    return True
+
+
+def _while_committing(connection: DeadlineConnection) -> bool:
+    return connection.committing
+
+
+def _in_transaction(work: Work[T], connection: DeadlineConnection) -> T:
+    connection.execute("BEGIN")
+    try:
+        result = work(connection)
+        connection.committing = True
+        connection.execute("COMMIT")
+        return result
+    except BaseException:
+        if connection.pgconn.transaction_status in (
+            psycopg.pq.TransactionStatus.INTRANS,
+            psycopg.pq.TransactionStatus.INERROR,
+        ):
+            with contextlib.suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+def _pause(attempt: int, deadline: float) -> None:
+    pause = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
+    left = deadline - time.monotonic()
+    if pause and left > 0:
+        time.sleep(min(pause, left))

@@ -1,0 +1,341 @@
+"""Every SQL statement of the PostgreSQL store, named. Values are always bound; {schema} is a checked, quoted name."""
+
+from holdfast.store.postgres.rows import LANE_COLUMNS, PAYLOAD_COLUMNS, ROW_COLUMNS, WRITE_COLUMNS
+
+_LANE = "{schema}.thread t JOIN {schema}.lane l ON l.thread = t.id"
+_PAYLOAD = "LEFT JOIN {schema}.blob b ON b.id = c.base LEFT JOIN {schema}.checkpoint p ON p.id = c.parent"
+
+# Reading ----------------------------------------------------------------------------------------------------------
+
+HEAD = f"""
+SELECT {LANE_COLUMNS}, l.last_seq, l.epoch,
+  ARRAY(SELECT r.stream FROM {{schema}}.stream_ref r WHERE r.lane = l.id AND r.owned ORDER BY r.stream),
+  ARRAY(SELECT greatest(
+          (SELECT k.address + k.size FROM {{schema}}.chunk k
+           WHERE k.address >= r.stream << 28 AND k.address < (r.stream + 1) << 28 ORDER BY k.address DESC LIMIT 1),
+          (SELECT max(f.address + length(f.body)) FROM {{schema}}.fresh f
+           WHERE f.slot >= r.stream << 7 AND f.slot < (r.stream + 1) << 7))
+        FROM {{schema}}.stream_ref r WHERE r.lane = l.id AND r.owned ORDER BY r.stream),
+  {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, {WRITE_COLUMNS}
+FROM {_LANE} LEFT JOIN {{schema}}.checkpoint c ON c.key = l.id << 32 | l.head {_PAYLOAD}
+WHERE t.namespace = %s AND t.name = %s AND l.scope = %s AND l.branch = %s"""
+
+LANES = f"""
+SELECT {LANE_COLUMNS}, (SELECT c.id FROM {{schema}}.checkpoint c WHERE c.key = l.id << 32 | l.head),
+  l.head, l.last_seq, l.epoch, l.origin
+FROM {_LANE}
+WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s)
+  AND (%(scope)s::text IS NULL OR l.scope = %(scope)s) AND l.last_seq > 0
+ORDER BY l.id"""
+
+_BY_ID = """
+FROM unnest(%(ids)s::bytea[]) wanted JOIN {schema}.checkpoint c ON c.id = wanted
+JOIN {schema}.lane l ON l.id = c.key >> 32 JOIN {schema}.thread t ON t.id = l.thread"""
+ROWS_BY_ID = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS} {_BY_ID} WHERE true"
+ROWS_BY_ID_WITH_WRITES = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {WRITE_COLUMNS} {_BY_ID} WHERE true"
+ROWS_BY_ID_WITH_PAYLOAD = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_BY_ID} {_PAYLOAD} WHERE true"
+ROWS_BY_ID_WITH_BOTH = (
+    f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, {WRITE_COLUMNS} {_BY_ID} {_PAYLOAD} WHERE true"
+)
+
+_OF_LANES = f"""
+FROM {_LANE} CROSS JOIN LATERAL (
+  SELECT c.* FROM {{schema}}.checkpoint c
+  WHERE c.key > l.id << 32 AND c.key < (l.id << 32) + %(before)s {{conditions}}
+  ORDER BY c.key DESC LIMIT %(limit)s) c"""
+_OF_LANES_WHERE = """
+WHERE t.namespace = %(namespace)s AND t.name = %(thread)s
+  AND (%(scope)s::text IS NULL OR l.scope = %(scope)s) AND (%(branch)s::text IS NULL OR l.branch = %(branch)s)
+ORDER BY c.key & 4294967295 DESC LIMIT %(limit)s"""
+ROWS_OF_LANES = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS} {_OF_LANES} {_OF_LANES_WHERE}"
+ROWS_OF_LANES_WITH_WRITES = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {WRITE_COLUMNS} {_OF_LANES} {_OF_LANES_WHERE}"
+ROWS_OF_LANES_WITH_PAYLOAD = (
+    f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_OF_LANES} {_PAYLOAD} {_OF_LANES_WHERE}"
+)
+ROWS_OF_LANES_WITH_BOTH = (
+    f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, {WRITE_COLUMNS} {_OF_LANES} {_PAYLOAD} {_OF_LANES_WHERE}"
+)
+
+_HEADS = """
+FROM {schema}.thread t
+JOIN LATERAL (
+  SELECT * FROM {schema}.lane n WHERE n.thread = t.id AND (%(scope)s::text IS NULL OR n.scope = %(scope)s)
+  ORDER BY n.head DESC LIMIT 1) l ON true
+JOIN {schema}.checkpoint c ON c.key = l.id << 32 | l.head
+WHERE t.namespace = %(namespace)s AND (%(before)s::bigint IS NULL OR t.id < %(before)s) {conditions}
+ORDER BY t.id DESC LIMIT %(limit)s"""
+HEADS_OF_THREADS = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS} {_HEADS}"
+HEADS_OF_THREADS_WITH_WRITES = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {WRITE_COLUMNS} {_HEADS}"
+
+AND_STEP_MAX = " AND c.step <= %(step_max)s"
+AND_TAG = " AND EXISTS (SELECT 1 FROM {schema}.tag g WHERE g.checkpoint = c.key AND g.name = %(tag)s)"
+AND_NEEDLE = " AND position(%(needle{number})s::bytea IN c.notes) > 0"
+
+BYTES = """
+SELECT r.n, k.address, NULL::bytea, k.size, k.body
+FROM unnest(%(first)s::bigint[], %(start)s::bigint[], %(end)s::bigint[]) WITH ORDINALITY r (first, start, stop, n)
+CROSS JOIN LATERAL (
+  SELECT c.address, c.size, c.body FROM {schema}.chunk c
+  WHERE c.address >= coalesce(
+      (SELECT max(e.address) FROM {schema}.chunk e WHERE e.address <= r.start AND e.address >= r.first), r.start)
+    AND c.address < r.stop
+  UNION ALL
+  SELECT f.address, length(f.body), f.body FROM {schema}.fresh f
+  WHERE f.slot >= r.first >> 21 AND f.slot < (r.first >> 21) + 128
+    AND f.address < r.stop AND f.address + length(f.body) > r.start) k
+UNION ALL
+SELECT 0, NULL, b.digest, b.size, b.body FROM {schema}.blob b WHERE b.digest = ANY(%(blobs)s::bytea[])"""
+
+# Writing ----------------------------------------------------------------------------------------------------------
+
+APPEND = """
+SELECT {schema}.append_checkpoint(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
+COMMIT = """
+SELECT * FROM {schema}.commit_checkpoint(
+  %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+  %s::bigint[], %s::bytea[], %s::bigint[], %s::int[], %s::bytea[],
+  %s::bytea[], %s::int[], %s::bytea[], %s::bigint[], %s::boolean[], %s::bytea[], %s::text[], %s, %s)"""
+
+RESERVE = "UPDATE {schema}.counter SET value = value + %s WHERE name = 'stream' RETURNING value"
+MAKE_THREAD = "SELECT thread_id FROM {schema}.make_thread(%s, %s)"
+
+_WRITE = """
+INSERT INTO {schema}.write (thread, scope, checkpoint, task, position, path, channel, kind, count, body)
+SELECT m.thread_id, %(scope)s, %(checkpoint)s, w.* FROM {schema}.make_thread(%(namespace)s, %(thread)s) m,
+  unnest(%(tasks)s::text[], %(positions)s::bigint[], %(paths)s::text[], %(channels)s::text[], %(kinds)s::text[],
+         %(counts)s::bigint[], %(bodies)s::bytea[]) w"""
+ADD_WRITES = _WRITE + " ON CONFLICT DO NOTHING"
+PUT_WRITES = (
+    _WRITE
+    + """ ON CONFLICT (thread, scope, checkpoint, task, position) DO UPDATE SET path = excluded.path,
+  channel = excluded.channel, kind = excluded.kind, count = excluded.count, body = excluded.body"""
+)
+
+TAG = """
+WITH found AS (SELECT key FROM {schema}.checkpoint WHERE id = %(id)s FOR KEY SHARE),
+added AS (INSERT INTO {schema}.tag SELECT f.key, n FROM found f, unnest(%(add)s::text[]) n
+          WHERE n <> ALL(%(remove)s::text[]) ON CONFLICT DO NOTHING),
+removed AS (DELETE FROM {schema}.tag g USING found f WHERE g.checkpoint = f.key AND g.name = ANY(%(remove)s::text[]))
+SELECT ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = f.key UNION SELECT unnest(%(add)s::text[])
+             EXCEPT SELECT unnest(%(remove)s::text[]))
+FROM found f"""
+
+# Deleting ---------------------------------------------------------------------------------------------------------
+
+ONE_DELETER = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast delete {schema}', 0))"
+IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = '60s'"
+DOOMED = """
+SELECT c.key, l.thread, c.key = (l.id << 32 | l.head), l.epoch, l.owner, l.token,
+  coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint,
+  t.namespace, t.name, l.scope, l.branch,
+  EXISTS (SELECT 1 FROM {schema}.interrupt i WHERE i.checkpoint = c.id AND i.consumed IS NULL)
+FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32 JOIN {schema}.thread t ON t.id = l.thread
+WHERE c.id = ANY(%s::bytea[])"""
+LANES_OF_THREAD = """
+SELECT l.id, l.thread, l.epoch, l.owner, l.token,
+  coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint,
+  t.namespace, t.name, l.scope, l.branch
+FROM {schema}.lane l JOIN {schema}.thread t ON t.id = l.thread WHERE t.namespace = %s AND t.name = %s ORDER BY l.id"""
+THREADS_OF = """
+SELECT DISTINCT l.thread FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32
+WHERE c.id = ANY(%s::bytea[])"""
+THREAD = "SELECT id FROM {schema}.thread WHERE namespace = %s AND name = %s"
+LOCK_LANES = "SELECT id FROM {schema}.lane WHERE thread = ANY(%s::bigint[]) ORDER BY id FOR UPDATE"
+LOCK_THREADS = "SELECT id FROM {schema}.thread WHERE id = ANY(%s::bigint[]) ORDER BY id FOR UPDATE"
+THREADS_SHARING = """
+SELECT DISTINCT l.thread FROM {schema}.stream_ref r
+JOIN {schema}.stream_ref s ON s.stream = r.stream JOIN {schema}.lane l ON l.id = s.lane
+WHERE r.lane = ANY(%s::bigint[])"""
+DROP_CHECKPOINTS = "DELETE FROM {schema}.checkpoint WHERE key = ANY(%s::bigint[]) RETURNING id, digest"
+KEEP_PARENT_DIGESTS = """
+UPDATE {schema}.checkpoint c SET parent_digest = d.digest
+FROM unnest(%(ids)s::bytea[], %(digests)s::bytea[]) d (id, digest), {schema}.lane l
+WHERE c.parent = d.id AND c.parent_digest IS NULL AND c.key <> %(but_not)s
+  AND c.key > l.id << 32 AND c.key < (l.id + 1) << 32
+  AND (l.id = ANY(%(lanes)s::bigint[]) OR l.origin = ANY(%(ids)s::bytea[])
+       OR (l.thread, l.scope) IN (
+         SELECT s.thread, s.scope FROM {schema}.lane s WHERE s.id = ANY(%(lanes)s::bigint[])))"""
+DROP_TAGS = "DELETE FROM {schema}.tag WHERE checkpoint = ANY(%s::bigint[])"
+DROP_WRITES = """
+DELETE FROM {schema}.write w USING {schema}.lane l
+WHERE l.id = ANY(%s::bigint[]) AND w.thread = l.thread AND w.scope = l.scope AND w.checkpoint = ANY(%s::bytea[])"""
+DROP_INTERRUPTS = "DELETE FROM {schema}.interrupt WHERE checkpoint = ANY(%s::bytea[])"
+KEYS_OF_LANES = """
+SELECT c.key FROM unnest(%s::bigint[]) l JOIN {schema}.checkpoint c ON c.key > l << 32 AND c.key < (l + 1) << 32"""
+SETTLE_HEADS = """
+UPDATE {schema}.lane l SET head = n.head FROM (
+  SELECT i, (SELECT c.key & 4294967295 FROM {schema}.checkpoint c WHERE c.key > i << 32 AND c.key < (i + 1) << 32
+             ORDER BY c.key DESC LIMIT 1) AS head
+  FROM unnest(%s::bigint[]) i) n
+WHERE l.id = n.i AND n.head IS NOT NULL AND l.head <> n.head"""
+DROP_EMPTY_LANES = """
+DELETE FROM {schema}.lane l WHERE l.id = ANY(%s::bigint[]) AND NOT EXISTS (
+  SELECT 1 FROM {schema}.checkpoint c WHERE c.key > l.id << 32 AND c.key < (l.id + 1) << 32) RETURNING l.id"""
+DROP_STREAM_REFS_OF_LANES = "DELETE FROM {schema}.stream_ref WHERE lane = ANY(%s::bigint[])"
+DROP_BLOB_REFS_OF_LANES = "DELETE FROM {schema}.blob_ref WHERE lane = ANY(%s::bigint[])"
+REFS_OF_LANES = """
+SELECT lane, stream, NULL::bytea FROM {schema}.stream_ref WHERE lane = ANY(%(lanes)s::bigint[])
+UNION ALL SELECT lane, NULL, digest FROM {schema}.blob_ref WHERE lane = ANY(%(lanes)s::bigint[])"""
+LANES_REFERRING = "SELECT stream, lane FROM {schema}.stream_ref WHERE stream = ANY(%s::bigint[])"
+MANIFESTS_OF_LANES = """
+SELECT c.key >> 32, b.digest, c.manifest FROM unnest(%s::bigint[]) l
+JOIN {schema}.checkpoint c ON c.key > l << 32 AND c.key < (l + 1) << 32 LEFT JOIN {schema}.blob b ON b.id = c.base"""
+DROP_STREAM_REFS = """
+DELETE FROM {schema}.stream_ref r USING unnest(%s::bigint[], %s::bigint[]) d (lane, stream)
+WHERE r.lane = d.lane AND r.stream = d.stream"""
+DROP_BLOB_REFS = """
+DELETE FROM {schema}.blob_ref r USING unnest(%s::bigint[], %s::bytea[]) d (lane, digest)
+WHERE r.lane = d.lane AND r.digest = d.digest"""
+LOCK_BLOBS = "SELECT 1 FROM {schema}.blob WHERE digest = ANY(%s::bytea[]) ORDER BY id FOR UPDATE"
+DROP_BLOBS = """
+DELETE FROM {schema}.blob b WHERE b.digest = ANY(%s::bytea[])
+  AND NOT EXISTS (SELECT 1 FROM {schema}.blob_ref r WHERE r.digest = b.digest) RETURNING length(b.body)"""
+CHUNK_SIZES = """
+SELECT k.address, k.size FROM unnest(%(streams)s::bigint[]) s
+JOIN {schema}.chunk k ON k.address >= s << 28 AND k.address < (s + 1) << 28
+UNION ALL
+SELECT f.address, length(f.body) FROM unnest(%(streams)s::bigint[]) s
+JOIN {schema}.fresh f ON f.slot >= s << 7 AND f.slot < (s + 1) << 7"""
+BLOB_SIZE = "SELECT size FROM {schema}.blob WHERE digest = %s"
+IDENTITY = "SELECT key, digest FROM {schema}.checkpoint WHERE id = %s"
+DROP_CHUNKS = """
+WITH small AS (
+  DELETE FROM {schema}.fresh f USING unnest(%(addresses)s::bigint[]) a
+  WHERE f.slot = (a >> 28 << 7) | ((a >> 9) & 127) AND f.address = a RETURNING length(body)),
+large AS (DELETE FROM {schema}.chunk WHERE address = ANY(%(addresses)s::bigint[]) RETURNING length(body))
+SELECT * FROM small UNION ALL SELECT * FROM large"""
+DROP_WRITES_OF_THREAD = "DELETE FROM {schema}.write WHERE thread = %s"
+DROP_SESSIONS_OF_THREAD = "DELETE FROM {schema}.session WHERE thread = %s"
+DROP_INTERRUPTS_OF_THREAD = "DELETE FROM {schema}.interrupt WHERE thread = %s"
+DROP_LANES_OF_THREAD = "DELETE FROM {schema}.lane WHERE thread = %s"
+DROP_THREAD = "DELETE FROM {schema}.thread WHERE id = %s"
+
+# Upkeep -----------------------------------------------------------------------------------------------------------
+
+TABLE_BYTES = """
+SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c
+WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'"""
+BLOB_SIZES = "SELECT digest, length(body) FROM {schema}.blob"
+STREAM_SIZES = """
+SELECT s.address >> 28, sum(s.length)::bigint FROM (
+  SELECT address, length(body) FROM {schema}.chunk UNION ALL SELECT address, length(body) FROM {schema}.fresh) s
+GROUP BY 1"""
+ROW_BYTES = "SELECT coalesce(sum(length(manifest) + length(notes)), 0)::bigint FROM {schema}.checkpoint"
+ORPHANS = """
+SELECT DISTINCT address >> 28, NULL::bytea FROM {schema}.chunk k
+WHERE NOT EXISTS (SELECT 1 FROM {schema}.stream_ref r WHERE r.stream = k.address >> 28)
+UNION SELECT DISTINCT address >> 28, NULL::bytea FROM {schema}.fresh f
+WHERE NOT EXISTS (SELECT 1 FROM {schema}.stream_ref r WHERE r.stream = f.address >> 28)
+UNION ALL SELECT NULL, digest FROM {schema}.blob b
+WHERE NOT EXISTS (SELECT 1 FROM {schema}.blob_ref r WHERE r.digest = b.digest)"""
+MISSING = """
+SELECT DISTINCT stream, NULL::bytea FROM {schema}.stream_ref r
+WHERE NOT EXISTS (
+    SELECT 1 FROM {schema}.chunk k WHERE k.address >= r.stream << 28 AND k.address < (r.stream + 1) << 28)
+  AND NOT EXISTS (SELECT 1 FROM {schema}.fresh f WHERE f.slot >= r.stream << 7 AND f.slot < (r.stream + 1) << 7)
+UNION ALL SELECT NULL, digest FROM {schema}.blob_ref r
+WHERE NOT EXISTS (SELECT 1 FROM {schema}.blob b WHERE b.digest = r.digest)"""
+LANES_WITHOUT_HEAD = """
+SELECT l.id, t.name FROM {schema}.lane l JOIN {schema}.thread t ON t.id = l.thread
+WHERE l.last_seq > 0 AND NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.key = l.id << 32 | l.head)"""
+LANES_WITHOUT_THREAD = """
+SELECT l.id FROM {schema}.lane l WHERE NOT EXISTS (SELECT 1 FROM {schema}.thread t WHERE t.id = l.thread)"""
+STREAMS = "SELECT DISTINCT address >> 28 FROM {schema}.chunk ORDER BY 1"
+OWNER_THREAD = """
+SELECT l.thread FROM {schema}.stream_ref r JOIN {schema}.lane l ON l.id = r.lane WHERE r.stream = %s AND r.owned"""
+CHUNKS_OF_STREAM = """
+SELECT address, size, body FROM {schema}.chunk WHERE address >= %s AND address < %s ORDER BY address"""
+FRESH_ROWS = """
+SELECT f.address, f.body FROM {schema}.fresh f
+WHERE f.slot >= %(start)s >> 28 << 7 AND f.slot < (%(start)s >> 28 << 7) + 128
+  AND f.address >= %(start)s AND f.address < %(end)s
+  AND f.address + length(f.body) > coalesce((
+    SELECT k.address + k.size FROM {schema}.chunk k WHERE k.address <= f.address ORDER BY k.address DESC LIMIT 1), 0)
+ORDER BY f.address"""
+ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
+
+# Leases -----------------------------------------------------------------------------------------------------------
+
+ACQUIRE = "SELECT * FROM {schema}.acquire_lease(%s, %s, %s, %s, %s, %s, %s)"
+_NAMED = """t.id = l.thread AND t.namespace = %(namespace)s AND t.name = %(thread)s
+  AND l.scope = %(scope)s AND l.branch = %(branch)s"""
+RENEW = f"""
+UPDATE {{schema}}.lane l SET expires = clock_timestamp() + %(ttl)s * interval '1 microsecond'
+FROM {{schema}}.thread t WHERE {_NAMED} AND l.epoch = %(epoch)s AND l.token = %(token)s RETURNING l.id"""
+RELEASE = f"""
+UPDATE {{schema}}.lane l SET owner = NULL, token = NULL, expires = NULL
+FROM {{schema}}.thread t WHERE {_NAMED} AND l.epoch = %(epoch)s AND (l.token = %(token)s OR l.token IS NULL)
+RETURNING l.id, l.thread, l.last_seq"""
+DROP_UNUSED_LANE = "DELETE FROM {schema}.lane WHERE id = %s AND last_seq = 0 AND token IS NULL RETURNING thread"
+DROP_UNUSED_THREAD = """
+DELETE FROM {schema}.thread t WHERE t.id = %s AND t.next_seq = 1
+  AND NOT EXISTS (SELECT 1 FROM {schema}.lane l WHERE l.thread = t.id)
+  AND NOT EXISTS (SELECT 1 FROM {schema}.write w WHERE w.thread = t.id)
+  AND NOT EXISTS (SELECT 1 FROM {schema}.session s WHERE s.thread = t.id)"""
+_LEFT = "coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint"
+LEASE = f"SELECT l.epoch, l.owner, {_LEFT} FROM {{schema}}.thread t, {{schema}}.lane l WHERE {_NAMED}"
+LEASES = f"""
+SELECT t.namespace, t.name, l.scope, l.branch, l.id, l.owner, l.epoch, {_LEFT}
+FROM {_LANE}
+WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND l.token IS NOT NULL
+  AND (NOT %(expired)s OR l.expires <= clock_timestamp())
+ORDER BY l.expires, l.id"""
+CLAIM = """
+WITH mine AS (
+  SELECT l.id, l.token = %(token)s AS held, l.expires FROM {schema}.lane l JOIN {schema}.thread t ON t.id = l.thread
+  WHERE t.namespace = %(namespace)s AND l.token IS NOT NULL
+    AND (l.expires <= clock_timestamp() OR l.token = %(token)s)
+  ORDER BY l.token = %(token)s DESC, l.expires, l.id LIMIT %(count)s FOR NO KEY UPDATE OF l SKIP LOCKED),
+taken AS (
+  UPDATE {schema}.lane l SET epoch = CASE WHEN m.held THEN l.epoch ELSE l.epoch + 1 END,
+    owner = %(owner)s, token = %(token)s, expires = clock_timestamp() + %(ttl)s * interval '1 microsecond'
+  FROM mine m, {schema}.thread t WHERE l.id = m.id AND t.id = l.thread
+  RETURNING t.namespace, t.name, l.scope, l.branch, l.id, l.epoch, l.last_seq = 0 AS is_empty, m.held, m.expires)
+SELECT namespace, name, scope, branch, id, epoch, is_empty FROM taken ORDER BY held DESC, expires, id"""
+
+# Sessions ---------------------------------------------------------------------------------------------------------
+
+BEGIN_SESSION = """
+INSERT INTO {schema}.session AS s (id, thread, scope, branch, owner, process, note, started, seen, expires)
+SELECT %(id)s, m.thread_id, %(scope)s, %(branch)s, %(owner)s, %(process)s, %(note)s, %(started)s, %(seen)s,
+  clock_timestamp() + %(ttl)s * interval '1 microsecond'
+FROM {schema}.make_thread(%(namespace)s, %(thread)s) m
+ON CONFLICT (id) DO UPDATE SET seen = excluded.seen, expires = excluded.expires WHERE s.ended IS NULL"""
+BEAT = """
+UPDATE {schema}.session SET seen = %s, expires = clock_timestamp() + %s * interval '1 microsecond'
+WHERE id = %s AND ended IS NULL RETURNING 1"""
+END_SESSION = "UPDATE {schema}.session SET ended = %s, reason = %s WHERE id = %s AND ended IS NULL RETURNING 1"
+SESSIONS = """
+SELECT s.id, t.namespace, t.name, s.scope, s.branch, s.owner, s.process, s.note, s.started, s.seen, s.ended, s.reason,
+  (extract(epoch FROM s.expires - clock_timestamp()) * 1000000)::bigint
+FROM {schema}.session s JOIN {schema}.thread t ON t.id = s.thread
+WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s)
+  AND (NOT %(active)s OR s.ended IS NULL)
+ORDER BY s.number"""
+
+# Interrupts -------------------------------------------------------------------------------------------------------
+
+_INTERRUPT = """i.id, t.namespace, t.name, i.scope, i.branch, i.checkpoint, i.digest, i.body, i.created, i.number,
+  i.decision, i.decided_by, i.decided, i.consumer, i.consumer_epoch, i.consumed"""
+ADD_INTERRUPT = """
+WITH place AS (
+  SELECT l.thread FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32
+  JOIN {schema}.thread t ON t.id = l.thread
+  WHERE c.id = %(checkpoint)s AND t.namespace = %(namespace)s AND t.name = %(thread)s AND l.scope = %(scope)s
+  FOR NO KEY UPDATE OF t FOR KEY SHARE OF c)
+INSERT INTO {schema}.interrupt (id, thread, scope, branch, checkpoint, digest, body, created)
+SELECT %(id)s, p.thread, %(scope)s, %(branch)s, %(checkpoint)s, %(digest)s, %(body)s, %(created)s FROM place p
+ON CONFLICT (id) DO NOTHING RETURNING 1"""
+INTERRUPT = f"""
+SELECT {_INTERRUPT} FROM {{schema}}.interrupt i JOIN {{schema}}.thread t ON t.id = i.thread WHERE i.id = %s"""
+DECIDE = """
+UPDATE {schema}.interrupt SET decision = %s, decided_by = %s, decided = %s
+WHERE id = %s AND digest = %s AND decision IS NULL"""
+CONSUME = """
+UPDATE {schema}.interrupt SET consumer = %(by)s, consumer_epoch = %(epoch)s, consumed = %(moment)s
+WHERE id = %(id)s AND decision IS NOT NULL AND (consumer IS NULL OR consumer_epoch < %(epoch)s)"""
+INTERRUPTS = f"""
+SELECT {_INTERRUPT} FROM {{schema}}.interrupt i JOIN {{schema}}.thread t ON t.id = i.thread
+WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND i.number > %(after)s
+  AND (NOT %(pending)s OR i.consumed IS NULL)
+ORDER BY i.number LIMIT %(limit)s"""

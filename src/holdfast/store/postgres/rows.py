@@ -1,0 +1,79 @@
+"""How values are laid out in the tables: ids and rows. Bytes only, no I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.store.base import LaneKey, Row, WriteRow
+from holdfast.store.layout import SEQ_MAX, unpack_body, uuid_bytes, uuid_text
+
+_UUID, _TEXT = b"\0", b"\1"
+
+
+def pack_id(namespace: str, name: str) -> bytes:
+    """Return an id as it is stored: a UUID of the default namespace as its bytes, any other as text with its namespace.
+
+    Names hold no NUL, so the namespace cannot be mistaken for part of an id.
+    """
+    raw = None if namespace else uuid_bytes(name)
+    return _UUID + raw if raw is not None else _TEXT + f"{namespace}\0{name}".encode()
+
+
+def unpack_id(stored: bytes) -> str:
+    """Return the id that ``pack_id`` stored."""
+    if stored[:1] == _UUID:
+        return uuid_text(stored[1:])
+    return stored[stored.index(b"\0") + 1 :].decode()
+
+
+LANE_COLUMNS = "l.id, t.id, t.namespace, t.name, l.scope, l.branch"
+ROW_COLUMNS = """c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes,
+  ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = c.key ORDER BY g.name)"""
+PAYLOAD_COLUMNS = "b.digest, b.size, b.body, c.manifest, p.digest"
+WRITE_COLUMNS = """(SELECT array_agg(ARRAY[convert_to(w.task, 'UTF8'), int8send(w.position), convert_to(w.path, 'UTF8'),
+    convert_to(w.channel, 'UTF8'), convert_to(w.kind, 'UTF8'), int8send(w.count), w.body]
+    ORDER BY w.path, w.task, w.position)
+  FROM {schema}.write w WHERE w.thread = t.id AND w.scope = l.scope AND w.checkpoint = c.id)"""
+
+
+def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool, writes: bool) -> Row:
+    """Return a row from its columns: ``ROW_COLUMNS``, then ``PAYLOAD_COLUMNS`` and ``WRITE_COLUMNS`` if asked for."""
+    key, name, parent, parent_digest, step, created, digest, size, notes, tags = fields[:10]
+    base = base_data = None
+    manifest = b""
+    if payload:
+        base, base_size, base_body, manifest, present_parent_digest = fields[10:15]
+        parent_digest = parent_digest or present_parent_digest
+        base_data = unpack_body(base_size, base_body) if base_body is not None else None
+    found = fields[-1] if writes else None
+    return Row(
+        lane,
+        thread,
+        key & SEQ_MAX,
+        unpack_id(name),
+        None if parent is None else unpack_id(parent),
+        parent_digest,
+        step,
+        created,
+        digest,
+        notes,
+        size,
+        tuple(tags),
+        tuple(map(_read_write, found)) if found else (),
+        base,
+        base_data,
+        manifest,
+    )
+
+
+def _read_write(fields: list[bytes]) -> WriteRow:
+    task, position, path, channel, kind, count, body = fields
+    return WriteRow(
+        task.decode(),
+        int.from_bytes(position, signed=True),
+        channel.decode(),
+        kind.decode(),
+        int.from_bytes(count, signed=True),
+        body,
+        path.decode(),
+    )

@@ -1,0 +1,194 @@
+"""The PostgreSQL store: one schema, many threads, processes and machines.
+
+A save is one statement. No session state is kept between statements, so a pooler in transaction mode may stand in
+between. See ``link`` for deadlines and lost connections, ``schema.sql`` for what keeps writers and deletes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from holdfast.errors import NotFound
+from holdfast.pieces.manifest import Source
+from holdfast.pieces.piece import Range
+from holdfast.store.base import Commit, Committed, Finding, Head, Lane, LaneKey, Query, Removed, Row, Sizes, WriteRow
+from holdfast.store.interrupts import InterruptRow
+from holdfast.store.leases import Claim, Held, LeaseRow
+from holdfast.store.postgres import interrupt as interrupting
+from holdfast.store.postgres import lease as leasing
+from holdfast.store.postgres import queries
+from holdfast.store.postgres import session as sessioning
+from holdfast.store.postgres.check import check_tables
+from holdfast.store.postgres.chunks import read_ranges
+from holdfast.store.postgres.collect import delete_checkpoints, delete_thread
+from holdfast.store.postgres.commit import add_checkpoint, append_checkpoint, is_plain, replace_head
+from holdfast.store.postgres.compact import compact_tables
+from holdfast.store.postgres.connection import DeadlineConnection
+from holdfast.store.postgres.database import prepare
+from holdfast.store.postgres.find import find_head, find_rows
+from holdfast.store.postgres.link import Link
+from holdfast.store.postgres.rows import pack_id, unpack_id
+from holdfast.store.postgres.select import every, one, run, scalar
+from holdfast.store.postgres.target import parse_url
+from holdfast.store.sessions import SessionRow
+
+
+class PostgresStore:
+    """Keeps checkpoints in one schema of a PostgreSQL database."""
+
+    def __init__(self, url: str) -> None:
+        self._target = parse_url(url)
+        self.url = self._target.shown
+        self._link = Link(self._target)
+        prepare(self._link, self._target)
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def head(self, lane: LaneKey) -> Head | None:
+        return self._link.read(lambda connection: find_head(connection, lane))
+
+    def find(self, query: Query) -> list[Row]:
+        return self._link.read(lambda connection: find_rows(connection, query))
+
+    def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
+        def work(connection: DeadlineConnection) -> list[Lane]:
+            wanted = {"namespace": namespace, "thread": thread, "scope": scope}
+            return [
+                Lane(
+                    LaneKey(*fields[2:6]),
+                    None if head is None else unpack_id(head),
+                    head_seq,
+                    last_seq,
+                    epoch,
+                    None if origin is None else unpack_id(origin),
+                )
+                for *fields, head, head_seq, last_seq, epoch, origin in every(connection, queries.LANES, wanted)
+            ]
+
+        return self._link.read(work)
+
+    def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
+        wanted = list(ranges)
+        return self._link.read(lambda connection: read_ranges(connection, wanted))
+
+    def sizes(self) -> Sizes:
+        def work(connection: DeadlineConnection) -> Sizes:
+            sources: dict[Source, int] = dict(every(connection, queries.BLOB_SIZES))
+            sources.update(every(connection, queries.STREAM_SIZES))
+            total = scalar(connection, queries.TABLE_BYTES, (self._target.schema,))
+            return Sizes(total, sources, scalar(connection, queries.ROW_BYTES))
+
+        return self._link.read(work)
+
+    # Writing ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, count: int) -> int:
+        return self._link.write(lambda connection: int(scalar(connection, queries.RESERVE, (count,))) - count)
+
+    def commit(self, commit: Commit) -> Committed:
+        if commit.replaces_head:
+            return self._link.change(lambda connection: replace_head(connection, commit), commit.id)
+        add = append_checkpoint if is_plain(commit) else add_checkpoint
+        return self._link.write(lambda connection: add(connection, commit), commit.id)
+
+    def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
+        bound = {
+            "namespace": lane.namespace,
+            "thread": lane.thread,
+            "scope": lane.scope,
+            "checkpoint": pack_id(lane.namespace, checkpoint),
+            "tasks": [row.task_id for row in writes],
+            "positions": [row.index for row in writes],
+            "paths": [row.task_path for row in writes],
+            "channels": [row.channel for row in writes],
+            "kinds": [row.kind for row in writes],
+            "counts": [row.count for row in writes],
+            "bodies": [row.body for row in writes],
+        }
+        statement = queries.PUT_WRITES if replace else queries.ADD_WRITES
+        self._link.write(lambda connection: run(connection, statement, bound), checkpoint)
+
+    def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
+        bound = {"id": pack_id(namespace, checkpoint), "add": list(add), "remove": list(remove)}
+        found = self._link.write(lambda connection: one(connection, queries.TAG, bound), checkpoint)
+        if found is None:
+            raise NotFound(checkpoint, checkpoint=checkpoint)
+        return tuple(sorted(found[0]))
+
+    # Deleting -----------------------------------------------------------------------------------------------------
+
+    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+        names = list(checkpoints)
+        return self._link.change(lambda connection: delete_checkpoints(connection, namespace, names, spare, token))
+
+    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
+        return self._link.change(lambda connection: delete_thread(connection, namespace, thread, token))
+
+    # Leases -------------------------------------------------------------------------------------------------------
+
+    def acquire(self, lane: LaneKey, claim: Claim) -> Held:
+        return self._link.write(lambda connection: leasing.acquire(connection, lane, claim))
+
+    def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
+        self._link.write(lambda connection: leasing.renew(connection, lane, epoch, claim))
+
+    def release(self, lane: LaneKey, epoch: int, token: str) -> None:
+        self._link.change(lambda connection: leasing.release(connection, lane, epoch, token))
+
+    def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseRow]:
+        return self._link.read(lambda connection: leasing.leases(connection, namespace, thread, expired_only))
+
+    def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
+        return self._link.write(lambda connection: leasing.claim_expired(connection, namespace, count, claim))
+
+    # Sessions -----------------------------------------------------------------------------------------------------
+
+    def begin(self, session: SessionRow, ttl_us: int) -> None:
+        self._link.write(lambda connection: sessioning.begin(connection, session, ttl_us))
+
+    def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
+        return self._link.write(lambda connection: sessioning.beat(connection, namespace, session, seen_us, ttl_us))
+
+    def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
+        return self._link.write(lambda connection: sessioning.end(connection, namespace, session, ended_us, reason))
+
+    def sessions(self, namespace: str, thread: str | None, active_only: bool) -> list[SessionRow]:
+        return self._link.read(lambda connection: sessioning.sessions(connection, namespace, thread, active_only))
+
+    # Interrupts ---------------------------------------------------------------------------------------------------
+
+    def interrupt(self, row: InterruptRow) -> InterruptRow:
+        return self._link.write(lambda connection: interrupting.add_interrupt(connection, row))
+
+    def decide(
+        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
+    ) -> InterruptRow:
+        return self._link.write(
+            lambda connection: interrupting.decide(connection, namespace, interrupt, digest, decision, by, decided_us)
+        )
+
+    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
+        return self._link.write(
+            lambda connection: interrupting.consume(connection, namespace, interrupt, by, epoch, consumed_us)
+        )
+
+    def interrupts(
+        self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
+    ) -> list[InterruptRow]:
+        return self._link.read(
+            lambda connection: interrupting.interrupts(connection, namespace, thread, pending_only, after, limit)
+        )
+
+    def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
+        return self._link.read(lambda connection: interrupting.find_interrupt(connection, namespace, interrupt))
+
+    # Upkeep -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> list[Finding]:
+        return self._link.read(check_tables)
+
+    def compact(self) -> int:
+        return compact_tables(self._link, self._target.schema)
+
+    def close(self) -> None:
+        self._link.close()

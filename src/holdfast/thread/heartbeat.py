@@ -1,0 +1,129 @@
+"""Keeping leases and sessions alive: one thread of an open store renews them all.
+
+Each is renewed when a third of its time has passed. If the store refuses, it is over at once. If a renewal fails for
+another reason (the store cannot be reached), it is tried again until the whole time has passed since the last one that
+succeeded *began*: from then on the store may have given it to somebody else, and nobody here can know.
+
+The thread starts with the first and ends with the last. It does not survive a fork: a child renews nothing. All are
+renewed by one thread, one after the other, so a store that blocks keeps them all waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from holdfast.errors import Fenced
+
+BEATS_PER_TTL = 3
+TRIES_PER_TTL = 10
+CLOSE_S_MAX = 5.0
+"""How long ``close`` waits for a renewal that is under way."""
+
+
+class Pulse:
+    """What is kept alive. ``renew`` asks the store and tells whether to go on; ``give_up`` is told why it is over.
+
+    Without ``give_up`` failures never end it: nobody else can take it.
+    """
+
+    def __init__(
+        self, ttl: float, began: float, renew: Callable[[], bool], give_up: Callable[[Exception], None] | None = None
+    ) -> None:
+        self.ttl = ttl
+        self._since = began
+        self._retry_at = 0.0
+        self._renew = renew
+        self._give_up = give_up
+
+    @property
+    def overdue(self) -> bool:
+        """Tell whether its time has passed without a renewal that is known to have succeeded."""
+        return time.monotonic() >= self._since + self.ttl
+
+    def extended(self, began: float) -> None:
+        """Take note of a call that renewed it and began at this moment (of ``time.monotonic``)."""
+        self._since = max(self._since, began)
+
+    def due(self) -> float:
+        """Return the moment of the next renewal."""
+        return max(self._since + self.ttl / BEATS_PER_TTL, self._retry_at)
+
+    def beat(self) -> bool:
+        """Renew it and tell whether to go on."""
+        began = time.monotonic()
+        try:
+            going_on = self._renew()
+        except Exception as error:  # whatever it is: the next try, or the end of its time, decides
+            return self._failed(error)
+        if going_on:
+            self.extended(began)
+        return going_on
+
+    def _failed(self, error: Exception) -> bool:
+        now, end = time.monotonic(), self._since + self.ttl
+        if self._give_up is not None and (isinstance(error, Fenced) or now >= end):
+            self._give_up(error)
+            return False
+        pause = now + self.ttl / TRIES_PER_TTL
+        self._retry_at = pause if now >= end else min(pause, end)
+        return True
+
+
+class Heartbeat:
+    """The thread that renews, while there is anything to renew."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew in a forked process: what the parent keeps alive is the parent's."""
+        self._changed = threading.Condition()
+        self._pulses: set[Pulse] = set()
+        self._thread: threading.Thread | None = None
+
+    def add(self, pulse: Pulse) -> None:
+        """Keep it alive from now on."""
+        with self._changed:
+            if self._closed:
+                return
+            self._pulses.add(pulse)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, pulse: Pulse) -> None:
+        """Let it go."""
+        with self._changed:
+            self._pulses.discard(pulse)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Let all go and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._pulses.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_S_MAX)
+
+    def _run(self) -> None:
+        while (pulse := self._next()) is not None:
+            if not pulse.beat():
+                self.remove(pulse)
+
+    def _next(self) -> Pulse | None:
+        """Wait until a pulse is due and return it; None if there is none left."""
+        with self._changed:
+            while self._pulses:
+                pulse = min(self._pulses, key=Pulse.due)
+                wait_s = pulse.due() - time.monotonic()
+                if wait_s <= 0:
+                    return pulse
+                self._changed.wait(wait_s)
+            self._thread = None
+            return None

@@ -1,0 +1,369 @@
+"""Leases: the right to write a branch, taken for a time, kept alive while it is used, and given back.
+
+Only saves through the handle that took the lease carry it. That nobody else writes is decided by the store inside every
+save; a lease object only tells its holder early that it should stop. What both kinds of lease have in common stands in
+``LeaseBase``; ``Lease`` and ``AsyncLease`` differ in how they reach the store, and in that losing a lease cancels the
+body of an ``async with`` block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from holdfast.errors import Fenced, HoldfastError, InvalidInput, OutcomeUnknown
+from holdfast.model.ids import check_label
+from holdfast.model.lease import ExpiredLease
+from holdfast.store.base import Backend
+from holdfast.store.leases import Claim, Held
+from holdfast.thread.cursor import Context, Cursor
+from holdfast.thread.hold import Hold, Loss
+from holdfast.thread.offload import Interruption
+from holdfast.thread.perform import Flow, ask
+from holdfast.thread.process import short_name
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from holdfast.thread.thread import Thread
+    from holdfast.thread.thread_async import AsyncThread
+
+T = TypeVar("T")
+
+TTL_S_MIN = 0.05
+TTL_S_MAX = 86_400.0
+CLAIMS_MAX = 1000
+"""The most leases that can be claimed at once."""
+
+
+def check_ttl(ttl: object) -> float:
+    """Return the seconds if they can be the time of a lease or session."""
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not TTL_S_MIN <= ttl <= TTL_S_MAX:
+        raise InvalidInput(f"ttl must be a number of seconds from {TTL_S_MIN:g} to {TTL_S_MAX:g}, not {ttl!r:.40}")
+    return float(ttl)
+
+
+def check_owner(owner: str | None) -> str:
+    """Return the name, or one made of host and process."""
+    return short_name() if owner is None else check_label(owner, "owner")
+
+
+def to_us(ttl: float) -> int:
+    """Return seconds as whole microseconds."""
+    return round(ttl * 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a caller asked for."""
+
+    owner: str
+    ttl: float
+    heartbeat: bool
+    on_lost: Callable[[Any], None] | None
+
+    def claim(self) -> Claim:
+        """Return a claim that nobody ever had before."""
+        return Claim(self.owner, uuid.uuid4().hex, to_us(self.ttl))
+
+
+def check_terms(owner: str | None, ttl: float, heartbeat: bool, on_lost: Callable[[Any], None] | None) -> Terms:
+    """Return the terms of a lease, checked."""
+    if not isinstance(heartbeat, bool):
+        raise InvalidInput(f"heartbeat must be True or False, not {type(heartbeat).__name__}")
+    if on_lost is not None and not callable(on_lost):
+        raise InvalidInput(f"on_lost must be a function of the lease, not {type(on_lost).__name__}")
+    return Terms(check_owner(owner), check_ttl(ttl), heartbeat, on_lost)
+
+
+class LeaseBase:
+    """One lease, from before it is taken until after it was given back. It is used once."""
+
+    def __init__(self, context: Context, backend: Backend, cursor: Cursor, terms: Terms) -> None:
+        self._context = context
+        self._backend = backend
+        self._cursor = cursor
+        self._terms = terms
+        self._hold: Hold | None = None
+        self._entered = False
+        self._abandoned = False
+        self._failure: BaseException | None = None  # what on_lost raised
+
+    @property
+    def owner(self) -> str:
+        """Return the holder's name, for people."""
+        return self._terms.owner
+
+    @property
+    def ttl(self) -> float:
+        """Return for how many seconds each renewal lets it run."""
+        return self._terms.ttl
+
+    @property
+    def epoch(self) -> int:
+        """Return its epoch, which rises with every lease of the branch; 0 before it is taken."""
+        return 0 if self._hold is None else self._hold.epoch
+
+    @property
+    def lost(self) -> bool:
+        """Tell whether it is lost, or may be: the store said so, or it could not be renewed for its whole time."""
+        return self._hold is not None and self._hold.refusal() is not None
+
+    def check(self) -> None:
+        """Raise Fenced if the lease is lost. What ``on_lost`` itself raised comes first, once."""
+        hold = self._taken()
+        self._raise_loss(hold)
+        refusal = hold.refusal()
+        if refusal is not None:
+            raise refusal
+        if hold.is_over:
+            raise InvalidInput("the lease was given back", thread=hold.lane.thread, hint="Take another")
+
+    def _take(self, held: Held, claim: Claim, began: float) -> None:
+        """Be the lease that the store gave out by a call that began at this moment."""
+        hold = Hold(self._backend, held, claim, began, self._lost)
+        if self._terms.heartbeat:
+            self._context.heartbeat.add(hold.pulse)
+        self._hold = self._cursor.hold = hold
+
+    # The steps of its life, as flows ------------------------------------------------------------------------------
+
+    def _acquiring(self) -> Flow[None]:
+        """Take the lease; to be run with the handle's lock."""
+        cursor, claim = self._cursor, self._terms.claim()
+        if cursor.hold is not None:
+            raise InvalidInput(
+                f"this handle holds the lease on branch {cursor.lane.branch!r} already",
+                thread=cursor.lane.thread,
+                hint="Use that one, or another handle: store.thread(…)",
+            )
+        if self._abandoned:
+            return
+        began = time.monotonic()
+        held = yield from settled(lambda store: store.acquire(cursor.lane, claim))
+        if cursor.seen is not None and cursor.seen.last_seq:
+            cursor.seen = replace(cursor.seen, epoch=held.epoch)
+        else:
+            cursor.forget_tip()  # look again when saving: the branch may have been made just now, for the lease
+        self._take(held, claim, began)
+
+    def _renewing(self) -> Flow[None]:
+        """Extend the lease; without the handle's lock, so that a long save does not stand in the way."""
+        hold = self._taken()
+        if hold.loss is not None or hold.is_elsewhere or hold.is_over:
+            self.check()
+        began = time.monotonic()
+        try:
+            yield from settled(lambda store: store.renew(hold.lane, hold.epoch, hold.claim))
+        except Fenced as error:
+            hold.fenced(error)
+            raise
+        hold.extended(began)
+
+    def _releasing(self) -> Flow[None]:
+        """Give the lease back, once; to be run with the handle's lock."""
+        hold, cursor = self._taken(), self._cursor
+        if hold.is_over:
+            return
+        if hold.is_elsewhere:
+            self.check()
+        hold.end()
+        self._context.heartbeat.remove(hold.pulse)
+        cursor.hold = None
+        try:
+            yield from settled(lambda store: store.release(hold.lane, hold.epoch, hold.claim.token))
+        except Fenced as error:
+            hold.fenced(error, releasing=True)
+        finally:
+            hold.ended()
+        if cursor.seen is not None and not cursor.seen.last_seq:
+            cursor.forget_tip()  # a branch without a checkpoint has gone with its lease
+        self._raise_loss(hold)
+
+    def _resuming(self) -> Flow[None]:
+        """Make sure, before its block begins, that a lease taken earlier is still held; with the handle's lock."""
+        try:
+            yield from self._renewing()
+        except Exception:
+            with contextlib.suppress(HoldfastError):
+                yield from self._releasing()
+            raise
+
+    def _abandoning(self) -> Flow[None]:
+        """Undo an acquisition that nobody waited for; to be run with the handle's lock."""
+        self._abandoned = True
+        if self._hold is not None:
+            with contextlib.suppress(HoldfastError):  # nobody is there to be told
+                yield from self._releasing()
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._entered:
+            raise InvalidInput("a lease is entered once", hint="Take another: thread.lease()")
+        self._entered = True
+
+    def _taken(self) -> Hold:
+        if self._hold is None:
+            raise InvalidInput("the lease was not taken yet", hint="Write: with thread.lease() as lease: …")
+        return self._hold
+
+    def _lost(self, loss: Loss) -> None:
+        """Tell the holder, in whichever thread the loss was met."""
+        if self._hold is not None:
+            self._context.heartbeat.remove(self._hold.pulse)
+        if self._terms.on_lost is not None:
+            try:
+                self._terms.on_lost(self)
+            except BaseException as failure:  # not here, where nobody would see it: see check()
+                self._failure = failure
+        if not loss.called:
+            self._stop_body()
+
+    def _stop_body(self) -> None:
+        """End the body of the ``with`` block, if that can be done from outside."""
+
+    def _raise_loss(self, hold: Hold) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if hold.loss is not None:
+            raise hold.refusal() or hold.loss.error
+
+    def __repr__(self) -> str:
+        lane, hold = self._cursor.lane, self._hold
+        state = "not taken" if hold is None else "lost" if self.lost else "given back" if hold.is_over else "held"
+        return f"<{type(self).__name__} on {lane.thread!r} branch {lane.branch!r} by {self.owner!r}, {state}>"
+
+
+class Lease(LeaseBase):
+    """The right to write a branch, for as long as a ``with`` block runs.
+
+    Attributes: ``thread`` (the handle whose saves carry it), ``owner``, ``epoch``, ``ttl``, ``lost``.
+    """
+
+    def __init__(self, thread: Thread, terms: Terms) -> None:
+        super().__init__(thread._store._context, thread._store._backend, thread._cursor, terms)
+        self.thread = thread
+
+    def renew(self) -> None:
+        """Let it run for its time from now on, also if it had expired and nobody took it. If it is lost: Fenced."""
+        self.thread._store._run(self._renewing())
+
+    def release(self) -> None:
+        """Give it back. Raises Fenced if it was lost; a second time does nothing."""
+        self.thread._run(self._releasing())
+
+    def __enter__(self) -> Lease:
+        self._enter()
+        if self._hold is None:
+            self.thread._run(self._acquiring())
+        elif self.lost:
+            self.thread._run(self._resuming())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        try:
+            self.release()
+        except Exception as failure:
+            if error is None:
+                raise
+            if not isinstance(failure, Fenced):
+                note_beside(error, failure)
+
+
+class AsyncLease(LeaseBase):
+    """The right to write a branch, for as long as an ``async with`` block runs. If it is lost, the block is cancelled.
+
+    Attributes: ``thread`` (the handle whose saves carry it), ``owner``, ``epoch``, ``ttl``, ``lost``.
+    """
+
+    def __init__(self, thread: AsyncThread, terms: Terms) -> None:
+        super().__init__(thread._store._context, thread._store._backend, thread._cursor, terms)
+        self.thread = thread
+        self._body: Interruption | None = None
+
+    async def renew(self) -> None:
+        """Let it run for its time from now on, also if it had expired and nobody took it. If it is lost: Fenced."""
+        await self.thread._store._run(self._renewing())
+
+    async def release(self) -> None:
+        """Give it back. Raises Fenced if it was lost; a second time does nothing."""
+        await self.thread._run(self._releasing())
+
+    async def __aenter__(self) -> AsyncLease:
+        self._enter()
+        if self._hold is None:
+            await self.thread._run(self._acquiring(), self._abandoning())
+        elif self.lost:
+            await self.thread._run(self._resuming())
+        self._body = Interruption()
+        if self._taken().loss is not None:  # too early for the body to be cancelled
+            self._body.end(None)
+            await self.release()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        stopped = self._body is not None and self._body.end(error)
+        try:
+            await self.release()
+        except Exception as failure:
+            if error is None:
+                raise
+            if stopped:
+                raise failure from error
+            if not isinstance(failure, Fenced):
+                note_beside(error, failure)
+
+    def _stop_body(self) -> None:
+        if self._body is not None:
+            self._body.begin()
+
+
+def note_beside(error: BaseException, failure: Exception) -> None:
+    """Keep what went wrong while a block was left beside the error that had ended it."""
+    error.add_note(f"While leaving the block: {type(failure).__name__}: {failure}")
+
+
+# Lists of leases --------------------------------------------------------------------------------------------------
+
+
+def expired(context: Context) -> Flow[list[ExpiredLease]]:
+    """Return the leases that were neither renewed nor given back in time, the one that ended first first."""
+    rows = yield from ask(lambda store: store.leases(context.namespace, None, True))
+    return [
+        ExpiredLease(
+            thread_id=row.lane.thread,
+            branch=row.lane.branch,
+            scope=row.lane.scope,
+            owner=row.owner,
+            epoch=row.epoch,
+            overdue=-row.left_us / 1e6,
+        )
+        for row in rows
+    ]
+
+
+def claim(context: Context, count: int, terms: Terms) -> Flow[list[tuple[Held, Claim, float]]]:
+    """Take up to ``count`` expired leases; return of each what ``LeaseBase._take`` needs."""
+    if type(count) is not int or not 1 <= count <= CLAIMS_MAX:
+        raise InvalidInput(f"n must be a whole number from 1 to {CLAIMS_MAX}, not {count!r:.40}")
+    shown, began = terms.claim(), time.monotonic()
+    rows = yield from settled(lambda store: store.claim(context.namespace, count, shown))
+    return [(held, shown, began) for held in rows]
+
+
+def settled(call: Callable[[Backend], T]) -> Flow[T]:
+    """Return the answer to a call that gives its first result again; so if the answer is lost, ask once more."""
+    try:
+        return (yield from ask(call))
+    except OutcomeUnknown:
+        return (yield from ask(call))

@@ -1,0 +1,237 @@
+"""Sessions: a record that a run is under way, so that one that died can be told from one that ended.
+
+A session gives no right to write; take a lease for that. It is begun, kept alive by the store's heartbeat, and ended
+with a reason. Whether the owner of one that did not end is gone is asked of the kernel where it can know, and else told
+by its heartbeats; see ``process``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError, InvalidInput
+from holdfast.model.ids import check_label
+from holdfast.model.session import InterruptedRun, Session
+from holdfast.store.base import Backend, LaneKey, Query, Row
+from holdfast.store.sessions import SessionRow
+from holdfast.thread.cursor import Context
+from holdfast.thread.heartbeat import Pulse
+from holdfast.thread.lease import check_owner, check_ttl, note_beside, settled, to_us
+from holdfast.thread.perform import Flow, ask
+from holdfast.thread.process import is_alive, this_process
+from holdfast.thread.record import from_microseconds, meta_of, to_microseconds
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from holdfast.thread.thread import Thread
+    from holdfast.thread.thread_async import AsyncThread
+
+COMPLETED = "completed"
+TAKEN_OVER = "taken over"
+_NAME_LENGTH_MAX = 200
+
+
+class SessionBase:
+    """One run of one branch, from its begin to its end. It is used once."""
+
+    def __init__(
+        self, context: Context, backend: Backend, lane: LaneKey, owner: str | None, note: str, ttl: float
+    ) -> None:
+        self.id = context.new_id()
+        self.owner = check_owner(owner)
+        self.note = check_label(note, "note")
+        self.ttl = check_ttl(ttl)
+        self._context = context
+        self._backend = backend
+        self._lane = lane
+        self._pulse: Pulse | None = None
+        self._entered = False
+        self._ended = False
+        self._process = os.getpid()
+
+    def _enter(self) -> None:
+        if self._entered:
+            raise InvalidInput("a session is entered once", hint="Begin another: thread.session()")
+        self._entered = True
+        self._process = os.getpid()
+
+    def _beginning(self) -> Flow[None]:
+        """Begin it, and end those before it on this branch whose owner is gone; to be run with the handle's lock."""
+        if self._ended:  # nobody waited for it
+            return
+        began, now_us = time.monotonic(), self._now_us()
+        row = SessionRow(self.id, self._lane, self.owner, str(this_process()), self.note, now_us, now_us)
+        yield from settled(lambda store: store.begin(row, to_us(self.ttl)))
+        self._pulse = Pulse(self.ttl, began, self._beat)
+        self._context.heartbeat.add(self._pulse)
+        try:
+            yield from self._taking_over()
+        except HoldfastError:
+            with contextlib.suppress(HoldfastError):
+                yield from self._ending("failed to begin")
+            raise
+
+    def _taking_over(self) -> Flow[None]:
+        rows = yield from ask(lambda store: store.sessions(self._lane.namespace, self._lane.thread, True))
+        for row in rows:
+            if row.lane == self._lane and row.id != self.id and is_gone(row):
+                yield from self._recording(row.id, TAKEN_OVER)
+
+    def _ending(self, reason: str) -> Flow[None]:
+        """Record the end, once; to be run with the handle's lock.
+
+        A session that a forked child inherited is not the child's to end.
+        """
+        if self._ended or self._process != os.getpid():
+            return
+        self._ended = True
+        if self._pulse is not None:
+            self._context.heartbeat.remove(self._pulse)
+            yield from self._recording(self.id, reason)
+
+    def _recording(self, name: str, reason: str) -> Flow[None]:
+        namespace, now_us = self._lane.namespace, self._now_us()
+        yield from settled(lambda store: store.end(namespace, name, now_us, reason))
+
+    def _checked(self, reason: str) -> str:
+        if not self._entered:
+            raise InvalidInput("the session has not begun", hint="Write: with thread.session() as session: …")
+        if not check_label(reason, "reason"):
+            raise InvalidInput("a session ends for a reason", hint='Write for example session.end("out of budget")')
+        return reason
+
+    def _beat(self) -> bool:
+        return self._backend.beat(self._lane.namespace, self.id, self._now_us(), to_us(self.ttl))
+
+    def _now_us(self) -> int:
+        return to_microseconds(self._context.now())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self._lane.thread!r} by {self.owner!r}>"
+
+
+class RunSession(SessionBase):
+    """A run of a branch, for as long as a ``with`` block runs. Attributes: ``id``, ``thread``, ``owner``, ``note``."""
+
+    def __init__(self, thread: Thread, owner: str | None, note: str, ttl: float) -> None:
+        super().__init__(thread._store._context, thread._store._backend, thread._cursor.lane, owner, note, ttl)
+        self.thread = thread
+
+    def end(self, reason: str) -> None:
+        """End it for a reason of your own; what comes after that changes nothing."""
+        self.thread._run(self._ending(self._checked(reason)))
+
+    def __enter__(self) -> RunSession:
+        self._enter()
+        self.thread._run(self._beginning())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        try:
+            self.thread._run(self._ending(_reason(error)))
+        except Exception as failure:
+            if error is None:
+                raise
+            note_beside(error, failure)
+
+
+class AsyncRunSession(SessionBase):
+    """A run of a branch, for as long as an ``async with`` block runs.
+
+    Attributes: ``id``, ``thread``, ``owner``, ``note``.
+    """
+
+    def __init__(self, thread: AsyncThread, owner: str | None, note: str, ttl: float) -> None:
+        super().__init__(thread._store._context, thread._store._backend, thread._cursor.lane, owner, note, ttl)
+        self.thread = thread
+
+    async def end(self, reason: str) -> None:
+        """End it for a reason of your own; what comes after that changes nothing."""
+        await self.thread._run(self._ending(self._checked(reason)))
+
+    async def __aenter__(self) -> AsyncRunSession:
+        self._enter()
+        await self.thread._run(self._beginning(), self._ending("abandoned"))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        try:
+            await self.thread._run(self._ending(_reason(error)))
+        except Exception as failure:
+            if error is None:
+                raise
+            note_beside(error, failure)
+
+
+def _reason(error: BaseException | None) -> str:
+    """Return why a block ended: of an error its type only, since its message may hold anything."""
+    if error is None:
+        return COMPLETED
+    return f"failed: {type(error).__name__[:_NAME_LENGTH_MAX].encode(errors='replace').decode()}"
+
+
+# Lists of sessions ------------------------------------------------------------------------------------------------
+
+
+def sessions(context: Context, active: bool) -> Flow[list[Session]]:
+    """Return sessions, the one begun first first."""
+    if not isinstance(active, bool):
+        raise InvalidInput(f"active must be True or False, not {type(active).__name__}")
+    rows = yield from ask(lambda store: store.sessions(context.namespace, None, active))
+    return [
+        Session(
+            id=row.id,
+            thread_id=row.lane.thread,
+            branch=row.lane.branch,
+            scope=row.lane.scope,
+            owner=row.owner,
+            note=row.note,
+            started_at=from_microseconds(row.started_us),
+            last_seen=from_microseconds(row.seen_us),
+            ended_at=None if row.ended_us is None else from_microseconds(row.ended_us),
+            reason=row.reason,
+        )
+        for row in rows
+    ]
+
+
+def interrupted(context: Context) -> Flow[list[InterruptedRun]]:
+    """Return the runs that did not end and whose owner is gone, the one seen last first."""
+    rows = yield from ask(lambda store: store.sessions(context.namespace, None, True))
+    gone = sorted(filter(is_gone, rows), key=lambda row: row.seen_us, reverse=True)
+    runs = []
+    for row in gone:
+        newest = yield from ask(_finding(Query(*row.lane, limit=1)))
+        runs.append(
+            InterruptedRun(
+                session_id=row.id,
+                thread_id=row.lane.thread,
+                branch=row.lane.branch,
+                scope=row.lane.scope,
+                owner=row.owner,
+                note=row.note,
+                started_at=from_microseconds(row.started_us),
+                last_seen=from_microseconds(row.seen_us),
+                checkpoint=meta_of(newest[0]) if newest else None,
+            )
+        )
+    return runs
+
+
+def is_gone(row: SessionRow) -> bool:
+    """Tell whether the owner of a session that did not end is gone: by the kernel if it can know, else by the beats."""
+    alive = is_alive(row.process)
+    return row.left_us <= 0 if alive is None else not alive
+
+
+def _finding(query: Query) -> Callable[[Backend], list[Row]]:
+    return lambda store: store.find(query)

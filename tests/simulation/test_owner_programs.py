@@ -1,0 +1,52 @@
+"""Random programs of leases, sessions and interrupts, on every store whose clock a test can set."""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.memory import MemoryStore
+from holdfast.store.sqlite.store import TIMEOUT_S, SqliteStore
+from holdfast.testing.machine import RAM_FOLDER
+from holdfast.testing.owner_programs import OwnerProgram, owner_program
+
+MUST_HAPPEN = {
+    *(f"acquire: {answer}" for answer in ("done", "Fenced")),
+    *(f"renew: {answer}" for answer in ("done", "Fenced")),
+    *(f"release: {answer}" for answer in ("done", "Fenced")),
+    *(f"commit: {answer}" for answer in ("done", "Fenced", "Conflict", "IdTaken")),
+    *(f"delete: {answer}" for answer in ("done", "Fenced")),
+    *(f"delete_thread: {answer}" for answer in ("done", "Fenced")),
+    *(f"interrupt: {answer}" for answer in ("done", "NotFound", "IdTaken")),
+    *(f"decide: {answer}" for answer in ("done", "NotFound")),
+    *(f"consume: {answer}" for answer in ("done", "NotFound")),
+}
+"""Programs in which these do not come up prove nothing about them."""
+
+
+FIXED, FRESH = 200, 100
+
+
+@pytest.mark.slow
+@pytest.mark.row("C1", "C2", "C5", "C7", "C8")
+def test_stores_agree_on_who_may_write_whatever_the_clock_does(show: Callable[[str, object], None]) -> None:
+    fresh = random.SystemRandom().randrange(FIXED, 2**32)
+    answers: Counter[str] = Counter()
+    for seed in (*range(FIXED), *range(fresh, fresh + FRESH)):
+        with tempfile.TemporaryDirectory(dir=RAM_FOLDER if RAM_FOLDER.is_dir() else None) as folder:
+            sqlite = functools.partial(SqliteStore, str(Path(folder) / "agent.db"), TIMEOUT_S)
+            run = OwnerProgram([functools.partial(MemoryStore, "memory:"), sqlite])
+            try:
+                answers.update(run.run(owner_program(seed)))
+            except AssertionError as error:
+                error.add_note(f"in owner_program({seed})")
+                raise
+    show("steps of random programs of owners", f"{answers.total()}, fresh seeds from {fresh}")
+
+    assert answers.keys() >= MUST_HAPPEN

@@ -1,0 +1,173 @@
+"""The clock that leases and sessions end by: the host's, the same in all processes, and not that of another boot."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import Fenced, OutcomeUnknown
+from holdfast.store.base import Backend
+from holdfast.store.boot import BOOT_ID_PATH, WALL_CLOCK, Moment, boot_clock, boot_id, read_clock
+from holdfast.store.leases import Claim
+from holdfast.store.memory import MemoryStore
+from holdfast.store.sessions import SessionRow
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing.drafts import draft, lane, put
+from holdfast.testing.waiting import wait_until
+
+HOUR_US = 3_600_000_000
+
+
+class HostClock:
+    """A host's clock that goes where it is told, also through a reboot."""
+
+    def __init__(self) -> None:
+        self.moment = Moment(10 * HOUR_US, "first boot")
+
+    def __call__(self) -> Moment:
+        return self.moment
+
+
+@pytest.fixture
+def host() -> HostClock:
+    return HostClock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path, host: HostClock) -> Iterator[Backend]:
+    opened: Backend = (
+        MemoryStore(clock=host) if request.param == "memory" else SqliteStore(str(tmp_path / "x.db"), clock=host)
+    )
+    with contextlib.closing(opened):
+        yield opened
+
+
+@pytest.mark.skipif(not BOOT_ID_PATH.exists(), reason="no boot clock here: the wall clock stands in")
+def test_all_processes_of_a_host_have_one_clock_that_counts_from_its_boot() -> None:
+    program = "from holdfast.store.boot import boot_clock; print(*boot_clock())"
+    before = boot_clock()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    us, boot = done.stdout.split()
+
+    assert boot == before.boot == boot_clock().boot == BOOT_ID_PATH.read_text().strip()
+    assert 0 < before.us <= int(us) <= boot_clock().us
+
+
+def test_where_a_boot_has_no_id_the_wall_clock_stands_in(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for path in (tmp_path / "no such file", tmp_path / "empty", tmp_path):
+        assert boot_id(path) == WALL_CLOCK
+    before = time.time_ns() // 1000
+    moment = read_clock(WALL_CLOCK)
+
+    assert moment.boot == WALL_CLOCK
+    assert before <= moment.us <= time.time_ns() // 1000
+
+
+@pytest.mark.row("C5")
+@pytest.mark.parametrize("uptime_us", [0, 1, 20 * HOUR_US], ids=["just booted", "a moment ago", "long ago"])
+def test_a_lease_and_a_session_of_an_earlier_boot_are_over(backend: Backend, host: HostClock, uptime_us: int) -> None:
+    put(backend, lane(), {"n": 1})
+    backend.acquire(lane(), Claim("old", "old", HOUR_US))
+    backend.begin(SessionRow("run", lane(), "old", "1", "", 1, 1), HOUR_US)
+    late = replace(draft(backend, lane(), {"n": 2}), claim=Claim("old", "old", HOUR_US))
+    assert backend.leases("", None, True) == []
+    host.moment = Moment(uptime_us, "second boot")
+
+    assert [row.left_us for row in backend.leases("", None, True)] == [-uptime_us]
+    assert [row.left_us for row in backend.sessions("", None, True)] == [-uptime_us]
+    assert backend.acquire(lane(), Claim("new", "new", HOUR_US)).epoch == 2
+    with pytest.raises(Fenced):
+        backend.commit(late)
+
+
+def test_a_holder_that_outlived_a_reboot_goes_on_if_nobody_took_its_lease(backend: Backend, host: HostClock) -> None:
+    held = backend.acquire(lane(), Claim("a", "a", HOUR_US))
+    host.moment = Moment(5, "second boot")
+    backend.renew(lane(), held.epoch, Claim("a", "a", HOUR_US))
+
+    assert [row.left_us for row in backend.leases("", None, False)] == [HOUR_US]
+
+
+def test_leases_of_an_earlier_boot_are_claimed_before_those_of_this_one(backend: Backend, host: HostClock) -> None:
+    backend.acquire(lane("before"), Claim("a", "a", HOUR_US))
+    host.moment = Moment(5, "second boot")
+    for thread, ttl in (("later", 20), ("sooner", 10)):
+        backend.acquire(lane(thread), Claim("b", "b", ttl))
+    host.moment = Moment(100, "second boot")
+
+    assert [held.lane.thread for held in backend.claim("", 9, Claim("c", "c", 1))] == ["before", "sooner", "later"]
+
+
+def test_a_lease_ends_at_its_very_moment(backend: Backend, host: HostClock) -> None:
+    start = host.moment.us
+    backend.acquire(lane(), Claim("a", "a", 10))
+    host.moment = host.moment._replace(us=start + 9)
+    with pytest.raises(Fenced):
+        backend.acquire(lane(), Claim("b", "b", 10))
+    host.moment = host.moment._replace(us=start + 10)
+
+    assert backend.acquire(lane(), Claim("b", "b", 10)).epoch == 2
+
+
+HOLDER = """
+import sys
+from holdfast.store.leases import Claim
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing.drafts import lane
+store = SqliteStore(sys.argv[1])
+store.acquire(lane("long"), Claim("child", "child", 3_600_000_000))
+store.acquire(lane("short"), Claim("child", "child", 200_000))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.row("C5")
+def test_the_lease_of_a_killed_process_is_taken_over_when_it_ends_and_not_before(tmp_path: Path) -> None:
+    path = str(tmp_path / "agent.db")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        child.kill()
+        assert child.wait() == -9
+    mine = Claim("parent", "parent", HOUR_US)
+    with contextlib.closing(SqliteStore(path)) as store:
+        wait_until(lambda: store.leases("", "short", True))
+
+        assert [held.lane.thread for held in store.claim("", 9, mine)] == ["short"]
+        with pytest.raises(Fenced) as raised:
+            store.acquire(lane("long"), mine)
+        assert raised.value.owner == "child"
+
+
+@pytest.mark.row("C2", "C9")
+def test_a_lease_whose_outcome_is_unknown_is_settled_by_asking_again_under_the_same_token(tmp_path: Path) -> None:
+    claim = Claim("a", "a", HOUR_US)
+    with contextlib.closing(SqliteStore(str(tmp_path / "agent.db"))) as store:
+        put(store, lane(), {"n": 1})
+        connection = store._writer._connection
+        assert connection is not None
+        refused: list[bool] = []
+
+        def refuse() -> bool:
+            refused.append(True)
+            return True
+
+        connection.set_commit_hook(refuse)
+        with pytest.raises(OutcomeUnknown) as raised:
+            store.acquire(lane(), claim)
+        assert refused == [True]
+
+        assert raised.value.retry_safe
+        assert store.acquire(lane(), claim).epoch == store.acquire(lane(), claim).epoch == 1

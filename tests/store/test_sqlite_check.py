@@ -1,0 +1,41 @@
+"""What the check of a SQLite store finds in the rows of lanes and interrupts; damage to pages is tests/crash's."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.interrupts import InterruptRow
+from holdfast.store.leases import Claim
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing.drafts import lane, put
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with contextlib.closing(SqliteStore(str(tmp_path / "agent.db"))) as opened:
+        for name in ("one", "two"):
+            put(opened, lane(), {"n": 1}, name)
+        opened.interrupt(InterruptRow("ask", lane(), "one", b"digest", b"body", 1))
+        opened.acquire(lane("u"), Claim("a", "a", 1))
+        assert opened.check() == []
+        yield opened
+
+
+def break_with(store: SqliteStore, statement: str) -> None:
+    assert store._writer.submit(lambda connection: connection.execute(statement).fetchall() == [])
+
+
+def test_an_interrupt_whose_checkpoint_is_not_there_is_found(store: SqliteStore) -> None:
+    break_with(store, "DELETE FROM checkpoint WHERE id = 'one'")
+    (found,) = store.check()
+
+    assert (found.kind, found.where, found.thread, found.checkpoint) == ("orphan", "interrupt ask", "t", "one")
+
+
+def test_a_lane_without_a_checkpoint_must_have_a_lease(store: SqliteStore) -> None:
+    break_with(store, "UPDATE lane SET token = NULL WHERE last_seq = 0")
+    (found,) = store.check()
+
+    assert (found.kind, found.thread) == ("missing", "u")

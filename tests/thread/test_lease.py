@@ -1,0 +1,687 @@
+"""Leases: one holder writes, everybody else is refused; who lost it is refused too, and told."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.errors import InvalidInput, OutcomeUnknown, StoreError
+from holdfast.store.base import Backend
+from holdfast.thread.lease import CLAIMS_MAX, TTL_S_MAX, TTL_S_MIN, Lease, settled
+from holdfast.thread.perform import drive
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from waiting import entered, eventually, taken_over
+
+SHORT_S = TTL_S_MIN
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+def heartbeats() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "holdfast-heartbeat"]
+
+
+@pytest.fixture
+def other(store: holdfast.Store, thread: holdfast.Thread) -> holdfast.Thread:
+    """Another handle on the same branch."""
+    return store.thread(thread.id)
+
+
+@pytest.fixture(autouse=True)
+def no_heartbeat_is_left() -> Iterator[None]:
+    yield
+    eventually(lambda: not heartbeats())
+
+
+# Holding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("C5", "S4x-20")
+def test_while_a_lease_runs_only_its_handle_saves(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+    thread.save({"n": 1})
+    other.latest()
+    with thread.lease(owner="worker-1") as lease:
+        assert thread.save({"n": 2}).step == 2
+        with pytest.raises(holdfast.Fenced, match="worker-1") as caught:
+            other.save({"n": "stale"})
+        with pytest.raises(holdfast.Fenced, match="worker-1"), other.lease():
+            raise AssertionError("entered")
+        assert thread.append(set={"n": 3}).step == 3
+
+    assert (lease.owner, lease.epoch, lease.ttl, lease.thread, lease.lost) == ("worker-1", 1, 30.0, thread, False)
+    assert caught.value.owner == "worker-1"
+    assert [meta.step for meta in thread.history()] == [3, 2, 1]
+    newest = other.latest()
+    assert newest is not None
+    assert newest.state == {"n": 3}
+    assert other.save({"n": 4}).step == 4
+
+
+@pytest.mark.parametrize("looked", ["not at all", "saw nothing", "saw a checkpoint"])
+def test_the_first_save_under_a_lease_works_whatever_the_handle_saw_before(
+    thread: holdfast.Thread, other: holdfast.Thread, looked: str
+) -> None:
+    if looked == "saw a checkpoint":
+        other.save({"n": 0})
+    if looked != "not at all":
+        thread.latest()
+    with thread.lease():
+        first = thread.save({"n": 1})
+        second = thread.append(set={"n": 2})
+    after = thread.save({"n": 3})
+
+    assert (second.parent_id, after.parent_id) == (first.id, second.id)
+
+
+def test_what_the_handle_saw_before_still_counts(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+    assert thread.latest() is None
+    theirs = other.save({"n": "theirs"})
+    with thread.lease(), pytest.raises(holdfast.Conflict) as caught:
+        thread.save({"n": "mine"})
+
+    assert caught.value.winner == theirs
+
+
+def test_a_head_that_moved_before_the_lease_came_is_a_conflict(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+    thread.save({"n": 1})
+    other.latest()
+    other.save({"n": 2})
+    with thread.lease() as lease:
+        with pytest.raises(holdfast.Conflict):
+            thread.save({"n": "lost update"})
+        newest = thread.latest()
+        assert newest is not None
+        assert thread.append(set={"n": 3}).parent_id == newest.id
+
+    assert not lease.lost
+
+
+def refused_save(thread: holdfast.Thread) -> None:
+    with pytest.raises(InvalidInput, match="step"):
+        thread.save({"n": 1}, step=-1)
+
+
+@pytest.mark.parametrize("look", [lambda thread: None, lambda thread: thread.latest(), refused_save])
+def test_a_lease_that_was_never_used_leaves_nothing_behind(
+    store: holdfast.Store, thread: holdfast.Thread, look: Callable[[holdfast.Thread], object]
+) -> None:
+    look(thread)
+    with thread.lease():
+        look(thread)
+        assert thread.branches() == []
+
+    assert thread.branches() == []
+    assert list(store.threads()) == []
+    assert thread.save({"n": 1}).step == 1
+
+
+def test_a_handle_that_saw_nothing_goes_on_after_the_lease_of_a_worker_that_died(
+    thread: holdfast.Thread, other: holdfast.Thread
+) -> None:
+    assert other.latest() is None
+    thread.lease(ttl=SHORT_S, heartbeat=False).__enter__()
+
+    with taken_over(other):
+        assert other.save({"n": 1}).step == 1
+
+
+def test_a_handle_without_a_lease_looks_again_after_one_came_and_went(
+    thread: holdfast.Thread, other: holdfast.Thread
+) -> None:
+    other.save({"n": 1})
+    with thread.lease():
+        thread.latest()
+    with pytest.raises(holdfast.Fenced):
+        other.save({"n": 2})
+    other.latest()
+
+    assert other.save({"n": 2}).step == 2
+
+
+def test_a_lease_that_was_not_used_does_not_get_in_the_way_of_its_own_handle(thread: holdfast.Thread) -> None:
+    thread.save({"n": 1})
+    with thread.lease():
+        pass
+
+    assert thread.save({"n": 2}).step == 2
+
+
+def test_each_acquisition_has_a_higher_epoch(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+    thread.save({"n": 1})
+    epochs = []
+    for handle in (thread, other, thread):
+        with handle.lease() as lease:
+            epochs.append(lease.epoch)
+
+    assert epochs == [1, 2, 3]
+
+
+def test_the_branches_of_nested_graphs_have_leases_of_their_own(store: holdfast.Store, thread: holdfast.Thread) -> None:
+    inner = store.thread(thread.id, scope="subgraph")
+    side = store.thread(thread.id, branch="side")
+    with thread.lease() as one, inner.lease() as two, side.lease() as three:
+        for handle in (thread, inner, side):
+            handle.save({"who": handle.branch})
+
+    assert [one.epoch, two.epoch, three.epoch] == [1, 1, 1]
+
+
+def test_a_leased_branch_can_be_read_forked_and_rewound_by_its_holder(
+    thread: holdfast.Thread, other: holdfast.Thread
+) -> None:
+    first = thread.save({"n": 1})
+    with thread.lease():
+        side = other.fork(first, branch="side")
+        assert side.save({"n": "side"}).step == 2
+        assert thread.rewind(first).state == {"n": 1}
+        with pytest.raises(holdfast.Fenced):
+            other.rewind(first)
+
+    assert [branch.key.branch for branch in thread.branches()] == ["main", "side"]
+
+
+def test_a_handle_holds_one_lease_at_a_time(thread: holdfast.Thread) -> None:
+    with thread.lease() as lease:
+        with pytest.raises(InvalidInput, match="already"), thread.lease():
+            raise AssertionError("entered")
+        with pytest.raises(InvalidInput, match="once"), lease:
+            raise AssertionError("entered")
+        thread.save({"n": 1})
+
+    with thread.lease() as again:
+        assert again.epoch == 2
+
+
+def test_a_lease_outside_its_block_says_so(thread: holdfast.Thread) -> None:
+    lease = thread.lease()
+    assert (lease.epoch, lease.lost) == (0, False)
+    for call in (lease.check, lease.renew, lease.release):
+        with pytest.raises(InvalidInput, match="not taken"):
+            call()
+    with lease:
+        lease.check()
+        lease.renew()
+        lease.release()
+        lease.release()
+        for call in (lease.check, lease.renew):
+            with pytest.raises(InvalidInput, match="given back"):
+                call()
+
+    assert not lease.lost
+
+
+@pytest.mark.parametrize(
+    "bad", [0, -1, 0.049, 86_400.1, math.nan, math.inf, True, "30", None, 10**400], ids=lambda value: f"{value!r:.10}"
+)
+def test_a_time_that_cannot_be_is_refused(store: holdfast.Store, thread: holdfast.Thread, bad: Any) -> None:
+    for call in (lambda: thread.lease(ttl=bad), lambda: store.claim(ttl=bad), lambda: thread.session(ttl=bad)):
+        with pytest.raises(InvalidInput, match=r"ttl must be a number of seconds from 0\.05 to 86400"):
+            call()
+
+
+@pytest.mark.parametrize("ttl", [TTL_S_MIN, 1, TTL_S_MAX])
+def test_the_shortest_and_the_longest_time_are_taken(thread: holdfast.Thread, ttl: float) -> None:
+    with thread.lease(ttl=ttl, heartbeat=False) as lease:
+        assert lease.ttl == ttl
+
+
+def test_other_arguments_are_checked_too(store: holdfast.Store, thread: holdfast.Thread) -> None:
+    wrong: list[Any] = [{"owner": 5}, {"owner": "x" * 1025}, {"heartbeat": 1}, {"on_lost": "print"}]
+    for arguments in wrong:
+        with pytest.raises(InvalidInput):
+            thread.lease(**arguments)
+        with pytest.raises(InvalidInput):
+            store.claim(**arguments)
+    many: list[Any] = [0, -1, CLAIMS_MAX + 1, True, 1.0, "1"]
+    for count in many:
+        with pytest.raises(InvalidInput, match="whole number"):
+            store.claim(count)
+
+    assert store.claim(CLAIMS_MAX) == []
+
+
+def test_the_owner_is_host_and_process_unless_named(thread: holdfast.Thread) -> None:
+    with thread.lease() as lease:
+        assert lease.owner.endswith(f":{os.getpid()}")
+
+
+# Losing -----------------------------------------------------------------------------------------------------------
+
+
+def zombie(thread: holdfast.Thread, told: list[Lease]) -> Lease:
+    """Take a lease that nobody renews."""
+    return thread.lease(ttl=SHORT_S, owner="zombie", heartbeat=False, on_lost=told.append)
+
+
+@pytest.mark.row("C5", "C8", "W4-03")
+@pytest.mark.parametrize("attempt", ["save", "renew", "release"])
+def test_who_was_taken_over_from_is_refused_and_told_once(
+    thread: holdfast.Thread, other: holdfast.Thread, attempt: str
+) -> None:
+    thread.save({"n": 1})
+    told: list[Lease] = []
+    lease = zombie(thread, told).__enter__()
+    calls: dict[str, Callable[[], object]] = {
+        "save": lambda: thread.save({"n": "zombie"}),
+        "renew": lease.renew,
+        "release": lease.release,
+    }
+    with taken_over(other) as new:
+        with pytest.raises(holdfast.Fenced, match=r"taken over \(epoch 2, ours was 1\)"):
+            calls[attempt]()
+        assert lease.lost
+        assert told == [lease]
+        with pytest.raises(holdfast.Fenced):
+            lease.check()
+        with pytest.raises(holdfast.Fenced):
+            thread.save({"n": "again"})
+        assert other.append(set={"n": 2}).step == 2
+        new.check()
+
+    assert told == [lease]
+    assert [meta.step for meta in other.history()] == [2, 1]
+
+
+def test_leaving_the_block_of_a_lost_lease_raises_although_the_body_succeeded(
+    thread: holdfast.Thread, other: holdfast.Thread
+) -> None:
+    told: list[Lease] = []
+    with pytest.raises(holdfast.Fenced, match="taken over"), zombie(thread, told):
+        new = entered(other)
+    new.release()
+
+    assert [lease.lost for lease in told] == [True]
+
+
+def test_the_bodys_own_error_is_kept(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+    def body() -> None:
+        with zombie(thread, []), taken_over(other):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        body()
+
+    assert getattr(caught.value, "__notes__", []) == []
+
+
+def test_a_stale_owner_is_fenced_also_after_the_new_one_moved_the_head(
+    thread: holdfast.Thread, other: holdfast.Thread
+) -> None:
+    """Not a conflict, which invites to load and try again."""
+    thread.save({"n": 1})
+    lease = zombie(thread, []).__enter__()
+    with taken_over(other):
+        other.append(set={"n": 2})
+        for _ in range(2):
+            with pytest.raises(holdfast.Fenced):
+                thread.save({"n": "zombie"})
+
+    with pytest.raises(holdfast.Fenced):
+        lease.release()
+
+
+def test_a_lease_that_expired_may_be_renewed_if_nobody_took_it(thread: holdfast.Thread) -> None:
+    with thread.lease(ttl=SHORT_S, heartbeat=False) as lease:
+        eventually(lambda: lease.lost)
+        with pytest.raises(holdfast.Fenced, match="could not be renewed"):
+            lease.check()
+        lease.renew()
+        thread.save({"n": 1})
+
+    assert not lease.lost
+
+
+def test_what_on_lost_raises_comes_out_where_the_holder_looks(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+    def fail(lease: Lease) -> None:
+        raise ZeroDivisionError("in on_lost")
+
+    lease = thread.lease(ttl=SHORT_S, heartbeat=False, on_lost=fail).__enter__()
+    with taken_over(other):
+        with pytest.raises(holdfast.Fenced):
+            lease.renew()
+        with pytest.raises(ZeroDivisionError, match="in on_lost"):
+            lease.check()
+        with pytest.raises(holdfast.Fenced):
+            lease.check()
+
+
+# Deleting under a lease -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("C8")
+def test_nobody_else_deletes_what_a_lease_protects(
+    store: holdfast.Store, thread: holdfast.Thread, other: holdfast.Thread
+) -> None:
+    old, newest = thread.save({"n": 1}), thread.save({"n": 2})
+    with thread.lease():
+        calls: list[Callable[[], object]] = [
+            lambda: other.delete(newest),
+            other.clear,
+            lambda: store.delete_thread(thread.id),
+            store.clear,
+        ]
+        for call in calls:
+            with pytest.raises(holdfast.Fenced):
+                call()
+        assert [meta.id for meta in other.history()] == [newest.id, old.id]
+        assert other.delete(old) == 1
+        assert other.prune(holdfast.Keep(last=1)).deleted == 0
+        assert thread.delete(newest) == 1
+
+
+def test_the_holder_deletes_and_what_goes_takes_the_lease_along(store: holdfast.Store, thread: holdfast.Thread) -> None:
+    told: list[Lease] = []
+    deletes: list[Callable[[holdfast.Checkpoint], object]] = [lambda newest: thread.clear(), thread.delete]
+    for delete in deletes:
+        newest = thread.save({"n": 1})
+        with thread.lease(on_lost=told.append) as lease:
+            delete(newest)
+            assert not lease.lost
+            assert thread.latest() is None
+            thread.save({"n": "anew, without a lease"})
+        thread.clear()
+        assert thread.latest() is None
+
+    assert told == []
+    assert list(store.threads()) == []
+
+
+def test_the_holder_may_delete_its_head_and_go_on(thread: holdfast.Thread) -> None:
+    thread.save({"n": 1})
+    newest = thread.save({"n": 2})
+    with thread.lease() as lease:
+        thread.delete(newest)
+        thread.latest()
+        assert thread.save({"n": 3}).step == 2
+        lease.check()
+
+
+def end_in_the_store(lease: Lease) -> None:
+    """End a lease behind its holder's back."""
+    hold = lease._taken()
+    lease._backend.release(hold.lane, hold.epoch, hold.claim.token)
+
+
+# The heartbeat ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("S4x-20")
+def test_the_heartbeat_keeps_a_lease_alive_for_much_longer_than_its_time(
+    thread: holdfast.Thread, other: holdfast.Thread
+) -> None:
+    ttl, refused = 1.0, 0
+    with thread.lease(ttl=ttl) as lease:
+        end = time.monotonic() + 3 * ttl
+        while time.monotonic() < end:
+            with pytest.raises(holdfast.Fenced):
+                other.lease().__enter__()
+            refused += 1
+            threading.Event().wait(0.02)
+        lease.check()
+
+    assert refused > 10
+
+
+def test_a_save_extends_the_lease(store: holdfast.Store, thread: holdfast.Thread) -> None:
+    def left_us() -> int:
+        (row,) = store._backend.leases("", None, False)
+        return row.left_us
+
+    with thread.lease(ttl=60, heartbeat=False) as lease:
+        eventually(lambda: left_us() < 59_950_000)
+        before, due = left_us(), lease._taken().pulse.due()
+        thread.save({"n": 1})
+
+        assert left_us() > before
+        assert lease._taken().pulse.due() > due  # so the heartbeat need not renew it yet
+
+
+@pytest.mark.row("S4x-20")
+def test_the_heartbeat_notices_a_loss_at_once(store: holdfast.Store, thread: holdfast.Thread) -> None:
+    """A clock that jumps, or an operator, may end a lease early: here its row is given to somebody else."""
+    thread.save({"n": 1})
+    told = threading.Event()
+    lease = thread.lease(ttl=0.3, on_lost=lambda lease: told.set()).__enter__()
+    end_in_the_store(lease)
+    with store.thread(thread.id).lease(owner="thief"):
+        assert told.wait(20)
+        assert lease.lost
+        with pytest.raises(holdfast.Fenced, match="taken over"):
+            lease.release()
+
+
+@pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
+def test_a_lease_that_cannot_be_renewed_for_its_whole_time_counts_as_lost(url: str) -> None:
+    store = holdfast.open(url)
+    thread = store.thread("t")
+    told: list[tuple[bool, float]] = []
+    lease = thread.lease(ttl=1.0, on_lost=lambda lease: told.append((lease.lost, time.monotonic()))).__enter__()
+    begin = time.monotonic()
+    store._backend.close()  # the store cannot be reached any more
+    eventually(lambda: told)
+
+    assert told[0][0]
+    assert told[0][1] - begin > 0.1  # not at the first failure
+    with pytest.raises(holdfast.Fenced, match=r"could not be renewed for 1 s") as caught:
+        lease.check()
+    assert isinstance(caught.value.__cause__, StoreError)
+    assert heartbeats() == []
+    store.close()
+
+
+def test_an_error_in_on_lost_does_not_stop_the_heart(store: holdfast.Store) -> None:
+    def fail(lease: Lease) -> None:
+        raise ZeroDivisionError("in on_lost")
+
+    doomed, kept = store.thread("doomed"), store.thread("kept")
+    with kept.lease(ttl=1.0) as alive:
+        due = alive._taken().pulse.due()
+        lease = doomed.lease(ttl=0.2, on_lost=fail).__enter__()
+        end_in_the_store(lease)
+        eventually(lambda: lease._failure is not None)
+        with pytest.raises(ZeroDivisionError, match="in on_lost"):
+            lease.release()
+        eventually(lambda: alive._taken().pulse.due() > due)
+
+
+def test_one_thread_serves_all_and_ends_with_the_last(store: holdfast.Store) -> None:
+    leases = [store.thread(f"t{number}").lease().__enter__() for number in range(20)]
+    assert len(heartbeats()) == 1
+    for lease in leases:
+        lease.release()
+
+    eventually(lambda: not heartbeats())
+
+
+def test_closing_ends_the_heartbeat_and_gives_nothing_back(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "x.db") as store:
+        lease = store.thread("t").lease(ttl=60, owner="worker-1").__enter__()
+        assert len(heartbeats()) == 1
+        store.close()
+        assert heartbeats() == []
+    with holdfast.open(tmp_path / "x.db") as again, pytest.raises(holdfast.Fenced, match="worker-1"):
+        again.thread("t").lease().__enter__()
+
+    assert not lease.lost
+
+
+def test_a_lost_answer_is_asked_for_again(store: holdfast.Store) -> None:
+    answers: list[object] = [OutcomeUnknown("lost"), "settled"]
+
+    def call(backend: Backend) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert drive(settled(call), store._backend) == "settled"
+
+
+def test_an_acquisition_that_comes_after_its_undoing_takes_nothing(
+    store: holdfast.Store, thread: holdfast.Thread
+) -> None:
+    """A cancelled caller's flows run in two workers, in any order."""
+    lease = thread.lease()
+    thread._run(lease._abandoning())
+    thread._run(lease._acquiring())
+
+    assert store._backend.leases("", None, False) == []
+    assert thread._cursor.hold is None
+
+
+# Claiming ---------------------------------------------------------------------------------------------------------
+
+
+def abandon(store: holdfast.Store, names: list[str]) -> None:
+    """Leave expired leases behind, as workers do that die."""
+    for name in names:
+        thread = store.thread(name)
+        thread.save({"name": name})
+        thread.lease(ttl=SHORT_S, owner="died", heartbeat=False).__enter__()
+    eventually(lambda: len(store.expired()) == len(names))
+
+
+@pytest.mark.row("S4x-19", "S4x-20")
+def test_expired_leases_are_listed_and_claimed(store: holdfast.Store, thread: holdfast.Thread) -> None:
+    with thread.lease():
+        abandon(store, ["a", "b", "c"])
+        first = store.expired()[0]
+        assert (first.thread_id, first.branch, first.scope, first.owner, first.epoch) == ("a", "main", "", "died", 1)
+        assert first.overdue > 0
+        (lease,) = store.claim(owner="rescuer")
+        assert [row.thread_id for row in store.expired()] == ["b", "c"]
+        with lease:
+            newest = lease.thread.latest()
+            assert newest is not None
+            assert newest.state == {"name": "a"}
+            lease.thread.append(set={"rescued": True})
+        rest = store.claim(5, owner="rescuer")
+        assert [(each.thread.id, each.epoch, each.owner) for each in rest] == [
+            ("b", 2, "rescuer"),
+            ("c", 2, "rescuer"),
+        ]
+        assert store.claim(5) == []
+        for each in rest:
+            each.release()
+
+    assert store.expired() == []
+
+
+@pytest.mark.row("S4x-19", "W4-03")
+def test_four_workers_that_claim_at_once_never_get_the_same(url: str) -> None:
+    with holdfast.open(url) as store:
+        names = [f"run-{number}" for number in range(24)]
+        abandon(store, names)
+        barrier = threading.Barrier(4)
+        got: list[list[Lease]] = [[] for _ in range(4)]
+
+        def work(mine: list[Lease]) -> None:
+            barrier.wait()
+            while taken := store.claim(2, ttl=60):
+                mine += taken
+
+        workers = [threading.Thread(target=work, args=(mine,)) for mine in got]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        claimed = [lease.thread.id for mine in got for lease in mine]
+
+        assert sorted(claimed) == sorted(names)
+        for mine in got:
+            for lease in mine:
+                lease.thread.append(set={"by": "me"})
+                lease.release()
+
+
+def test_a_claimed_lease_is_kept_alive_before_it_is_entered(store: holdfast.Store) -> None:
+    abandon(store, ["a"])
+    (lease,) = store.claim(ttl=1.0)
+    due = lease._taken().pulse.due()
+    eventually(lambda: lease._taken().pulse.due() > due)
+    with lease:
+        lease.check()
+        with pytest.raises(InvalidInput, match="once"), lease:
+            raise AssertionError("entered")
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_claimed_lease_that_was_lost_before_it_is_entered_does_not_begin(
+    store: holdfast.Store, noticed: bool
+) -> None:
+    abandon(store, ["a"])
+    (lease,) = store.claim(ttl=SHORT_S, heartbeat=False)
+    with taken_over(store.thread("a")):
+        if noticed:
+            with pytest.raises(holdfast.Fenced):
+                lease.renew()
+        with pytest.raises(holdfast.Fenced), lease:
+            raise AssertionError("entered")
+
+
+def test_a_claimed_lease_that_expired_is_renewed_when_it_is_entered(store: holdfast.Store) -> None:
+    abandon(store, ["a"])
+    (lease,) = store.claim(ttl=SHORT_S, heartbeat=False)
+    eventually(lambda: lease.lost)
+    eventually(store.expired)
+    with lease:
+        lease.thread.append(set={"n": 1})
+
+    assert not lease.lost
+
+
+# Forks of the process ---------------------------------------------------------------------------------------------
+
+
+def in_child(function: Callable[[], None]) -> None:
+    """Run a function in a forked child; the test fails if it does there."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            function()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.row("C5")
+def test_a_forked_child_does_not_hold_its_parents_lease(store: holdfast.Store, thread: holdfast.Thread) -> None:
+    thread.save({"n": 1})
+    told: list[Lease] = []
+
+    def child() -> None:
+        assert lease.lost
+        for call in (lease.check, lease.renew, lease.release, lambda: thread.save({"n": "child"})):
+            with pytest.raises(holdfast.Fenced):
+                call()
+        assert heartbeats() == []
+        with pytest.raises(holdfast.Fenced):
+            lease.__exit__(None, None, None)
+        own = store.thread("the child's own")
+        with own.lease():
+            own.save({"n": 1})
+            assert len(heartbeats()) == 1
+
+    with thread.lease(on_lost=told.append) as lease:
+        in_child(child)
+        lease.check()
+        thread.append(set={"n": 2})
+        assert len(heartbeats()) == 1
+
+    assert told == []
+    newest = thread.latest()
+    assert newest is not None
+    assert newest.state == {"n": 2}

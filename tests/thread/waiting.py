@@ -1,0 +1,55 @@
+"""Waiting for something that another thread or process does, or for a lease to run out: polled, with a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import holdfast
+from holdfast.testing.waiting import wait_until
+from holdfast.thread.lease import Lease
+
+T = TypeVar("T")
+
+
+def eventually(condition: Callable[[], T]) -> T:
+    """Return the condition's value as soon as it is true."""
+    last: list[T] = []
+
+    def holds() -> bool:
+        last[:] = [condition()]
+        return bool(last[0])
+
+    wait_until(holds)
+    return last[0]
+
+
+def entered(thread: holdfast.Thread, ttl: float = 60.0, owner: str = "new owner") -> Lease:
+    """Take the lease of a branch as soon as it can be had."""
+
+    def attempt() -> Lease | None:
+        try:
+            return thread.lease(ttl=ttl, owner=owner).__enter__()
+        except holdfast.Fenced:
+            return None
+
+    lease = eventually(attempt)
+    assert lease is not None
+    return lease
+
+
+def expire(lease: Lease) -> None:
+    """Let the time of a lease run out at once; its holder does not know."""
+    hold = lease._taken()
+    lease._backend.renew(hold.lane, hold.epoch, hold.claim._replace(ttl_us=1))
+
+
+@contextmanager
+def taken_over(thread: holdfast.Thread) -> Iterator[Lease]:
+    """Hold the lease of a branch, as soon as it can be had, while the block runs."""
+    lease = entered(thread)
+    try:
+        yield lease
+    finally:
+        lease.release()
