@@ -306,7 +306,8 @@ def test_who_insists_on_prepared_statements_needs_a_pooler_that_carries_them(
 FORKING = """
 import os, signal, sys, holdfast
 
-url, end = sys.argv[1:]
+url, end, seconds = sys.argv[1:]
+signal.alarm(int(seconds))  # whatever hangs is ended
 store = holdfast.open(url)
 thread = store.thread("shared")
 thread.save({"by": ["parent"]})
@@ -320,6 +321,7 @@ heard, tell = os.pipe()
 held, release = os.pipe()
 child = os.fork()
 if child == 0:
+    signal.alarm(int(seconds))
     thread.append({"by": ["child"]})
     os.write(tell, b".")
     os.read(held, 1)
@@ -357,7 +359,7 @@ def test_parent_and_child_of_a_fork_go_on_with_connections_of_their_own(
     name = f"fork_{uuid.uuid4().hex}"
     script = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", FORKING]
     with subprocess.Popen(
-        [*script, f"{postgres_url}&application_name={name}", end],
+        [*script, f"{postgres_url}&application_name={name}", end, str(CHILD_SECONDS_MAX)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -372,7 +374,7 @@ def test_parent_and_child_of_a_fork_go_on_with_connections_of_their_own(
             found.append((line, backends(postgres, name)))
             parent.stdin.write("\n")
             parent.stdin.flush()
-        said, errors = parent.communicate(timeout=CHILD_SECONDS_MAX)
+        said, errors = parent.communicate()
 
     assert (parent.returncode, errors) == (0, "")
     (alone, first), (both, second), (ended, third) = found

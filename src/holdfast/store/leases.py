@@ -28,12 +28,11 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease just taken. ``made`` tells that the lane did not exist before; it has no checkpoint yet then."""
+    """A lease just taken."""
 
     lane: LaneKey
     number: int  # the lane's
     epoch: int
-    made: bool
 
 
 @dataclass(frozen=True, slots=True)

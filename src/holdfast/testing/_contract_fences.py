@@ -225,4 +225,4 @@ class FenceRules:
 
         assert backend.delete_thread("", "t").checkpoints == 1
         assert backend.leases("", None, False) == []
-        assert backend.acquire(lane(branch="empty"), asking("c")).made
+        assert backend.acquire(lane(branch="empty"), asking("c")).epoch == 1

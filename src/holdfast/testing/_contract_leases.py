@@ -83,13 +83,13 @@ class LeaseRules:
         head = backend.head(lane())
 
         assert head is not None
-        assert held == [Held(lane(), head.number, epoch, made=False) for epoch in (1, 2, 3)]
+        assert held == [Held(lane(), head.number, epoch) for epoch in (1, 2, 3)]
         assert head.epoch == 3
 
     def test_a_lane_that_is_not_there_is_made_without_a_checkpoint_and_shown_nowhere(self, backend: Backend) -> None:
         held = backend.acquire(lane(), asking("a"))
 
-        assert (held.lane, held.epoch, held.made) == (lane(), 1, True)
+        assert (held.lane, held.epoch) == (lane(), 1)
         assert backend.head(lane()) == Head(None, held.number, 0, 1, {})
         assert backend.lanes("", None, None) == []
         assert backend.find(Query("", "t")) == []
@@ -144,12 +144,10 @@ class LeaseRules:
         with pytest.raises(Fenced):
             backend.acquire(lane(), asking("b"))
 
-    def test_a_lane_taken_over_before_its_first_checkpoint_was_not_made_by_the_new_holder(
-        self, backend: Backend
-    ) -> None:
+    def test_a_lane_can_be_taken_over_before_its_first_checkpoint(self, backend: Backend) -> None:
         first = acquire_briefly(backend, lane(), "a")
 
-        assert backend.acquire(lane(), asking("b")) == Held(lane(), first.number, 2, made=False)
+        assert backend.acquire(lane(), asking("b")) == Held(lane(), first.number, 2)
 
     def test_every_lane_has_a_lease_of_its_own(self, backend: Backend) -> None:
         keys = [lane(), lane("u"), lane(branch="b"), lane(scope="sub"), lane(namespace="other")]
@@ -256,7 +254,7 @@ class LeaseRules:
         backend.release(lane(), 1, "a")
         second = backend.acquire(lane(), asking("b"))
 
-        assert (second.epoch, second.made) == (1, True)
+        assert second.epoch == 1
         assert second.number != first.number
 
     @pytest.mark.parametrize("kept_by", ["nothing", "lane", "write", "session"])
@@ -319,8 +317,8 @@ class LeaseRules:
         assert backend.claim("", 0, asking("nobody")) == []
         first, second = backend.claim("", 2, asking("x")), backend.claim("", 2, asking("y"))
 
-        assert first == [Held(lane(key), numbers[key], 2, made=False) for key in ("b", "c")]
-        assert second == [Held(lane("a"), numbers["a"], 2, made=False)]
+        assert first == [Held(lane(key), numbers[key], 2) for key in ("b", "c")]
+        assert second == [Held(lane("a"), numbers["a"], 2)]
         assert backend.claim("", 9, asking("late")) == []
         with pytest.raises(Fenced):
             backend.renew(lane("b"), 1, asking("b"))

@@ -44,7 +44,7 @@ class KeptLane:
 
     def held(self) -> Held:
         """Return the lease as its holder is told of it."""
-        return Held(self.key, self.number, self.tenure.epoch, self.last_seq == 0 and self.tenure.epoch == 1)
+        return Held(self.key, self.number, self.tenure.epoch)
 
     def lease(self, now: Moment) -> LeaseRow:
         """Return the lease as lists show it."""

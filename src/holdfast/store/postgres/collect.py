@@ -141,7 +141,8 @@ def _collect(connection: DeadlineConnection, before: dict[int, set[Source]]) -> 
         if isinstance(source, int):
             referring[source].discard(lane)
     kept = {stream: coverage.ranges(stream) if referring[stream] else [] for stream in streams}
-    return _trim(connection, kept) + _drop_blobs(connection, [name for name in candidates if isinstance(name, bytes)])
+    # Only what lost a reference here: to lock also what is still needed would make savers wait for nothing.
+    return _trim(connection, kept) + _drop_blobs(connection, {name for _, name in dropped if isinstance(name, bytes)})
 
 
 def _drop_references(connection: DeadlineConnection, dropped: Iterable[tuple[int, Source]]) -> None:
@@ -162,11 +163,11 @@ def _trim(connection: DeadlineConnection, kept: dict[int, list[tuple[int, int]]]
     return sum(length for (length,) in every(connection, queries.DROP_CHUNKS, {"addresses": doomed})) if doomed else 0
 
 
-def _drop_blobs(connection: DeadlineConnection, names: list[bytes]) -> int:
+def _drop_blobs(connection: DeadlineConnection, names: Collection[bytes]) -> int:
     if not names:
         return 0
-    every(connection, queries.LOCK_BLOBS, (names,))
-    return sum(length for (length,) in every(connection, queries.DROP_BLOBS, (names,)))
+    every(connection, queries.LOCK_BLOBS, (list(names),))
+    return sum(length for (length,) in every(connection, queries.DROP_BLOBS, (list(names),)))
 
 
 def _read_blob(connection: DeadlineConnection, name: bytes) -> bytes:

@@ -53,6 +53,10 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
         except errors._WaitTimeout:
             self.pgconn.finish()
             raise DeadlinePassed("no answer in time") from None
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None and self.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                self.pgconn.finish()  # psycopg saw the socket break before libpq did; the answer is lost all the same
+            raise
         except (KeyboardInterrupt, SystemExit):
             self.pgconn.finish()  # whatever it was doing, nobody will read its answer
             raise

@@ -15,10 +15,10 @@ def acquire(connection: DeadlineConnection, lane: LaneKey, claim: Claim) -> Held
     """Take a lane's lease; see ``Leases.acquire``."""
     answer = one(connection, queries.ACQUIRE, (*lane, claim.owner, claim.token, claim.ttl_us))
     assert answer is not None
-    outcome, number, epoch, empty, owner, left_us = answer
+    outcome, number, epoch, owner, left_us = answer
     if outcome:
         raise fenced(lane, 0, epoch, owner, left_us)
-    return Held(lane, number, epoch, empty)
+    return Held(lane, number, epoch)
 
 
 def renew(connection: DeadlineConnection, lane: LaneKey, epoch: int, claim: Claim) -> None:

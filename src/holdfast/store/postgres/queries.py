@@ -290,8 +290,8 @@ taken AS (
   UPDATE {schema}.lane l SET epoch = CASE WHEN m.held THEN l.epoch ELSE l.epoch + 1 END,
     owner = %(owner)s, token = %(token)s, expires = clock_timestamp() + %(ttl)s * interval '1 microsecond'
   FROM mine m, {schema}.thread t WHERE l.id = m.id AND t.id = l.thread
-  RETURNING t.namespace, t.name, l.scope, l.branch, l.id, l.epoch, l.last_seq = 0 AS is_empty, m.held, m.expires)
-SELECT namespace, name, scope, branch, id, epoch, is_empty FROM taken ORDER BY held DESC, expires, id"""
+  RETURNING t.namespace, t.name, l.scope, l.branch, l.id, l.epoch, m.held, m.expires)
+SELECT namespace, name, scope, branch, id, epoch FROM taken ORDER BY held DESC, expires, id"""
 
 # Sessions ---------------------------------------------------------------------------------------------------------
 

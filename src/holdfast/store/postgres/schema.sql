@@ -336,7 +336,7 @@ END $$;
 -- Takes a lane's lease; see the contract's acquire. outcome: 0 taken, 1 held by somebody else.
 CREATE FUNCTION {schema}.acquire_lease(
   p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint,
-  OUT outcome int, OUT lane bigint, OUT epoch bigint, OUT is_empty boolean, OUT owner text, OUT left_us bigint
+  OUT outcome int, OUT lane bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
   v_thread  bigint;
@@ -345,15 +345,14 @@ DECLARE
 BEGIN
   outcome := 0; left_us := 0;
   LOOP
-    SELECT l.id, l.epoch, l.last_seq = 0, l.owner, l.token, l.expires
-      INTO lane, epoch, is_empty, owner, v_token, v_expires
+    SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO lane, epoch, owner, v_token, v_expires
       FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
       WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
       FOR NO KEY UPDATE OF l;
     EXIT WHEN FOUND;
     SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
     INSERT INTO {schema}.lane AS l (thread, scope, branch, head, last_seq)
-      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING l.id, l.epoch, true INTO lane, epoch, is_empty;
+      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING l.id, l.epoch INTO lane, epoch;
     EXIT WHEN FOUND;
   END LOOP;
   IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() THEN

@@ -15,15 +15,12 @@ import apsw
 from holdfast.errors import Corrupted, DecodeError
 from holdfast.pieces.coverage import assemble
 from holdfast.pieces.piece import STREAM_BYTES_MAX, Range
+from holdfast.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, pack_body, unpack_body
 from holdfast.store.sqlite import queries
-from holdfast.store.sqlite.rows import address_of, pack_body, unpack_body
 from holdfast.store.sqlite.select import every, one
 
 WINDOWS_BYTES = (65536, 262144)
 """First small windows, so that little stays uncompressed; then large ones, which pack better and load faster."""
-
-COMPRESS_AT_ONCE_BYTES = 16384
-"""Smaller chunks are stored as they are: compressing them later, with their neighbours, is smaller and cheaper."""
 
 
 def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes) -> None:

@@ -16,15 +16,11 @@ from holdfast.pieces.coverage import Coverage, is_needed
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import STREAM_BYTES_MAX
 from holdfast.store.base import Removed
+from holdfast.store.layout import SEQ_BITS, SEQ_MAX, address_of, span_of
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import read_blob
-from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, StoredId, address_of, key_of
+from holdfast.store.sqlite.rows import StoredId
 from holdfast.store.sqlite.select import every, one, scalar
-
-
-def span_of(lane: int, before: int | None = None) -> tuple[int, int]:
-    """Return the exclusive bounds of a lane's keys, optionally only those below the sequence number ``before``."""
-    return key_of(lane, 0), key_of(lane, SEQ_MAX if before is None else min(max(before, 0), SEQ_MAX))
 
 
 def lane_of(connection: apsw.Connection, key: int) -> tuple[int, str, str, str, str]:

@@ -7,11 +7,12 @@ import apsw
 from holdfast.errors import Conflict, IdTaken, NotFound
 from holdfast.store.base import Commit, Committed
 from holdfast.store.boot import Moment
+from holdfast.store.layout import SEQ_BITS, SEQ_MAX, key_of
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import add_blob, add_chunk
 from holdfast.store.sqlite.collect import delete_rows, set_aside
 from holdfast.store.sqlite.lane import NO_LANE, StoredLane, add_lane, find_lane
-from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, StoredId, key_of, pack_id
+from holdfast.store.sqlite.rows import StoredId, pack_id
 from holdfast.store.sqlite.select import one
 
 

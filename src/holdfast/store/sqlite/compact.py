@@ -5,9 +5,9 @@ from __future__ import annotations
 import apsw
 
 from holdfast.pieces.piece import STREAM_BYTES_MAX
+from holdfast.store.layout import address_of
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import WINDOWS_BYTES, merge_window
-from holdfast.store.sqlite.rows import address_of
 from holdfast.store.sqlite.select import every
 
 

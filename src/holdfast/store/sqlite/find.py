@@ -9,9 +9,10 @@ from typing import Any
 import apsw
 
 from holdfast.store.base import PAGE_ROWS_MAX, LaneKey, Query, Row
+from holdfast.store.layout import SEQ_BITS, SEQ_MAX, span_of
 from holdfast.store.sqlite import queries
-from holdfast.store.sqlite.collect import lane_of, span_of
-from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX, pack_id, read_row, read_rows, read_write, unpack_id
+from holdfast.store.sqlite.collect import lane_of
+from holdfast.store.sqlite.rows import pack_id, read_row, read_rows, read_write, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 
 

@@ -10,9 +10,10 @@ from holdfast.errors import NotFound
 from holdfast.store.base import PAGE_ROWS_MAX
 from holdfast.store.interrupts import InterruptRow, interrupt_missing, interrupt_taken
 from holdfast.store.lane import LaneKey
+from holdfast.store.layout import SEQ_BITS
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.collect import lane_of
-from holdfast.store.sqlite.rows import SEQ_BITS, StoredId, pack_id, unpack_id
+from holdfast.store.sqlite.rows import StoredId, pack_id, unpack_id
 from holdfast.store.sqlite.select import every, one
 
 

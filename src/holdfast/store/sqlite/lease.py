@@ -9,10 +9,10 @@ import apsw
 
 from holdfast.store.boot import Moment
 from holdfast.store.lane import LaneKey
+from holdfast.store.layout import SEQ_BITS, SEQ_MAX
 from holdfast.store.leases import Claim, Held, LeaseRow
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.lane import add_lane, find_lane, read_tenure
-from holdfast.store.sqlite.rows import SEQ_BITS, SEQ_MAX
 from holdfast.store.sqlite.select import every, one
 from holdfast.store.tenure import FREE, Tenure
 
@@ -26,7 +26,7 @@ def acquire(connection: apsw.Connection, lane: LaneKey, claim: Claim, now: Momen
     tenure = (found.tenure if found else FREE).acquired(lane, claim, now)
     found = found or add_lane(connection, lane)
     _set_lease(connection, found.number, tenure)
-    return _held(lane, found.number, found.last_seq, tenure)
+    return Held(lane, found.number, tenure.epoch)
 
 
 def renew(connection: apsw.Connection, lane: LaneKey, epoch: int, claim: Claim, now: Moment) -> bool:
@@ -61,7 +61,7 @@ def leases(
     )
     found = _leased(connection, conditions, now, {"namespace": namespace, "thread": thread})
     return [
-        LeaseRow(key, number, tenure.owner or "", tenure.epoch, tenure.left_us(now)) for key, number, _, tenure in found
+        LeaseRow(key, number, tenure.owner or "", tenure.epoch, tenure.left_us(now)) for key, number, tenure in found
     ]
 
 
@@ -72,10 +72,10 @@ def claim_expired(connection: apsw.Connection, namespace: str, count: int, claim
     wanted["limit"] = max(0, count - len(mine))
     expired = _leased(connection, queries.AND_NOT_HELD + queries.AND_EXPIRED, now, wanted)
     taken = []
-    for key, number, last_seq, before in [*mine, *expired]:
+    for key, number, before in [*mine, *expired]:
         tenure = before.acquired(key, claim, now)
         _set_lease(connection, number, tenure)
-        taken.append(_held(key, number, last_seq, tenure))
+        taken.append(Held(key, number, tenure.epoch))
     return taken
 
 
@@ -83,18 +83,18 @@ def check_head(connection: apsw.Connection, key: int, token: str | None, now: Mo
     """Raise Fenced if the checkpoint with this key is a head that a lease other than the token's protects."""
     found = one(connection, queries.LEASE_OF_HEAD, (key >> SEQ_BITS, key & SEQ_MAX))
     if found is not None:
-        lane, _, _, tenure = _read(found)
+        lane, _, tenure = _read(found)
         tenure.check_delete(lane, token, now)
 
 
 def check_thread(connection: apsw.Connection, namespace: str, thread: str, token: str | None, now: Moment) -> None:
     """Raise Fenced if a lease other than the token's runs on any lane of the thread."""
     wanted = {"namespace": namespace, "thread": thread}
-    for lane, _, _, tenure in _leased(connection, queries.AND_LEASED_IN_THREAD, now, wanted):
+    for lane, _, tenure in _leased(connection, queries.AND_LEASED_IN_THREAD, now, wanted):
         tenure.check_delete(lane, token, now)
 
 
-_Leased = tuple[LaneKey, int, int, Tenure]  # the lane, its number and last seq
+_Leased = tuple[LaneKey, int, Tenure]  # the lane, its number and its lease
 
 
 def _leased(
@@ -107,12 +107,8 @@ def _leased(
 
 
 def _read(fields: tuple[Any, ...]) -> _Leased:
-    return LaneKey(*fields[1:5]), fields[0], fields[5], read_tenure(*fields[6:])
+    return LaneKey(*fields[1:5]), fields[0], read_tenure(*fields[5:])
 
 
 def _set_lease(connection: apsw.Connection, number: int, tenure: Tenure) -> None:
     connection.execute(queries.SET_LEASE, (*tenure, number))
-
-
-def _held(lane: LaneKey, number: int, last_seq: int, tenure: Tenure) -> Held:
-    return Held(lane, number, tenure.epoch, made=last_seq == 0 and tenure.epoch == 1)

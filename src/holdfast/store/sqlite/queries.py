@@ -53,7 +53,7 @@ LANES_FORKED_FROM = "SELECT id FROM lane WHERE origin = ?"
 SET_LEASE = "UPDATE lane SET epoch = ?, owner = ?, token = ?, expires = ?, boot = ? WHERE id = ?"
 END_LEASE = "UPDATE lane SET owner = NULL, token = NULL, expires = NULL, boot = NULL WHERE id = ?"
 _LEASES = """
-SELECT l.id, t.namespace, t.name, l.scope, l.branch, l.last_seq, l.epoch, l.owner, l.token, l.expires, l.boot
+SELECT l.id, t.namespace, t.name, l.scope, l.branch, l.epoch, l.owner, l.token, l.expires, l.boot
 FROM lane l CROSS JOIN thread t ON t.id = l.thread"""
 LEASE_OF_HEAD = f"{_LEASES} WHERE l.id = ? AND l.head = ?"
 LEASED = f"{_LEASES} WHERE l.token IS NOT NULL AND t.namespace = :namespace"

@@ -18,6 +18,7 @@ from holdfast.pieces.piece import Range
 from holdfast.store.base import Commit, Committed, Finding, Head, Lane, LaneKey, Query, Removed, Row, Sizes, WriteRow
 from holdfast.store.boot import Clock, boot_clock
 from holdfast.store.interrupts import InterruptRow
+from holdfast.store.layout import key_of
 from holdfast.store.leases import Claim, Held, LeaseRow
 from holdfast.store.sessions import SessionRow
 from holdfast.store.sqlite import interrupt as interrupt_rows
@@ -33,7 +34,7 @@ from holdfast.store.sqlite.database import Database, resolve_path, translated
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags, with_writes
 from holdfast.store.sqlite.gate import Gate, forget, register
 from holdfast.store.sqlite.lane import find_lane, thread_of
-from holdfast.store.sqlite.rows import StoredId, key_of, pack_id, read_row, unpack_id
+from holdfast.store.sqlite.rows import StoredId, pack_id, read_row, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 from holdfast.store.sqlite.writer import Writer
 

@@ -1,0 +1,141 @@
+"""A story of every verb that writes, told twice: once in peace, once with a fault in each step. Both must end alike.
+
+What "alike" means is the strictest there is: the same answers, and the same rows in every table after every step, but
+for times that the database's own clock gives. So nothing can be stored twice, half, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+import holdfast
+from holdfast.model.checkpoint import Write
+from holdfast.store.lane import LaneKey
+from holdfast.store.leases import Claim
+from holdfast.store.sessions import SessionRow
+from holdfast.thread.interrupts import InterruptRecord
+
+Call = Callable[[holdfast.Store], object]
+
+LEASED, EXPIRING, RELEASED, NEVER_SAVED = (LaneKey("", name, "", "main") for name in ("ship", "boat", "raft", "ark"))
+CLAIM = Claim("ann", "token-1", 3_600_000_000)
+EXPIRED = Claim("bob", "token-2", 1)
+TAKER = Claim("eve", "token-3", 3_600_000_000)
+SESSION = SessionRow("session-1", LEASED, "ann", "process", "note", 1, 1)
+
+COMMIT = b"COMMIT"
+UNTOLD_TABLES = ("counter", "meta")  # numbers given out, some of them for nothing
+UNTOLD_COLUMNS = ("expires",)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call, and what only its decisive request contains."""
+
+    name: str
+    request: bytes
+    call: Call
+
+
+def fixed_clock() -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def found_interrupt(store: holdfast.Store, name: str) -> InterruptRecord:
+    return next(record for record in store.thread("t").interrupts(pending=False) if record.id == name)
+
+
+def set_stage(store: holdfast.Store) -> None:
+    """Make what the story needs to be there."""
+    thread, backend = store.thread("t"), store._backend
+    thread.save({"messages": ["first" * 200], "n": 1}, id="c-1")
+    thread.append({"messages": ["second"]}, id="c-2")
+    thread.interrupt("c-2", prompt="may I?", id="i-1")
+    for lane in (LEASED, EXPIRING, RELEASED):
+        store.thread(lane.thread).save({"n": 0}, id=f"{lane.thread}-1")
+    backend.acquire(EXPIRING, EXPIRED)
+    backend.acquire(RELEASED, CLAIM)
+    backend.acquire(NEVER_SAVED, CLAIM)
+    for step in range(1, 9):
+        store.thread("old").append({"log": [f"{step}" * 50]}, id=f"o-{step}")
+
+
+def _append(store: holdfast.Store) -> object:
+    saved = store.thread("t").append({"messages": ["third"]}, set={"n": 3}, id="c-3")
+    return saved.seq, saved.digest, saved.parent_id
+
+
+def _save(store: holdfast.Store) -> object:
+    saved = store.thread("new").save({"text": "x" * 5000, "n": 1}, id="n-1", tags=["begin"])
+    return saved.seq, saved.digest
+
+
+def _fork(store: holdfast.Store) -> object:
+    head = store.thread("t").fork("c-1", branch="side", set={"n": 7}, id="f-1").latest()
+    return head and (head.seq, head.digest)
+
+
+WRITES = [
+    Step("append", b".append_checkpoint(", _append),
+    Step("first save", b".commit_checkpoint(", _save),
+    Step("fork", b".commit_checkpoint(", _fork),
+    Step("rewind", b".commit_checkpoint(", lambda store: store.thread("t").rewind("c-1", id="r-1").digest),
+    Step("tag", b"WITH found AS", lambda store: store.thread("t").tag("c-1", "good", "seen")),
+    Step("untag", b"WITH found AS", lambda store: store.thread("t").untag("c-1", "seen")),
+    Step("write", b".write (", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", [1, 2])])),
+    Step("put", b".write (", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", 3)], replace=True)),
+    Step("acquire", b".acquire_lease(", lambda store: store._backend.acquire(LEASED, CLAIM)),
+    Step("renew", b".lane l SET expires", lambda store: store._backend.renew(LEASED, 1, CLAIM)),
+    Step("claim", b"WITH mine AS", lambda store: store._backend.claim("", 9, TAKER)),
+    Step("begin", b".session AS s", lambda store: store._backend.begin(SESSION, 3_600_000_000)),
+    Step("beat", b".session SET seen", lambda store: store._backend.beat("", SESSION.id, 2, 3_600_000_000)),
+    Step("interrupt", b"WITH place AS", lambda store: store.thread("t").interrupt("c-1", prompt="?", id="i-2").number),
+    Step(
+        "decide",
+        b".interrupt SET decision",
+        lambda store: store.thread("t").decide(found_interrupt(store, "i-1"), "approve", by="ann").decided_by,
+    ),
+    Step(
+        "consume",
+        b".interrupt SET consumer",
+        lambda store: store.thread("t").consume(found_interrupt(store, "i-1"), by="worker"),
+    ),
+]
+"""Each is one statement and may simply be repeated."""
+
+CHANGES = [
+    Step("release", COMMIT, lambda store: store._backend.release(RELEASED, 1, CLAIM.token)),
+    Step("release of what was never saved", COMMIT, lambda store: store._backend.release(NEVER_SAVED, 1, CLAIM.token)),
+    Step("delete", COMMIT, lambda store: store.thread("old").delete("o-8")),
+    Step("delete before", COMMIT, lambda store: store.thread("old").delete_before(3)),
+    Step("prune", COMMIT, lambda store: store.thread("old").prune(holdfast.Keep(last=2)).deleted),
+    Step("delete thread", COMMIT, lambda store: store.delete_thread("t").checkpoints),
+]
+"""Each is a transaction of several statements: whether its COMMIT arrived is for the caller to find out."""
+
+
+def dump(connection: psycopg.Connection[Any], schema: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Return all rows of all tables, without what the database's clock made."""
+    columns: dict[str, list[str]] = {}
+    for table, column in connection.execute(
+        "select table_name::text, column_name::text from information_schema.columns where table_schema = %s"
+        " order by table_name, ordinal_position",
+        (schema,),
+    ):
+        if table not in UNTOLD_TABLES and column not in UNTOLD_COLUMNS:
+            columns.setdefault(table, []).append(column)
+    return {
+        table: sorted(connection.execute(_everything(schema, table, names)).fetchall(), key=repr)
+        for table, names in columns.items()
+    }
+
+
+def _everything(schema: str, table: str, columns: list[str]) -> sql.Composed:
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    return sql.SQL("select {} from {}.{}").format(names, sql.Identifier(schema), sql.Identifier(table))
