@@ -81,6 +81,10 @@ def _fork(store: holdfast.Store) -> object:
     return head and (head.seq, head.digest)
 
 
+def _end(store: holdfast.Store) -> None:
+    store._backend.end("", SESSION.id, 3, "done")  # its answer, whether it had ended before, is lost with the first one
+
+
 WRITES = [
     Step("append", b".append_checkpoint(", _append),
     Step("first save", b".commit_checkpoint(", _save),
@@ -95,7 +99,8 @@ WRITES = [
     Step("claim", b"WITH mine AS", lambda store: store._backend.claim("", 9, TAKER)),
     Step("begin", b".session AS s", lambda store: store._backend.begin(SESSION, 3_600_000_000)),
     Step("beat", b".session SET seen", lambda store: store._backend.beat("", SESSION.id, 2, 3_600_000_000)),
-    Step("interrupt", b"WITH place AS", lambda store: store.thread("t").interrupt("c-1", prompt="?", id="i-2").number),
+    Step("end", b".session SET ended", _end),
+    Step("interrupt", b"WITH place AS", lambda store: store.thread("t").interrupt("c-1", prompt="?", id="i-2").digest),
     Step(
         "decide",
         b".interrupt SET decision",

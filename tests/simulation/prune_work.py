@@ -26,8 +26,8 @@ from holdfast.store.postgres import collect, queries
 
 KEPT = ("kept 0", "kept 1")
 SHARED = ("shared 0", "shared 1", "shared 2")
-FORKS = ("fork 0", "fork 1", "fork 2", "fork 3")
-BRANCHES = ("main", "main", "left", "right")
+FORKS = tuple(f"fork {number}" for number in range(8))
+BRANCHES = ("main", "main", "left", "middle", "right")
 TAG = "keep"
 EXPECTED = (Conflict, NotFound, StoreBusy)
 """What may happen to whoever is late. Everything else is a defect."""
@@ -35,7 +35,7 @@ EXPECTED = (Conflict, NotFound, StoreBusy)
 DOCUMENTS = [hashlib.shake_128(bytes([n])).hexdigest(1500 + 2000 * n) for n in range(6)]
 """Large values that all threads share, so each is one blob: it goes with its last user and comes with the next."""
 
-ITEMS, ITEM_BYTES, LOG_LENGTH_MAX, COMPACT_EVERY = 60, 80, 120, 60
+ITEMS, ITEM_BYTES, LOG_LENGTH_MAX, COMPACT_EVERY = 60, 80, 120, 15
 
 State = dict[str, Any]
 
@@ -214,7 +214,7 @@ class Deleter(Worker):
         if self._number % COMPACT_EVERY == 0:
             return [self.compact]
         often = [self.prune, self.prune_thread, self.delete, self.delete_before]
-        return [*often, *often, self.delete_head, self.delete_thread]
+        return [*often, self.delete_head, self.delete_thread, self.delete_thread]
 
     def prune(self) -> None:
         self.counts["deleted"] += self.store.prune(holdfast.Keep(last=2)).deleted

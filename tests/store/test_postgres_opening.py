@@ -20,6 +20,7 @@ from psycopg import sql
 
 import holdfast
 from holdfast.errors import HoldfastError, StoreBusy, StoreError, StoreRefused
+from holdfast.model.checkpoint import Write
 from holdfast.store.postgres import database as opening
 from holdfast.store.postgres.database import migration_scripts
 from holdfast.testing.postgres import PostgresServer, find_account, find_install
@@ -91,13 +92,15 @@ def works(store: holdfast.Store) -> None:
         thread.append({"messages": ["b" * 3000]}, set={"n": number})
     fork = thread.fork(first, branch="what-if", set={"n": 7})
     with thread.lease(ttl=30):
-        thread.save({"n": 8})
+        last = thread.save({"n": 8})
+    thread.write(last, [Write(task_id="Aufgabe 甲", index=0, channel="ch", value="Wert")])
     thread.prune(holdfast.Keep(last=2))
     store.compact()
 
     newest, other = thread.latest(), fork.latest()
     assert newest is not None
     assert newest.state == {"n": 8}
+    assert [(write.task_id, write.value) for write in newest.writes] == [("Aufgabe 甲", "Wert")]
     assert other is not None
     assert other.state == {"messages": ["a" * 3000], "n": 7}
     report = store.verify()

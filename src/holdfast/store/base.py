@@ -18,10 +18,10 @@ Threads    Every verb may be called from any thread at any time; none holds a lo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from holdfast.errors import InvalidInput
+from holdfast.errors import IdTaken, InvalidInput
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.interrupts import Interrupts
@@ -134,6 +134,48 @@ class Committed:
     number: int  # the lane's
     seq: int
     fresh: bool
+
+
+def following(commit: Commit, first: Commit, before: Committed) -> Commit:
+    """Return a commit of a batch as it must be to come right after another one."""
+    return replace(
+        commit,
+        number=before.number,
+        last_seq=before.seq,
+        head_seq=before.seq,
+        epoch=first.epoch,
+        claim=first.claim,
+        requires=None,
+        replaces_head=False,
+    )
+
+
+def check_batch(commits: Sequence[Commit]) -> None:
+    """Refuse what cannot be one ``commit_all``."""
+    if len({commit.id for commit in commits}) < len(commits):
+        raise InvalidInput("a checkpoint is there twice in what is to be stored at once")
+    if len({commit.lane for commit in commits}) > 1 or any(commit.replaces_head for commit in commits):
+        raise InvalidInput("what is stored at once is new and of one branch")
+
+
+Stored = tuple[int, int, bytes]  # of a checkpoint: its lane's number, its seq, its digest
+
+
+def first_results(commits: Sequence[Commit], stored: Mapping[str, Stored], number: int) -> list[Committed] | None:
+    """Return what ``commit_all`` gave when these were stored in this lane; None if none of them is stored."""
+    if not stored:
+        return None
+    for commit in commits:
+        found = stored.get(commit.id)
+        if found is None or found[0] != number or found[2] != commit.digest:
+            taken = next(each.id for each in commits if each.id in stored)
+            raise IdTaken(
+                f"checkpoint {taken} exists, in another place or with other content",
+                thread=commit.lane.thread,
+                checkpoint=taken,
+                hint="Import into an empty branch, or only what is not there yet",
+            )
+    return [Committed(number, stored[commit.id][1], False) for commit in commits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +293,14 @@ class Backend(Leases, Sessions, Interrupts, Protocol):
         changes nothing; with another digest it raises IdTaken. Another epoch, a lease held under another token than
         the claim's, or a lease that still runs if there is no claim, raises Fenced; a lane that moved Conflict; a
         missing ``requires`` NotFound.
+        """
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
+        """Add many checkpoints at the end of one lane, in order, all or none: for imports.
+
+        The first is checked as by ``commit``; each of the others builds on the one before it, whatever number, seqs,
+        epoch, claim and ``requires`` it says; none replaces a head. If all are stored already, with these digests and
+        in this lane, the first results come back; if only some are, or otherwise: IdTaken.
         """
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:

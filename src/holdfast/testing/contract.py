@@ -27,6 +27,7 @@ import pytest
 from holdfast.errors import Conflict, Corrupted, Fenced, HoldfastError, IdTaken, NotFound, StoreError
 from holdfast.pieces.piece import Range
 from holdfast.store.base import Backend, Query
+from holdfast.testing._contract_batches import Batches
 from holdfast.testing._contract_deletes import Deletes
 from holdfast.testing._contract_fences import FenceRules
 from holdfast.testing._contract_interrupts import InterruptRules, pause
@@ -50,7 +51,7 @@ WORKERS = 8
 ROUNDS = 25
 
 
-class StoreContract(Lists, Deletes, LeaseRules, FenceRules, SessionRules, InterruptRules):
+class StoreContract(Lists, Deletes, Batches, LeaseRules, FenceRules, SessionRules, InterruptRules):
     """Derive from it, say how your store is opened, and let pytest collect it."""
 
     reopens: ClassVar[bool] = True

@@ -28,6 +28,9 @@ from holdfast.store.base import (
     Row,
     Sizes,
     WriteRow,
+    check_batch,
+    first_results,
+    following,
 )
 from holdfast.store.boot import Clock, Moment
 from holdfast.store.interrupts import InterruptRow
@@ -140,6 +143,19 @@ class MemoryStore:
             if existing is not None:
                 self._collect({lane.key: lane})
             return Committed(lane.number, row.seq, True)
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
+        check_batch(commits)
+        with self._open():
+            rows = [self._rows.get((commit.lane.namespace, commit.id)) for commit in commits]
+            stored = {row.id: (self._lanes[row.lane].number, row.seq, row.digest) for row in rows if row is not None}
+            lane = self._lanes.get(commits[0].lane) if commits else None
+            done = first_results(commits, stored, lane.number if lane else 0)
+            if done is None:
+                done = []
+                for commit in commits:
+                    done.append(self.commit(following(commit, commits[0], done[-1]) if done else commit))
+            return done
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
         with self._open():

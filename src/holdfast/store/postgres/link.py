@@ -73,9 +73,9 @@ class Link:
         """Run work that is one statement and gives its first result again if it was applied before."""
         return self._repeat(work, _always, name)
 
-    def change(self, work: Work[T], name: str | None = None) -> T:
-        """Run work as one transaction."""
-        return self._repeat(partial(_in_transaction, work), _while_committing, name, repeats_unknown=False)
+    def change(self, work: Work[T], name: str | None = None, again: bool = False) -> T:
+        """Run work as one transaction; ``again`` tells that it gives its first result again, like a write."""
+        return self._repeat(partial(_in_transaction, work), _while_committing, name, repeats_unknown=again)
 
     def close(self) -> None:
         """Close all connections; calls under way may still end."""

@@ -96,6 +96,25 @@ SELECT * FROM {schema}.commit_checkpoint(
   %s::bigint[], %s::bytea[], %s::bigint[], %s::int[], %s::bytea[],
   %s::bytea[], %s::int[], %s::bytea[], %s::bigint[], %s::boolean[], %s::bytea[], %s::text[], %s, %s)"""
 
+IDENTITIES = "SELECT id, key, digest FROM {schema}.checkpoint WHERE id = ANY(%s::bytea[])"
+LANE_NUMBER = f"""
+SELECT l.id FROM {_LANE} WHERE t.namespace = %s AND t.name = %s AND l.scope = %s AND l.branch = %s"""
+PUT_BLOBS = "SELECT {schema}.put_blobs(%s::bytea[], %s::int[], %s::bytea[])"
+BLOB_IDS = "SELECT digest, id FROM {schema}.blob WHERE digest = ANY(%s::bytea[])"
+COPY_CHECKPOINTS = """
+COPY {schema}.checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
+FROM STDIN (FORMAT BINARY)"""
+COPY_CHUNKS = "COPY {schema}.chunk (address, size, body) FROM STDIN (FORMAT BINARY)"
+COPY_TAGS = "COPY {schema}.tag (checkpoint, name) FROM STDIN (FORMAT BINARY)"
+ADD_STREAM_REFS = """
+INSERT INTO {schema}.stream_ref SELECT %s, s, o FROM unnest(%s::bigint[], %s::boolean[]) u (s, o)
+ON CONFLICT DO NOTHING"""
+ADD_BLOB_REFS = """
+INSERT INTO {schema}.blob_ref SELECT %s, d FROM unnest(%s::bytea[]) d ON CONFLICT DO NOTHING"""
+MOVE_LANE = """
+WITH moved AS (UPDATE {schema}.lane SET head = %(seq)s, last_seq = %(seq)s WHERE id = %(lane)s RETURNING thread)
+UPDATE {schema}.thread t SET next_seq = %(seq)s + 1 FROM moved m WHERE t.id = m.thread"""
+
 RESERVE = "UPDATE {schema}.counter SET value = value + %s WHERE name = 'stream' RETURNING value"
 MAKE_THREAD = "SELECT thread_id FROM {schema}.make_thread(%s, %s)"
 

@@ -159,6 +159,22 @@ CREATE TABLE {schema}.counter (
 ) WITH (fillfactor = 50);
 INSERT INTO {schema}.counter VALUES ('stream', 1);
 
+-- Stores blobs, or holds on to those that are there, until the transaction ends.
+CREATE FUNCTION {schema}.put_blobs(p_digests bytea[], p_sizes int[], p_bodies bytea[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  FOR i IN 1 .. cardinality(p_digests) LOOP
+    LOOP
+      INSERT INTO {schema}.blob (digest, size, body) VALUES (p_digests[i], p_sizes[i], p_bodies[i])
+        ON CONFLICT DO NOTHING;
+      EXIT WHEN FOUND;
+      -- It was there. Hold on to it, or make it anew if it is being deleted at this moment.
+      PERFORM 1 FROM {schema}.blob b WHERE b.digest = p_digests[i] FOR KEY SHARE;
+      EXIT WHEN FOUND;
+    END LOOP;
+  END LOOP;
+END $$;
+
 -- Puts small new bytes into their slot. In a slot of the same window they follow what is there; what an older window left
 -- they replace, but only if `chunk` holds that too. Otherwise nothing happens and the answer is false.
 CREATE FUNCTION {schema}.put_fresh(p_address bigint, p_body bytea) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -264,7 +280,7 @@ BEGIN
     SELECT l.thread INTO v_source
       FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32 WHERE c.id = p_requires;
     IF v_source <> v_thread THEN  -- its thread's row keeps deletes away until this is committed
-      PERFORM 1 FROM {schema}.thread t WHERE t.id = v_source FOR SHARE;
+      PERFORM 1 FROM {schema}.thread t WHERE t.id = v_source FOR KEY SHARE;
     END IF;
     PERFORM 1 FROM {schema}.checkpoint c WHERE c.id = p_requires;
     IF NOT FOUND THEN
@@ -279,16 +295,9 @@ BEGIN
     END IF;
   END IF;
 
-  FOR i IN 1 .. cardinality(p_blobs) LOOP
-    LOOP
-      INSERT INTO {schema}.blob (digest, size, body) VALUES (p_blobs[i], p_blob_sizes[i], p_blob_bodies[i])
-        ON CONFLICT DO NOTHING;
-      EXIT WHEN FOUND;
-      -- It was there. Hold on to it, or make it anew if it is being deleted at this moment.
-      PERFORM 1 FROM {schema}.blob b WHERE b.digest = p_blobs[i] FOR KEY SHARE;
-      EXIT WHEN FOUND;
-    END LOOP;
-  END LOOP;
+  IF cardinality(p_blobs) > 0 THEN
+    PERFORM {schema}.put_blobs(p_blobs, p_blob_sizes, p_blob_bodies);
+  END IF;
   IF p_base IS NOT NULL THEN
     SELECT b.id INTO v_base FROM {schema}.blob b WHERE b.digest = p_base;
   END IF;

@@ -11,7 +11,20 @@ from collections.abc import Collection, Iterable, Sequence
 from holdfast.errors import NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
-from holdfast.store.base import Commit, Committed, Finding, Head, Lane, LaneKey, Query, Removed, Row, Sizes, WriteRow
+from holdfast.store.base import (
+    Commit,
+    Committed,
+    Finding,
+    Head,
+    Lane,
+    LaneKey,
+    Query,
+    Removed,
+    Row,
+    Sizes,
+    WriteRow,
+    check_batch,
+)
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.leases import Claim, Held, LeaseRow
 from holdfast.store.postgres import interrupt as interrupting
@@ -27,6 +40,7 @@ from holdfast.store.postgres.connection import DeadlineConnection
 from holdfast.store.postgres.database import prepare
 from holdfast.store.postgres.find import find_head, find_rows
 from holdfast.store.postgres.link import Link
+from holdfast.store.postgres.load import add_checkpoints
 from holdfast.store.postgres.rows import pack_id, unpack_id
 from holdfast.store.postgres.select import every, one, run, scalar
 from holdfast.store.postgres.target import parse_url
@@ -91,6 +105,12 @@ class PostgresStore:
         add = append_checkpoint if is_plain(commit) else add_checkpoint
         return self._link.write(lambda connection: add(connection, commit), commit.id)
 
+    def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
+        check_batch(commits)
+        if not commits:
+            return []
+        return self._link.change(lambda connection: add_checkpoints(connection, commits), commits[0].id, again=True)
+
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
         bound = {
             "namespace": lane.namespace,
@@ -133,7 +153,7 @@ class PostgresStore:
         self._link.write(lambda connection: leasing.renew(connection, lane, epoch, claim))
 
     def release(self, lane: LaneKey, epoch: int, token: str) -> None:
-        self._link.change(lambda connection: leasing.release(connection, lane, epoch, token))
+        self._link.change(lambda connection: leasing.release(connection, lane, epoch, token), again=True)
 
     def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseRow]:
         return self._link.read(lambda connection: leasing.leases(connection, namespace, thread, expired_only))

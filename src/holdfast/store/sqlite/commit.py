@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import apsw
 
 from holdfast.errors import Conflict, IdTaken, NotFound
-from holdfast.store.base import Commit, Committed
+from holdfast.store.base import Commit, Committed, first_results, following
 from holdfast.store.boot import Moment
 from holdfast.store.layout import SEQ_BITS, SEQ_MAX, key_of
 from holdfast.store.sqlite import queries
@@ -83,6 +85,24 @@ def _insert_bytes(connection: apsw.Connection, commit: Commit, lane: int) -> Non
         add_chunk(connection, stream, offset, data)
     for source in commit.sources:
         connection.execute(queries.ADD_REF, (lane, source, source in commit.owned))
+
+
+def add_checkpoints(connection: apsw.Connection, commits: Sequence[Commit], now: Moment) -> list[Committed]:
+    """Add many checkpoints at the end of one lane; see ``Backend.commit_all``."""
+    key = commits[0].lane
+    stored = {}
+    for commit in commits:
+        found = one(connection, queries.IDENTITY, (pack_id(key.namespace, commit.id),))
+        if found is not None:
+            stored[commit.id] = (found[0] >> SEQ_BITS, found[0] & SEQ_MAX, found[1])
+    lane = find_lane(connection, key) or NO_LANE
+    done = first_results(commits, stored, lane.number)
+    if done is None:
+        done = []
+        for commit in commits:
+            next_one = following(commit, commits[0], done[-1]) if done else commit
+            done.append(add_checkpoint(connection, next_one, now))
+    return done
 
 
 def _first_result(commit: Commit, lane: int, key: int, digest: bytes) -> Committed:

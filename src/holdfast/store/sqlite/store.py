@@ -15,7 +15,20 @@ import apsw
 from holdfast.errors import NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
-from holdfast.store.base import Commit, Committed, Finding, Head, Lane, LaneKey, Query, Removed, Row, Sizes, WriteRow
+from holdfast.store.base import (
+    Commit,
+    Committed,
+    Finding,
+    Head,
+    Lane,
+    LaneKey,
+    Query,
+    Removed,
+    Row,
+    Sizes,
+    WriteRow,
+    check_batch,
+)
 from holdfast.store.boot import Clock, boot_clock
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.layout import key_of
@@ -28,7 +41,7 @@ from holdfast.store.sqlite import session as session_rows
 from holdfast.store.sqlite.check import check_database
 from holdfast.store.sqlite.chunks import read_ranges, stream_end
 from holdfast.store.sqlite.collect import delete_rows, delete_thread
-from holdfast.store.sqlite.commit import add_checkpoint
+from holdfast.store.sqlite.commit import add_checkpoint, add_checkpoints
 from holdfast.store.sqlite.compact import compact_database, give_pages_back
 from holdfast.store.sqlite.database import Database, resolve_path, translated
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags, with_writes
@@ -118,6 +131,12 @@ class SqliteStore:
 
     def commit(self, commit: Commit) -> Committed:
         return self._write(lambda connection: add_checkpoint(connection, commit, self._clock()), commit.id)
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
+        check_batch(commits)
+        if not commits:
+            return []
+        return self._write(lambda connection: add_checkpoints(connection, commits, self._clock()), commits[0].id)
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
         statement = queries.PUT_WRITE if replace else queries.ADD_WRITE
