@@ -1,1 +1,1 @@
-"""What Holdfast costs, measured against the disk, a bare SQLite and its peers: ``python -m benchmarks``."""
+"""What Holdfast costs, measured against the disk, bare databases and its peers: ``python -m benchmarks``."""

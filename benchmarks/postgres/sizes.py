@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 import holdfast
-from benchmarks.bench import THREAD
+from benchmarks.bench import THREAD, fill
 from benchmarks.postgres.place import Place, RawTable
 from benchmarks.table import Row, Target
 from benchmarks.timing import Times, clock
@@ -29,7 +29,7 @@ def run(place: Place) -> None:
         _add(place, name, built.full_bytes - built.empty_bytes, built.new_bytes)
     built = place.w1(N)
     place.vacuum(built.schema)
-    _add(place, f"... N={N:,} after VACUUM", place.bytes_of(built.schema), built.new_bytes)
+    _add(place, f"... N={N:,} after VACUUM, with its maps of each table", place.bytes_of(built.schema), built.new_bytes)
     if place.has_peers:
         _peer(place)
     _forks(place)
@@ -48,12 +48,12 @@ def _add(place: Place, name: str, size: int, new_bytes: int, count: int = 0) -> 
 
 
 def _forks(place: Place) -> None:
-    """Fork in a copy of the store: the tables are made longer a page at a time, so many forks are needed."""
+    """Fork many times: tables get longer by whole pages."""
     schema = place.new_schema()
     raw = RawTable(place.plain_url(place.new_schema()))
     with holdfast.open(place.url(schema)) as store:
         thread = store.thread(THREAD)
-        _copy(place, thread)
+        fill(thread, N)
         checkpoint = thread.latest()
         assert checkpoint is not None
         thread.fork(checkpoint, branch="first")
@@ -68,10 +68,3 @@ def _forks(place: Place) -> None:
     table = place.bench.table
     table.add(Row("fork, 1.4 MB state", times.p50, "s", times.p99, Times(floor).p50, "bare insert"))
     table.add(Row(f"bytes a fork adds (mean of {len(taken)})", added, "B"))
-
-
-def _copy(place: Place, thread: holdfast.Thread) -> None:
-    with holdfast.open(place.url(place.w1(N).schema)) as store:
-        latest = store.thread(THREAD).latest()
-    assert latest is not None
-    thread.save(latest.state)

@@ -66,10 +66,15 @@ class Worker:
         self.tell(order, *arguments)
         return self.hear()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Tell whether it stands still, because of a SIGSTOP."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
     def stop(self) -> None:
         """Stop it, wherever it is, and return when it stands still."""
         os.kill(self.pid, signal.SIGSTOP)
-        wait_until(lambda: _state(self.pid) == "T")
+        wait_until(lambda: self.is_stopped)
 
     def go_on(self) -> None:
         """Let a stopped one go on."""
@@ -186,7 +191,3 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -6,6 +6,7 @@ for times that the database's own clock gives. So nothing can be stored twice, h
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,10 +17,13 @@ from psycopg import sql
 
 import holdfast
 from holdfast.model.checkpoint import Write
+from holdfast.store.base import Commit, Committed
 from holdfast.store.lane import LaneKey
 from holdfast.store.leases import Claim
+from holdfast.store.memory import MemoryStore
 from holdfast.store.sessions import SessionRow
 from holdfast.thread.interrupts import InterruptRecord
+from holdfast.thread.store import Store, make_context
 
 Call = Callable[[holdfast.Store], object]
 
@@ -30,6 +34,8 @@ TAKER = Claim("eve", "token-3", 3_600_000_000)
 SESSION = SessionRow("session-1", LEASED, "ann", "process", "note", 1, 1)
 
 COMMIT = b"COMMIT"
+IMPORTED = 30
+STREAMS_OF_IMPORT = 1_000_000  # nobody else comes so far
 UNTOLD_TABLES = ("counter", "meta")  # numbers given out, some of them for nothing
 UNTOLD_COLUMNS = ("expires",)
 
@@ -45,6 +51,33 @@ class Step:
 
 def fixed_clock() -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class _Source(MemoryStore):
+    """Where the commits of an import come from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[Commit] = []
+        self._next = STREAMS_OF_IMPORT
+
+    def reserve(self, count: int) -> int:
+        self._next += count
+        return self._next - count
+
+    def commit(self, commit: Commit) -> Committed:
+        self.commits.append(commit)
+        return super().commit(commit)
+
+
+def make_import(item_bytes: int = 500) -> list[Commit]:
+    """Return commits that make one branch; always the same ones."""
+    source = _Source()
+    thread = Store(source, make_context("", fixed_clock)).thread("imported")
+    for number in range(IMPORTED):
+        item = hashlib.shake_128(f"{number}".encode()).digest(item_bytes)
+        thread.append({"log": [item]}, set={"n": number}, id=f"m-{number}", tags=["even"] * (number % 2 == 0))
+    return source.commits
 
 
 def found_interrupt(store: holdfast.Store, name: str) -> InterruptRecord:
@@ -111,18 +144,18 @@ WRITES = [
         b".interrupt SET consumer",
         lambda store: store.thread("t").consume(found_interrupt(store, "i-1"), by="worker"),
     ),
-]
-"""Each is one statement and may simply be repeated."""
-
-CHANGES = [
     Step("release", COMMIT, lambda store: store._backend.release(RELEASED, 1, CLAIM.token)),
     Step("release of what was never saved", COMMIT, lambda store: store._backend.release(NEVER_SAVED, 1, CLAIM.token)),
+]
+"""Each gives its first result again when it is repeated; the last ones are transactions of several statements."""
+
+CHANGES = [
     Step("delete", COMMIT, lambda store: store.thread("old").delete("o-8")),
     Step("delete before", COMMIT, lambda store: store.thread("old").delete_before(3)),
     Step("prune", COMMIT, lambda store: store.thread("old").prune(holdfast.Keep(last=2)).deleted),
     Step("delete thread", COMMIT, lambda store: store.delete_thread("t").checkpoints),
 ]
-"""Each is a transaction of several statements: whether its COMMIT arrived is for the caller to find out."""
+"""Each would have another answer when repeated, so whether its COMMIT arrived is for the caller to find out."""
 
 
 def dump(connection: psycopg.Connection[Any], schema: str) -> dict[str, list[tuple[Any, ...]]]:

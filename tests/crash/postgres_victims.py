@@ -32,10 +32,18 @@ def write(thread: RecordedThread, name: str) -> Checkpoint:
 def save_without_end(url: str, history: str, worker: str) -> None:
     """Save in turn on two threads that all writers share, and say how each save ended."""
     recorder = Recorder(history)
-    store = holdfast.open(url)
+    store = _opened(url)
     threads = [RecordedThread(store.thread(name), recorder) for name in THREADS]
     for number in count(1):
         _save(threads[number % len(threads)], worker, f"{worker}.{number}")
+
+
+def _opened(url: str) -> holdfast.Store:
+    while True:
+        try:
+            return holdfast.open(url)
+        except StoreBusy:
+            continue
 
 
 def _save(thread: RecordedThread, worker: str, name: str) -> None:

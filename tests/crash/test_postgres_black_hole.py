@@ -10,15 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from postgres_story import IMPORTED, make_import
+from postgres_watch import Watch
 
 import holdfast
 from holdfast.errors import OutcomeUnknown, StoreBusy
@@ -34,6 +40,7 @@ Way = Literal["sync", "async"]
 TIMEOUT_S = 1.5
 GRACE_S = 1.0
 CALLER_TIMEOUT_S = 0.3
+WAIT_S = 30.0
 POOL = 4
 LARGE_BYTES = 8 << 20
 CLAIM = Claim("ann", "token", 60_000_000)
@@ -56,15 +63,14 @@ class Place:
     """One store behind a proxy, used from threads or from an event loop; what is called is the same."""
 
     def __init__(self, server: PostgresServer, proxy: Proxy, url: str, way: Way) -> None:
-        self.server, self.proxy, self.way = server, proxy, way
-        self.name = f"hole-{uuid.uuid4().hex}"
-        self.schema = url.rpartition("=")[2]
+        self.proxy, self.way = proxy, way
+        self.watch = Watch(server, url)
         with holdfast.open(url) as near:
             thread = near.thread("t")
             for number in range(4):
                 thread.append({"log": [number]}, id=f"c-{number}")
             near.thread("large").save({"data": [os.urandom(1 << 20) for _ in range(LARGE_BYTES >> 20)]})
-        self.url = proxy.url(f"{url}&timeout={TIMEOUT_S}&pool={POOL}&prepare=no&application_name={self.name}")
+        self.url = proxy.url(f"{self.watch.url}&timeout={TIMEOUT_S}&pool={POOL}&prepare=no")
         self.store: Any = self.open()
 
     def open(self) -> Any:
@@ -87,33 +93,46 @@ class Place:
         self.crowd(POOL)
 
     def crowd(self, calls: int) -> None:
-        """Let more calls than there are connections wait in the database at once, as many as the pool must allow."""
-        with self.server.connect() as lock, contextlib.ExitStack() as locked:
-            locked.enter_context(lock.transaction())
-            lock.execute(f'lock table "{self.schema}".lane'.encode())
-            running = ThreadPoolExecutor(1).submit(self.run, *[self.store.thread("t").latest] * calls)
-            wait_until(lambda: self.backends("wait_event_type = 'Lock'") == POOL or running.done(), 10)
-            locked.close()
+        """Let so many calls wait at once: in the database as many as there may be connections, the others for one."""
+        with contextlib.ExitStack() as unlocked:
+            unlocked.enter_context(self.watch.locked())
+            running = ThreadPoolExecutor(1).submit(self.run, *[self.store.thread("t").latest for _ in range(calls)])
+            wait_until(lambda: self.watch.blocked == POOL or running.done())
+            unlocked.close()
             assert [ended.error for ended in running.result()] == [None] * calls
 
-    def backends(self, condition: str) -> int:
-        with self.server.connect() as connection:
-            row = connection.execute(
-                f"select count(*) from pg_stat_activity where application_name = %s and {condition}".encode(),
-                (self.name,),
-            ).fetchone()
-        return 0 if row is None else int(row[0])
+    @contextlib.contextmanager
+    def stalled_at(self, request: bytes) -> Iterator[None]:
+        """Stall as soon as such a request has passed; at the end, tell that more came after it."""
+        passed = threading.Event()
+
+        def notice(found: bytes) -> bool:
+            if request in found:
+                passed.set()
+            return False
+
+        def stall() -> None:
+            assert passed.wait(WAIT_S)
+            self.proxy.stall()
+
+        self.proxy.cut_before(notice, times=None)
+        stalling = threading.Thread(target=stall)
+        stalling.start()
+        yield
+        stalling.join()
+        assert self.proxy.fired["stall"], "everything had arrived already"
+        assert not self.proxy.fired["cut_before"]
 
     def recover(self) -> None:
         """End the hole; prove that nothing of it is left and that everything works."""
         self.proxy.heal()
-        wait_until(lambda: self.backends("xact_start is not null") == 0)
+        wait_until(lambda: self.watch.transactions == 0)
         wait_until(self._is_whole)
         assert self.call(lambda: self.store.thread("t").append({"log": ["after"]})) is not None
-        assert self.backends("true") <= POOL
+        assert self.watch.connections <= POOL
         assert self.call(self.store.verify)
         self.call(self.store.close)
-        wait_until(lambda: self.backends("true") == 0)
+        wait_until(lambda: self.watch.connections == 0)
 
     def _is_whole(self) -> bool:
         """Tell whether the pool lends out all its connections; those that came back broken take a moment to renew."""
@@ -198,7 +217,7 @@ def test_calls_whose_answers_never_arrive_end_in_time(place: Place, show: Show) 
     backend = place.store._backend
     acquire = asyncio.to_thread if place.way == "async" else lambda call, *given: call(*given)
     ended = place.run(
-        lambda: handle.append({"log": ["there"]}, id=None),
+        lambda: handle.append({"log": ["there"]}),
         lambda: place.store.thread("t").tag("c-1", "there"),
         lambda: place.store.thread("t").delete("c-2"),
         lambda: acquire(backend.acquire, LANE._replace(thread="other"), CLAIM),
@@ -235,28 +254,29 @@ def test_calls_that_need_a_new_connection_end_in_time_and_have_stored_nothing(pl
 @pytest.mark.crash
 @pytest.mark.row("G8")
 def test_a_large_read_that_stops_on_its_way_ends_in_time(place: Place, show: Show) -> None:
-    asked = threading.Event()
-
-    def notice(request: bytes) -> bool:
-        if b"WITH ORDINALITY" in request:
-            asked.set()
-        return False
-
-    def stop() -> None:
-        assert asked.wait(10)
-        place.proxy.stall()
-
-    place.proxy.cut_before(notice, times=None)
-    stopping = threading.Thread(target=stop)
-    stopping.start()
-    ended = place.run(place.store.thread("large").latest)
-    stopping.join()
-    stalled = place.proxy.fired["stall"]
+    with place.stalled_at(b"WITH ORDINALITY"):
+        ended = place.run(place.store.thread("large").latest)
 
     judge(show, place, f"during a read of {LARGE_BYTES >> 20} MiB", ended, StoreBusy)
-    assert stalled >= 1, "the answer had arrived already"
     place.recover()
-    assert place.proxy.fired["cut_before"] == 0
+
+
+@pytest.mark.crash
+@pytest.mark.row("G8")
+@pytest.mark.parametrize("request_", [b"COPY", b"commit_checkpoint"])
+def test_a_large_import_that_stops_on_its_way_ends_in_time_and_has_stored_nothing(
+    postgres: PostgresServer, proxy: Proxy, postgres_url: str, show: Show, request_: bytes
+) -> None:
+    place = Place(postgres, proxy, postgres_url, "sync")
+    commits = make_import(item_bytes=LARGE_BYTES // IMPORTED)
+    with place.stalled_at(request_):
+        ended = place.run(lambda: place.store._backend.commit_all(commits))
+
+    judge(show, place, f"during an import of {LARGE_BYTES >> 20} MiB", ended, StoreBusy)
+    place.proxy.heal()
+    wait_until(lambda: not place.watch.transactions)
+    assert place.store.thread("imported").latest() is None
+    place.recover()
 
 
 @pytest.mark.crash
@@ -270,7 +290,7 @@ def test_an_event_loop_that_stops_waiting_gets_its_turn_at_once(
     before = place.call(handle.latest)
     place.warm()
 
-    async def hurried() -> list[float]:
+    async def hurried() -> tuple[float, ...]:
         async def call(began: float, awaited: Awaitable[Any]) -> float:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CALLER_TIMEOUT_S):
@@ -294,7 +314,8 @@ def test_an_event_loop_that_stops_waiting_gets_its_turn_at_once(
     assert stalled >= len(late_s)
     assert max(late_s) <= GRACE_S
     proxy.heal()
-    assert place.call(lambda: handle.append({"log": ["after"]}, on=place.call(handle.latest))).state["log"][-1] == "after"
-    history = [meta.id for meta in holdfast.open(postgres_url).thread("t").history()]
-    assert len(history) - history.index(before.id) >= 1
+    found = place.call(handle.latest)
+    saved = place.call(lambda: handle.append({"log": ["after"]}))
+    assert found.state["log"] in (before.state["log"], [*before.state["log"], "late"])
+    assert saved.state["log"] == [*found.state["log"], "after"]
     place.recover()

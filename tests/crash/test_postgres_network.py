@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from postgres_story import CHANGES, COMMIT, WRITES, Step, dump, fixed_clock, set_stage
+from postgres_story import CHANGES, COMMIT, WRITES, Step, dump, fixed_clock, make_import, set_stage
+from postgres_watch import Watch
 
 import holdfast
 from holdfast.errors import Conflict, OutcomeUnknown
@@ -60,8 +62,8 @@ class Stage:
         self._schema = f"t_{uuid.uuid4().hex}"
         self._server = server
         self.direct = holdfast.open(server.url(schema=self._schema, timeout=PATIENT_S), clock=fixed_clock)
-        url = proxy.url(server.url(schema=self._schema, timeout=timeout, prepare="no", application_name=self._schema))
-        self.store = holdfast.open(url, clock=fixed_clock)
+        self.watch = Watch(server, server.url(timeout=str(timeout), prepare="no", schema=self._schema))
+        self.store = holdfast.open(proxy.url(self.watch.url), clock=fixed_clock)
         set_stage(self.direct)
 
     def rows(self) -> Rows:
@@ -156,7 +158,7 @@ def test_a_change_whose_commit_is_lost_is_unknown_at_once_and_doing_it_again_lea
             step.call(struck.store)
         assert time.monotonic() - began < PATIENT_S, step.name
         assert proxy.fired[fault] == number, step.name
-        wait_until(lambda: not idle_in_transaction(struck))
+        wait_until(lambda: not struck.watch.transactions)
         assert struck.rows() == (rows if fault == "swallow_answer" else before), step.name
         again = step.call(struck.store)
         assert again == answer or (fault == "swallow_answer" and again == 0), step.name
@@ -180,15 +182,6 @@ def test_a_change_that_breaks_before_its_commit_is_done_again_by_itself(
     assert struck.rows() == rows
 
 
-def idle_in_transaction(stage: Stage) -> int:
-    with stage._server.connect() as connection:
-        row = connection.execute(
-            "select count(*) from pg_stat_activity where application_name = %s and xact_start is not null",
-            (stage._schema,),
-        ).fetchone()
-    return int(row[0]) if row else 0
-
-
 @pytest.mark.crash
 @pytest.mark.row("G7", "C9")
 def test_a_replaced_checkpoint_whose_commit_is_lost_can_be_replaced_again(
@@ -208,6 +201,24 @@ def test_a_replaced_checkpoint_whose_commit_is_lost_can_be_replaced_again(
 
 
 @pytest.mark.crash
+@pytest.mark.row("G7", "C9")
+@pytest.mark.parametrize("fault", ["swallow_answer", "cut_before"])
+@pytest.mark.parametrize("request_", [b"BEGIN", b".commit_checkpoint(", b"COPY", COMMIT])
+def test_an_import_that_breaks_anywhere_is_done_once(
+    stage: Callable[[float], Stage], proxy: Proxy, fault: Fault, request_: bytes
+) -> None:
+    struck, commits = stage(PATIENT_S), make_import()
+    (proxy.swallow_answer if fault == "swallow_answer" else proxy.cut_before)(request_)
+    done = struck.store._backend.commit_all(commits)
+
+    assert proxy.fired[fault] == 1
+    assert [place.seq for place in done] == list(range(1, len(commits) + 1))
+    stored = [meta.id for meta in struck.direct.thread("imported").history()]
+    assert stored[::-1] == [commit.id for commit in commits]
+    assert [place.fresh for place in struck.direct._backend.commit_all(commits)] == [False] * len(commits)
+
+
+@pytest.mark.crash
 def test_stream_numbers_are_never_given_out_twice_though_answers_are_lost(
     stage: Callable[[float], Stage], proxy: Proxy
 ) -> None:
@@ -218,7 +229,7 @@ def test_stream_numbers_are_never_given_out_twice_though_answers_are_lost(
         taken.append(struck.direct._backend.reserve(10))
 
     assert proxy.fired["swallow_answer"] == 5
-    assert all(after - before >= 10 for before, after in zip(taken, taken[1:], strict=False))
+    assert all(after - before >= 10 for before, after in pairwise(taken))
 
 
 class Load:

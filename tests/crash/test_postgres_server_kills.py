@@ -36,9 +36,9 @@ Show = Callable[[str, object], None]
 
 PATIENT = ("p1", "p2", "p3")
 IMPATIENT = "i1"
-PATIENCE_S = {**dict.fromkeys(PATIENT, 20.0), IMPATIENT: 0.2}
+PATIENCE_S = {**dict.fromkeys(PATIENT, "20"), IMPATIENT: "0.2"}
 KILLS = 20
-ACKS_BEFORE_KILL_MAX = 30
+ACKS_BEFORE_KILL_MAX = 60
 BACK_S_MAX = 1.0
 WAIT_S = 60.0
 STALE = 10
@@ -55,7 +55,7 @@ def server(postgres: PostgresServer) -> Iterator[PostgresServer]:
 class Crowd:
     """Writers in processes of their own, and what they say."""
 
-    def __init__(self, nursery: Nursery, folder: Path, server: PostgresServer) -> None:
+    def __init__(self, nursery: Nursery, folder: Path, server: PostgresServer, options: str = "") -> None:
         self.history = str(folder / "history")
         self.answers: Counter[str] = Counter()  # by kind
         self.troubled: Counter[str] = Counter()  # writers that were told to wait or to find out
@@ -69,9 +69,10 @@ class Crowd:
         self._keeper = os.open(fifo, os.O_WRONLY)  # while no writer has it open
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._pipe, selectors.EVENT_READ)
+        holdfast.open(server.url(timeout=20) + options).close()  # makes the tables
         self._pids = [
-            nursery.start("postgres_victims:save_without_end", [server.url(timeout=patience), self.history, name], fifo)
-            for name, patience in PATIENCE_S.items()
+            nursery.start("postgres_victims:save_without_end", [url + options, self.history, name], fifo)
+            for name, url in ((name, server.url(timeout=patience)) for name, patience in PATIENCE_S.items())
         ]
 
     def listen_until(self, enough: Callable[[], bool]) -> None:
@@ -160,9 +161,9 @@ def settle(store: holdfast.Store, path: str) -> str:
     return f"{len(left_open)} left open ({applied} applied)"
 
 
-def judge(server: PostgresServer, crowd: Crowd) -> str:
+def judge(server: PostgresServer, crowd: Crowd, options: str = "") -> str:
     """Settle what is open, compare what is stored with what the writers were told, and return the figures."""
-    with holdfast.open(server.url(timeout=20)) as store:
+    with holdfast.open(server.url(timeout=20) + options) as store:
         settled = settle(store, crowd.history)
         history = History.read(crowd.history)
         stored = {meta.id for thread in THREADS for meta in store.thread(thread).history()}
@@ -243,6 +244,21 @@ def test_backends_killed_and_terminated_lose_nothing_and_their_writers_only_paus
     assert crowd.answers["CONFLICT"], "the writers never raced"
     assert not [writer for writer in PATIENT if crowd.troubled[writer]]
     assert max(recovery.all_back_s) <= BACK_S_MAX
+
+
+@pytest.mark.crash
+@pytest.mark.row("G16")
+def test_a_server_that_acknowledges_too_early_is_caught(postgres: PostgresServer, tmp_path: Path) -> None:
+    """A harness that cannot fail shows nothing: with synchronous_commit=off the last saves are lost."""
+    settings = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+    with PostgresServer(settings=settings) as server, Nursery() as nursery:
+        crowd = Crowd(nursery, tmp_path, server, "&accept_data_loss=yes")
+        Recovery(crowd)
+        server.kill()
+        crowd.kill()
+        server.start()
+        with pytest.raises(AssertionError, match="an acknowledged checkpoint is lost"):
+            judge(server, crowd, "&accept_data_loss=yes")
 
 
 @pytest.mark.crash

@@ -261,7 +261,8 @@ LANES_WITHOUT_THREAD = """
 SELECT l.id FROM {schema}.lane l WHERE NOT EXISTS (SELECT 1 FROM {schema}.thread t WHERE t.id = l.thread)"""
 STREAMS = "SELECT DISTINCT address >> 28 FROM {schema}.chunk ORDER BY 1"
 OWNER_THREAD = """
-SELECT l.thread FROM {schema}.stream_ref r JOIN {schema}.lane l ON l.id = r.lane WHERE r.stream = %s AND r.owned"""
+SELECT l.thread FROM {schema}.stream_ref r JOIN {schema}.lane l ON l.id = r.lane WHERE r.stream = %s
+ORDER BY r.owned DESC LIMIT 1"""  # or, if the owner is gone, of any other branch that needs it
 CHUNKS_OF_STREAM = """
 SELECT address, size, body FROM {schema}.chunk WHERE address >= %s AND address < %s ORDER BY address"""
 FRESH_ROWS = """

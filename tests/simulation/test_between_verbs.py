@@ -1,0 +1,355 @@
+"""What others do between two verbs of one call: a save reads, then writes, and in between anything may be deleted.
+
+A call of ``Thread`` is several verbs of the store. Here another writer acts right before one of them, on every store and
+without chance. A call may come too late and be told so (Conflict, NotFound); it never stores what cannot be loaded, and
+never speaks of damage where there is none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Conflict, Keep, NotFound
+from holdfast.store.open import open_backend
+from holdfast.thread.store import Store, make_context
+
+DOCUMENT = "a document that is too long to stay in a manifest " * 100
+
+
+def reported(defect: str) -> pytest.MarkDecorator:
+    """Mark a test that fails because of a defect elsewhere, which was reported; with the fix the mark must go."""
+    return pytest.mark.xfail(strict=True, reason=defect)
+
+
+class Meanwhile:
+    """A store between whose verbs somebody else acts."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._actions: dict[str, Callable[[], object]] = {}
+
+    def before(self, verb: str, action: Callable[[], object]) -> None:
+        """Let this be done right before the verb is next called."""
+        self._actions[verb] = action
+
+    def __getattr__(self, verb: str) -> Any:
+        action = self._actions.pop(verb, None)
+        if action is not None:
+            action()
+        return getattr(self._backend, verb)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._actions
+
+
+class Two:
+    """One store seen by two: ``mine``, between whose verbs something happens, and the other's."""
+
+    def __init__(self, url: str) -> None:
+        backend = open_backend(url)
+        self.meanwhile = Meanwhile(backend)
+        self.mine = Store(self.meanwhile, make_context("", None))  # type: ignore[arg-type]  # it is what it wraps
+        self.theirs = Store(backend if url == "memory:" else open_backend(url), make_context("", None))
+
+    def before(self, verb: str, action: Callable[[], object]) -> None:
+        self.meanwhile.before(verb, action)
+
+    def newest(self, name: str = "thread", branch: str = "main") -> dict[str, Any] | None:
+        """Return the newest state of a thread, after a look at everything in the store."""
+        assert self.meanwhile.is_over, "what was to happen meanwhile did not"
+        report = self.theirs.verify()
+        assert report, str(report)
+        found = self.theirs.thread(name, branch=branch).latest()
+        return None if found is None else dict(found.state)
+
+    def supersede(self) -> None:
+        """Save twice more, with nothing that was there before, and delete everything older."""
+        thread = self.theirs.thread("thread")
+        thread.save({"n": -1})
+        thread.save({"n": -2})
+        assert self.theirs.prune(Keep(last=1)).deleted
+
+    def close(self) -> None:
+        self.mine.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def two(url: str) -> Iterator[Two]:
+    made = Two(url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def thread(two: Two) -> holdfast.Thread:
+    return two.mine.thread("thread")
+
+
+def save_in_many_pieces(thread: holdfast.Thread) -> tuple[list[str], holdfast.Checkpoint]:
+    """Save a list that is edited at so many places that the table of its pieces is kept apart from the manifest."""
+    chance = random.Random(7)
+    items = [chance.randbytes(50).hex() for _ in range(400)]
+    saved = thread.save({"items": items})
+    for place in range(0, 400, 30):
+        items[place] = chance.randbytes(30).hex()
+        saved = thread.save({"items": items})
+    return items, saved
+
+
+# The branch moves or goes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("C1")
+def test_a_save_whose_thread_is_deleted_meanwhile_is_a_conflict_without_a_winner(
+    two: Two, thread: holdfast.Thread
+) -> None:
+    thread.save({"n": 1})
+    two.before("commit", lambda: two.theirs.delete_thread("thread"))
+
+    with pytest.raises(Conflict) as lost:
+        thread.save({"n": 2})
+    assert lost.value.winner is None
+    assert two.newest() is None
+
+
+@pytest.mark.row("C1")
+def test_a_save_whose_thread_is_made_anew_meanwhile_does_not_land_there(two: Two, thread: holdfast.Thread) -> None:
+    thread.save({"n": 1})
+
+    def make_anew() -> None:
+        two.theirs.delete_thread("thread")
+        two.theirs.thread("thread").save({"n": 9}, id="new")
+
+    two.before("commit", make_anew)
+    with pytest.raises(Conflict) as lost:
+        thread.save({"n": 2})
+    assert lost.value.winner.id == "new"
+    assert two.newest() == {"n": 9}
+
+
+def test_a_save_whose_head_is_deleted_while_it_is_compared_is_a_conflict(two: Two) -> None:
+    two.mine.thread("thread").save({"document": DOCUMENT})
+    two.before("fetch", two.supersede)
+
+    with pytest.raises(Conflict):
+        two.mine.thread("thread").save({"document": DOCUMENT + "!"})
+    assert two.newest() == {"n": -2}
+
+
+@reported("thread/save.py: _ready reads the table of pieces of a head that was deleted meanwhile: Corrupted")
+def test_a_save_whose_head_is_deleted_while_its_pieces_are_read_is_a_conflict(
+    two: Two, thread: holdfast.Thread
+) -> None:
+    items, _ = save_in_many_pieces(thread)
+    two.before("fetch", two.supersede)
+
+    with pytest.raises(Conflict):
+        two.mine.thread("thread").save({"items": [*items, "more"]})
+    assert two.newest() == {"n": -2}
+
+
+@reported("thread/load.py: latest() speaks of damage if the head was superseded and pruned while it was read")
+def test_the_newest_is_found_also_if_the_one_before_it_is_deleted_meanwhile(two: Two) -> None:
+    two.mine.thread("thread").save({"document": DOCUMENT})
+    two.before("fetch", two.supersede)
+
+    latest = two.mine.thread("thread").latest()
+    assert latest is not None
+    assert latest.state == {"n": -2} == two.newest()
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_found(two: Two, thread: holdfast.Thread) -> None:
+    saved = thread.save({"document": DOCUMENT})
+    two.before("fetch", two.supersede)
+
+    with pytest.raises(NotFound):
+        two.mine.get(saved.id)
+
+
+# What a fork or rewind takes over goes ----------------------------------------------------------------------------
+
+
+def test_a_fork_of_what_is_deleted_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+    source = thread.save({"document": DOCUMENT})
+    thread.save({"n": 2})
+    two.before("commit", lambda: two.theirs.thread("thread").delete(source))
+
+    with pytest.raises(NotFound):
+        thread.fork(source, to="other")
+    assert two.newest("other") is None
+
+
+def test_a_fork_whose_source_goes_with_its_thread_is_refused(two: Two, thread: holdfast.Thread) -> None:
+    source = thread.append({"log": [DOCUMENT]})
+    two.before("commit", lambda: two.theirs.delete_thread("thread"))
+
+    with pytest.raises(NotFound):
+        thread.fork(source, to="other", set={"n": 1})
+    assert two.newest("other") is None
+
+
+def test_a_rewind_to_what_is_deleted_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+    source = thread.save({"document": DOCUMENT})
+    thread.save({"n": 2})
+    two.before("commit", lambda: two.theirs.thread("thread").delete(source))
+
+    with pytest.raises(NotFound):
+        thread.rewind(source)
+    assert two.newest() == {"n": 2}
+
+
+@reported("thread/save.py: fork reads the table of pieces of a source that was deleted meanwhile: Corrupted")
+def test_a_fork_whose_source_is_deleted_while_its_pieces_are_read_is_refused(two: Two, thread: holdfast.Thread) -> None:
+    _, source = save_in_many_pieces(thread)
+    two.before("fetch", two.supersede)
+
+    with pytest.raises(NotFound):
+        thread.fork(source, to="other")
+
+
+@reported("store/base.py: Commit.requires names an id only; if that was replaced, the fork refers to bytes that are gone")
+def test_a_fork_of_what_is_replaced_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+    source = thread.save({"document": DOCUMENT}, id="source")
+    two.before("commit", lambda: two.theirs.thread("thread").save({"n": 2}, id="source", replace=True))
+
+    with pytest.raises(NotFound):
+        thread.fork(source, to="other")
+    assert two.newest("other") is None
+
+
+@reported("store/base.py: as above; here the id was deleted and saved again")
+def test_a_fork_of_what_is_deleted_and_made_anew_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+    source = thread.save({"document": DOCUMENT}, id="source")
+
+    def make_anew() -> None:
+        two.theirs.thread("thread").delete("source")
+        two.theirs.thread("thread").save({"n": 2}, id="source")
+
+    two.before("commit", make_anew)
+    with pytest.raises(NotFound):
+        thread.fork(source, branch="other")
+    assert two.newest("thread", "other") is None
+
+
+# A replaced head and its parent -----------------------------------------------------------------------------------
+
+
+def replace_fails_but_on_postgres(url: str, request: pytest.FixtureRequest) -> None:
+    if not url.startswith("postgresql:"):
+        request.applymarker(
+            reported("store/{memory,sqlite}: a replaced head does not take over the digest of a parent deleted meanwhile")
+        )
+
+
+def test_a_head_whose_parent_is_pruned_while_it_is_replaced_can_be_loaded(
+    two: Two, thread: holdfast.Thread, url: str, request: pytest.FixtureRequest
+) -> None:
+    replace_fails_but_on_postgres(url, request)
+    thread.save({"n": 1})
+    thread.save({"n": 2}, id="head")
+    two.before("commit", lambda: two.theirs.prune(Keep(last=1)))
+    thread.save({"n": 3}, id="head", replace=True)
+
+    assert two.newest() == {"n": 3}
+
+
+def test_a_fork_whose_origin_is_deleted_while_its_first_checkpoint_is_replaced_can_be_loaded(
+    two: Two, thread: holdfast.Thread, url: str, request: pytest.FixtureRequest
+) -> None:
+    replace_fails_but_on_postgres(url, request)
+    origin = thread.save({"n": 1})
+    thread.fork(origin, to="other", id="head")
+    two.before("commit", lambda: two.theirs.thread("thread").delete(origin))
+    two.mine.thread("other").save({"n": 2}, id="head", replace=True)
+
+    assert two.newest("other") == {"n": 2}
+
+
+# The same id ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("C2")
+@reported("thread/save.py: a twin with the same id and content that lands meanwhile is taken for another: IdTaken")
+def test_the_same_saved_meanwhile_under_the_same_id_gives_the_first_result(two: Two, thread: holdfast.Thread) -> None:
+    thread.save({"n": 1})
+    two.before("commit", lambda: two.theirs.thread("thread").save({"n": 2}, id="twin"))
+    saved = thread.save({"n": 2}, id="twin")
+
+    assert (saved.id, saved.seq) == ("twin", 2)
+    assert two.newest() == {"n": 2}
+
+
+@reported("thread/save.py: a retry reads the bytes of a checkpoint that is deleted meanwhile: Corrupted")
+def test_a_retry_of_what_is_deleted_meanwhile_speaks_of_no_damage(two: Two, thread: holdfast.Thread) -> None:
+    thread.save({"log": [DOCUMENT]})
+    thread.append({"log": ["more"]}, id="again")
+    two.before("fetch", two.supersede)
+
+    with pytest.raises((NotFound, Conflict)):
+        two.mine.thread("thread").append({"log": ["more"]}, id="again")
+
+
+# What a prune must spare, also if it became so meanwhile ------------------------------------------------------------
+
+
+@pytest.mark.row("C8")
+def test_a_checkpoint_that_begins_to_wait_for_a_decision_meanwhile_is_not_pruned(
+    two: Two, thread: holdfast.Thread
+) -> None:
+    waiting = thread.save({"n": 1})
+    thread.save({"n": 2})
+    two.before("delete", lambda: two.theirs.thread("thread").interrupt(waiting))
+    two.mine.prune(Keep(last=1))
+
+    assert two.newest() == {"n": 2}
+    assert two.theirs.get(waiting.id) is not None
+
+
+def test_an_interrupt_of_what_is_pruned_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+    gone = thread.save({"n": 1})
+    thread.save({"n": 2})
+    two.before("interrupt", lambda: two.theirs.prune(Keep(last=1)))
+
+    with pytest.raises(NotFound):
+        thread.interrupt(gone)
+    assert list(two.theirs.interrupts()) == []
+
+
+@pytest.mark.row("C8")
+def test_a_head_that_others_went_back_to_meanwhile_is_not_pruned(two: Two, thread: holdfast.Thread) -> None:
+    """The only checkpoint that is left is the head, although it was not when the prune looked."""
+    first = thread.save({"n": 1})
+    last = thread.save({"n": 2})
+    two.before("delete", lambda: two.theirs.thread("thread").delete(last))
+    two.mine.prune(Keep(last=1))
+
+    assert two.newest() == {"n": 1}
+    assert two.theirs.get(first.id) is not None
+
+
+@reported("thread/removal.py: prune decides on tags it read before; one that was given meanwhile does not count")
+def test_a_checkpoint_that_is_tagged_meanwhile_is_not_pruned(two: Two, thread: holdfast.Thread) -> None:
+    good = thread.save({"n": 1})
+    thread.save({"n": 2})
+    two.before("delete", lambda: two.theirs.thread("thread").tag(good, "good"))
+    two.mine.prune(Keep(last=1))
+
+    assert two.theirs.get(good.id) is not None
+
+
+@reported("thread/removal.py: prune decides on forks it read before; the origin of one made meanwhile goes")
+def test_a_checkpoint_that_is_forked_meanwhile_is_not_pruned(two: Two, thread: holdfast.Thread) -> None:
+    origin = thread.save({"n": 1})
+    thread.save({"n": 2})
+    two.before("delete", lambda: two.theirs.thread("thread").fork(origin, branch="fork"))
+    two.mine.prune(Keep(last=1))
+
+    assert two.newest("thread", "fork") == {"n": 1}
+    assert two.theirs.get(origin.id) is not None
