@@ -159,7 +159,7 @@ def outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except HoldfastError as error:
-        told = {"error": type(error).__name__, "text": str(error)}
+        told: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
         if isinstance(error, Conflict):
             told["winner"] = None if error.winner is None else describe(error.winner)
         return told

@@ -14,7 +14,6 @@ from typing import Any
 
 from crew import describe, outcome
 
-import holdfast
 from holdfast.errors import HoldfastError
 from holdfast.store import boot
 from holdfast.store.base import Commit, Committed
@@ -50,7 +49,7 @@ class Holder:
     def __init__(self, url: str, history: str, name: str, mutation: str = "") -> None:
         MUTATIONS[mutation]()
         self.drowsy = Drowsy(open_backend(url))
-        self.store = Store(self.drowsy, make_context("", None))  # type: ignore[arg-type]  # it is what it wraps
+        self.store = Store(self.drowsy, make_context("", None))
         self.recorder = Recorder(history)
         self.name = name
         self.leases: dict[str, Lease] = {}

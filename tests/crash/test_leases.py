@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "simulation")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 
 from crew import Crew, Worker, at_once
 from lease_work import FENCE_WORDS
-from schedule import change_function, schema_of
 
 import holdfast
 from holdfast.testing.chain import chains_of, check_chain
 from holdfast.testing.history import History
-from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.verdict import Kind, Verdict
 from holdfast.testing.waiting import wait_until
 
@@ -91,6 +90,7 @@ def fall_asleep(place: Place, sleepers: dict[str, Worker]) -> None:
 @pytest.mark.slow
 @pytest.mark.row("G10")
 @pytest.mark.row("C5")
+@pytest.mark.row("C8")
 @pytest.mark.parametrize("saves", [True, False], ids=["new-owner-has-saved", "new-owner-has-not-saved-yet"])
 def test_a_holder_that_slept_past_its_lease_is_refused_and_told(place: Place, saves: bool, show: Show) -> None:
     sleepers = [place.hire(f"sleeper {number}") for number in range(SLEEPERS)]
@@ -117,13 +117,16 @@ def test_a_holder_that_slept_past_its_lease_is_refused_and_told(place: Place, sa
     verdict = place.judge()
     show("sleepers", f"{woken} woken past their lease, {refused} calls refused, 0 landed; {verdict}")
     assert verdict, str(verdict)
-    texts = {place.store.get(meta.id).state["text"] for meta in everything(place.store)}
+    texts = {checkpoint.state["text"] for checkpoint in everything(place.store)}
     assert texts == ({"first", "second", "last"} if saves else {"first", "last"})
 
 
-def everything(store: holdfast.Store) -> Iterator[holdfast.CheckpointMeta]:
+def everything(store: holdfast.Store) -> Iterator[holdfast.Checkpoint]:
     for thread in [meta.thread_id for meta in store.threads()]:
-        yield from store.thread(thread).history()
+        for meta in store.thread(thread).history():
+            found = store.get(meta.id)
+            assert found is not None
+            yield found
 
 
 def stop_between_writes(url: str, worker: Worker) -> None:
@@ -248,8 +251,9 @@ def test_a_store_that_does_not_compare_epochs_is_noticed(
 ) -> None:
     """A harness that cannot fail shows nothing: without the fence the sleeper's save lands, and the verdict says so."""
     if place.url.startswith("postgresql:"):
-        server: PostgresServer = request.getfixturevalue("postgres")
-        with server.connect() as connection:
+        from schedule import change_function, schema_of
+
+        with request.getfixturevalue("postgres").connect() as connection:
             for function, words in FENCE_WORDS.items():
                 change_function(connection, schema_of(place.url), function, words)
     sleepers = {f"thread {number}": place.hire(f"sleeper {number}", "no fence") for number in range(SLEEPERS)}

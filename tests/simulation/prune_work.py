@@ -22,7 +22,6 @@ from typing import Any
 import holdfast
 from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound, StoreBusy
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
-from holdfast.store.postgres import collect, queries
 
 KEPT = ("kept 0", "kept 1")
 SHARED = ("shared 0", "shared 1", "shared 2")
@@ -266,11 +265,15 @@ def intact() -> None:
 
 def without_locks_on_blobs() -> None:
     """Let a delete ask whether a blob is needed without keeping savers from needing it at that moment."""
+    from holdfast.store.postgres import queries
+
     queries.LOCK_BLOBS = "SELECT 1 WHERE cardinality(%s::bytea[]) < 0"
 
 
 def without_locks_on_threads() -> None:
     """Let a delete look at branches that go on meanwhile."""
+    from holdfast.store.postgres import collect
+
     collect.lock_threads = lambda connection, threads: None
 
 

@@ -1,8 +1,8 @@
 """What others do between two verbs of one call: a save reads, then writes, and in between anything may be deleted.
 
-A call of ``Thread`` is several verbs of the store. Here another writer acts right before one of them, on every store and
-without chance. A call may come too late and be told so (Conflict, NotFound); it never stores what cannot be loaded, and
-never speaks of damage where there is none.
+A call of ``Thread`` is several verbs of the store. Here another writer acts right before one of them, on every store,
+and never by chance. A call may come too late and be told so (Conflict, NotFound); it never stores what cannot be
+loaded, and never speaks of damage where there is none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Two:
     def __init__(self, url: str) -> None:
         backend = open_backend(url)
         self.meanwhile = Meanwhile(backend)
-        self.mine = Store(self.meanwhile, make_context("", None))  # type: ignore[arg-type]  # it is what it wraps
+        self.mine = Store(self.meanwhile, make_context("", None))
         self.theirs = Store(backend if url == "memory:" else open_backend(url), make_context("", None))
 
     def before(self, verb: str, action: Callable[[], object]) -> None:
@@ -214,7 +214,7 @@ def test_a_fork_whose_source_is_deleted_while_its_pieces_are_read_is_refused(two
         thread.fork(source, to="other")
 
 
-@reported("store/base.py: Commit.requires names an id only; if that was replaced, the fork refers to bytes that are gone")
+@reported("store/base.py: Commit.requires names an id only, so a fork may refer to the bytes of what was replaced")
 def test_a_fork_of_what_is_replaced_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
     source = thread.save({"document": DOCUMENT}, id="source")
     two.before("commit", lambda: two.theirs.thread("thread").save({"n": 2}, id="source", replace=True))
@@ -244,7 +244,7 @@ def test_a_fork_of_what_is_deleted_and_made_anew_meanwhile_is_refused(two: Two, 
 def replace_fails_but_on_postgres(url: str, request: pytest.FixtureRequest) -> None:
     if not url.startswith("postgresql:"):
         request.applymarker(
-            reported("store/{memory,sqlite}: a replaced head does not take over the digest of a parent deleted meanwhile")
+            reported("store/{memory,sqlite}: a replaced head does not take over the digest that a deleted parent left")
         )
 
 

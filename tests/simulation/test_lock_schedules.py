@@ -1,7 +1,7 @@
 """Every rule that keeps deletes and savers apart on PostgreSQL: the worst schedule for it, and the store without it.
 
 Each scene forces two calls into the order in which they would hurt each other. With all locks in place nothing happens
-but a wait. Then one lock is taken out, and the same scene must do damage: so the lock is needed, and the scene shows it.
+but a wait. Then one lock is taken out, and the same scene must do damage: so the lock is needed, and this shows it.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _unless_refused(result: Any, state: dict[str, Any]) -> dict[str, Any] | None
 
 
 def _awaited(store: holdfast.Store, asked: Any, checkpoint: str) -> Expected:
-    """Return a mark of damage if an interrupt was acknowledged and it or its checkpoint is not there, or only one is."""
+    """Return a mark of damage unless acknowledgement, checkpoint and interrupt are all there, or none of them."""
     there = store.get(checkpoint) is not None
     pending = [record.id for record in store.interrupts()] == ["question"]
     acknowledged = _unless_refused(asked, {}) is not None

@@ -11,14 +11,15 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "crash")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 
 from crew import Crew
 from prune_work import KEPT, fingerprint
@@ -140,8 +141,8 @@ def run_load(url: str, folder: Path, seconds: float, mutation: str = "") -> Load
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    yield str(tmp_path / "agent.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "agent.db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
 
 
 @pytest.mark.slow

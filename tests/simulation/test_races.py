@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "crash")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 
 from crew import Crew, at_once
 from race_work import Racer
@@ -123,7 +124,10 @@ def test_of_four_writers_that_hold_the_same_head_one_succeeds_and_the_others_are
 
     figures = race.judge()
     assert len(list(race.store.thread("shared").history())) == ROUNDS + 1
-    show("races for a head", f"{race.wins} wins, {race.losses} conflicts, the winner met a loser in {race.met}; {figures}")
+    show(
+        "races for a head",
+        f"{race.wins} wins, {race.losses} conflicts, the winner met a loser in {race.met}; {figures}",
+    )
     assert (race.wins, race.losses) == (ROUNDS, ROUNDS * (WRITERS - 1))
     assert race.met > ROUNDS // 10, "the writers hardly ever met"
 
