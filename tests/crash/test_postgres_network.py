@@ -202,8 +202,16 @@ def test_a_replaced_checkpoint_whose_commit_is_lost_can_be_replaced_again(
 
 @pytest.mark.crash
 @pytest.mark.row("G7", "C9")
-@pytest.mark.parametrize("fault", ["swallow_answer", "cut_before"])
-@pytest.mark.parametrize("request_", [b"BEGIN", b".commit_checkpoint(", b"COPY", COMMIT])
+@pytest.mark.parametrize(
+    ("fault", "request_"),
+    [
+        ("cut_before", b".commit_checkpoint("),
+        ("swallow_answer", b".commit_checkpoint("),
+        ("cut_before", b"COPY"),  # its answer has no end as others have, so it cannot be swallowed
+        ("cut_before", COMMIT),
+        ("swallow_answer", COMMIT),
+    ],
+)
 def test_an_import_that_breaks_anywhere_is_done_once(
     stage: Callable[[float], Stage], proxy: Proxy, fault: Fault, request_: bytes
 ) -> None:

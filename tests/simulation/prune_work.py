@@ -250,6 +250,20 @@ class Deleter(Worker):
         return self.store.thread(self.random.choice((*SHARED, *FORKS)), branch=self.random.choice(BRANCHES))
 
 
+class Swapper(Saver):
+    """Puts one of two documents on a thread of its own, takes it off again and prunes: so each comes and goes often."""
+
+    def choices(self) -> list[Callable[[], object]]:
+        return [self.swap]
+
+    def swap(self) -> None:
+        thread = self.store.thread(f"swapped by {self._name}")
+        thread.latest()
+        self.save(thread, {"document": self.random.choice(DOCUMENTS[:2])})
+        self.save(thread, {})
+        self.counts["deleted"] += thread.prune(holdfast.Keep(last=1)).deleted
+
+
 def fresh(token: str) -> State:
     """Return a state to begin a branch with."""
     items = [hashlib.shake_128(f"item {n}".encode()).hexdigest(ITEM_BYTES // 2) for n in range(ITEMS)]

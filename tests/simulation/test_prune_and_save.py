@@ -26,8 +26,8 @@ from prune_work import KEPT, fingerprint
 
 import holdfast
 
-SAVERS = 3
-DELETERS = 2
+EVERYTHING = ["Saver", "Saver", "Saver", "Deleter", "Deleter"]
+ONE_BLOB = ["Swapper", "Swapper", "Swapper"]
 SECONDS = 12.0
 SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
 
@@ -113,15 +113,14 @@ class Load:
         )
 
 
-def run_load(url: str, folder: Path, seconds: float, mutation: str = "") -> Load:
+def run_load(url: str, folder: Path, crowd: list[str], seconds: float, mutation: str = "") -> Load:
+    """Let a crowd of workers loose on a store, then compare the store with what they noted."""
     told, counts = Told(), Counter[str]()
+    paths = [folder / f"notes-{number}" for number in range(len(crowd))]
     with Crew(folder) as crew:
-        paths = [folder / f"notes-{number}" for number in range(SAVERS + DELETERS)]
         workers = [
-            crew.hire(
-                f"prune_work:{'Saver' if number < SAVERS else 'Deleter'}", url, str(path), SEED + number, mutation
-            )
-            for number, path in enumerate(paths)
+            crew.hire(f"prune_work:{kind}", url, str(path), SEED + number, mutation)
+            for number, (kind, path) in enumerate(zip(crowd, paths, strict=True))
         ]
         for worker in workers:
             worker.tell("work", seconds)
@@ -147,7 +146,7 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_what_is_deleted_meanwhile_never_breaks_what_is_saved(shared_url: str, tmp_path: Path, show: Show) -> None:
-    load = run_load(shared_url, tmp_path, SECONDS)
+    load = run_load(shared_url, tmp_path, EVERYTHING, SECONDS)
 
     show("prune and save", f"seed {SEED}, {load}")
     show("of them", dict(sorted(load.counts.items())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from holdfast.codec import compress, decompress
+from holdfast.errors import Corrupted, DecodeError
 from holdfast.pieces.piece import OFFSET_BITS
 
 SEQ_BITS = 32
@@ -75,3 +76,25 @@ def unpack_body(size: int, body: bytes) -> bytes:
         _last.plain = decompress(body, size)
         _last.body = body
     return _last.plain
+
+
+def unpack_stored(size: int, body: bytes, where: str) -> bytes:
+    """Return the original bytes of a stored row; what cannot be unpacked is damage."""
+    try:
+        return unpack_body(size, body)
+    except DecodeError as error:
+        raise Corrupted(f"{where} cannot be decompressed") from error
+
+
+Chunk = tuple[int, int, bytes]  # address, size before compression, body
+
+
+def touching(rows: list[Chunk]) -> list[list[Chunk]]:
+    """Return rows, given in order, in runs that follow each other without a gap."""
+    runs: list[list[Chunk]] = []
+    for row in rows:
+        if runs and runs[-1][-1][0] + runs[-1][-1][1] == row[0]:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.errors import Corrupted, DecodeError
+from holdfast.errors import Corrupted
 from holdfast.pieces.coverage import assemble
 from holdfast.pieces.piece import STREAM_BYTES_MAX, Range
-from holdfast.store.layout import address_of, unpack_body
+from holdfast.store.layout import address_of, unpack_stored
 from holdfast.store.postgres import queries
 from holdfast.store.postgres.connection import DeadlineConnection
 from holdfast.store.postgres.select import every
@@ -22,11 +22,11 @@ def read_ranges(connection: DeadlineConnection, ranges: Iterable[Range]) -> list
     chunks: list[list[tuple[int, bytes]]] = [[] for _ in streams]
     for number, address, digest, size, body in rows:
         if digest is not None:
-            blobs[digest] = _unpacked(size, body, f"blob {digest.hex()[:16]}")
+            blobs[digest] = unpack_stored(size, body, f"blob {digest.hex()[:16]}")
         else:
             source = streams[number - 1].source
             assert isinstance(source, int)
-            chunks[number - 1].append((address - address_of(source, 0), _unpacked(size, body, f"stream {source}")))
+            chunks[number - 1].append((address - address_of(source, 0), unpack_stored(size, body, f"stream {source}")))
     parts = iter(chunks)
     return [
         _of_blob(blobs, piece) if isinstance(piece.source, bytes) else _of_stream(next(parts), piece)
@@ -63,10 +63,3 @@ def _of_stream(rows: list[tuple[int, bytes]], piece: Range) -> list[bytes]:
     if data is None:
         raise Corrupted(f"bytes {piece.start} to {piece.start + piece.length} of stream {piece.source!r} are missing")
     return data
-
-
-def _unpacked(size: int, body: bytes, where: str) -> bytes:
-    try:
-        return unpack_body(size, body)
-    except DecodeError as error:
-        raise Corrupted(f"{where} cannot be decompressed") from error

@@ -10,7 +10,7 @@ import itertools
 from functools import partial
 
 from holdfast.pieces.piece import STREAM_BYTES_MAX
-from holdfast.store.layout import address_of, pack_body, unpack_body
+from holdfast.store.layout import Chunk, address_of, pack_body, touching, unpack_body
 from holdfast.store.postgres import queries
 from holdfast.store.postgres.collect import lock_threads
 from holdfast.store.postgres.connection import DeadlineConnection
@@ -19,8 +19,6 @@ from holdfast.store.postgres.select import every, run, scalar
 
 WINDOW_BYTES = 262_144
 TABLES = ("fresh", "chunk", "blob", "checkpoint", "lane", "thread")
-
-Chunk = tuple[int, int, bytes]
 
 
 def compact_tables(link: Link, schema: str) -> int:
@@ -41,8 +39,8 @@ def _compact_stream(connection: DeadlineConnection, stream: int) -> None:
     first = address_of(stream, 0)
     rows = every(connection, queries.CHUNKS_OF_STREAM, (first, first + STREAM_BYTES_MAX))
     for _, window in itertools.groupby(rows, key=lambda row: (row[0] - first) // WINDOW_BYTES):
-        for touching in _runs(list(window)):
-            _merge(connection, touching)
+        for run_of_rows in touching(list(window)):
+            _merge(connection, run_of_rows)
 
 
 def _merge(connection: DeadlineConnection, rows: list[Chunk]) -> None:
@@ -51,13 +49,3 @@ def _merge(connection: DeadlineConnection, rows: list[Chunk]) -> None:
     data = b"".join(unpack_body(size, body) for _, size, body in rows)
     every(connection, queries.DROP_CHUNKS, {"addresses": [address for address, _, _ in rows]})
     run(connection, queries.ADD_CHUNK, (rows[0][0], len(data), pack_body(data)))
-
-
-def _runs(rows: list[Chunk]) -> list[list[Chunk]]:
-    runs: list[list[Chunk]] = []
-    for row in rows:
-        if runs and runs[-1][-1][0] + runs[-1][-1][1] == row[0]:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return runs

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 import apsw
 
-from holdfast.errors import Corrupted, DecodeError
+from holdfast.errors import Corrupted
 from holdfast.pieces.coverage import assemble
 from holdfast.pieces.piece import STREAM_BYTES_MAX, Range
-from holdfast.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, pack_body, unpack_body
+from holdfast.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, pack_body, touching, unpack_body, unpack_stored
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.select import every, one
 
@@ -36,22 +36,12 @@ def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes
 def merge_window(connection: apsw.Connection, start: int, length: int) -> None:
     """Replace the rows that begin in [start, start + length) and touch each other by one row each run."""
     rows = every(connection, queries.CHUNKS_IN_WINDOW, (start, start + length))
-    for run in _touching(rows):
+    for run in touching(rows):
         if len(run) == 1 and run[0][1] != len(run[0][2]):
             continue  # compressed already
         data = b"".join(unpack_body(size, body) for _, size, body in run)
         connection.execute(queries.DROP_CHUNKS, (run[0][0], run[-1][0] + 1))
         connection.execute(queries.ADD_CHUNK, (run[0][0], len(data), pack_body(data)))
-
-
-def _touching(rows: list[tuple[int, int, bytes]]) -> list[list[tuple[int, int, bytes]]]:
-    runs: list[list[tuple[int, int, bytes]]] = []
-    for row in rows:
-        if runs and runs[-1][-1][0] + runs[-1][-1][1] == row[0]:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return runs
 
 
 def add_blob(connection: apsw.Connection, name: bytes, data: bytes) -> None:
@@ -65,7 +55,7 @@ def read_blob(connection: apsw.Connection, name: bytes) -> bytes:
     row = one(connection, queries.BLOB, (name,))
     if row is None:
         raise Corrupted(f"blob {name.hex()[:16]} is missing")
-    return _unpacked(row[0], row[1], f"blob {name.hex()[:16]}")
+    return unpack_stored(row[0], row[1], f"blob {name.hex()[:16]}")
 
 
 def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[list[bytes]]:
@@ -96,15 +86,10 @@ def _read_stream(connection: apsw.Connection, stream: int, start: int, length: i
     first = address_of(stream, 0)
     rows = every(connection, queries.CHUNKS, {"start": first + start, "stream": first, "end": first + start + length})
     data = assemble(
-        ((address - first, _unpacked(size, body, f"stream {stream}")) for address, size, body in rows), start, length
+        ((address - first, unpack_stored(size, body, f"stream {stream}")) for address, size, body in rows),
+        start,
+        length,
     )
     if data is None:
         raise Corrupted(f"bytes {start} to {start + length} of stream {stream} are missing")
     return data
-
-
-def _unpacked(size: int, body: bytes, where: str) -> bytes:
-    try:
-        return unpack_body(size, body)
-    except DecodeError as error:
-        raise Corrupted(f"{where} cannot be decompressed") from error
