@@ -20,6 +20,7 @@ import os
 import select
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -121,7 +122,7 @@ class Crew:
 
     def hire(self, work: str, *arguments: Any) -> Worker:
         """Start a worker of a class, named as ``module:Class``; it is made with the arguments, in its own process."""
-        place = self._folder / f"worker-{len(self._workers)}-{id(self):x}"
+        place = self._folder / f"worker-{uuid.uuid4().hex}"
         orders, answers = f"{place}.orders", f"{place}.answers"
         os.mkfifo(orders)
         os.mkfifo(answers)

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 
 from crew import Crew, Worker, at_once
 from lease_work import FENCE_WORDS
+from schedule import change_function, schema_of
 
 import holdfast
 from holdfast.testing.chain import chains_of, check_chain
@@ -251,8 +252,6 @@ def test_a_store_that_does_not_compare_epochs_is_noticed(
 ) -> None:
     """A harness that cannot fail shows nothing: without the fence the sleeper's save lands, and the verdict says so."""
     if place.url.startswith("postgresql:"):
-        from schedule import change_function, schema_of
-
         with request.getfixturevalue("postgres").connect() as connection:
             for function, words in FENCE_WORDS.items():
                 change_function(connection, schema_of(place.url), function, words)

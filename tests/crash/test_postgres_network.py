@@ -88,7 +88,10 @@ def stage(postgres: PostgresServer, proxy: Proxy) -> Iterator[Callable[[float], 
             closing.callback(made.close)
             return made
 
-        yield make
+        try:
+            yield make
+        finally:
+            proxy.heal()  # if a test failed in the middle, everything else still ends as it should
 
 
 def in_peace(stage: Stage, steps: list[Step]) -> list[tuple[object, Rows]]:

@@ -22,6 +22,10 @@ from typing import Any
 import holdfast
 from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound, StoreBusy
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
+from holdfast.store.base import Commit, Committed
+from holdfast.store.sqlite import queries as sqlite_queries
+from holdfast.store.sqlite.select import one
+from holdfast.store.sqlite.store import SqliteStore
 
 KEPT = ("kept 0", "kept 1")
 SHARED = ("shared 0", "shared 1", "shared 2")
@@ -260,6 +264,9 @@ class Swapper(Saver):
         thread = self.store.thread(f"swapped by {self._name}")
         thread.latest()
         self.save(thread, {"document": self.random.choice(DOCUMENTS[:2])})
+        found = self.store.get(next(iter(thread.history(limit=1))).id)  # now: the next who puts it would mend it
+        assert found is not None
+        self.loaded(found)
         self.save(thread, {})
         self.counts["deleted"] += thread.prune(holdfast.Keep(last=1)).deleted
 
@@ -291,8 +298,22 @@ def without_locks_on_threads() -> None:
     collect.lock_threads = lambda connection, threads: None
 
 
+def looking_too_early() -> None:
+    """Let SQLite leave out, before the transaction in which it matters, the blobs that are there already."""
+    commit_all_of_it = SqliteStore.commit
+
+    def commit(store: SqliteStore, commit: Commit) -> Committed:
+        with store._reading() as connection:
+            there = {name for name in commit.blobs if one(connection, sqlite_queries.HAS_BLOB, (name,))}
+        commit.blobs = {name: data for name, data in commit.blobs.items() if name not in there}
+        return commit_all_of_it(store, commit)
+
+    SqliteStore.commit = commit  # type: ignore[assignment, method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "": intact,
     "no locks on blobs": without_locks_on_blobs,
     "no locks on threads": without_locks_on_threads,
+    "looks too early": looking_too_early,
 }

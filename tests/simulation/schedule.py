@@ -18,16 +18,18 @@ import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
-
-import psycopg
 
 import holdfast
 from holdfast.errors import HoldfastError
 from holdfast.store import postgres
-from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.waiting import wait_until
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from holdfast.testing.postgres import PostgresServer
 
 KEY = 20_261_116
 FIRST, SECOND = "first", "second"
