@@ -67,7 +67,7 @@ def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
     """Print a figure past pytest's capture and keep it in the report."""
 
     def write(name: str, value: object) -> None:
-        record_property(name, value)
+        record_property(name, str(value))  # a worker of a distributed run can send only plain values
         with capsys.disabled():
             sys.stdout.write(f"\n{name}: {value}\n")
 

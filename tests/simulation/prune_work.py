@@ -38,6 +38,9 @@ EXPECTED = (Conflict, NotFound, StoreBusy)
 DOCUMENTS = [hashlib.shake_128(bytes([n])).hexdigest(1500 + 2000 * n) for n in range(6)]
 """Large values that all threads share, so each is one blob: it goes with its last user and comes with the next."""
 
+FIRST_SEQ = 0
+"""Stands for the seq of a fork's first checkpoint."""
+
 ITEMS, ITEM_BYTES, LOG_LENGTH_MAX, COMPACT_EVERY = 60, 80, 120, 15
 
 State = dict[str, Any]
@@ -189,11 +192,9 @@ class Saver(Worker):
         self.saved(thread.save(state, id=token, **notes), state)
 
     def forked(self, thread: holdfast.Thread, token: str, state: State) -> None:
-        first = next((meta for meta in thread.history() if meta.id == token), None)
-        if first is not None:  # else it was deleted before it could be looked at
-            self.saved(first, state)
-        else:
-            self.note(gone=token)
+        """Note what a fork began with. Its seq is not told, and by now others may have gone on from there."""
+        place = {"thread": thread.id, "branch": thread.branch}
+        self.note(saved=token, seq=FIRST_SEQ, **place, state=fingerprint(state), tagged=False)
 
     def saved(self, saved: CheckpointMeta, state: State) -> None:
         self.note(

@@ -272,6 +272,27 @@ def test_a_fork_whose_origin_is_deleted_while_its_first_checkpoint_is_replaced_c
     assert two.newest("other") == {"n": 2}
 
 
+@reported("store/base.py: a commit does not tell which digest of its parent it covers; here the parent was replaced")
+def test_a_fork_whose_origin_is_replaced_while_its_first_checkpoint_is_replaced_can_be_loaded(
+    two: Two, thread: holdfast.Thread
+) -> None:
+    thread.save({"n": 1}, id="origin")
+    thread.fork("origin", to="other", id="head")
+    two.before("commit", lambda: two.theirs.thread("thread").save({"n": 3}, id="origin", replace=True))
+    two.mine.thread("other").save({"n": 2}, id="head", replace=True)
+
+    assert two.newest("other") == {"n": 2}
+
+
+def test_a_fork_whose_origin_was_replaced_can_be_replaced_too(two: Two, thread: holdfast.Thread) -> None:
+    thread.save({"n": 1}, id="origin")
+    thread.fork("origin", to="other", id="head")
+    two.theirs.thread("thread").save({"n": 3}, id="origin", replace=True)
+    two.mine.thread("other").save({"n": 2}, id="head", replace=True)
+
+    assert two.newest("other") == {"n": 2}
+
+
 # The same id ------------------------------------------------------------------------------------------------------
 
 

@@ -177,6 +177,7 @@ def test_four_that_save_the_same_under_the_same_id_all_get_the_same_result(race:
 
 @pytest.mark.row("G10")
 @pytest.mark.row("C2")
+@pytest.mark.row("W3-06")
 @pytest.mark.parametrize("look", ["look", "look_at_own"], ids=["one-thread", "a-thread-each"])
 def test_of_four_that_save_something_else_under_the_same_id_one_succeeds(race: Race, look: str, show: Show) -> None:
     for number in range(ROUNDS_OF_OTHER_RACES):
