@@ -21,11 +21,6 @@ from holdfast.thread.store import Store, make_context
 DOCUMENT = "a document that is too long to stay in a manifest " * 100
 
 
-def reported(defect: str) -> pytest.MarkDecorator:
-    """Mark a test that fails because of a defect elsewhere, which was reported; with the fix the mark must go."""
-    return pytest.mark.xfail(strict=True, reason=defect)
-
-
 class Meanwhile:
     """A store between whose verbs somebody else acts."""
 
@@ -143,7 +138,6 @@ def test_a_save_whose_head_is_deleted_while_it_is_compared_is_a_conflict(two: Tw
     assert two.newest() == {"n": -2}
 
 
-@reported("thread/save.py: _ready reads the table of pieces of a head that was deleted meanwhile: Corrupted")
 def test_a_save_whose_head_is_deleted_while_its_pieces_are_read_is_a_conflict(
     two: Two, thread: holdfast.Thread
 ) -> None:
@@ -155,7 +149,6 @@ def test_a_save_whose_head_is_deleted_while_its_pieces_are_read_is_a_conflict(
     assert two.newest() == {"n": -2}
 
 
-@reported("thread/load.py: latest() speaks of damage if the head was superseded and pruned while it was read")
 def test_the_newest_is_found_also_if_the_one_before_it_is_deleted_meanwhile(two: Two) -> None:
     two.mine.thread("thread").save({"document": DOCUMENT})
     two.before("fetch", two.supersede)
@@ -205,7 +198,6 @@ def test_a_rewind_to_what_is_deleted_meanwhile_is_refused(two: Two, thread: hold
     assert two.newest() == {"n": 2}
 
 
-@reported("thread/save.py: fork reads the table of pieces of a source that was deleted meanwhile: Corrupted")
 def test_a_fork_whose_source_is_deleted_while_its_pieces_are_read_is_refused(two: Two, thread: holdfast.Thread) -> None:
     _, source = save_in_many_pieces(thread)
     two.before("fetch", two.supersede)
@@ -214,7 +206,6 @@ def test_a_fork_whose_source_is_deleted_while_its_pieces_are_read_is_refused(two
         thread.fork(source, to="other")
 
 
-@reported("store/base.py: Commit.requires names an id only, so a fork may refer to the bytes of what was replaced")
 def test_a_fork_of_what_is_replaced_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
     source = thread.save({"document": DOCUMENT}, id="source")
     two.before("commit", lambda: two.theirs.thread("thread").save({"n": 2}, id="source", replace=True))
@@ -224,7 +215,6 @@ def test_a_fork_of_what_is_replaced_meanwhile_is_refused(two: Two, thread: holdf
     assert two.newest("other") is None
 
 
-@reported("store/base.py: as above; here the id was deleted and saved again")
 def test_a_fork_of_what_is_deleted_and_made_anew_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
     source = thread.save({"document": DOCUMENT}, id="source")
 
@@ -241,17 +231,7 @@ def test_a_fork_of_what_is_deleted_and_made_anew_meanwhile_is_refused(two: Two, 
 # A replaced head and its parent -----------------------------------------------------------------------------------
 
 
-def replace_fails_but_on_postgres(url: str, request: pytest.FixtureRequest) -> None:
-    if not url.startswith("postgresql:"):
-        request.applymarker(
-            reported("store/{memory,sqlite}: a replaced head does not take over the digest that a deleted parent left")
-        )
-
-
-def test_a_head_whose_parent_is_pruned_while_it_is_replaced_can_be_loaded(
-    two: Two, thread: holdfast.Thread, url: str, request: pytest.FixtureRequest
-) -> None:
-    replace_fails_but_on_postgres(url, request)
+def test_a_head_whose_parent_is_pruned_while_it_is_replaced_can_be_loaded(two: Two, thread: holdfast.Thread) -> None:
     thread.save({"n": 1})
     thread.save({"n": 2}, id="head")
     two.before("commit", lambda: two.theirs.prune(Keep(last=1)))
@@ -261,9 +241,8 @@ def test_a_head_whose_parent_is_pruned_while_it_is_replaced_can_be_loaded(
 
 
 def test_a_fork_whose_origin_is_deleted_while_its_first_checkpoint_is_replaced_can_be_loaded(
-    two: Two, thread: holdfast.Thread, url: str, request: pytest.FixtureRequest
+    two: Two, thread: holdfast.Thread
 ) -> None:
-    replace_fails_but_on_postgres(url, request)
     origin = thread.save({"n": 1})
     thread.fork(origin, to="other", id="head")
     two.before("commit", lambda: two.theirs.thread("thread").delete(origin))
@@ -272,7 +251,6 @@ def test_a_fork_whose_origin_is_deleted_while_its_first_checkpoint_is_replaced_c
     assert two.newest("other") == {"n": 2}
 
 
-@reported("store/base.py: a commit does not tell which digest of its parent it covers; here the parent was replaced")
 def test_a_fork_whose_origin_is_replaced_while_its_first_checkpoint_is_replaced_can_be_loaded(
     two: Two, thread: holdfast.Thread
 ) -> None:
@@ -297,7 +275,6 @@ def test_a_fork_whose_origin_was_replaced_can_be_replaced_too(two: Two, thread: 
 
 
 @pytest.mark.row("C2")
-@reported("thread/save.py: a twin with the same id and content that lands meanwhile is taken for another: IdTaken")
 def test_the_same_saved_meanwhile_under_the_same_id_gives_the_first_result(two: Two, thread: holdfast.Thread) -> None:
     thread.save({"n": 1})
     two.before("commit", lambda: two.theirs.thread("thread").save({"n": 2}, id="twin"))
@@ -307,14 +284,13 @@ def test_the_same_saved_meanwhile_under_the_same_id_gives_the_first_result(two: 
     assert two.newest() == {"n": 2}
 
 
-@reported("thread/save.py: a retry reads the bytes of a checkpoint that is deleted meanwhile: Corrupted")
-def test_a_retry_of_what_is_deleted_meanwhile_speaks_of_no_damage(two: Two, thread: holdfast.Thread) -> None:
+def test_a_retry_of_what_is_deleted_meanwhile_is_a_save_like_any_other(two: Two, thread: holdfast.Thread) -> None:
     thread.save({"log": [DOCUMENT]})
     thread.append({"log": ["more"]}, id="again")
     two.before("fetch", two.supersede)
+    two.mine.thread("thread").append({"log": ["more"]}, id="again")
 
-    with pytest.raises((NotFound, Conflict)):
-        two.mine.thread("thread").append({"log": ["more"]}, id="again")
+    assert two.newest() == {"n": -2, "log": ["more"]}
 
 
 # What a prune must spare, also if it became so meanwhile ------------------------------------------------------------
@@ -355,7 +331,6 @@ def test_a_head_that_others_went_back_to_meanwhile_is_not_pruned(two: Two, threa
     assert two.theirs.get(first.id) is not None
 
 
-@reported("thread/removal.py: prune decides on tags it read before; one that was given meanwhile does not count")
 def test_a_checkpoint_that_is_tagged_meanwhile_is_not_pruned(two: Two, thread: holdfast.Thread) -> None:
     good = thread.save({"n": 1})
     thread.save({"n": 2})
@@ -365,7 +340,6 @@ def test_a_checkpoint_that_is_tagged_meanwhile_is_not_pruned(two: Two, thread: h
     assert two.theirs.get(good.id) is not None
 
 
-@reported("thread/removal.py: prune decides on forks it read before; the origin of one made meanwhile goes")
 def test_a_checkpoint_that_is_forked_meanwhile_is_not_pruned(two: Two, thread: holdfast.Thread) -> None:
     origin = thread.save({"n": 1})
     thread.save({"n": 2})

@@ -55,9 +55,11 @@ class CachedReads(MemoryStore):
 class DropsSharedBlobs(MemoryStore):
     """Deletes all blobs of a deleted checkpoint's lane that its head does not name, whoever else needs them."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+    ) -> Removed:
         blobs = [b for row in self._doomed(namespace, checkpoints) for b in self._blobs if b in row.manifest]
-        removed = super().delete(namespace, checkpoints, spare, token)
+        removed = super().delete(namespace, checkpoints, spare, token, **more)
         for blob in blobs if removed.checkpoints else ():
             self._blobs.pop(blob, None)
         return removed
@@ -69,8 +71,10 @@ class DropsSharedBlobs(MemoryStore):
 class DropsNeededChunks(MemoryStore):
     """Deletes the beginning of every stream of a lane in which something is deleted."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
-        removed = super().delete(namespace, checkpoints, spare, token)
+    def delete(
+        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+    ) -> Removed:
+        removed = super().delete(namespace, checkpoints, spare, token, **more)
         for stream, chunks in self._streams.items() if removed.checkpoints else ():
             self._streams[stream] = chunks[1:] or chunks
         return removed
@@ -79,9 +83,11 @@ class DropsNeededChunks(MemoryStore):
 class DeletesHalf(MemoryStore):
     """Stops in the middle of a delete, yet says that all is done."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+    ) -> Removed:
         names = list(checkpoints)
-        removed = super().delete(namespace, names[: (len(names) + 1) // 2], spare, token)
+        removed = super().delete(namespace, names[: (len(names) + 1) // 2], spare, token, **more)
         return replace(removed, checkpoints=len(names))
 
 
@@ -257,19 +263,23 @@ class ClaimsLeasesThatRun(MemoryStore):
 class DeletesFromUnderLeases(MemoryStore):
     """Lets everybody delete, whoever holds the lane."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+    ) -> Removed:
         for name in checkpoints:
             row = self._rows.get((namespace, name))
             token = token if row is None else self._lanes[row.lane].tenure.token
-        return super().delete(namespace, checkpoints, spare, token)
+        return super().delete(namespace, checkpoints, spare, token, **more)
 
 
 class LeavesTheLease(MemoryStore):
     """Keeps the lease of a lane that is emptied for the next lane of that name."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+    ) -> Removed:
         before = dict(self._lanes)
-        removed = super().delete(namespace, checkpoints, spare, token)
+        removed = super().delete(namespace, checkpoints, spare, token, **more)
         for key, lane in before.items():
             if key not in self._lanes and lane.tenure.token is not None:
                 self._lanes[key] = lane
@@ -343,16 +353,18 @@ class NeverHandsOver(MemoryStore):
 class SparesHeadsOnly(MemoryStore):
     """Deletes checkpoints that wait for a decision."""
 
-    def _is_spared(self, row: Row) -> bool:
-        return self._is_head(self._lanes[row.lane], row)
+    def _is_spared(self, row: Row, alive: bool, tagged: bool, forked: bool) -> bool:
+        return alive and self._is_head(self._lanes[row.lane], row)
 
 
 class LeavesInterrupts(MemoryStore):
     """Deletes checkpoints and keeps their interrupts."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+    ) -> Removed:
         before = list(self._interrupts)
-        removed = super().delete(namespace, checkpoints, spare, token)
+        removed = super().delete(namespace, checkpoints, spare, token, **more)
         for row in before:
             self._interrupts._put(row)
         return removed

@@ -158,9 +158,6 @@ def deadlocks(server: PostgresServer) -> int:
 
 @pytest.mark.slow
 @pytest.mark.row("C8")
-@pytest.mark.xfail(
-    reason="reported: the defects that test_between_verbs marks show here too, sooner or later", strict=False
-)
 def test_what_is_deleted_meanwhile_never_breaks_what_is_saved(
     shared_url: str, tmp_path: Path, request: pytest.FixtureRequest, show: Show
 ) -> None:

@@ -160,7 +160,6 @@ def test_of_four_that_begin_a_branch_one_succeeds(race: Race, show: Show) -> Non
     assert len(race.store.thread("thread").branches()) == ROUNDS_OF_OTHER_RACES + 1
 
 
-@pytest.mark.xfail(reason="reported: see test_the_same_saved_meanwhile_… in test_between_verbs", strict=False)
 @pytest.mark.row("G10")
 @pytest.mark.row("C2")
 def test_four_that_save_the_same_under_the_same_id_all_get_the_same_result(race: Race, show: Show) -> None:

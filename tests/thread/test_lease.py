@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.errors import InvalidInput, OutcomeUnknown, StoreError
-from holdfast.store.base import Backend
-from holdfast.thread.lease import CLAIMS_MAX, TTL_S_MAX, TTL_S_MIN, Lease, settled
-from holdfast.thread.perform import drive
+from holdfast.errors import InvalidInput, StoreError
+from holdfast.thread.lease import CLAIMS_MAX, TTL_S_MAX, TTL_S_MIN, Lease
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -514,18 +512,6 @@ def test_closing_ends_the_heartbeat_and_gives_nothing_back(tmp_path: Path) -> No
         again.thread("t").lease().__enter__()
 
     assert not lease.lost
-
-
-def test_a_lost_answer_is_asked_for_again(store: holdfast.Store) -> None:
-    answers: list[object] = [OutcomeUnknown("lost"), "settled"]
-
-    def call(backend: Backend) -> object:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert drive(settled(call), store._backend) == "settled"
 
 
 def test_an_acquisition_that_comes_after_its_undoing_takes_nothing(

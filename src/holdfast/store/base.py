@@ -17,11 +17,11 @@ Threads    Every verb may be called from any thread at any time; none holds a lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from holdfast.errors import IdTaken, InvalidInput
+from holdfast.errors import IdTaken, InvalidInput, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.interrupts import Interrupts
@@ -101,7 +101,8 @@ class Commit:
     chunks: Sequence[tuple[int, int, bytes]] = ()  # (stream, offset, bytes)
     sources: Collection[Source] = ()  # what the manifest needs and the lane's head does not
     owned: Collection[int] = ()  # streams that begin with this commit and belong to this lane
-    requires: str | None = None  # id of the checkpoint whose sources are taken over: it must still exist
+    requires: str | None = None  # id of the checkpoint whose sources are taken over: the parent, which must still exist
+    parent_digest: bytes | None = None  # the parent's, if it is required (then it must be) or a head is replaced
     replaces_head: bool = False  # the head has this very id and is to be replaced
     claim: Claim | None = None  # the lease it is written under, which it extends
 
@@ -136,6 +137,21 @@ class Committed:
     fresh: bool
 
 
+def id_is_taken(commit: Commit) -> IdTaken:
+    """Return the error for a commit whose id exists with other content, or elsewhere."""
+    return IdTaken(
+        f"checkpoint {commit.id} exists with other content",
+        thread=commit.lane.thread,
+        checkpoint=commit.id,
+        hint="Give each checkpoint its own id, or none",
+    )
+
+
+def required_is_gone(commit: Commit) -> NotFound:
+    """Return the error for a commit whose source was deleted or replaced."""
+    return NotFound(str(commit.requires), checkpoint=commit.requires, hint="It was deleted in the meantime")
+
+
 def following(commit: Commit, first: Commit, before: Committed) -> Commit:
     """Return a commit of a batch as it must be to come right after another one."""
     return replace(
@@ -156,6 +172,17 @@ def check_batch(commits: Sequence[Commit]) -> None:
         raise InvalidInput("a checkpoint is there twice in what is to be stored at once")
     if len({commit.lane for commit in commits}) > 1 or any(commit.replaces_head for commit in commits):
         raise InvalidInput("what is stored at once is new and of one branch")
+
+
+def one_by_one(
+    commits: Sequence[Commit], stored: Mapping[str, Stored], number: int, add: Callable[[Commit], Committed]
+) -> list[Committed]:
+    """Do a ``commit_all`` by adding each; for stores that can undo it, or have nothing to undo."""
+    done = first_results(commits, stored, number) or []
+    if not done:
+        for commit in commits:
+            done.append(add(following(commit, commits[0], done[-1]) if done else commit))
+    return done
 
 
 Stored = tuple[int, int, bytes]  # of a checkpoint: its lane's number, its seq, its digest
@@ -312,12 +339,22 @@ class Backend(Leases, Sessions, Interrupts, Protocol):
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
         """Change a checkpoint's tags and return them all. Raises NotFound."""
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self,
+        namespace: str,
+        checkpoints: Collection[str],
+        spare: bool,
+        token: str | None = None,
+        *,
+        tagged: bool = False,
+        forked: bool = False,
+    ) -> Removed:
         """Delete checkpoints, their writes, tags and interrupts, and every byte that nothing needs any more.
 
         Ids that are not there are passed over. With ``spare`` no lane's head goes, and no checkpoint with an interrupt
-        that is not consumed. Without it the next older one becomes the head, and a lane without any is deleted; if
-        that would take a head from under a lease that runs and is not the token's: Fenced, and nothing is deleted.
+        that is not consumed; with ``tagged`` none that has a tag, with ``forked`` none that a lane was forked from.
+        If a head goes, the next older one becomes the head, and a lane without any is deleted; if that would take it
+        from under a lease that runs and is not the token's: Fenced, and nothing is deleted.
         """
 
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:

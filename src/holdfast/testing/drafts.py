@@ -81,6 +81,7 @@ def draft(
         sources=plan.sources if origin is None else tip.sources,
         owned=plan.owned,
         requires=origin,
+        parent_digest=above if parent is not None and (origin is not None or replaces) else None,
         replaces_head=replaces,
     )
 

@@ -1,7 +1,7 @@
 """When two values are the same to a diff, and how it copies one.
 
 ``==`` is too kind for the first: it takes 1 for True and 0.0 for -0.0, and two times in different zones for one. It is
-also too strict: a NaN is never equal to itself. Where sameness cannot be settled, values differ: a change reported that
+also too strict: a NaN is never equal to itself. Where sameness cannot be values differ: a change reported that
 is none costs a line, a change that is missed costs the state.
 """
 

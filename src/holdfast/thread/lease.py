@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.errors import Fenced, HoldfastError, InvalidInput, OutcomeUnknown
+from holdfast.errors import Fenced, HoldfastError, InvalidInput
 from holdfast.model.ids import check_label
 from holdfast.model.lease import ExpiredLease
 from holdfast.store.base import Backend
@@ -144,7 +144,7 @@ class LeaseBase:
         if self._abandoned:
             return
         began = time.monotonic()
-        held = yield from settled(lambda store: store.acquire(cursor.lane, claim))
+        held = yield from ask(lambda store: store.acquire(cursor.lane, claim))
         if cursor.seen is not None and cursor.seen.last_seq:
             cursor.seen = replace(cursor.seen, epoch=held.epoch)
         else:
@@ -158,7 +158,7 @@ class LeaseBase:
             self.check()
         began = time.monotonic()
         try:
-            yield from settled(lambda store: store.renew(hold.lane, hold.epoch, hold.claim))
+            yield from ask(lambda store: store.renew(hold.lane, hold.epoch, hold.claim))
         except Fenced as error:
             hold.fenced(error)
             raise
@@ -175,7 +175,7 @@ class LeaseBase:
         self._context.heartbeat.remove(hold.pulse)
         cursor.hold = None
         try:
-            yield from settled(lambda store: store.release(hold.lane, hold.epoch, hold.claim.token))
+            yield from ask(lambda store: store.release(hold.lane, hold.epoch, hold.claim.token))
         except Fenced as error:
             hold.fenced(error, releasing=True)
         finally:
@@ -357,13 +357,5 @@ def claim(context: Context, count: int, terms: Terms) -> Flow[list[tuple[Held, C
     if type(count) is not int or not 1 <= count <= CLAIMS_MAX:
         raise InvalidInput(f"n must be a whole number from 1 to {CLAIMS_MAX}, not {count!r:.40}")
     shown, began = terms.claim(), time.monotonic()
-    rows = yield from settled(lambda store: store.claim(context.namespace, count, shown))
+    rows = yield from ask(lambda store: store.claim(context.namespace, count, shown))
     return [(held, shown, began) for held in rows]
-
-
-def settled(call: Callable[[Backend], T]) -> Flow[T]:
-    """Return the answer to a call that gives its first result again; so if the answer is lost, ask once more."""
-    try:
-        return (yield from ask(call))
-    except OutcomeUnknown:
-        return (yield from ask(call))

@@ -13,7 +13,7 @@ from holdfast.pieces.body import from_body
 from holdfast.pieces.manifest import FRAMES, PATH, Entries, Key, decode_base, decode_manifest, decode_table, root_digest
 from holdfast.pieces.piece import Piece, Range
 from holdfast.pieces.tip import Live, Tip
-from holdfast.store.base import LaneKey, Query, Row
+from holdfast.store.base import Head, LaneKey, Query, Row
 from holdfast.thread.cursor import Cursor, Seen
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import checkpoint_digest, meta_of, parent_digest, values_of, write_of
@@ -21,15 +21,24 @@ from holdfast.thread.record import checkpoint_digest, meta_of, parent_digest, va
 
 def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
     """Load the branch's newest checkpoint and go on from there."""
-    head = yield from ask(lambda store: store.head(cursor.lane))
+    while True:
+        head = yield from ask(lambda store: store.head(cursor.lane))
+        if head is None or head.row is None:
+            cursor.seen, cursor.tip = Seen.of(head), (Tip() if head is None else None)
+            return None
+        try:
+            return (yield from _load_head(cursor, head, head.row))
+        except Corrupted:
+            if (yield from is_there(head.row)):
+                raise  # else it was superseded and deleted while it was read: there is a newer one now
+
+
+def _load_head(cursor: Cursor, head: Head, row: Row) -> Flow[Checkpoint]:
     seen = Seen.of(head)
-    if head is None or head.row is None:
-        cursor.seen, cursor.tip = seen, (Tip() if head is None else None)
-        return None
     known = cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen)
-    tip = cursor.tip if known and cursor.tip is not None else (yield from open_tip(head.row, head.owned))
-    yield from fill(tip, list(tip.lives), head.row)
-    checkpoint = _finish(head.row, tip, verify=not known)
+    tip = cursor.tip if known and cursor.tip is not None else (yield from open_tip(row, head.owned))
+    yield from fill(tip, list(tip.lives), row)
+    checkpoint = _finish(row, tip, verify=not known)
     cursor.seen, cursor.tip = seen, tip
     return checkpoint
 
@@ -41,18 +50,26 @@ def load_row(row: Row) -> Flow[Checkpoint]:
         yield from fill(tip, list(tip.lives), row)
         return _finish(row, tip, verify=True)
     except Corrupted:
-        # Between finding the row and reading its bytes it may have been deleted: that is not damage.
-        if not (yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(row.id,))))):
-            raise NotFound(
-                row.id, thread=row.lane.thread, checkpoint=row.id, hint="It was deleted while being read"
-            ) from None
-        raise
+        if (yield from is_there(row)):
+            raise
+        raise deleted_meanwhile(row) from None
 
 
 def get(namespace: str, name: str) -> Flow[Checkpoint | None]:
     """Load a checkpoint by its id."""
     row = yield from find_row(namespace, name)
     return None if row is None else (yield from load_row(row))
+
+
+def is_there(row: Row) -> Flow[bool]:
+    """Tell whether a checkpoint is still what it was. If not, bytes that lack are no damage: they went with it."""
+    rows = yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(row.id,))))
+    return bool(rows) and rows[0].digest == row.digest
+
+
+def deleted_meanwhile(row: Row) -> NotFound:
+    """Return the error for a checkpoint that was deleted or replaced while it was being read."""
+    return NotFound(row.id, thread=row.lane.thread, checkpoint=row.id, hint="It was deleted while being read")
 
 
 def find_row(namespace: str, name: str) -> Flow[Row | None]:

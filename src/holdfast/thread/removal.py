@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from holdfast.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query, Removed, Row
 from holdfast.thread.cursor import Context, Cursor
@@ -40,7 +41,7 @@ def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool, token
         doomed += going
         kept += len(rows) - len(going)
         if going and not dry_run:
-            removed += yield from ask(_deleting(context.namespace, going, token))
+            removed += yield from ask(partial(_pruned, context.namespace, going, token, keep.tagged))
     deleted = len(doomed) if dry_run else removed.checkpoints
     return Pruned(deleted, kept, removed.bytes, dry_run, tuple(doomed))
 
@@ -111,6 +112,11 @@ def thread_names(context: Context) -> Flow[list[str]]:
 
 def _finding(query: Query) -> Callable[[Backend], list[Row]]:
     return lambda store: store.find(query)
+
+
+def _pruned(namespace: str, names: list[str], token: str | None, tagged: bool, store: Backend) -> Removed:
+    """Delete what the rules do not want, but nothing that was tagged or forked since it was looked at."""
+    return store.delete(namespace, names, True, token, tagged=tagged, forked=True)
 
 
 def _deleting(namespace: str, names: list[str], token: str | None) -> Callable[[Backend], Removed]:

@@ -17,12 +17,12 @@ from holdfast.model.checkpoint import NOTE_FIELDS, CheckpointMeta, Notes, SavedC
 from holdfast.model.ids import check_id
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.tip import Change, Draft, Tip
-from holdfast.store.base import Commit, Committed, LaneKey, Query, Row
+from holdfast.store.base import Commit, Committed, LaneKey, Row
 from holdfast.store.leases import fenced
 from holdfast.thread.change import append_change, check_state, state_change
 from holdfast.thread.cursor import STREAMS_AT_ONCE, Context, Cursor, Seen
 from holdfast.thread.hold import Hold
-from holdfast.thread.load import fill, find_row, open_tip, winner_of
+from holdfast.thread.load import deleted_meanwhile, fill, find_row, is_there, open_tip, winner_of
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import (
     NO_PARENT,
@@ -103,9 +103,10 @@ def fork(
             thread=target.thread,
             hint="Choose another branch name, or delete that one first",
         )
-    tip = yield from open_tip(row, {})
+    tip = yield from _open_source(row, {})
     step = request.notes.get("step", row.step)
-    yield from _commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
+    saving = _commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
+    yield from _or_settled(context, cursor, change, request, saving)
     return cursor
 
 
@@ -132,9 +133,20 @@ def rewind(context: Context, cursor: Cursor, source: str, request: Request) -> F
     yield from _expect(cursor, seen, request.on)
     cursor.seen = seen
     owned = head.owned if head is not None and row.lane == cursor.lane else {}
-    tip = yield from open_tip(row, owned)
+    tip = yield from _open_source(row, owned)
     step = _next_step(request, seen)
-    return (yield from _commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True))
+    saving = _commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
+    return (yield from _or_settled(context, cursor, change, request, saving))
+
+
+def _open_source(row: Row, owned: Mapping[int, int]) -> Flow[Tip]:
+    """Return the pieces of a checkpoint whose content is taken over."""
+    try:
+        return (yield from open_tip(row, owned))
+    except Corrupted:
+        if (yield from is_there(row)):
+            raise
+        raise deleted_meanwhile(row) from None
 
 
 def _completed(change: Change, tip: Tip) -> Change:
@@ -153,8 +165,21 @@ def _save(context: Context, cursor: Cursor, make: MakeChange, request: Request) 
     parent = head
     if request.replaces_head:
         parent = yield from _parent_of_replaced(cursor, head, request)
-    change = make(tip)
-    return (yield from _commit_on(context, cursor, tip, change, request, parent, step))
+    saving = _commit_on(context, cursor, tip, make(tip), request, parent, step)
+    return (yield from _or_settled(context, cursor, make, request, saving))
+
+
+def _or_settled(
+    context: Context, cursor: Cursor, make: MakeChange, request: Request, saving: Flow[SavedCheckpoint]
+) -> Flow[SavedCheckpoint]:
+    """Run a save; if its id was taken meanwhile, look whether by the very same."""
+    try:
+        return (yield from saving)
+    except IdTaken:
+        settled = yield from _is_settled(context, cursor, make, request)
+        if settled is None:
+            raise
+        return settled
 
 
 def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
@@ -167,9 +192,21 @@ def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
     if cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen):
         cursor.seen = seen
         return cursor.tip
-    tip = Tip() if head is None or head.row is None else (yield from open_tip(head.row, head.owned))
+    tip = Tip()
+    if head is not None and head.row is not None:
+        try:
+            tip = yield from open_tip(head.row, head.owned)
+        except Corrupted:
+            yield from _conflict_unless_there(cursor, head.row)
+            raise
     cursor.seen, cursor.tip = seen, tip
     return tip
+
+
+def _conflict_unless_there(cursor: Cursor, row: Row) -> Flow[None]:
+    """Raise Conflict if the checkpoint that a save builds on was deleted or replaced, and its bytes with it."""
+    if not (yield from is_there(row)):
+        raise (yield from _conflict(cursor, f"checkpoint {row.id} is no longer there", None)) from None
 
 
 def _expect(cursor: Cursor, seen: Seen, on: str | None) -> Flow[None]:
@@ -222,6 +259,7 @@ def _commit_on(
         commit = _commit(cursor, seen, meta, notes, draft, digest, tip.sources if takes_over else draft.sources)
         commit.replaces_head = request.replaces_head
         commit.requires = parent.id if takes_over and parent else None
+        commit.parent_digest = parent.digest if parent and (takes_over or request.replaces_head) else None
         committed = yield from _stored(cursor.hold, commit)
     except IdTaken:
         cursor.forget_tip()
@@ -265,10 +303,7 @@ def _load_for(cursor: Cursor, tip: Tip, change: Change, row: Row | None) -> Flow
         yield from fill(tip, unloaded, row)
     except Corrupted:
         cursor.forget_tip()
-        rows = yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(row.id,))))
-        if not rows or rows[0].digest != row.digest:
-            # Not damage: the checkpoint this builds on was deleted or replaced, and its bytes with it.
-            raise (yield from _conflict(cursor, f"checkpoint {row.id} is no longer there", None)) from None
+        yield from _conflict_unless_there(cursor, row)
         raise
 
 
@@ -363,7 +398,13 @@ def _is_settled(context: Context, cursor: Cursor, make: MakeChange, request: Req
     stored = yield from find_row(context.namespace, request.name)
     if stored is None or request.replaces_head:
         return None
-    if stored.lane != cursor.lane or not (yield from _same(stored, make, request)):
+    try:
+        same = stored.lane == cursor.lane and (yield from _same(stored, make, request))
+    except Corrupted:
+        if (yield from is_there(stored)):
+            raise
+        return (yield from _is_settled(context, cursor, make, request))  # it was deleted meanwhile
+    if not same:
         raise IdTaken(
             f"checkpoint {stored.id} exists with other content",
             winner=meta_of(stored),

@@ -20,7 +20,7 @@ from holdfast.store.base import Backend, LaneKey, Query, Row
 from holdfast.store.sessions import SessionRow
 from holdfast.thread.cursor import Context
 from holdfast.thread.heartbeat import Pulse
-from holdfast.thread.lease import check_owner, check_ttl, note_beside, settled, to_us
+from holdfast.thread.lease import check_owner, check_ttl, note_beside, to_us
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.process import is_alive, this_process
 from holdfast.thread.record import from_microseconds, meta_of, to_microseconds
@@ -66,7 +66,7 @@ class SessionBase:
             return
         began, now_us = time.monotonic(), self._now_us()
         row = SessionRow(self.id, self._lane, self.owner, str(this_process()), self.note, now_us, now_us)
-        yield from settled(lambda store: store.begin(row, to_us(self.ttl)))
+        yield from ask(lambda store: store.begin(row, to_us(self.ttl)))
         self._pulse = Pulse(self.ttl, began, self._beat)
         self._context.heartbeat.add(self._pulse)
         try:
@@ -96,7 +96,7 @@ class SessionBase:
 
     def _recording(self, name: str, reason: str) -> Flow[None]:
         namespace, now_us = self._lane.namespace, self._now_us()
-        yield from settled(lambda store: store.end(namespace, name, now_us, reason))
+        yield from ask(lambda store: store.end(namespace, name, now_us, reason))
 
     def _checked(self, reason: str) -> str:
         if not self._entered:

@@ -11,7 +11,7 @@ import time
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 
-from holdfast.errors import Conflict, Corrupted, IdTaken, NotFound, StoreError
+from holdfast.errors import Conflict, Corrupted, NotFound, StoreError
 from holdfast.pieces.coverage import Coverage, assemble, is_needed
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
@@ -29,8 +29,9 @@ from holdfast.store.base import (
     Sizes,
     WriteRow,
     check_batch,
-    first_results,
-    following,
+    id_is_taken,
+    one_by_one,
+    required_is_gone,
 )
 from holdfast.store.boot import Clock, Moment
 from holdfast.store.interrupts import InterruptRow
@@ -121,7 +122,9 @@ class MemoryStore:
             existing = self._rows.get((key.namespace, commit.id))
             lane = self._lanes.get(key)
             if existing is not None and not (commit.replaces_head and self._is_head(lane, existing)):
-                return _first_result(existing, lane, commit)
+                if lane is None or (existing.lane, existing.digest) != (key, commit.digest):
+                    raise id_is_taken(commit)
+                return Committed(lane.number, existing.seq, False)
             self._check_writer(lane, commit)
             thread = self._thread(key)
             if lane is None:
@@ -133,6 +136,7 @@ class MemoryStore:
             if existing is not None:
                 self._forget([existing])
             row = commit.row(thread.number, thread.next_seq)
+            row = row if existing is None else row._replace(parent_digest=commit.parent_digest)
             thread.next_seq += 1
             lane.last_seq = row.seq
             lane.rows.append(row)
@@ -150,12 +154,7 @@ class MemoryStore:
             rows = [self._rows.get((commit.lane.namespace, commit.id)) for commit in commits]
             stored = {row.id: (self._lanes[row.lane].number, row.seq, row.digest) for row in rows if row is not None}
             lane = self._lanes.get(commits[0].lane) if commits else None
-            done = first_results(commits, stored, lane.number if lane else 0)
-            if done is None:
-                done = []
-                for commit in commits:
-                    done.append(self.commit(following(commit, commits[0], done[-1]) if done else commit))
-            return done
+            return one_by_one(commits, stored, lane.number if lane else 0, self.commit)
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
         with self._open():
@@ -175,12 +174,19 @@ class MemoryStore:
 
     # Deleting -----------------------------------------------------------------------------------------------------
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self,
+        namespace: str,
+        checkpoints: Collection[str],
+        spare: bool,
+        token: str | None = None,
+        *,
+        tagged: bool = False,
+        forked: bool = False,
+    ) -> Removed:
         with self._open():
-            names = dict.fromkeys(checkpoints)
-            doomed = [row for name in names if (row := self._rows.get((namespace, name))) is not None]
-            if spare:
-                doomed = [row for row in doomed if not self._is_spared(row)]
+            found = [self._rows.get((namespace, name)) for name in dict.fromkeys(checkpoints)]
+            doomed = [row for row in found if row is not None and not self._is_spared(row, spare, tagged, forked)]
             for row in doomed:
                 lane = self._lanes[row.lane]
                 if self._is_head(lane, row):
@@ -342,8 +348,13 @@ class MemoryStore:
     def _is_head(lane: KeptLane | None, row: Row) -> bool:
         return lane is not None and bool(lane.rows) and lane.rows[-1].id == row.id
 
-    def _is_spared(self, row: Row) -> bool:
-        return self._is_head(self._lanes[row.lane], row) or self._interrupts.is_awaited(row.lane.namespace, row.id)
+    def _is_spared(self, row: Row, alive: bool, tagged: bool, forked: bool) -> bool:
+        space = row.lane.namespace
+        return (
+            (alive and (self._is_head(self._lanes[row.lane], row) or self._interrupts.is_awaited(space, row.id)))
+            or (tagged and bool(self._tags.get((space, row.id))))
+            or (forked and any(lane.origin == row.id and lane.key.namespace == space for lane in self._lanes.values()))
+        )
 
     def _sorted_lanes(self, namespace: str, thread: str | None) -> list[KeptLane]:
         lanes = sorted(self._lanes.values(), key=lambda lane: lane.number)
@@ -369,8 +380,10 @@ class MemoryStore:
         seen = (lane.number, lane.last_seq, lane.head_seq) if lane else (0, 0, 0)
         if seen != (commit.number, commit.last_seq, commit.head_seq):
             raise Conflict("the branch has moved on", thread=commit.lane.thread, checkpoint=commit.id)
-        if commit.requires is not None and (commit.lane.namespace, commit.requires) not in self._rows:
-            raise NotFound(commit.requires, checkpoint=commit.requires, hint="It was deleted in the meantime")
+        if commit.requires is not None:
+            source = self._rows.get((commit.lane.namespace, commit.requires))
+            if source is None or commit.parent_digest not in (None, source.digest):
+                raise required_is_gone(commit)
 
     def _keep_bytes(self, lane: KeptLane, commit: Commit) -> None:
         for name, data in commit.blobs.items():
@@ -404,8 +417,7 @@ class MemoryStore:
         for lane in self._lanes.values():
             if lane.rows and (query.scope is None or lane.key.scope == query.scope):
                 row = lane.rows[-1]
-                if row.thread_number not in newest or newest[row.thread_number].seq < row.seq:
-                    newest[row.thread_number] = row
+                newest[row.thread_number] = max(row, newest.get(row.thread_number, row), key=lambda each: each.seq)
         return sorted(newest.values(), key=lambda row: row.thread_number, reverse=True)
 
     def _matches(self, row: Row, query: Query) -> bool:
@@ -482,17 +494,6 @@ class MemoryStore:
         else:
             self._streams.pop(source, None)
         return freed
-
-
-def _first_result(existing: Row, lane: KeptLane | None, commit: Commit) -> Committed:
-    if lane is not None and existing.digest == commit.digest and existing.lane == commit.lane:
-        return Committed(lane.number, existing.seq, False)
-    raise IdTaken(
-        f"checkpoint {commit.id} exists with other content",
-        thread=commit.lane.thread,
-        checkpoint=commit.id,
-        hint="Give each checkpoint its own id, or none",
-    )
 
 
 def _name(source: Source) -> str:

@@ -13,6 +13,7 @@ more than that. Only one delete runs at a time.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from holdfast.errors import Corrupted
 from holdfast.pieces.coverage import Coverage, is_needed
@@ -28,16 +29,27 @@ from holdfast.store.postgres.rows import pack_id
 from holdfast.store.postgres.select import every, one, run
 
 
+class Spared(NamedTuple):
+    """What is not to be deleted: heads and what waits for a decision, what has a tag, what was forked from."""
+
+    alive: bool
+    tagged: bool
+    forked: bool
+
+
 def delete_checkpoints(
-    connection: DeadlineConnection, namespace: str, names: Collection[str], spare: bool, token: str | None
+    connection: DeadlineConnection, namespace: str, names: Collection[str], spared: Spared, token: str | None
 ) -> Removed:
     """Delete checkpoints by id; see ``Backend.delete``."""
     wanted = [pack_id(namespace, name) for name in names]
     _begin(connection)
     lock_threads(connection, {thread for (thread,) in every(connection, queries.THREADS_OF, (wanted,))})
+    every(connection, queries.LOCK_CHECKPOINTS, (wanted,))  # a tag that is being given waits, or counts
     keys = []
-    for key, _, is_head, epoch, owner, held, left_us, *lane, pending in every(connection, queries.DOOMED, (wanted,)):
-        if spare and (is_head or pending):
+    for key, _, is_head, epoch, owner, held, left_us, *lane, awaited, tagged, forked in every(
+        connection, queries.DOOMED, (wanted,)
+    ):
+        if (spared.alive and (is_head or awaited)) or (spared.tagged and tagged) or (spared.forked and forked):
             continue
         if is_head and held is not None and held != token and left_us > 0:
             raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)

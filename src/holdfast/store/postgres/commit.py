@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
-from holdfast.errors import Conflict, IdTaken, NotFound
-from holdfast.store.base import Commit, Committed
+from holdfast.errors import Conflict
+from holdfast.store.base import Commit, Committed, id_is_taken, required_is_gone
 from holdfast.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, key_of, pack_body
 from holdfast.store.leases import fenced
 from holdfast.store.postgres import queries
@@ -15,7 +15,7 @@ from holdfast.store.postgres.collect import delete_rows, keep_parents, lock_thre
 from holdfast.store.postgres.connection import DeadlineConnection
 from holdfast.store.postgres.merge import additions, leaves_window
 from holdfast.store.postgres.rows import pack_id
-from holdfast.store.postgres.select import every, one, scalar
+from holdfast.store.postgres.select import every, one, run, scalar
 
 STORED, SAME, TAKEN, MOVED, FENCED = range(5)
 """What ``commit_checkpoint`` answers."""
@@ -73,6 +73,7 @@ def add_checkpoint(connection: DeadlineConnection, commit: Commit) -> Committed:
         [source for source in commit.sources if isinstance(source, bytes)],
         list(commit.tags),
         None if commit.requires is None else pack_id(key.namespace, commit.requires),
+        commit.parent_digest,
         commit.replaces_head,
     )
     try:
@@ -80,9 +81,7 @@ def add_checkpoint(connection: DeadlineConnection, commit: Commit) -> Committed:
     except psycopg.Error as error:
         if error.sqlstate != REQUIRED_IS_GONE:
             raise
-        raise NotFound(
-            str(commit.requires), checkpoint=commit.requires, hint="It was deleted in the meantime"
-        ) from None
+        raise required_is_gone(commit) from None
     assert answer is not None
     return _judged(commit, *answer)
 
@@ -97,6 +96,9 @@ def replace_head(connection: DeadlineConnection, commit: Commit) -> Committed:
     if found is not None and committed.fresh:
         replaced, digest = found
         keep_parents(connection, {name: digest}, [committed.number], but_not=key_of(committed.number, committed.seq))
+        if commit.parent_digest is not None:
+            place = key_of(committed.number, committed.seq)
+            run(connection, queries.KEEP_PARENT_DIGEST, (commit.parent_digest, place))
         delete_rows(connection, [replaced])
     return committed
 
@@ -130,11 +132,7 @@ def _judged(
     if outcome in (STORED, SAME):
         return Committed(lane, seq, outcome == STORED)
     if outcome == TAKEN:
-        raise IdTaken(
-            f"checkpoint {commit.id} exists with other content",
-            **where,
-            hint="Give each checkpoint its own id, or none",
-        )
+        raise id_is_taken(commit)
     if outcome == FENCED:
         raise fenced(commit.lane, commit.epoch, epoch, owner, left_us)
     raise Conflict("the branch has moved on", **where)

@@ -94,7 +94,7 @@ COMMIT = """
 SELECT * FROM {schema}.commit_checkpoint(
   %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
   %s::bigint[], %s::bytea[], %s::bigint[], %s::int[], %s::bytea[],
-  %s::bytea[], %s::int[], %s::bytea[], %s::bigint[], %s::boolean[], %s::bytea[], %s::text[], %s, %s)"""
+  %s::bytea[], %s::int[], %s::bytea[], %s::bigint[], %s::boolean[], %s::bytea[], %s::text[], %s, %s, %s)"""
 
 IDENTITIES = "SELECT id, key, digest FROM {schema}.checkpoint WHERE id = ANY(%s::bytea[])"
 LANE_NUMBER = f"""
@@ -147,7 +147,9 @@ DOOMED = """
 SELECT c.key, l.thread, c.key = (l.id << 32 | l.head), l.epoch, l.owner, l.token,
   coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint,
   t.namespace, t.name, l.scope, l.branch,
-  EXISTS (SELECT 1 FROM {schema}.interrupt i WHERE i.checkpoint = c.id AND i.consumed IS NULL)
+  EXISTS (SELECT 1 FROM {schema}.interrupt i WHERE i.checkpoint = c.id AND i.consumed IS NULL),
+  EXISTS (SELECT 1 FROM {schema}.tag g WHERE g.checkpoint = c.key),
+  EXISTS (SELECT 1 FROM {schema}.lane o WHERE o.origin = c.id)
 FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32 JOIN {schema}.thread t ON t.id = l.thread
 WHERE c.id = ANY(%s::bytea[])"""
 LANES_OF_THREAD = """
@@ -165,6 +167,7 @@ THREADS_SHARING = """
 SELECT DISTINCT l.thread FROM {schema}.stream_ref r
 JOIN {schema}.stream_ref s ON s.stream = r.stream JOIN {schema}.lane l ON l.id = s.lane
 WHERE r.lane = ANY(%s::bigint[])"""
+LOCK_CHECKPOINTS = "SELECT 1 FROM {schema}.checkpoint WHERE id = ANY(%s::bytea[]) ORDER BY key FOR UPDATE"
 DROP_CHECKPOINTS = "DELETE FROM {schema}.checkpoint WHERE key = ANY(%s::bigint[]) RETURNING id, digest"
 KEEP_PARENT_DIGESTS = """
 UPDATE {schema}.checkpoint c SET parent_digest = d.digest
@@ -174,6 +177,7 @@ WHERE c.parent = d.id AND c.parent_digest IS NULL AND c.key <> %(but_not)s
   AND (l.id = ANY(%(lanes)s::bigint[]) OR l.origin = ANY(%(ids)s::bytea[])
        OR (l.thread, l.scope) IN (
          SELECT s.thread, s.scope FROM {schema}.lane s WHERE s.id = ANY(%(lanes)s::bigint[])))"""
+KEEP_PARENT_DIGEST = "UPDATE {schema}.checkpoint SET parent_digest = %s WHERE key = %s"
 DROP_TAGS = "DELETE FROM {schema}.tag WHERE checkpoint = ANY(%s::bigint[])"
 DROP_WRITES = """
 DELETE FROM {schema}.write w USING {schema}.lane l

@@ -33,7 +33,7 @@ from holdfast.store.postgres import queries
 from holdfast.store.postgres import session as sessioning
 from holdfast.store.postgres.check import check_tables
 from holdfast.store.postgres.chunks import read_ranges
-from holdfast.store.postgres.collect import delete_checkpoints, delete_thread
+from holdfast.store.postgres.collect import Spared, delete_checkpoints, delete_thread
 from holdfast.store.postgres.commit import add_checkpoint, append_checkpoint, is_plain, replace_head
 from holdfast.store.postgres.compact import compact_tables
 from holdfast.store.postgres.connection import DeadlineConnection
@@ -137,9 +137,19 @@ class PostgresStore:
 
     # Deleting -----------------------------------------------------------------------------------------------------
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self,
+        namespace: str,
+        checkpoints: Collection[str],
+        spare: bool,
+        token: str | None = None,
+        *,
+        tagged: bool = False,
+        forked: bool = False,
+    ) -> Removed:
         names = list(checkpoints)
-        return self._link.change(lambda connection: delete_checkpoints(connection, namespace, names, spare, token))
+        spared = Spared(spare, tagged, forked)
+        return self._link.change(lambda connection: delete_checkpoints(connection, namespace, names, spared, token))
 
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
         return self._link.change(lambda connection: delete_thread(connection, namespace, thread, token))

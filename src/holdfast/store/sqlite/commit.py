@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import apsw
 
-from holdfast.errors import Conflict, IdTaken, NotFound
-from holdfast.store.base import Commit, Committed, first_results, following
+from holdfast.errors import Conflict
+from holdfast.store.base import Commit, Committed, id_is_taken, one_by_one, required_is_gone
 from holdfast.store.boot import Moment
 from holdfast.store.layout import SEQ_BITS, SEQ_MAX, key_of
 from holdfast.store.sqlite import queries
@@ -44,6 +44,8 @@ def add_checkpoint(connection: apsw.Connection, commit: Commit, now: Moment) -> 
         *_, expires, boot = lane.tenure.extended(commit.claim, now)
         connection.execute(queries.MOVE_LANE_UNDER_LEASE, (seq, seq, expires, boot, lane.number))
     if existing is not None:
+        if commit.parent_digest is not None:
+            connection.execute(queries.KEEP_PARENT_DIGEST, (commit.parent_digest, key_of(lane.number, seq)))
         delete_rows(connection, [existing[0]])
     return Committed(lane.number, seq, True)
 
@@ -96,29 +98,18 @@ def add_checkpoints(connection: apsw.Connection, commits: Sequence[Commit], now:
         if found is not None:
             stored[commit.id] = (found[0] >> SEQ_BITS, found[0] & SEQ_MAX, found[1])
     lane = find_lane(connection, key) or NO_LANE
-    done = first_results(commits, stored, lane.number)
-    if done is None:
-        done = []
-        for commit in commits:
-            next_one = following(commit, commits[0], done[-1]) if done else commit
-            done.append(add_checkpoint(connection, next_one, now))
-    return done
+    return one_by_one(commits, stored, lane.number, lambda commit: add_checkpoint(connection, commit, now))
 
 
 def _first_result(commit: Commit, lane: int, key: int, digest: bytes) -> Committed:
     if digest == commit.digest and key >> SEQ_BITS == lane:
         return Committed(lane, key & SEQ_MAX, False)
-    raise IdTaken(
-        f"checkpoint {commit.id} exists with other content",
-        thread=commit.lane.thread,
-        checkpoint=commit.id,
-        hint="Give each checkpoint its own id, or none",
-    )
+    raise id_is_taken(commit)
 
 
 def _require(connection: apsw.Connection, commit: Commit) -> None:
     if commit.requires is None:
         return
-    name = pack_id(commit.lane.namespace, commit.requires)
-    if one(connection, queries.IDENTITY, (name,)) is None:
-        raise NotFound(commit.requires, checkpoint=commit.requires, hint="It was deleted in the meantime")
+    source = one(connection, queries.IDENTITY, (pack_id(commit.lane.namespace, commit.requires),))
+    if source is None or commit.parent_digest not in (None, source[1]):
+        raise required_is_gone(commit)

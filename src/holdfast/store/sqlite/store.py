@@ -164,9 +164,22 @@ class SqliteStore:
 
     # Deleting -----------------------------------------------------------------------------------------------------
 
-    def delete(self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None) -> Removed:
+    def delete(
+        self,
+        namespace: str,
+        checkpoints: Collection[str],
+        spare: bool,
+        token: str | None = None,
+        *,
+        tagged: bool = False,
+        forked: bool = False,
+    ) -> Removed:
         def is_spared(connection: apsw.Connection, key: int, name: StoredId) -> bool:
-            return spare and (is_head(connection, key) or interrupt_rows.is_awaited(connection, key, name))
+            return (
+                (spare and (is_head(connection, key) or interrupt_rows.is_awaited(connection, key, name)))
+                or (tagged and bool(tags(connection, key)))
+                or (forked and one(connection, queries.LANES_FORKED_FROM, (name,)) is not None)
+            )
 
         def job(connection: apsw.Connection) -> Removed:
             keys, now = [], self._clock()

@@ -233,7 +233,7 @@ CREATE FUNCTION {schema}.commit_checkpoint(
   p_small bigint[], p_small_bodies bytea[], p_addresses bigint[], p_sizes int[], p_bodies bytea[],
   p_blobs bytea[], p_blob_sizes int[], p_blob_bodies bytea[],
   p_streams bigint[], p_owned boolean[], p_digests bytea[],
-  p_tags text[], p_requires bytea, p_replaces boolean,
+  p_tags text[], p_requires bytea, p_parent_digest bytea, p_replaces boolean,
   OUT outcome int, OUT lane bigint, OUT seq bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -282,7 +282,8 @@ BEGIN
     IF v_source <> v_thread THEN  -- its thread's row keeps deletes away until this is committed
       PERFORM 1 FROM {schema}.thread t WHERE t.id = v_source FOR KEY SHARE;
     END IF;
-    PERFORM 1 FROM {schema}.checkpoint c WHERE c.id = p_requires;
+    PERFORM 1 FROM {schema}.checkpoint c
+      WHERE c.id = p_requires AND (p_parent_digest IS NULL OR c.digest = p_parent_digest);
     IF NOT FOUND THEN
       RAISE EXCEPTION 'the checkpoint it builds on is gone' USING ERRCODE = 'HF005';
     END IF;
