@@ -128,6 +128,36 @@ def prune_what_is_being_interrupted(schedule: Schedule) -> Expected:
     return {"a": {}, **_awaited(schedule.store, asked, first)}
 
 
+def tag_what_is_being_pruned(schedule: Schedule) -> Expected:
+    first = _leave_behind(schedule.store, {"n": 1})
+    schedule.stop_before("DELETE", "checkpoint")
+    _, tagged = schedule.play(prune("a"), lambda store: store.thread("a").tag(first, "good"))
+    return {"a": {}, **_there_if(schedule.store, first, tagged)}
+
+
+def prune_what_is_being_tagged(schedule: Schedule) -> Expected:
+    first = _leave_behind(schedule.store, {"n": 1})
+    schedule.stop_before("INSERT", "tag")
+    tagged, _ = schedule.play(lambda store: store.thread("a").tag(first, "good"), prune("a"))
+    return {"a": {}, **_there_if(schedule.store, first, tagged)}
+
+
+def fork_what_is_being_pruned(schedule: Schedule) -> Expected:
+    source = _grow_and_leave_behind(schedule.store)
+    schedule.stop_before("DELETE", "fresh")
+    _, forked = schedule.play(prune("a"), fork("a", source, "b"))
+    expected = _unless_refused(forked, {"log": [LINE, LINE]})
+    return {"a": {}, "b": expected, **_there_if(schedule.store, source, forked)}
+
+
+def prune_what_is_being_forked(schedule: Schedule) -> Expected:
+    source = _grow_and_leave_behind(schedule.store)
+    schedule.stop_before("INSERT", "checkpoint")
+    forked, _ = schedule.play(fork("a", source, "b"), prune("a"))
+    expected = _unless_refused(forked, {"log": [LINE, LINE]})
+    return {"a": {}, "b": expected, **_there_if(schedule.store, source, forked)}
+
+
 def delete_the_parent_of_what_is_being_replaced(schedule: Schedule) -> Expected:
     a = schedule.store.thread("a")
     root = a.save({"n": 1})
@@ -169,6 +199,12 @@ def _grow_and_leave_behind(store: holdfast.Store) -> str:
 def _unless_refused(result: Any, state: dict[str, Any]) -> dict[str, Any] | None:
     assert not isinstance(result, HoldfastError) or isinstance(result, NotFound), str(result)
     return None if isinstance(result, NotFound) else state
+
+
+def _there_if(store: holdfast.Store, checkpoint: str, acknowledged: Any) -> Expected:
+    """Return a mark of damage if what was acknowledged should have kept a checkpoint, and did not."""
+    kept = _unless_refused(acknowledged, {}) is not None
+    return {} if kept == (store.get(checkpoint) is not None) else {f"{checkpoint} is gone": {}}
 
 
 def _awaited(store: holdfast.Store, asked: Any, checkpoint: str) -> Expected:
@@ -222,7 +258,8 @@ LOCKS: dict[str, Take] = {
     "interrupt holds checkpoint and thread": statement(
         "ADD_INTERRUPT", lambda text: text.replace("FOR NO KEY UPDATE OF t FOR KEY SHARE OF c", "")
     ),
-    "replacement holds its parent": function("commit_checkpoint", "c.id = p_parent"),
+    "delete holds the checkpoints": statement("LOCK_CHECKPOINTS", lambda _: NO_BLOBS),
+    "tag holds the checkpoint": statement("TAG", lambda text: text.replace(" FOR KEY SHARE", "")),
     "compaction holds some user of the stream": statement("OWNER_THREAD", lambda _: ONLY_THE_OWNER),
 }
 
@@ -242,9 +279,13 @@ SCENES = [
         extend_a_stream_whose_other_user_is_pruned,
         ("delete holds threads", "delete holds the threads that share a stream"),
     ),
-    Scene(interrupt_what_is_being_pruned, ("interrupt holds checkpoint and thread", "delete holds threads")),
-    Scene(prune_what_is_being_interrupted, ("interrupt holds checkpoint and thread", "delete holds threads")),
-    Scene(delete_the_parent_of_what_is_being_replaced, ("replacement holds its parent",)),
+    Scene(interrupt_what_is_being_pruned, ("interrupt holds checkpoint and thread",)),
+    Scene(prune_what_is_being_interrupted, ("interrupt holds checkpoint and thread",)),
+    Scene(tag_what_is_being_pruned, ("delete holds the checkpoints",)),
+    Scene(prune_what_is_being_tagged, ("delete holds the checkpoints", "tag holds the checkpoint")),
+    Scene(fork_what_is_being_pruned, ("fork holds the thread of its source", "delete holds threads")),
+    Scene(prune_what_is_being_forked, ("fork holds the thread of its source", "delete holds threads")),
+    Scene(delete_the_parent_of_what_is_being_replaced, ()),  # it keeps the digest itself: no lock is needed
     Scene(compact_a_stream_whose_last_user_leaves, ("compaction holds some user of the stream",)),
 ]
 

@@ -21,6 +21,7 @@ from holdfast.thread.record import checkpoint_digest, meta_of, parent_digest, va
 
 def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
     """Load the branch's newest checkpoint and go on from there."""
+    failed: Row | None = None
     while True:
         head = yield from ask(lambda store: store.head(cursor.lane))
         if head is None or head.row is None:
@@ -29,8 +30,9 @@ def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
         try:
             return (yield from _load_head(cursor, head, head.row))
         except Corrupted:
-            if (yield from is_there(head.row)):
-                raise  # else it was superseded and deleted while it was read: there is a newer one now
+            if head.row == failed or (yield from is_there(head.row)):
+                raise
+            failed = head.row  # superseded and deleted while it was read: there is a newer one now, or it is damage
 
 
 def _load_head(cursor: Cursor, head: Head, row: Row) -> Flow[Checkpoint]:

@@ -246,7 +246,6 @@ DECLARE
   v_digest   bytea;
   v_base     bigint;
   v_source   bigint;
-  v_parent   bytea;
 BEGIN
   SELECT l.id, l.head, l.last_seq, l.epoch, l.owner, l.token, l.expires
     INTO lane, v_head, v_last, epoch, owner, v_token, v_expires
@@ -312,14 +311,10 @@ BEGIN
     ON CONFLICT DO NOTHING;
   INSERT INTO {schema}.blob_ref SELECT commit_checkpoint.lane, d FROM unnest(p_digests) d ON CONFLICT DO NOTHING;
   IF p_replaces THEN  -- free the id; the caller deletes the row in the same transaction
-    PERFORM 1 FROM {schema}.checkpoint c WHERE c.id = p_parent FOR KEY SHARE;
-    IF NOT FOUND THEN  -- the parent was deleted since the writer saw it, and has left its digest with the old row
-      SELECT c.parent_digest INTO v_parent FROM {schema}.checkpoint c WHERE c.key = v_key AND c.parent = p_parent;
-    END IF;
     UPDATE {schema}.checkpoint c SET id = '\x02'::bytea || int8send(c.key) WHERE c.key = v_key;
   END IF;
-  INSERT INTO {schema}.checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
-    VALUES (lane << 32 | seq, p_id, p_parent, v_parent, p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
+  INSERT INTO {schema}.checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
+    VALUES (lane << 32 | seq, p_id, p_parent, p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
   INSERT INTO {schema}.tag SELECT commit_checkpoint.lane << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
   UPDATE {schema}.thread t SET next_seq = commit_checkpoint.seq + 1 WHERE t.id = v_thread;
   UPDATE {schema}.lane l SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
