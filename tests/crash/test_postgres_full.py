@@ -213,7 +213,8 @@ def small_disk(postgres: PostgresServer) -> Iterator[Path]:
 
 
 def run(*command: object) -> None:
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where mkfs is, and a plain user's PATH does not lead
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, env={**os.environ, "PATH": path})
 
 
 @pytest.fixture

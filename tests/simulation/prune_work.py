@@ -292,13 +292,6 @@ def without_locks_on_blobs() -> None:
     queries.LOCK_BLOBS = "SELECT 1 WHERE cardinality(%s::bytea[]) < 0"
 
 
-def without_locks_on_threads() -> None:
-    """Let a delete look at branches that go on meanwhile."""
-    from holdfast.store.postgres import collect
-
-    collect.lock_threads = lambda connection, threads: None
-
-
 def looking_too_early() -> None:
     """Let SQLite leave out, before the transaction in which it matters, the blobs that are there already."""
     commit_all_of_it = SqliteStore.commit
@@ -315,6 +308,5 @@ def looking_too_early() -> None:
 MUTATIONS: dict[str, Callable[[], None]] = {
     "": intact,
     "no locks on blobs": without_locks_on_blobs,
-    "no locks on threads": without_locks_on_threads,
     "looks too early": looking_too_early,
 }

@@ -180,13 +180,6 @@ def test_what_is_deleted_meanwhile_never_breaks_what_is_saved(
 
 # The load notices a store without its locks ------------------------------------------------------------------------
 
-SLOW_DELETES = """
-CREATE FUNCTION {schema}.take_time() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN PERFORM pg_sleep(0.02); RETURN NULL; END $$;
-CREATE TRIGGER take_time BEFORE DELETE ON {schema}.blob_ref FOR EACH STATEMENT EXECUTE FUNCTION {schema}.take_time();
-CREATE TRIGGER take_time BEFORE DELETE ON {schema}.fresh FOR EACH STATEMENT EXECUTE FUNCTION {schema}.take_time()"""
-"""Without it the moments in which a lock matters are so short that it could take minutes to meet one."""
-
 
 def load_until_noticed(url: str, folder: Path, crowd: list[str], mutation: str) -> Load:
     """Run the load in short turns until something is found, or the time is over."""
@@ -210,19 +203,6 @@ def test_a_store_whose_blobs_are_not_locked_is_noticed(
 
     show("without locks on blobs", load)
     assert any("is missing" in text for text in load.told.wrong + load.found)
-
-
-@pytest.mark.slow
-def test_a_store_whose_threads_are_not_locked_is_noticed(
-    postgres: PostgresServer, postgres_url: str, tmp_path: Path, show: Show
-) -> None:
-    holdfast.open(postgres_url).close()
-    with postgres.connect() as connection:
-        connection.execute(SLOW_DELETES.replace("{schema}", f'"{schema_of(postgres_url)}"').encode())
-    load = load_until_noticed(postgres_url, tmp_path, EVERYTHING, "no locks on threads")
-
-    show("without locks on threads", load)
-    assert any("missing" in text for text in load.told.wrong + load.found)
 
 
 @pytest.mark.slow
