@@ -46,9 +46,10 @@ ITEMS, ITEM_BYTES, LOG_LENGTH_MAX, COMPACT_EVERY = 60, 80, 120, 15
 State = dict[str, Any]
 
 
-def fingerprint(state: Mapping[str, Any]) -> str:
-    """Return what tells one state from every other."""
-    return hashlib.sha256(repr(sorted(state.items())).encode()).hexdigest()[:24]
+def fingerprint(state: Mapping[str, Any]) -> list[str]:
+    """Return what tells one state from every other: a digest of its content, and the token of who saved it."""
+    content = repr(sorted((key, value) for key, value in state.items() if key != "token"))
+    return [hashlib.sha256(content.encode()).hexdigest()[:24], state.get("token", "")]
 
 
 class Worker:
@@ -141,17 +142,17 @@ class Saver(Worker):
         thread, source, state = self.at_any()
         token = self.token()
         forked = thread.fork(source, branch=self.random.choice(BRANCHES[1:]), set={"token": token}, id=token)
-        self.forked(forked, token, {**state, "token": token})
+        self.forked(forked, {**state, "token": token}, source)
 
     def fork_across(self) -> None:
         thread, source, state = self.at_any()
         token = self.token()
         forked = thread.fork(source, to=self.random.choice(FORKS), set={"token": token}, id=token)
-        self.forked(forked, token, {**state, "token": token})
+        self.forked(forked, {**state, "token": token}, source)
 
     def rewind(self) -> None:
         thread, source, state = self.at_any()
-        self.saved(thread.rewind(source, id=self.token()), state)
+        self.saved(thread.rewind(source, id=self.token()), state, source.id)
 
     def interrupt(self) -> None:
         thread, source, _ = self.at_any()
@@ -191,12 +192,13 @@ class Saver(Worker):
         state = {**state, "token": token}
         self.saved(thread.save(state, id=token, **notes), state)
 
-    def forked(self, thread: holdfast.Thread, token: str, state: State) -> None:
+    def forked(self, thread: holdfast.Thread, state: State, source: CheckpointMeta) -> None:
         """Note what a fork began with. Its seq is not told, and by now others may have gone on from there."""
-        place = {"thread": thread.id, "branch": thread.branch}
-        self.note(saved=token, seq=FIRST_SEQ, **place, state=fingerprint(state), tagged=False)
+        place = {"thread": thread.id, "branch": thread.branch, "seq": FIRST_SEQ}
+        self.note(saved=state["token"], **place, state=fingerprint(state), tagged=False, source=source.id)
 
-    def saved(self, saved: CheckpointMeta, state: State) -> None:
+    def saved(self, saved: CheckpointMeta, state: State, source: str | None = None) -> None:
+        """Note what was saved, and if it is a copy, of what: that may have been replaced since it was read."""
         self.note(
             saved=saved.id,
             seq=saved.seq,
@@ -204,6 +206,7 @@ class Saver(Worker):
             branch=saved.branch,
             state=fingerprint(state),
             tagged=TAG in saved.tags,
+            source=source,
         )
 
     def loaded(self, found: Checkpoint) -> None:
@@ -285,13 +288,6 @@ def intact() -> None:
     """Leave everything as it is."""
 
 
-def without_locks_on_blobs() -> None:
-    """Let a delete ask whether a blob is needed without keeping savers from needing it at that moment."""
-    from holdfast.store.postgres import queries
-
-    queries.LOCK_BLOBS = "SELECT 1 WHERE cardinality(%s::bytea[]) < 0"
-
-
 def looking_too_early() -> None:
     """Let SQLite leave out, before the transaction in which it matters, the blobs that are there already."""
     commit_all_of_it = SqliteStore.commit
@@ -307,6 +303,5 @@ def looking_too_early() -> None:
 
 MUTATIONS: dict[str, Callable[[], None]] = {
     "": intact,
-    "no locks on blobs": without_locks_on_blobs,
     "looks too early": looking_too_early,
 }
