@@ -34,6 +34,7 @@ from holdfast.testing.postgres import (
     find_install,
 )
 from holdfast.testing.proxy import PORTS, READ_BYTES, Proxy
+from holdfast.testing.waiting import wait_until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[[str], Connection]
@@ -58,13 +59,6 @@ def alive(pid: int) -> bool:
         return bool(os.readlink(f"/proc/{pid}/cwd"))
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 @pytest.fixture
