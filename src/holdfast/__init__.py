@@ -7,7 +7,8 @@ Layers, each importing only those above it:
     codec     values <-> bytes, exact or refused
     pieces    bytes of a state <-> what is new of them
     store     bytes <-> durable records: the contract, memory, SQLite
-    thread    save, load, fork, rewind, diff, history, retention: what a user calls
+    thread    save, load, fork, rewind, diff, history, retention, effects, loops: what a user calls
+    engine    graphs: nodes, edges, runs, pauses, time travel
     api       the public names
     cli, testing
 
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
         open,
         register,
     )
+    from holdfast.engine import Approve, Graph
 
 __all__ = [
+    "Approve",
     "AsyncStore",
     "AsyncThread",
     "Checkpoint",
@@ -58,6 +61,7 @@ __all__ = [
     "DecodeError",
     "EncodeError",
     "Fenced",
+    "Graph",
     "GraphMismatch",
     "HoldfastError",
     "InvalidInput",
@@ -75,6 +79,8 @@ __all__ = [
     "register",
 ]
 
+_OF_THE_ENGINE = ("Approve", "Graph")
+
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
@@ -82,6 +88,10 @@ def __getattr__(name: str) -> object:
     from holdfast import api
 
     globals().update({public: getattr(api, public) for public in api.__all__})
+    if name in _OF_THE_ENGINE:  # half of all code, and not needed by who saves and loads
+        from holdfast import engine
+
+        globals().update({public: getattr(engine, public) for public in _OF_THE_ENGINE})
     return globals()[name]
 
 

@@ -3,14 +3,24 @@
     HoldfastError
     ├── the caller: change the call
     │   ├── InvalidInput          an argument that can never work (also a ValueError)
+    │   │   ├── InvalidGraph      a graph that cannot be built; names every mistake
     │   │   └── EncodeError       a value that could not come back equal; refused before anything is written
     │   ├── NotFound              the thread, branch or checkpoint named is not there (also a LookupError)
-    │   └── GraphMismatch         the stored position belongs to another graph
+    │   ├── GraphMismatch         the stored position belongs to another graph
+    │   │   └── MigrationFailed   the migration that should have made it fit did not work
+    │   ├── StepsExceeded         the run took as many steps as it may; all of them are saved
+    │   └── Rejected              a person, or a timeout, said no; what was asked for was not done
+    ├── the author of a node: mend the graph's code, then resume
+    │   ├── NodeFailed            a node raised an error, after all its attempts
+    │   ├── BadUpdate             a node returned what the state cannot take; nothing of it was committed
+    │   └── MergeConflict         two nodes that ran side by side wrote the same key
     ├── another writer: look at what happened, then go on from there
     │   ├── Conflict              the head moved since it was read; nothing of this save was stored
-    │   │   └── IdTaken           the checkpoint id exists with other content
+    │   │   ├── IdTaken           the checkpoint id exists with other content
+    │   │   └── EffectChanged     the effect's key was used before, with other arguments
     │   ├── Fenced                another owner holds the branch; this one must not write
-    │   └── OutcomeUnknown        the save may or may not be stored; save again with the same id to find out
+    │   ├── OutcomeUnknown        the save may or may not be stored; save again with the same id to find out
+    │   └── EffectUnknown         an effect may have been done or not: a reconcile hook or a person must look
     ├── the operator: look at the store
     │   ├── StoreError            the store cannot do it now: busy, full, closed, unreadable, not ours
     │   │   ├── StoreBusy         locked by another process for longer than the timeout
@@ -84,6 +94,58 @@ class EncodeError(InvalidInput):
     summary = "serialization error"
 
 
+class InvalidGraph(InvalidInput):
+    """A graph cannot be built; ``problems`` names every mistake, each with its node."""
+
+    summary = "invalid graph"
+
+    def __init__(self, graph: str, problems: list[str]) -> None:
+        self.graph = graph
+        self.problems = problems
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"{graph!r} has {len(problems)} {'mistake' if len(problems) == 1 else 'mistakes'}:{listed}")
+
+
+class NodeFailed(HoldfastError):
+    """A node raised an error (its cause), after all the attempts it was given. Nothing of it was committed."""
+
+    summary = "node failed"
+
+    def __init__(self, node: str, attempts: int, error: BaseException, **where: Any) -> None:
+        self.node = node
+        self.attempts = attempts
+        self.error = error
+        tried = "" if attempts == 1 else f" after {attempts} attempts"
+        super().__init__(f"node {node!r} raised {type(error).__name__}{tried}", **where)
+        self.__cause__ = error
+
+
+class BadUpdate(HoldfastError):
+    """A node returned something that the state cannot take; nothing of it was committed."""
+
+    summary = "bad update"
+
+    def __init__(self, node: str, key: str | None, what: str, **where: Any) -> None:
+        self.node = node
+        self.key = key
+        place = f"node {node!r}" if key is None else f"node {node!r}: {key!r}"
+        super().__init__(f"{place} {what}", **where)
+
+
+class MergeConflict(HoldfastError):
+    """Two nodes that ran side by side wrote different values to a key that can have only one."""
+
+    summary = "merge conflict"
+
+    def __init__(self, key: str, first: str, second: str) -> None:
+        self.key = key
+        self.writers = (first, second)
+        super().__init__(
+            f"{first!r} and {second!r} ran side by side and both wrote {key!r}",
+            hint="Let one of them write it, give the key a reducer (append, merge, add, or a function), or write two keys",
+        )
+
+
 class NotFound(HoldfastError, LookupError):
     """What was named is not in the store."""
 
@@ -91,14 +153,59 @@ class NotFound(HoldfastError, LookupError):
 
 
 class GraphMismatch(HoldfastError):
-    """The stored position was made by a graph with another fingerprint."""
+    """The stored position was made by a graph with another fingerprint.
+
+    ``expected`` is the stored one, ``actual`` the present graph's; ``judgement``, if there is one, tells for each frame
+    of the position what differs.
+    """
 
     summary = "graph mismatch"
 
-    def __init__(self, expected: int, actual: int, **where: Any) -> None:
+    def __init__(
+        self, expected: int, actual: int, *, what: str | None = None, judgement: Any = None, **where: Any
+    ) -> None:
         self.expected = expected
         self.actual = actual
-        super().__init__(f"expected 0x{expected:016x}, actual 0x{actual:016x}", **where)
+        self.judgement = judgement
+        hashes = f"expected 0x{expected:016x}, actual 0x{actual:016x}"
+        listed = "" if judgement is None else f"\n{judgement}\n"
+        super().__init__(f"{hashes if what is None else f'{what}; {hashes}'}{listed}", **where)
+
+
+class MigrationFailed(GraphMismatch):
+    """A graph's migration raised an error (its cause), or gave no state or position; nothing was changed."""
+
+    summary = "migration failed"
+
+    def __init__(self, graph: str, from_hash: int, problem: str, *, expected: int, actual: int, **where: Any) -> None:
+        self.graph = graph
+        self.from_hash = from_hash
+        what = f"the migration of graph {graph!r} from 0x{from_hash:016x} {problem}"
+        super().__init__(expected, actual, what=what, **where)
+
+
+class StepsExceeded(HoldfastError):
+    """The run took as many steps as it may; all of them are saved. ``limit`` is how many that is."""
+
+    summary = "steps exceeded"
+
+    def __init__(self, what: str, *, limit: int, **where: Any) -> None:
+        self.limit = limit
+        super().__init__(what, **where)
+
+
+class Rejected(HoldfastError):
+    """A decision said no: what was asked for was not done.
+
+    ``reason`` is the decision's, ``by`` who made it; "timeout" if nobody did in time.
+    """
+
+    summary = "rejected"
+
+    def __init__(self, what: str, reason: str = "", *, by: str | None = None, **where: Any) -> None:
+        self.reason = reason
+        self.by = by
+        super().__init__(what, **where)
 
 
 class Conflict(HoldfastError):
@@ -118,6 +225,19 @@ class IdTaken(Conflict):
     """A checkpoint with this id exists and holds other content."""
 
     summary = "checkpoint id taken"
+
+
+class EffectChanged(Conflict):
+    """The key of an effect was used before with other arguments: a result of those must not be taken for one of these.
+
+    ``record`` is the effect as the ledger has it (an ``EffectRecord``).
+    """
+
+    summary = "effect changed"
+
+    def __init__(self, what: str, *, record: Any, **where: Any) -> None:
+        self.record = record
+        super().__init__(what, winner=record, **where)
 
 
 class Fenced(HoldfastError):
@@ -144,6 +264,20 @@ class OutcomeUnknown(HoldfastError):
 
     summary = "outcome unknown"
     retry_safe = True
+
+
+class EffectUnknown(HoldfastError):
+    """An effect was begun and has no receipt: it may have been done or not, so it is not done again.
+
+    ``record`` is the effect as the ledger has it (an ``EffectRecord``), to be shown to whoever can find out, and to be
+    handed to ``thread.settle`` with what they found.
+    """
+
+    summary = "effect outcome unknown"
+
+    def __init__(self, what: str, *, record: Any, **where: Any) -> None:
+        self.record = record
+        super().__init__(what, **where)
 
 
 class StoreError(HoldfastError):

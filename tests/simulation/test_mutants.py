@@ -13,9 +13,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from holdfast.errors import Fenced
 from holdfast.store.base import Backend, Commit, Committed, Head, LaneKey, Removed, Row
+from holdfast.store.effects import DONE, INTENDED, EffectRow, intent
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.leases import Claim, Held
 from holdfast.store.memory import MemoryStore
+from holdfast.store.memory.chunks import KeptBytes
 from holdfast.store.memory.lane import KeptLane
 from holdfast.store.tenure import Tenure
 from holdfast.testing.contract import StoreContract
@@ -58,10 +60,10 @@ class DropsSharedBlobs(MemoryStore):
     def delete(
         self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        blobs = [b for row in self._doomed(namespace, checkpoints) for b in self._blobs if b in row.manifest]
+        blobs = [b for row in self._doomed(namespace, checkpoints) for b in self._bytes.blobs if b in row.manifest]
         removed = super().delete(namespace, checkpoints, spare, token, **more)
         for blob in blobs if removed.checkpoints else ():
-            self._blobs.pop(blob, None)
+            self._bytes.blobs.pop(blob, None)
         return removed
 
     def _doomed(self, namespace: str, checkpoints: Collection[str]) -> list[Row]:
@@ -75,8 +77,8 @@ class DropsNeededChunks(MemoryStore):
         self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
     ) -> Removed:
         removed = super().delete(namespace, checkpoints, spare, token, **more)
-        for stream, chunks in self._streams.items() if removed.checkpoints else ():
-            self._streams[stream] = chunks[1:] or chunks
+        for stream, chunks in self._bytes.streams.items() if removed.checkpoints else ():
+            self._bytes.streams[stream] = chunks[1:] or chunks
         return removed
 
 
@@ -130,11 +132,17 @@ class ForgetsParents(MemoryStore):
         return row
 
 
+class Hoard(KeptBytes):
+    def trim(self, *_: object) -> int:
+        return 0
+
+
 class KeepsEverything(MemoryStore):
     """Never gives a byte back."""
 
-    def _trim(self, *_: object) -> int:
-        return 0
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes = Hoard()
 
 
 # Leases -----------------------------------------------------------------------------------------------------------
@@ -370,6 +378,90 @@ class LeavesInterrupts(MemoryStore):
         return removed
 
 
+# Effects ----------------------------------------------------------------------------------------------------------
+
+
+class BeginsUnderway(MemoryStore):
+    """Lets anybody begin what somebody else has begun."""
+
+    def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
+        answer = super().begin_effect(row, *given, **named)
+        return self._effects._put(intent(row, answer.number)) if answer.status == INTENDED else answer
+
+
+class RepeatsDoneEffects(MemoryStore):
+    """Takes a done effect for a failed one."""
+
+    def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
+        answer = super().begin_effect(row, *given, **named)
+        return self._effects._put(intent(row, answer.number)) if answer.status == DONE else answer
+
+
+class BeginsUnfenced(MemoryStore):
+    """Asks nobody for a lease who begins an effect."""
+
+    def begin_effect(
+        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
+    ) -> EffectRow:
+        self._thread(row.lane)
+        return self._effects.begin(row, retry_of)
+
+
+class ReplaysToTheFenced(MemoryStore):
+    """Looks whether the effect is there before it looks who asks."""
+
+    def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
+        return self._effects.find(row.lane, row.key) or super().begin_effect(row, *given, **named)
+
+
+class TakesAnyReceipt(MemoryStore):
+    """Lets anybody end an effect."""
+
+    def end_effect(self, lane: LaneKey, key: str, attempt: int, owner: str, *given: Any) -> EffectRow:
+        row = self._effects.find(lane, key)
+        return super().end_effect(lane, key, row.attempt if row else 0, row.owner if row else "", *given)
+
+
+class ReplacesReceipts(MemoryStore):
+    """Takes the last receipt, not the first."""
+
+    def settle_effect(self, lane: LaneKey, key: str, *given: Any) -> EffectRow:
+        row = self._effects.find(lane, key)
+        if row is not None:
+            self._effects._put(replace(row, status=INTENDED))
+        return super().settle_effect(lane, key, *given)
+
+
+class FencesReceipts(MemoryStore):
+    """Refuses the receipt of who lost the lease."""
+
+    def end_effect(self, lane: LaneKey, *given: Any) -> EffectRow:
+        found = self._lanes.get(lane)
+        if found is not None and found.tenure.epoch > 1:
+            raise found.tenure.refusal(lane, 1, self._clock())
+        return super().end_effect(lane, *given)
+
+
+class ForgetsEffectsWithTheLease(MemoryStore):
+    """Deletes a branch that was only leased, and its effects with it."""
+
+    def release(self, lane: LaneKey, epoch: int, token: str) -> None:
+        super().release(lane, epoch, token)
+        if lane not in self._lanes:
+            self._effects.drop(*lane)
+
+
+class LeavesEffects(MemoryStore):
+    """Deletes threads and keeps their effects."""
+
+    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
+        before = self._effects.listed(namespace, thread, 0, 1000)
+        removed = super().delete_thread(namespace, thread, token)
+        for row in before:
+            self._effects._put(row)
+        return removed
+
+
 def caught_by_machine(mutant: type[MemoryStore]) -> bool:
     """Tell whether the machine finds the mutant to differ from the model."""
 
@@ -463,7 +555,18 @@ class TestMutants:
         SparesHeadsOnly,
         LeavesInterrupts,
     ]
-    contract: ClassVar = [*machine, ReplacesSilently, *owners]
+    effects: ClassVar = [
+        BeginsUnderway,
+        RepeatsDoneEffects,
+        BeginsUnfenced,
+        ReplaysToTheFenced,
+        TakesAnyReceipt,
+        ReplacesReceipts,
+        FencesReceipts,
+        ForgetsEffectsWithTheLease,
+        LeavesEffects,
+    ]
+    contract: ClassVar = [*machine, ReplacesSilently, *owners, *effects]
 
     @pytest.mark.row("C1", "C3", "C4")
     @pytest.mark.parametrize("mutant", machine, ids=lambda mutant: mutant.__name__)

@@ -40,8 +40,8 @@ def test_an_intact_store_verifies(store: holdfast.Store) -> None:
 def test_damaged_bytes_are_named_with_their_place_and_harm_nothing_else() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    stream = max(backend._streams)
-    chunks = backend._streams[stream]
+    stream = max(backend._bytes.streams)
+    chunks = backend._bytes.streams[stream]
     offset, data = chunks[3]
     chunks[3] = (offset, bytes([data[0] ^ 1]) + data[1:])
     report = store.verify()
@@ -59,7 +59,7 @@ def test_damaged_bytes_are_named_with_their_place_and_harm_nothing_else() -> Non
 def test_a_missing_blob_is_found() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    backend._blobs.pop(next(name for name, data in backend._blobs.items() if data == b"o" * 5000))
+    backend._bytes.blobs.pop(next(name for name, data in backend._bytes.blobs.items() if data == b"o" * 5000))
     report = store.verify()
 
     assert [(finding.thread, finding.key) for finding in report.findings] == [("other", "doc")]
@@ -105,7 +105,7 @@ def test_a_checkpoint_moved_to_another_thread_is_found() -> None:
 def test_bytes_that_belong_to_nothing_are_found() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    backend._blobs[bytes(32)] = b"left over"
+    backend._bytes.blobs[bytes(32)] = b"left over"
     kinds = [finding.kind for finding in store.verify().findings]
 
     assert kinds == ["orphan"]

@@ -153,6 +153,7 @@ class Checkpoint(CheckpointMeta):
     frames: FrameStack = field(default_factory=FrameStack)
     path: tuple[str, ...] = field(default_factory=tuple)
     writes: tuple[Write, ...] = field(default_factory=tuple)
+    run: Mapping[str, Any] = field(default_factory=dict)  # what an engine keeps of the run: its graph's shape, options
 
     @property
     def messages(self) -> list[Any]:
@@ -185,7 +186,7 @@ class Checkpoint(CheckpointMeta):
         return f"{super()._repr_html_()}{keys}"
 
 
-PAYLOAD_FIELDS = ("state", "frames", "path", "writes")
+PAYLOAD_FIELDS = ("state", "frames", "path", "writes", "run")
 
 
 class SavedCheckpoint(Checkpoint):

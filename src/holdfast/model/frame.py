@@ -3,6 +3,9 @@
 A frame is pushed when a subgraph is entered and popped when it is left; moving on inside a graph replaces the top
 frame. So the depth of the stack is nesting, never history. Each frame has the state of its own graph, in its own
 shape. Values inside a state are not looked at here: the codec does that when it stores them.
+
+Where a graph runs several nodes side by side, its frame is the innermost of the stack, and each of its **tasks** has the
+frames inside it. Loop counters and what the join waits for are in the frame too: a position is complete in itself.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.errors import InvalidInput
+from holdfast.model.continuation import Continuation, continuation_from_plain
 from holdfast.model.ids import check_id
 from holdfast.model.usage import check_count
 
@@ -41,6 +45,14 @@ class Frame:
     visit: int = 1  # how often this node has been entered, this time included: tells rounds of a loop apart
     fanout_key: str | None = None  # which of the parallel runs of one node this is
     state: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    last_node: str | None = None  # has finished
+    continuation: Continuation | None = None  # what is to run; None = decided from ``last_node`` when the run goes on
+    visits: Mapping[str, int] = field(default_factory=dict, hash=False)  # how often each node was entered
+    passed: bool = False  # what was asked after ``last_node`` is answered
+    path: tuple[str, ...] = ()  # nodes finished in this graph; the outermost frame's is the checkpoint's
+    tasks: tuple[Task, ...] = ()  # what is known of the nodes to run
+    waits: tuple[str, ...] = ()  # ids of the interrupts that the whole run waits for; only in the outermost frame
+    steps: int = 0  # nodes finished in the whole run, inner graphs included; only in the outermost frame
 
     def __post_init__(self) -> None:
         check_id(self.graph_id, "graph_id")
@@ -69,23 +81,87 @@ class Frame:
         return (self.graph_id, self.node_id, self.visit, self.fanout_key)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain values; the state's dict is a copy, its values are not."""
-        return {
+        """Return the fields as plain values; the state's dict is a copy, its values are not.
+
+        What an engine adds is left out where there is nothing of it: a position is stored with every step.
+        """
+        plain: dict[str, Any] = {
             "graph_id": self.graph_id,
             "node_id": self.node_id,
             "cursor": self.cursor,
             "visit": self.visit,
             "fanout_key": self.fanout_key,
             "state": dict(self.state),
+            "last_node": self.last_node,
+            "continuation": self.continuation and self.continuation.to_plain(),
+            "visits": dict(self.visits),
+            "passed": self.passed,
+            "path": list(self.path),
+            "tasks": [task.to_plain() for task in self.tasks],
+            "waits": list(self.waits),
+            "steps": self.steps,
         }
+        return {name: value for name, value in plain.items() if value or name in _ALWAYS}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Frame:
         """Make a frame of what ``to_plain`` gave; missing and unknown fields are refused, not guessed."""
         try:
-            return cls(**plain)
+            fields = dict(plain)
+            if "continuation" in fields:
+                fields["continuation"] = continuation_from_plain(fields["continuation"])
+            if "tasks" in fields:
+                fields["tasks"] = tuple(Task.from_plain(each) for each in fields["tasks"])
+            for name in ("path", "waits"):
+                if name in fields:
+                    fields[name] = tuple(fields[name])
+            return cls(**fields)
         except TypeError as error:  # only the call itself can raise it: __post_init__ refuses with InvalidInput
             raise InvalidInput(f"not a frame: {error}", hint="Pass what Frame.to_plain() returned") from None
+
+
+_ALWAYS = ("graph_id", "node_id", "cursor", "visit", "fanout_key", "state")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is known of one node that is to run: how far it came."""
+
+    node: str
+    visit: int = 1
+    key: str | None = None  # which of several side by side; None if it runs alone
+    done: bool = False
+    update: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what it returned, once it is done
+    passed: bool = False  # what was asked before it is answered
+    given: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what that answer wants the state to be
+    looked: bool = False  # what was asked after it is answered
+    path: tuple[str, ...] = ()  # nodes finished in it
+    frames: tuple[Frame, ...] = ()  # the graphs inside it, outer to inner, if it stands side by side with others
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields that say something, as plain values."""
+        plain: dict[str, Any] = {
+            "node": self.node,
+            "visit": self.visit,
+            "key": self.key,
+            "done": self.done,
+            "update": dict(self.update),
+            "passed": self.passed,
+            "given": dict(self.given),
+            "looked": self.looked,
+            "path": list(self.path),
+            "frames": [frame.to_plain() for frame in self.frames],
+        }
+        return {name: value for name, value in plain.items() if value}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Task:
+        """Make a task of what ``to_plain`` gave."""
+        try:
+            frames = tuple(Frame.from_plain(each) for each in plain.get("frames", ()))
+            return cls(**{**plain, "frames": frames, "path": tuple(plain.get("path", ()))})
+        except TypeError as error:
+            raise InvalidInput(f"not a task: {error}", hint="Pass what Task.to_plain() returned") from None
 
 
 @dataclass(frozen=True, slots=True)

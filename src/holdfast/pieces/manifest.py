@@ -10,8 +10,8 @@ An **entry** describes one value: its kind, count, size, digest and place. The p
 Entries that stay as they are need not be repeated in every manifest: they move to a **base**, a blob of entries that
 manifests refer to and override. A manifest is self-contained but for its base and tables: no chains, no replay.
 
-Keys are text for the caller's state and small integers for what Holdfast itself keeps beside it (``FRAMES``, ``PATH``),
-so neither can be mistaken for the other. The **root** digest is over the sorted content only: it does not depend on
+Keys are text for the caller's state and small integers for what Holdfast itself keeps beside it (``FRAMES``, ``PATH``,
+``RUN``), so neither can be mistaken for the other. The **root** digest is over the sorted content only: it does not depend on
 where the bytes are, so every store gives the same one.
 """
 
@@ -33,6 +33,7 @@ PIECES_MAX_INLINE = 8
 Key = str | int
 FRAMES = 0
 PATH = 1
+RUN = 2
 
 Source = int | bytes
 

@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 from holdfast.errors import IdTaken, InvalidInput, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
+from holdfast.store.effects import Effects
 from holdfast.store.interrupts import Interrupts
 from holdfast.store.lane import LaneKey as LaneKey  # every user of the contract needs it
 from holdfast.store.leases import Claim, Leases
@@ -293,7 +294,7 @@ class Sizes:
     rows: int  # bytes of manifests, notes and the like
 
 
-class Backend(Leases, Sessions, Interrupts, Protocol):
+class Backend(Leases, Sessions, Interrupts, Effects, Protocol):
     """All verbs: those on checkpoints here, the others in their own files. What holds for all stands at the top."""
 
     url: str
@@ -353,12 +354,12 @@ class Backend(Leases, Sessions, Interrupts, Protocol):
 
         Ids that are not there are passed over. With ``spare`` no lane's head goes, and no checkpoint with an interrupt
         that is not consumed; with ``tagged`` none that has a tag, with ``forked`` none that a lane was forked from.
-        If a head goes, the next older one becomes the head, and a lane without any is deleted; if that would take it
-        from under a lease that runs and is not the token's: Fenced, and nothing is deleted.
+        If a head goes, the next older one becomes the head, and a lane without any is deleted with its effects; if that
+        would take it from under a lease that runs and is not the token's: Fenced, and nothing is deleted.
         """
 
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
-        """Delete a thread with all its scopes and branches, and every byte that nothing needs any more.
+        """Delete a thread with all its scopes, branches and effects, and every byte that nothing needs any more.
 
         If a lease on any of them runs and is not the token's: Fenced, and nothing is deleted.
         """

@@ -49,9 +49,13 @@ class Tenure(NamedTuple):
 
     def check_commit(self, lane: LaneKey, epoch: int, claim: Claim | None, now: Moment) -> None:
         """Raise Fenced unless a commit with this epoch and claim may be stored."""
-        holds = self.left_us(now) <= 0 if claim is None else self.token == claim.token
-        if epoch != self.epoch or not holds:
-            raise self.refusal(lane, epoch, now)
+        self.check_writer(lane, epoch, None if claim is None else claim.token, now)
+
+    def check_writer(self, lane: LaneKey, epoch: int | None, token: str | None, now: Moment) -> None:
+        """Raise Fenced unless who comes with this epoch (None = whichever it is) and token may write."""
+        holds = self.left_us(now) <= 0 if token is None else self.token == token
+        if epoch not in (None, self.epoch) or not holds:
+            raise self.refusal(lane, epoch or 0, now)
 
     def check_delete(self, lane: LaneKey, token: str | None, now: Moment) -> None:
         """Raise Fenced if a lease runs that is not the token's."""

@@ -65,6 +65,7 @@ def everything(backend: Backend) -> list[object]:
         found += [replace(row, left_us=0) for row in backend.leases(space, None, False)]
         found += [replace(row, left_us=0) for row in backend.sessions(space, None, False)]
         found += backend.interrupts(space, None, False, 0, 1000)
+        found += backend.effects(space, None, 0, 1000)
     return found
 
 

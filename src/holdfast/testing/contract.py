@@ -29,6 +29,7 @@ from holdfast.pieces.piece import Range
 from holdfast.store.base import Backend, Query
 from holdfast.testing._contract_batches import Batches
 from holdfast.testing._contract_deletes import Deletes
+from holdfast.testing._contract_effects import EffectRules, intent
 from holdfast.testing._contract_fences import FenceRules
 from holdfast.testing._contract_interrupts import InterruptRules, pause
 from holdfast.testing._contract_leases import HOUR_US, LeaseRules, asking, everything, running, save
@@ -51,7 +52,7 @@ WORKERS = 8
 ROUNDS = 25
 
 
-class StoreContract(Lists, Deletes, Batches, LeaseRules, FenceRules, SessionRules, InterruptRules):
+class StoreContract(Lists, Deletes, Batches, LeaseRules, FenceRules, SessionRules, InterruptRules, EffectRules):
     """Derive from it, say how your store is opened, and let pytest collect it."""
 
     reopens: ClassVar[bool] = True
@@ -359,6 +360,11 @@ class StoreContract(Lists, Deletes, Batches, LeaseRules, FenceRules, SessionRule
             lambda: closed.consume("", "ask", "", 1, 1),
             lambda: closed.interrupts("", None, False, 0, 1),
             lambda: closed.find_interrupt("", "ask"),
+            lambda: closed.begin_effect(intent(), None, None),
+            lambda: closed.end_effect(lane(), "charge", 1, "a", "done", b"", 1),
+            lambda: closed.settle_effect(lane(), "charge", 1, "a", "done", b"", 1, "ann"),
+            lambda: closed.find_effect(lane(), "charge"),
+            lambda: closed.effects("", None, 0, 1),
             closed.sizes,
             closed.check,
             closed.compact,

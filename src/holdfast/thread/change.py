@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.errors import EncodeError, InvalidInput
@@ -11,7 +12,7 @@ from holdfast.model.checkpoint import Notes
 from holdfast.model.frame import FrameStack
 from holdfast.model.ids import check_id
 from holdfast.pieces.body import BYTES, LIST, TEXT, Body, to_body
-from holdfast.pieces.manifest import FRAMES, PATH, Key
+from holdfast.pieces.manifest import FRAMES, PATH, RUN, Key
 from holdfast.pieces.tip import Change, Tip
 
 KEYS_MAX = 10_000
@@ -73,13 +74,7 @@ def append_change(
                 path=f"append.{key}",
                 hint=f"Write append={{{key!r}: [item]}}, or replace the value with set=",
             )
-        live = tip.lives.get(key)
-        if live is not None and live.entry.kind != body.kind:
-            raise InvalidInput(
-                f"state.{key} is not {_GROWING[body.kind]}, so it cannot be extended by {_GROWING[body.kind]}",
-                path=f"state.{key}",
-                hint="Replace the value with set=",
-            )
+        _check_grows(tip, key, body)
         change.append[key] = body
     for key, value in put.items():
         _check_key(key)
@@ -96,6 +91,68 @@ def append_change(
     if not carry:
         change.delete |= {key for key in tip.lives if isinstance(key, int) and key not in change.put}
     return change
+
+
+@dataclass(slots=True)
+class StepChange:
+    """What one step of an engine changed, known without comparing anything."""
+
+    append: Mapping[str, Any] = field(default_factory=dict)
+    put: Mapping[str, Any] = field(default_factory=dict)
+    delete: Iterable[str] = ()
+    frames: list[dict[str, Any]] = field(default_factory=list)  # plain; the first without its state
+    path: list[str] = field(default_factory=list)  # what the path grew by
+    new_path: bool = False  # the path begins anew
+    run: Mapping[str, Any] | None = None  # None = as it was
+
+
+def encode_step(step: StepChange) -> Change:
+    """Return what a step changed, encoded here and now: what it was made of may go on changing."""
+    change = Change()
+    for key, value in step.append.items():
+        change.append[key] = to_body(value, f"append.{key}")
+    for key, value in step.put.items():
+        _check_key(key)
+        change.put[key] = to_body(value, f"state.{key}")
+    change.put[FRAMES] = to_body(step.frames, "frames")
+    if step.new_path:
+        change.put[PATH] = to_body(step.path, "path")
+    elif step.path:
+        change.append[PATH] = to_body(step.path, "path")
+    if step.run is not None:
+        change.put[RUN] = to_body(step.run, "run")
+    change.delete = set(step.delete)
+    return change
+
+
+def fit_step(change: Change, tip: Tip) -> Change:
+    """Return the change if it fits what is there. What is kept beside the state stays, unless it is given anew."""
+    for key, body in change.append.items():
+        _check_grows(tip, key, body)
+    change.delete &= tip.lives.keys()
+    return change
+
+
+def encode_snapshot(state: Mapping[str, Any], step: StepChange) -> Change:
+    """Return the change that makes the state exactly this, with what a step keeps beside it, encoded here and now."""
+    return encode_step(replace(step, append={}, put=state, delete=()))
+
+
+def fit_snapshot(change: Change, tip: Tip) -> Change:
+    """Return the change if it fits what is there; keys of the state that it does not have go."""
+    change.delete = {key for key in tip.lives if isinstance(key, str) and key not in change.put}
+    return fit_step(change, tip)
+
+
+def _check_grows(tip: Tip, key: Key, body: Body) -> None:
+    """Raise InvalidInput if what is there cannot be extended by this."""
+    live = tip.lives.get(key)
+    if live is not None and live.entry.kind != body.kind:
+        raise InvalidInput(
+            f"state.{key} is not {_GROWING[body.kind]}, so it cannot be extended by {_GROWING[body.kind]}",
+            path=f"state.{key}",
+            hint="Replace the value with set=",
+        )
 
 
 def _add_system(change: Change, notes: Notes) -> None:

@@ -24,7 +24,7 @@ from holdfast.model.fields import check_tags
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import PAGE_ROWS_MAX, Lane, LaneKey, Query, Removed
-from holdfast.thread import interrupts, load, removal
+from holdfast.thread import interrupts, load, pause, removal
 from holdfast.thread import save as saving
 from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.history import EVERY_BRANCH, PAGE_ROWS, Filter, Page, check_before, check_limit, page
@@ -32,6 +32,7 @@ from holdfast.thread.interrupts import Inbox, InterruptRecord
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import write_row
 from holdfast.thread.retention import Keep, Pruned
+from holdfast.thread.round import check_unmarked
 from holdfast.thread.stats import Stats
 from holdfast.thread.stats import stats as measure
 from holdfast.thread.verify import Report, verify_lanes, verify_row
@@ -61,6 +62,7 @@ def checked(notes: Notes) -> Notes:
         raise InvalidInput(
             f"a checkpoint has no field called {unknown[0]!r}", hint="Put it into metadata= or into the state"
         )
+    check_unmarked(notes.get("metadata"))
     return notes
 
 
@@ -278,6 +280,11 @@ def decide(
 def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Flow[Decision]:
     """Take an answer in order to carry it out."""
     return interrupts.consume(context, cursor, shown, by)
+
+
+def request_pause(context: Context, cursor: Cursor, reason: str, by: str) -> Flow[InterruptRecord]:
+    """Ask a run to stop."""
+    return pause.request_pause(context, cursor, reason, by)
 
 
 # Tags and deletes -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ of two approvers, or two workers, one wins and the other sees who did.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,6 +26,10 @@ from holdfast.thread.process import this_process
 from holdfast.thread.record import from_microseconds, to_microseconds
 
 PAGE_ROWS = 100
+RESERVED = "holdfast:"
+"""How the ids of interrupts begin that Holdfast makes itself. Nobody else can record one of these."""
+
+PAUSE = "pause"
 _SEAL_BYTES = 32
 
 
@@ -82,6 +86,12 @@ def record(
     name: str | None,
 ) -> Flow[InterruptRecord]:
     """Record an interrupt of a checkpoint of this thread."""
+    if isinstance(name, str) and name.startswith(RESERVED):
+        raise InvalidInput(
+            f"interrupt ids that begin with {RESERVED!r} are made by Holdfast itself",
+            thread=cursor.lane.thread,
+            hint="Choose another id, or none",
+        )
     question = Interrupt.from_plain(
         {
             "id": context.new_id() if name is None else name,
@@ -91,11 +101,18 @@ def record(
             "prompt": prompt,
         }
     )
-    body = _body(question)
+    body_of(question)  # refused before anything is read
     lane = yield from _lane_of(cursor, checkpoint)
+    return record_of((yield from ask(_recording(context, lane, checkpoint, question))))
+
+
+def _recording(
+    context: Context, lane: LaneKey, checkpoint: str, question: Interrupt
+) -> Callable[[Backend], InterruptRow]:
+    body = body_of(question)
     digest = _digest(lane, checkpoint, question.id, body)
     row = InterruptRow(question.id, lane, checkpoint, digest, body, to_microseconds(context.now()))
-    return record_of((yield from ask(lambda store: store.interrupt(row))))
+    return lambda store: store.interrupt(row)
 
 
 def _lane_of(cursor: Cursor, checkpoint: str) -> Flow[LaneKey]:
@@ -108,6 +125,44 @@ def _lane_of(cursor: Cursor, checkpoint: str) -> Flow[LaneKey]:
             hint="An interrupt belongs to a checkpoint of its own thread: save first",
         )
     return rows[0].lane
+
+
+# Ids made by Holdfast ---------------------------------------------------------------------------------------------
+
+
+def reserved_id(what: str, place: Iterable[str], body: bytes = b"") -> str:
+    """Return the id of an interrupt that is found again by its place, and by its bytes if they are given.
+
+    ``what`` it is stands in the id, so that it can be told from others without being read.
+    """
+    return f"{RESERVED}{what}:{_sha256(*(part.encode() for part in place), body).hex()}"
+
+
+def is_pause(name: str) -> bool:
+    """Tell by the id whether an interrupt is somebody's request to pause a run."""
+    return name.startswith(f"{RESERVED}{PAUSE}:")
+
+
+def find(cursor: Cursor, asked: Interrupt) -> Flow[InterruptRecord | None]:
+    """Return the record of an interrupt whose id says all of it; None if it was not recorded."""
+    namespace = cursor.lane.namespace
+    row = yield from ask(lambda store: store.find_interrupt(namespace, asked.id))
+    if row is None:
+        return None
+    found = record_of(row)
+    if row.lane != cursor.lane or body_of(found.interrupt) != body_of(asked):
+        raise _damaged(row, "another question stands under its id")
+    return found
+
+
+def keep(context: Context, cursor: Cursor, checkpoint: str, asked: Interrupt) -> Flow[InterruptRecord]:
+    """Record an interrupt with an id of ours on a checkpoint of this branch; IdTaken if it is there, on another one."""
+    lane = yield from _lane_of(cursor, checkpoint)
+    if lane != cursor.lane:
+        raise NotFound(
+            checkpoint, checkpoint=checkpoint, thread=lane.thread, hint=f"It is of branch {lane.branch!r}, not of this"
+        )
+    return record_of((yield from ask(_recording(context, lane, checkpoint, asked))))
 
 
 # Lists ------------------------------------------------------------------------------------------------------------
@@ -129,7 +184,7 @@ class Inbox:
 
     def next_page(self) -> Flow[list[InterruptRecord]]:
         """Return the next page and remember where it ended."""
-        rows = yield from ask(_paging(self.namespace, self.thread, self.pending, self.after))
+        rows = yield from ask(paging(self.namespace, self.thread, self.pending, self.after))
         self.done = len(rows) < PAGE_ROWS
         if rows:
             self.after = rows[-1].number
@@ -141,14 +196,15 @@ def pending_checkpoints(namespace: str, thread: str | None) -> Flow[set[str]]:
     found: set[str] = set()
     after = 0
     while True:
-        rows = yield from ask(_paging(namespace, thread, True, after))
+        rows = yield from ask(paging(namespace, thread, True, after))
         found.update(row.checkpoint for row in rows)
         if len(rows) < PAGE_ROWS:
             return found
         after = rows[-1].number
 
 
-def _paging(namespace: str, thread: str | None, pending: bool, after: int) -> Callable[[Backend], list[InterruptRow]]:
+def paging(namespace: str, thread: str | None, pending: bool, after: int) -> Callable[[Backend], list[InterruptRow]]:
+    """Return the call for one page of interrupts."""
     return lambda store: store.interrupts(namespace, thread, pending, after, PAGE_ROWS)
 
 
@@ -174,6 +230,7 @@ def decide(
     body = encode(decision.to_plain(), "decision")
     namespace, decided_us = cursor.lane.namespace, to_microseconds(context.now())
     stored = yield from _stored_as_shown(cursor, shown)
+    _check_fits(shown, decision)
     sealed = _seal(stored.digest, by, decided_us, body) + body
     row = yield from ask(lambda store: store.decide(namespace, stored.id, stored.digest, sealed, by, decided_us))
     _check_place(shown, row)
@@ -187,6 +244,17 @@ def decide(
         checkpoint=row.checkpoint,
         hint="Nothing was changed; error.winner is the decision that counts",
     )
+
+
+def _check_fits(shown: InterruptRecord, decision: Decision) -> None:
+    """Refuse a decision that could never be carried out: it would count, and hold the run up for ever."""
+    if decision.kind is DecisionKind.REROUTE and shown.interrupt.node is None:
+        what = "this pause is not about a node, so there is nothing to reroute"
+    elif decision.kind is DecisionKind.MODIFY and is_pause(shown.id):
+        what = "a request to pause proposes nothing that could be modified"
+    else:
+        return
+    raise InvalidInput(what, thread=shown.thread_id, checkpoint=shown.checkpoint_id, hint="Approve, reject or defer it")
 
 
 def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Flow[Decision]:
@@ -253,7 +321,7 @@ def _stored_as_shown(cursor: Cursor, shown: InterruptRecord) -> Flow[InterruptRo
         )
     _check_place(shown, row)
     # Both encoded here and now: a class that was registered anew since is read, and so written, alike on both sides.
-    if _body(shown.interrupt) != _body(record_of(row).interrupt):
+    if body_of(shown.interrupt) != body_of(record_of(row).interrupt):
         raise _something_else(shown, "what was shown is not what is stored")
     return row
 
@@ -326,7 +394,8 @@ def _damaged(row: InterruptRow, what: str) -> Corrupted:
     )
 
 
-def _body(question: Interrupt) -> bytes:
+def body_of(question: Interrupt) -> bytes:
+    """Return every byte of what is asked."""
     return encode(question.to_plain(), "interrupt")
 
 

@@ -10,7 +10,17 @@ from holdfast.errors import Corrupted, DecodeError, NotFound
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, bare
 from holdfast.model.frame import FrameStack
 from holdfast.pieces.body import from_body
-from holdfast.pieces.manifest import FRAMES, PATH, Entries, Key, decode_base, decode_manifest, decode_table, root_digest
+from holdfast.pieces.manifest import (
+    FRAMES,
+    PATH,
+    RUN,
+    Entries,
+    Key,
+    decode_base,
+    decode_manifest,
+    decode_table,
+    root_digest,
+)
 from holdfast.pieces.piece import Piece, Range
 from holdfast.pieces.tip import Live, Tip
 from holdfast.store.base import Head, LaneKey, Query, Row
@@ -161,10 +171,18 @@ def _finish(row: Row, tip: Tip, verify: bool) -> Checkpoint:
         else:
             system[key] = value
     values["state"] = state
-    values["frames"] = FrameStack.from_plain(system[FRAMES]) if FRAMES in system else FrameStack()
+    values["frames"] = _frames(system.get(FRAMES, []), state)
     values["path"] = tuple(system.get(PATH, ()))
+    values["run"] = system.get(RUN, {})
     values["writes"] = tuple(map(write_of, row.writes))
     return bare(Checkpoint, values)
+
+
+def _frames(plain: list[dict[str, Any]], state: dict[str, Any]) -> FrameStack:
+    """Return the stack; the outermost graph's state is the checkpoint's own, and need not be stored twice."""
+    if plain and "state" not in plain[0]:
+        plain[0] = {**plain[0], "state": state}
+    return FrameStack.from_plain(plain)
 
 
 def winner_of(lane: LaneKey) -> Flow[CheckpointMeta | None]:
@@ -205,8 +223,11 @@ def _damaged(row: Row, what: str, key: Key | None = None) -> Corrupted:
     )
 
 
+_SYSTEM = {FRAMES: "frames", PATH: "path", RUN: "run"}
+
+
 def _key_name(key: Key) -> str:
-    return f"state.{key}" if isinstance(key, str) else {FRAMES: "frames", PATH: "path"}.get(key, f"entry {key}")
+    return f"state.{key}" if isinstance(key, str) else _SYSTEM.get(key, f"entry {key}")
 
 
 def _fetching(ranges: Sequence[Range]) -> Any:

@@ -101,6 +101,9 @@ def clear(context: Context) -> Flow[Removed]:
     named += [row.lane.thread for row in leases] + [row.lane.thread for row in sessions]
     for name in dict.fromkeys(named):
         removed += yield from ask(_deleting_thread(context.namespace, name))
+    # ... or effects only. One that is left names a thread of which nothing else is known.
+    while left := (yield from ask(lambda store: store.effects(context.namespace, None, 0, 1))):
+        removed += yield from ask(_deleting_thread(context.namespace, left[0].lane.thread))
     return removed
 
 

@@ -82,6 +82,11 @@ def save_append(
     )
 
 
+def save_change(context: Context, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
+    """Save a change that is made of the branch's tip."""
+    return (yield from _save(context, cursor, make, request))
+
+
 def fork(
     context: Context, source: str, target: LaneKey, put: Mapping[str, Any], delete: Iterable[str], request: Request
 ) -> Flow[Cursor]:
@@ -224,12 +229,18 @@ def _expect(cursor: Cursor, seen: Seen, on: str | None) -> Flow[None]:
 
 
 def _next_step(request: Request, seen: Seen) -> int:
-    last = seen.head.step if seen.head is not None else 0
-    step = request.notes.get("step", last if request.replaces_head and seen.head else last + 1)
-    if type(step) is not int or step <= last - (1 if request.replaces_head else 0):
+    head = seen.head
+    if head is None:
+        step, least = request.notes.get("step", 1), 0
+    else:
+        following = head.step + (0 if request.replaces_head else 1)
+        step, least = request.notes.get("step", following), following
+    if type(step) is not int or step < least:
         raise InvalidInput(
-            f"step {step!r} is not higher than the newest checkpoint's, {last}",
-            checkpoint=seen.head.id if seen.head else None,
+            f"step {step!r} is not higher than the newest checkpoint's, {head.step}"
+            if head is not None
+            else f"step {step!r} is no whole number from 0 on",
+            checkpoint=head.id if head is not None else None,
             hint="Leave step out: steps are counted for you",
         )
     return step

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write
 from holdfast.model.decision import Decision, DecisionKind
+from holdfast.model.effect import EffectRecord, Outcome
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Lane, Removed
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor
+from holdfast.thread.effects import EffectCall, Reconcile, perform
 from holdfast.thread.history import History
 from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.lease import Lease, check_terms
+from holdfast.thread.ledger import Ledger, settle
+from holdfast.thread.loop import PAUSE_CHECK_S, Loop, check_plan
 from holdfast.thread.perform import Flow, drive, locked
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.session import RunSession
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OnLost = Callable[[Lease], None]
+Effect = Callable[..., T]
 
 
 class Thread:
@@ -202,6 +207,29 @@ class Thread:
         """
         return RunSession(self, owner, note, ttl)
 
+    def loop(
+        self,
+        initial: Mapping[str, Any],
+        *,
+        input: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        pause_check_s: float = PAUSE_CHECK_S,
+        ttl: float = 30.0,
+        owner: str | None = None,
+    ) -> Loop:
+        """Return a durable loop, to be used in a ``with`` block (``async with`` for the async twin) and iterated over.
+
+        Entering takes the lease, unless this handle has it, and goes on where the last process stopped; of a new thread
+        it saves ``initial``. Each turn is saved as one change when its body is done. ``input`` begins a new round on a
+        finished state: lists are extended, other keys set. ``limit`` is how many turns a round may take, or
+        StepsExceeded. ``metadata`` goes into every checkpoint it makes. Between turns, every ``pause_check_s`` seconds,
+        it looks for ``request_pause``. ``loop.status`` tells how it ended: a turn that waits for somebody ends the
+        block without an error.
+        """
+        terms = check_terms(owner, ttl, True, None)
+        return Loop(self, check_plan(initial, input, limit, metadata, pause_check_s, terms))
+
     def interrupt(
         self,
         checkpoint: CheckpointMeta | str,
@@ -253,6 +281,60 @@ class Thread:
         whoever holds a later lease of the branch may take it over.
         """
         return self._run(front.consume(self._store._context, self._cursor, interrupt, by))
+
+    def request_pause(self, reason: str = "", *, by: str) -> InterruptRecord:
+        """Ask a run of this branch to stop at its next boundary, from any process and without its lease.
+
+        Returns the request, which is decided on like any interrupt: approved, the run can go on; deferred, it asks
+        again; rejected, it does not go on in this branch. One is open at a time: if there is one, that is returned.
+        """
+        return self._run(front.request_pause(self._store._context, self._cursor, reason, by))
+
+    def effect(
+        self,
+        key: str,
+        fn: Effect[T],
+        /,
+        *args: Any,
+        reconcile: Reconcile | None = None,
+        idempotent: bool = False,
+        **kwargs: Any,
+    ) -> T:
+        """Do something to the world outside once, and return its result: ``fn(*args, **kwargs)``.
+
+        That it is about to be done is stored before, the result after. If it is in the ledger as done, ``fn`` is not
+        called: the first result comes back (EffectChanged if the arguments were others). If ``fn`` raises, the effect
+        has failed and the next call tries again; but after a timeout or a lost connection, after a cancellation, and
+        if the process dies, nobody knows whether it was done. Then the next call raises EffectUnknown, unless
+
+        - ``idempotent`` says that doing it twice does no harm: then it is done again, under the same idempotency key;
+        - ``reconcile``, a function of the ``EffectRecord``, finds out and returns ``Outcome.done(result)``,
+          ``Outcome.not_done()`` or ``Outcome.unknown()``; a person does the same with ``settle``.
+
+        ``key`` (1 to 1,000 characters) names the effect in this branch. A parameter of ``fn`` called
+        ``idempotency_key`` is filled in, for the other side to tell a repetition by. ``reconcile`` and ``idempotent``
+        are never handed on to ``fn``. Whoever does not hold the lease gets Fenced while one runs; hold it if several
+        processes may come here: without it, what one is just doing looks to another as if nobody knew.
+        """
+        call = EffectCall(key, fn, args, kwargs, reconcile, idempotent)
+        result: T = perform(self._run, self._store._context, self._cursor, call)
+        return result
+
+    def effects(self) -> Iterator[EffectRecord]:
+        """Iterate over the effects of all branches of this thread, in the order in which they were first begun."""
+        ledger = Ledger(self._cursor.lane.namespace, self.id)
+        while not ledger.done:
+            yield from self._store._run(ledger.next_page())
+
+    def settle(self, effect: EffectRecord, outcome: Outcome, *, by: str) -> EffectRecord:
+        """Say how an effect ended of which nobody knew, once, and return it with the outcome.
+
+        ``effect`` is the record that the person was shown, of ``EffectUnknown.record`` or ``effects()``; ``outcome`` is
+        ``Outcome.done(result)``, whose result the next call of the effect returns, or ``Outcome.not_done()``, after
+        which it is tried again. If it has ended or was begun again meanwhile: Conflict, whose ``winner`` is the record
+        that counts; the same said again by the same person gives the record again.
+        """
+        return self._run(settle(self._store._context, self._cursor, effect, outcome, by))
 
     def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
         """Check every byte of one checkpoint, or of all of the thread, against its digest; report all damage."""

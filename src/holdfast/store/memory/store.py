@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 
-from holdfast.errors import Conflict, Corrupted, NotFound, StoreError
-from holdfast.pieces.coverage import Coverage, assemble, is_needed
-from holdfast.pieces.manifest import Source
+from holdfast.errors import Conflict, NotFound, StoreError
+from holdfast.pieces.coverage import Coverage
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
     PAGE_ROWS_MAX,
@@ -34,8 +32,12 @@ from holdfast.store.base import (
     required_is_gone,
 )
 from holdfast.store.boot import Clock, Moment
+from holdfast.store.effects import EffectRow, is_same_call
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.leases import Claim, Held, LeaseRow
+from holdfast.store.memory.chunks import KeptBytes, source_name
+from holdfast.store.memory.effect import EffectTable
+from holdfast.store.memory.find import rows_meant
 from holdfast.store.memory.interrupt import InterruptTable
 from holdfast.store.memory.lane import KeptLane, KeptThread
 from holdfast.store.memory.session import SessionTable
@@ -60,11 +62,10 @@ class MemoryStore:
         self._rows: dict[tuple[str, str], Row] = {}
         self._tags: dict[tuple[str, str], list[str]] = {}
         self._writes: dict[tuple[str, str, str, str], dict[tuple[str, int], WriteRow]] = {}
-        self._blobs: dict[bytes, bytes] = {}
-        self._streams: dict[int, list[tuple[int, bytes]]] = {}
+        self._bytes = KeptBytes()
         self._sessions = SessionTable()
         self._interrupts = InterruptTable()
-        self._next_stream = 1
+        self._effects = EffectTable()
         self._next_number = 1
         self._closed = False
 
@@ -76,16 +77,16 @@ class MemoryStore:
             if found is None:
                 return None
             owned = {
-                stream: self._streams[stream][-1][0] + len(self._streams[stream][-1][1])
+                stream: end
                 for stream, own in found.sources.items()
-                if own and isinstance(stream, int) and self._streams.get(stream)
+                if own and isinstance(stream, int) and (end := self._bytes.end(stream)) is not None
             }
             row = self._shown(found.rows[-1], payload=True, writes=True) if found.rows else None
             return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
 
     def find(self, query: Query) -> list[Row]:
         with self._open():
-            rows = self._heads(query) if query.heads_of_threads else self._candidates(query)
+            rows = rows_meant(query, self._rows, self._lanes.values())
             limit = max(0, min(query.limit, PAGE_ROWS_MAX))
             return [self._shown(row, query.payload, query.writes) for row in rows if self._matches(row, query)][:limit]
 
@@ -99,12 +100,11 @@ class MemoryStore:
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         with self._open():
-            return [self._read(piece) for piece in ranges]
+            return [self._bytes.read(piece) for piece in ranges]
 
     def sizes(self) -> Sizes:
         with self._open():
-            sources: dict[Source, int] = {name: len(data) for name, data in self._blobs.items()}
-            sources.update({s: sum(len(data) for _, data in chunks) for s, chunks in self._streams.items()})
+            sources = self._bytes.sizes()
             rows = sum(len(row.manifest) + len(row.notes) for row in self._rows.values())
             return Sizes(sum(sources.values()) + rows, sources, rows)
 
@@ -112,9 +112,7 @@ class MemoryStore:
 
     def reserve(self, count: int) -> int:
         with self._open():
-            first = self._next_stream
-            self._next_stream += count
-            return first
+            return self._bytes.reserve(count)
 
     def commit(self, commit: Commit) -> Committed:
         with self._open():
@@ -205,6 +203,7 @@ class MemoryStore:
             for name in [name for name in self._writes if name[:2] == (namespace, thread)]:
                 del self._writes[name]
             self._sessions.drop_thread(namespace, thread)
+            self._effects.drop(namespace, thread)
             self._threads.pop((namespace, thread), None)
             return removed
 
@@ -304,15 +303,48 @@ class MemoryStore:
         with self._open():
             return self._interrupts.find(namespace, interrupt)
 
+    # Effects ------------------------------------------------------------------------------------------------------
+
+    def begin_effect(
+        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
+    ) -> EffectRow:
+        with self._open():
+            stored = self._effects.find(row.lane, row.key)
+            if stored is not None and is_same_call(row, stored):
+                return stored
+            lane = self._lanes.get(row.lane)
+            (lane.tenure if lane else FREE).check_writer(row.lane, epoch, token, self._clock())
+            self._thread(row.lane)
+            return self._effects.begin(row, retry_of)
+
+    def end_effect(
+        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int
+    ) -> EffectRow:
+        with self._open():
+            return self._effects.end(lane, key, attempt, owner, status, body, ended_us)
+
+    def settle_effect(
+        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int, by: str
+    ) -> EffectRow:
+        with self._open():
+            return self._effects.end(lane, key, attempt, owner, status, body, ended_us, by)
+
+    def find_effect(self, lane: LaneKey, key: str) -> EffectRow | None:
+        with self._open():
+            return self._effects.find(lane, key)
+
+    def effects(self, namespace: str, thread: str | None, after: int, limit: int) -> list[EffectRow]:
+        with self._open():
+            return self._effects.listed(namespace, thread, after, limit)
+
     # Upkeep -------------------------------------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
         with self._open():
             referred = {source for lane in self._lanes.values() for source in lane.sources}
-            stored: set[Source] = {*self._blobs, *self._streams}
             found = [
-                Finding("orphan", f"source {_name(source)}", "bytes that no branch refers to")
-                for source in stored - referred
+                Finding("orphan", f"source {source_name(source)}", "bytes that no branch refers to")
+                for source in self._bytes.sizes().keys() - referred
             ]
             return found + [
                 Finding("orphan", f"interrupt {row.id}", "its checkpoint is not there", row.lane.thread, row.checkpoint)
@@ -370,8 +402,8 @@ class MemoryStore:
         name = (namespace, thread)
         has_lanes = any(key[:2] == name for key in self._lanes)
         has_writes = any(key[:2] == name for key, writes in self._writes.items() if writes)
-        has_sessions = self._sessions.has_any(*name)
-        if self._threads[name].next_seq == 1 and not (has_lanes or has_writes or has_sessions):
+        has_more = self._sessions.has_any(*name) or self._effects.has_any(*name)
+        if self._threads[name].next_seq == 1 and not (has_lanes or has_writes or has_more):
             del self._threads[name]
 
     def _check_writer(self, lane: KeptLane | None, commit: Commit) -> None:
@@ -386,39 +418,9 @@ class MemoryStore:
                 raise required_is_gone(commit)
 
     def _keep_bytes(self, lane: KeptLane, commit: Commit) -> None:
-        for name, data in commit.blobs.items():
-            self._blobs.setdefault(name, data)
-        for stream, offset, data in commit.chunks:
-            insort(self._streams.setdefault(stream, []), (offset, data))
+        self._bytes.keep(commit)
         for source in commit.sources:
             lane.sources.setdefault(source, source in commit.owned)
-
-    def _read(self, piece: Range) -> list[bytes]:
-        if isinstance(piece.source, bytes):
-            rows = [(0, self._blobs[piece.source])] if piece.source in self._blobs else []
-        else:
-            rows = self._streams.get(piece.source, [])
-        data = assemble(((o, d) for o, d in rows if o + len(d) > piece.start), piece.start, piece.length)
-        if data is None:
-            raise Corrupted(f"bytes of {_name(piece.source)} are missing")
-        return data
-
-    def _candidates(self, query: Query) -> list[Row]:
-        if query.ids is not None:
-            rows = [
-                row for name in dict.fromkeys(query.ids) if (row := self._rows.get((query.namespace, name))) is not None
-            ]
-        else:
-            rows = [row for lane in self._lanes.values() for row in lane.rows]
-        return sorted(rows, key=lambda row: (row.seq, row.thread_number), reverse=True)
-
-    def _heads(self, query: Query) -> list[Row]:
-        newest: dict[int, Row] = {}
-        for lane in self._lanes.values():
-            if lane.rows and (query.scope is None or lane.key.scope == query.scope):
-                row = lane.rows[-1]
-                newest[row.thread_number] = max(row, newest.get(row.thread_number, row), key=lambda each: each.seq)
-        return sorted(newest.values(), key=lambda row: row.thread_number, reverse=True)
 
     def _matches(self, row: Row, query: Query) -> bool:
         return (
@@ -434,7 +436,7 @@ class MemoryStore:
         ordered = tuple(sorted(pending.values(), key=lambda w: (w.task_path, w.task_id, w.index)))
         if not payload:
             return row._replace(tags=tags, writes=ordered, base=None, manifest=b"")
-        base_data = self._blobs.get(row.base) if row.base is not None else None
+        base_data = self._bytes.blobs.get(row.base) if row.base is not None else None
         digest = row.parent_digest
         if digest is None and row.parent_id is not None and (row.lane.namespace, row.parent_id) in self._rows:
             digest = self._rows[row.lane.namespace, row.parent_id].digest
@@ -449,6 +451,7 @@ class MemoryStore:
         empty = [lane for lane in touched.values() if not lane.rows]
         for lane in empty:
             del self._lanes[lane.key]
+            self._effects.drop(*lane.key)
         return Removed(len(doomed), len(empty), self._collect(touched))
 
     def _forget(self, doomed: list[Row]) -> None:
@@ -474,27 +477,10 @@ class MemoryStore:
     def _collect(self, touched: dict[LaneKey, KeptLane]) -> int:
         """Drop the references the touched lanes no longer need, then the bytes nobody needs; return how many."""
         candidates = {source for lane in touched.values() for source in lane.sources}
-        coverage = Coverage(self._blobs.__getitem__)
+        coverage = Coverage(self._bytes.blobs.__getitem__)
         for lane in self._lanes.values():
             if lane.key in touched or candidates & lane.sources.keys():
                 needed = {source for row in lane.rows for source in coverage.add(row.manifest, row.base)}
                 lane.sources = {source: own for source, own in lane.sources.items() if source in needed}
         referred = {source for lane in self._lanes.values() for source in lane.sources}
-        return sum(self._trim(source, source in referred, coverage) for source in candidates)
-
-    def _trim(self, source: Source, referred: bool, coverage: Coverage) -> int:
-        if isinstance(source, bytes):
-            return 0 if referred else len(self._blobs.pop(source, b""))
-        chunks = self._streams.get(source, [])
-        ranges = coverage.ranges(source) if referred else []
-        kept = [(offset, data) for offset, data in chunks if is_needed(offset, offset + len(data), ranges)]
-        freed = sum(len(data) for _, data in chunks) - sum(len(data) for _, data in kept)
-        if kept:
-            self._streams[source] = kept
-        else:
-            self._streams.pop(source, None)
-        return freed
-
-
-def _name(source: Source) -> str:
-    return f"stream {source}" if isinstance(source, int) else f"blob {source.hex()[:16]}"
+        return sum(self._bytes.trim(source, source in referred, coverage) for source in candidates)

@@ -74,6 +74,7 @@ def delete_thread(connection: DeadlineConnection, namespace: str, name: str, tok
         queries.DROP_WRITES_OF_THREAD,
         queries.DROP_SESSIONS_OF_THREAD,
         queries.DROP_INTERRUPTS_OF_THREAD,
+        queries.DROP_EFFECTS_OF_THREAD,
         queries.DROP_LANES_OF_THREAD,
         queries.DROP_THREAD,
     ):

@@ -192,8 +192,14 @@ UPDATE {schema}.lane l SET head = n.head FROM (
   FROM unnest(%s::bigint[]) i) n
 WHERE l.id = n.i AND n.head IS NOT NULL AND l.head <> n.head"""
 DROP_EMPTY_LANES = """
-DELETE FROM {schema}.lane l WHERE l.id = ANY(%s::bigint[]) AND NOT EXISTS (
-  SELECT 1 FROM {schema}.checkpoint c WHERE c.key > l.id << 32 AND c.key < (l.id + 1) << 32) RETURNING l.id"""
+WITH emptied AS (
+  DELETE FROM {schema}.lane l WHERE l.id = ANY(%s::bigint[]) AND NOT EXISTS (
+    SELECT 1 FROM {schema}.checkpoint c WHERE c.key > l.id << 32 AND c.key < (l.id + 1) << 32)
+  RETURNING l.id, l.thread, l.scope, l.branch),
+dropped AS (
+  DELETE FROM {schema}.effect e USING emptied l
+  WHERE e.thread = l.thread AND e.scope = l.scope AND e.branch = l.branch)
+SELECT id FROM emptied"""
 DROP_STREAM_REFS_OF_LANES = "DELETE FROM {schema}.stream_ref WHERE lane = ANY(%s::bigint[])"
 DROP_BLOB_REFS_OF_LANES = "DELETE FROM {schema}.blob_ref WHERE lane = ANY(%s::bigint[])"
 REFS_OF_LANES = """
@@ -230,6 +236,7 @@ SELECT * FROM small UNION ALL SELECT * FROM large"""
 DROP_WRITES_OF_THREAD = "DELETE FROM {schema}.write WHERE thread = %s"
 DROP_SESSIONS_OF_THREAD = "DELETE FROM {schema}.session WHERE thread = %s"
 DROP_INTERRUPTS_OF_THREAD = "DELETE FROM {schema}.interrupt WHERE thread = %s"
+DROP_EFFECTS_OF_THREAD = "DELETE FROM {schema}.effect WHERE thread = %s"
 DROP_LANES_OF_THREAD = "DELETE FROM {schema}.lane WHERE thread = %s"
 DROP_THREAD = "DELETE FROM {schema}.thread WHERE id = %s"
 
@@ -295,7 +302,8 @@ DROP_UNUSED_THREAD = """
 DELETE FROM {schema}.thread t WHERE t.id = %s AND t.next_seq = 1
   AND NOT EXISTS (SELECT 1 FROM {schema}.lane l WHERE l.thread = t.id)
   AND NOT EXISTS (SELECT 1 FROM {schema}.write w WHERE w.thread = t.id)
-  AND NOT EXISTS (SELECT 1 FROM {schema}.session s WHERE s.thread = t.id)"""
+  AND NOT EXISTS (SELECT 1 FROM {schema}.session s WHERE s.thread = t.id)
+  AND NOT EXISTS (SELECT 1 FROM {schema}.effect e WHERE e.thread = t.id)"""
 _LEFT = "coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint"
 LEASE = f"SELECT l.epoch, l.owner, {_LEFT} FROM {{schema}}.thread t, {{schema}}.lane l WHERE {_NAMED}"
 LEASES = f"""
@@ -363,3 +371,22 @@ SELECT {_INTERRUPT} FROM {{schema}}.interrupt i JOIN {{schema}}.thread t ON t.id
 WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND i.number > %(after)s
   AND (NOT %(pending)s OR i.consumed IS NULL)
 ORDER BY i.number LIMIT %(limit)s"""
+
+# Effects ----------------------------------------------------------------------------------------------------------
+
+_EFFECT = """{row}.scope, {row}.branch, {row}.key, {row}.attempt, {row}.owner, {row}.request, {row}.created,
+  {row}.digest, {row}.number, {row}.status, {row}.body, {row}.ended, {row}.settled_by"""
+BEGIN_EFFECT = f"""
+SELECT b.is_fenced, b.epoch, b.holder, b.left_us, {_EFFECT.replace("{row}", "(b.effect)")}
+FROM {{schema}}.begin_effect(
+  %(namespace)s, %(thread)s, %(scope)s, %(branch)s, %(epoch)s::bigint, %(token)s::text, %(retry_of)s::bigint,
+  %(id)s, %(key)s, %(attempt)s::bigint, %(owner)s, %(request)s, %(created)s::bigint, %(digest)s) b"""
+_EFFECTS = f"SELECT t.namespace, t.name, {_EFFECT.replace('{row}', 'e')} FROM"
+END_EFFECT = f"""
+{_EFFECTS} {{schema}}.end_effect(%s, %s::bigint, %s, %s, %s, %s::bigint, %s::text) e
+JOIN {{schema}}.thread t ON t.id = e.thread"""
+EFFECT = f"{_EFFECTS} {{schema}}.effect e JOIN {{schema}}.thread t ON t.id = e.thread WHERE e.id = %s"
+EFFECTS = f"""
+{_EFFECTS} {{schema}}.effect e JOIN {{schema}}.thread t ON t.id = e.thread
+WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND e.number > %(after)s
+ORDER BY e.number LIMIT %(limit)s"""

@@ -25,8 +25,10 @@ from holdfast.store.base import (
     WriteRow,
     check_batch,
 )
+from holdfast.store.effects import EffectRow
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.leases import Claim, Held, LeaseRow
+from holdfast.store.postgres import effect as effecting
 from holdfast.store.postgres import interrupt as interrupting
 from holdfast.store.postgres import lease as leasing
 from holdfast.store.postgres import queries
@@ -211,6 +213,31 @@ class PostgresStore:
 
     def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
         return self._link.read(lambda connection: interrupting.find_interrupt(connection, namespace, interrupt))
+
+    # Effects ------------------------------------------------------------------------------------------------------
+
+    def begin_effect(
+        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
+    ) -> EffectRow:
+        return self._link.write(lambda connection: effecting.begin(connection, row, epoch, token, retry_of))
+
+    def end_effect(
+        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int
+    ) -> EffectRow:
+        given = (lane, key, attempt, owner, status, body, ended_us)
+        return self._link.write(lambda connection: effecting.end(connection, *given))
+
+    def settle_effect(
+        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int, by: str
+    ) -> EffectRow:
+        given = (lane, key, attempt, owner, status, body, ended_us, by)
+        return self._link.write(lambda connection: effecting.end(connection, *given))
+
+    def find_effect(self, lane: LaneKey, key: str) -> EffectRow | None:
+        return self._link.read(lambda connection: effecting.find_effect(connection, lane, key))
+
+    def effects(self, namespace: str, thread: str | None, after: int, limit: int) -> list[EffectRow]:
+        return self._link.read(lambda connection: effecting.effects(connection, namespace, thread, after, limit))
 
     # Upkeep -------------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
         queries.DROP_LANES_OF_THREAD,  # those that were only leased so far
         queries.DROP_WRITES_OF_THREAD,
         queries.DROP_SESSIONS_OF_THREAD,
+        queries.DROP_EFFECTS_OF_THREAD,
         queries.DROP_THREAD,
     ):
         connection.execute(statement, (thread,))
@@ -99,6 +100,7 @@ def _settle_head(connection: apsw.Connection, lane: int) -> bool:
     newest = scalar(connection, queries.NEWEST_KEY, span_of(lane))
     if newest is None:
         connection.execute(queries.DROP_REFS, (lane,))
+        connection.execute(queries.DROP_EFFECTS_OF_LANE, (lane,))
         connection.execute(queries.DROP_LANE, (lane,))
         return True
     connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, lane))

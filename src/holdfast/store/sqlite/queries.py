@@ -33,7 +33,8 @@ DROP_UNUSED_THREAD = """
 DELETE FROM thread WHERE id = :thread AND next_seq = 1
   AND NOT EXISTS (SELECT 1 FROM lane WHERE thread = :thread)
   AND NOT EXISTS (SELECT 1 FROM write WHERE thread = :thread)
-  AND NOT EXISTS (SELECT 1 FROM session WHERE thread = :thread)"""
+  AND NOT EXISTS (SELECT 1 FROM session WHERE thread = :thread)
+  AND NOT EXISTS (SELECT 1 FROM effect WHERE thread = :thread)"""
 
 ADD_LANE = """
 INSERT INTO lane (thread, scope, branch, head, last_seq, origin) VALUES (?, ?, ?, 0, 0, ?) RETURNING id"""
@@ -104,6 +105,30 @@ IS_AWAITED = """
 SELECT 1 FROM interrupt WHERE thread = (SELECT thread FROM lane WHERE id = ?) AND consumer IS NULL AND checkpoint = ?
 LIMIT 1"""
 DROP_INTERRUPTS = "DELETE FROM interrupt WHERE thread = ? AND checkpoint = ?"
+
+# Effects ----------------------------------------------------------------------------------------------------------
+
+_EFFECTS = """
+SELECT t.namespace, t.name, e.scope, e.branch, e.key, e.attempt, e.owner, e.request, e.created, e.digest, e.number,
+  e.status, e.body, e.ended, e.settled_by
+FROM effect e CROSS JOIN thread t ON t.id = e.thread"""
+EFFECT = f"{_EFFECTS} WHERE e.id = ?"
+EFFECTS = f"{_EFFECTS} WHERE e.number > :after AND t.namespace = :namespace"
+AND_DONE_IN_THREAD = " AND e.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
+BEGUN_EFFECTS_FIRST = " ORDER BY e.number LIMIT :limit"
+ADD_EFFECT = """
+INSERT INTO effect (id, thread, scope, branch, key, attempt, owner, request, created, digest, status)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'intended')"""
+BEGIN_EFFECT_AGAIN = """
+UPDATE effect SET attempt = ?, owner = ?, request = ?, created = ?, digest = ?,
+  status = 'intended', body = NULL, ended = NULL, settled_by = NULL
+WHERE id = ?"""
+END_EFFECT = """
+UPDATE effect SET status = ?, body = ?, ended = ?, settled_by = ?
+WHERE id = ? AND status = 'intended' AND attempt = ? AND owner = ?"""
+DROP_EFFECTS_OF_LANE = """
+DELETE FROM effect WHERE (thread, scope, branch) = (SELECT thread, scope, branch FROM lane WHERE id = ?)"""
+DROP_EFFECTS_OF_THREAD = "DELETE FROM effect WHERE thread = ?"
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
 

@@ -136,6 +136,27 @@ CREATE TABLE interrupt (
 ) STRICT;
 CREATE INDEX interrupt_thread ON interrupt (thread, consumer);
 
+-- What is done to the world outside: an intent until a receipt ends it. `id` is the SHA-256 of the lane and the key, `digest`
+-- covers the intent, the first 32 bytes of `body` the receipt. It belongs to its lane by name, which need not be there.
+CREATE TABLE effect (
+  number     INTEGER PRIMARY KEY AUTOINCREMENT,
+  id         BLOB NOT NULL UNIQUE,
+  thread     INTEGER NOT NULL REFERENCES thread (id),
+  scope      TEXT NOT NULL,
+  branch     TEXT NOT NULL,
+  key        TEXT NOT NULL,
+  attempt    INTEGER NOT NULL,
+  owner      TEXT NOT NULL,
+  request    BLOB NOT NULL,
+  created    INTEGER NOT NULL,
+  digest     BLOB NOT NULL,
+  status     TEXT NOT NULL,
+  ended      INTEGER,
+  settled_by TEXT,
+  body       BLOB
+) STRICT;
+CREATE INDEX effect_thread ON effect (thread);
+
 CREATE TABLE counter (
   name  TEXT PRIMARY KEY,
   value INTEGER NOT NULL

@@ -30,10 +30,12 @@ from holdfast.store.base import (
     check_batch,
 )
 from holdfast.store.boot import Clock, boot_clock
+from holdfast.store.effects import EffectRow
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.layout import key_of
 from holdfast.store.leases import Claim, Held, LeaseRow
 from holdfast.store.sessions import SessionRow
+from holdfast.store.sqlite import effect as effect_rows
 from holdfast.store.sqlite import interrupt as interrupt_rows
 from holdfast.store.sqlite import lease as lease_rows
 from holdfast.store.sqlite import queries
@@ -265,6 +267,33 @@ class SqliteStore:
     def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
         with self._reading() as connection:
             return interrupt_rows.find_interrupt(connection, namespace, interrupt)
+
+    # Effects ------------------------------------------------------------------------------------------------------
+
+    def begin_effect(
+        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
+    ) -> EffectRow:
+        return self._write(lambda connection: effect_rows.begin(connection, row, epoch, token, retry_of, self._clock()))
+
+    def end_effect(
+        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int
+    ) -> EffectRow:
+        given = (lane, key, attempt, owner, status, body, ended_us)
+        return self._write(lambda connection: effect_rows.end(connection, *given))
+
+    def settle_effect(
+        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int, by: str
+    ) -> EffectRow:
+        given = (lane, key, attempt, owner, status, body, ended_us, by)
+        return self._write(lambda connection: effect_rows.end(connection, *given))
+
+    def find_effect(self, lane: LaneKey, key: str) -> EffectRow | None:
+        with self._reading() as connection:
+            return effect_rows.find_effect(connection, lane, key)
+
+    def effects(self, namespace: str, thread: str | None, after: int, limit: int) -> list[EffectRow]:
+        with self._reading() as connection:
+            return effect_rows.effects(connection, namespace, thread, after, limit)
 
     # Upkeep -------------------------------------------------------------------------------------------------------
 

@@ -153,6 +153,27 @@ CREATE INDEX interrupt_checkpoint ON {schema}.interrupt (checkpoint);
 CREATE INDEX interrupt_thread ON {schema}.interrupt (thread);
 CREATE INDEX interrupt_pending ON {schema}.interrupt (number) WHERE consumed IS NULL;
 
+-- id is the SHA-256 of the lane and the key: whatever their lengths, it fits into an index. It belongs to its lane by name,
+-- which need not be there.
+CREATE TABLE {schema}.effect (
+  number     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  id         bytea NOT NULL UNIQUE,
+  thread     bigint NOT NULL,
+  scope      text COLLATE "C" NOT NULL,
+  branch     text COLLATE "C" NOT NULL,
+  key        text COLLATE "C" NOT NULL,
+  attempt    bigint NOT NULL,
+  owner      text NOT NULL,
+  request    bytea NOT NULL,
+  created    bigint NOT NULL,
+  digest     bytea NOT NULL,
+  status     text NOT NULL,
+  body       bytea,
+  ended      bigint,
+  settled_by text
+);
+CREATE INDEX effect_thread ON {schema}.effect (thread, number);
+
 CREATE TABLE {schema}.counter (
   name  text PRIMARY KEY,
   value bigint NOT NULL
@@ -371,4 +392,66 @@ BEGIN
   UPDATE {schema}.lane l SET epoch = acquire_lease.epoch, owner = p_owner, token = p_token,
       expires = clock_timestamp() + p_ttl * interval '1 microsecond'
     WHERE l.id = acquire_lease.lane;
+END $$;
+
+-- Stores the intent of an effect if it is the next attempt; see the contract's begin_effect. It holds the lane's row, if
+-- there is one, and then the thread's: so no lease is taken and nothing deleted in between, and numbers appear in order.
+CREATE FUNCTION {schema}.begin_effect(
+  p_namespace text, p_thread text, p_scope text, p_branch text, p_epoch bigint, p_token text, p_retry_of bigint,
+  p_id bytea, p_key text, p_attempt bigint, p_owner text, p_request bytea, p_created bigint, p_digest bytea,
+  OUT is_fenced boolean, OUT epoch bigint, OUT holder text, OUT left_us bigint, OUT effect {schema}.effect
+) LANGUAGE plpgsql AS $$
+DECLARE
+  v_lane    bigint;
+  v_thread  bigint;
+  v_token   text;
+  v_expires timestamptz;
+BEGIN
+  is_fenced := false; left_us := 0;
+  SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_expires
+    FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
+    WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
+    FOR NO KEY UPDATE OF l;
+  epoch := coalesce(epoch, 0);
+
+  SELECT e.* INTO effect FROM {schema}.effect e WHERE e.id = p_id;
+  IF effect.owner = p_owner AND effect.attempt = p_attempt THEN
+    RETURN;
+  END IF;
+  IF epoch <> p_epoch OR (p_token IS NULL AND v_expires > clock_timestamp())
+     OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token) THEN
+    is_fenced := true;
+    left_us := coalesce(extract(epoch FROM v_expires - clock_timestamp()) * 1000000, 0);
+    RETURN;
+  END IF;
+  IF effect.status = 'done' OR (effect.status = 'intended' AND effect.attempt IS DISTINCT FROM p_retry_of) THEN
+    RETURN;
+  END IF;
+  SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
+  IF v_lane IS NULL THEN
+    PERFORM 1 FROM {schema}.lane l WHERE l.thread = v_thread AND l.scope = p_scope AND l.branch = p_branch;
+    IF FOUND THEN
+      RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
+    END IF;
+  END IF;
+
+  INSERT INTO {schema}.effect AS e (id, thread, scope, branch, key, attempt, owner, request, created, digest, status)
+    VALUES (p_id, v_thread, p_scope, p_branch, p_key, p_attempt, p_owner, p_request, p_created, p_digest, 'intended')
+    ON CONFLICT (id) DO UPDATE SET attempt = p_attempt, owner = p_owner, request = p_request, created = p_created,
+      digest = p_digest, status = 'intended', body = NULL, ended = NULL, settled_by = NULL
+    WHERE e.attempt = p_attempt - 1 AND (e.status = 'failed' OR (e.status = 'intended' AND e.attempt = p_retry_of))
+    RETURNING e.* INTO effect;
+  IF NOT FOUND THEN
+    SELECT e.* INTO STRICT effect FROM {schema}.effect e WHERE e.id = p_id;
+  END IF;
+END $$;
+
+-- Sets the receipt of an effect if it has none, and returns the effect as it is then.
+CREATE FUNCTION {schema}.end_effect(
+  p_id bytea, p_attempt bigint, p_owner text, p_status text, p_body bytea, p_ended bigint, p_by text
+) RETURNS SETOF {schema}.effect LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE {schema}.effect e SET status = p_status, body = p_body, ended = p_ended, settled_by = p_by
+    WHERE e.id = p_id AND e.status = 'intended' AND e.attempt = p_attempt AND e.owner = p_owner;
+  RETURN QUERY SELECT e.* FROM {schema}.effect e WHERE e.id = p_id;  -- whoever was first, what it did is seen here
 END $$;

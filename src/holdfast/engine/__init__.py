@@ -1,0 +1,63 @@
+"""The graph engine: declare nodes and edges over a state, and run them so that any crash or pause can be gone on from.
+
+reducer, schema, live     the state: how updates are folded in, and what of it is stored
+node, edge, build, graph  the declaration, and the checks of the whole
+position, schedule        where a run stands, and what comes next; no I/O
+run, task, gate           the loop: execute, commit, checkpoint, route; nodes; questions to people
+recorder, sink, trigger   when and where a checkpoint is kept
+fingerprint, compat       whether a stored run fits the graph as it is now
+launch, replay            beginning, taking up, and running from the past
+"""
+
+from holdfast.engine.answer import Answer, Approve, Defer, Modify, Reject, Reroute
+from holdfast.engine.cancellation import Cancellation
+from holdfast.engine.context import AsyncContext, Context
+from holdfast.engine.edge import END
+from holdfast.engine.graph import Graph
+from holdfast.engine.reducer import DELETE, add, append, merge, replace
+from holdfast.engine.result import Result, Status
+from holdfast.engine.retry import Retry
+from holdfast.engine.schema import transient
+from holdfast.engine.sink import EveryN, IfChanged, MemorySink, NoSink, OnFailure, OnlyNodes, Tee, Throttle
+from holdfast.engine.store_sink import StoreSink
+from holdfast.engine.trigger import any_of, barrier_only, every, every_node, manual, on_mutation
+from holdfast.errors import Rejected
+
+__all__ = [
+    "DELETE",
+    "END",
+    "Answer",
+    "Approve",
+    "AsyncContext",
+    "Cancellation",
+    "Context",
+    "Defer",
+    "EveryN",
+    "Graph",
+    "IfChanged",
+    "MemorySink",
+    "Modify",
+    "NoSink",
+    "OnFailure",
+    "OnlyNodes",
+    "Reject",
+    "Rejected",
+    "Reroute",
+    "Result",
+    "Retry",
+    "Status",
+    "StoreSink",
+    "Tee",
+    "Throttle",
+    "add",
+    "any_of",
+    "append",
+    "barrier_only",
+    "every",
+    "every_node",
+    "manual",
+    "merge",
+    "on_mutation",
+    "replace",
+    "transient",
+]

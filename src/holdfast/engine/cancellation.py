@@ -1,0 +1,53 @@
+"""A way to end a run from elsewhere in the program: from another task, another thread, or a signal handler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+
+
+class Cancellation:
+    """Handed to a run; ``cancel`` makes that run end with the status "cancelled". It can be resumed."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._cancelled = False
+        self._lock = threading.Lock()
+        self._watchers: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        """Tell whether it was asked for."""
+        return self._cancelled
+
+    def cancel(self, reason: str = "") -> None:
+        """End the run at its next await, or between two nodes."""
+        with self._lock:
+            if self._cancelled:
+                return
+            self._cancelled, self.reason = True, reason
+            watchers = list(self._watchers)
+        for loop, task in watchers:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing to end any more
+                loop.call_soon_threadsafe(task.cancel)
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[Cancellation]:
+        """Cancel the body when asked to, and leave the block quietly then."""
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = (asyncio.get_running_loop(), task)
+        with self._lock:
+            self._watchers.append(watcher)
+            if self._cancelled:
+                task.cancel()
+        try:
+            yield self
+        except asyncio.CancelledError:
+            if not self._cancelled or task.uncancel() > 0:
+                raise
+        finally:
+            with self._lock:
+                self._watchers.remove(watcher)

@@ -1,0 +1,271 @@
+"""``Graph``: nodes, edges and a state, declared step by step and then run.
+
+graph = Graph("research", state=State)
+
+@graph.node
+def search(state, ctx): ...
+
+graph.edge("search", "write")
+graph.start("search")
+graph.end("write")
+result = await graph.run(store.thread("customer-42"), {"question": "…"})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypedDict, TypeVar, Unpack, overload
+
+from holdfast.engine.build import all_graphs
+from holdfast.engine.cancellation import Cancellation
+from holdfast.engine.declaration import Declaration, check_limit, check_names
+from holdfast.engine.event import Event
+from holdfast.engine.fingerprint import fingerprint_of, identity
+from holdfast.engine.launch import Answers, AnyThread, Compose, Setup, Taking, resume, start
+from holdfast.engine.migration import add_migration
+from holdfast.engine.options import RunOptions
+from holdfast.engine.parked import ParkedRun, acheck, check
+from holdfast.engine.replay import REPLAY, ReplayPlan, plan, replay
+from holdfast.engine.result import Result
+from holdfast.engine.sink import CheckpointSink
+from holdfast.engine.stream import stream
+from holdfast.engine.trigger import Trigger
+from holdfast.errors import InvalidInput
+from holdfast.model.checkpoint import CheckpointMeta
+from holdfast.thread.store import Store
+from holdfast.thread.store_async import AsyncStore
+
+T = TypeVar("T")
+
+
+class How(TypedDict, total=False):
+    """How a run is carried out, whichever way it begins; all optional, and nothing of it is stored.
+
+    ``sink`` is told of every checkpoint besides the thread, or is a function from the thread's own sink to the one to
+    use; ``trigger`` says when; ``on_event`` is called with each event; ``runtime`` has values for fields that are not
+    stored; ``lease_s`` is how long the thread's lease runs without a save (None: the caller sees to it that nobody else
+    runs it); ``pause_check_s`` is how often it is looked whether somebody wants the run to pause; ``cancel`` ends it.
+    """
+
+    sink: CheckpointSink | Compose | None
+    trigger: Trigger
+    on_event: Callable[[Event], None] | None
+    runtime: Mapping[str, Any]
+    lease_s: float | None
+    pause_check_s: float
+    cancel: Cancellation | None
+
+
+class Graph(Declaration):
+    """A graph of nodes over one state. Declare it once; run it many times, also at the same time."""
+
+    @property
+    def fingerprint(self) -> int:
+        """What tells this graph from every other: a number of 64 bits, independent of the order of declaration."""
+        return fingerprint_of(self.build())
+
+    def migrate(
+        self,
+        from_hash: int | str,
+        *,
+        state: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        nodes: Mapping[str, str] | None = None,
+        to: int | str | None = None,
+    ) -> None:
+        """Say how runs are read that an earlier version of this graph, named by its fingerprint, has stored.
+
+        ``state`` takes a stored state and returns the new one; ``nodes`` maps old names to new ones. Without either,
+        such runs are accepted as they are. ``to`` names the version it leads to, if that is not this one.
+        """
+        add_migration(self, from_hash, state=state, nodes=nodes, to=to)
+
+    @overload
+    def check(self, store: Store) -> list[ParkedRun]: ...
+    @overload
+    def check(self, store: AsyncStore) -> Awaitable[list[ParkedRun]]: ...
+    def check(self, store: Store | AsyncStore) -> list[ParkedRun] | Awaitable[list[ParkedRun]]:
+        """Judge every unfinished run of this graph in a store: what deploying this version would do to it."""
+        return acheck(self, store) if isinstance(store, AsyncStore) else check(self, store)
+
+    # Running ------------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        thread: AnyThread | None,
+        input: Mapping[str, Any] | None = None,
+        *,
+        limit: int | None = None,
+        before: Iterable[str] = (),
+        after: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        **how: Unpack[How],
+    ) -> Result:
+        """Begin a run on a thread that is new, or whose last run is over; return how it ended or where it waits.
+
+        The input is what the state begins with, or is folded into the state that the thread has. ``limit``, ``before``
+        and ``after`` add to the graph's own; they and ``metadata`` are stored with the run. Without a thread nothing is
+        stored, and the run cannot pause. ``how`` is the same for all ways to run: see ``How``.
+        """
+        options = self._options(thread, limit, before, after, metadata)
+        return await start(self._setup(thread, how), input or {}, options)
+
+    def run_sync(
+        self,
+        thread: AnyThread | None,
+        input: Mapping[str, Any] | None = None,
+        *,
+        limit: int | None = None,
+        before: Iterable[str] = (),
+        after: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        **how: Unpack[How],
+    ) -> Result:
+        """``run`` for programs without an event loop."""
+        options = self._options(thread, limit, before, after, metadata)
+        return _now(start(self._setup(thread, how, blocking=True), input or {}, options))
+
+    async def resume(
+        self,
+        thread: AnyThread,
+        answers: Answers = None,
+        *,
+        by: str = "resume",
+        update: Mapping[str, Any] | None = None,
+        compatible: bool = False,
+        limit: int | None = None,
+        **how: Unpack[How],
+    ) -> Result:
+        """Go on where a thread's run stands: after a crash, a pause, a failure or a cancellation.
+
+        ``answers`` is a decision on the one thing the run waits for, or a mapping of interrupt ids to decisions; ``by``
+        is who decided. Without an answer it goes on if ``thread.decide`` gave one, and waits again if not. ``update``
+        is folded into the state first. A graph that has changed since is refused with GraphMismatch, unless a migration
+        says how, or it differs in nothing that matters and ``compatible=True``.
+        """
+        taking = Taking(answers=answers, by=by, update=update, compatible=compatible, limit=limit)
+        return await resume(self._setup(thread, how), taking)
+
+    def resume_sync(
+        self,
+        thread: AnyThread,
+        answers: Answers = None,
+        *,
+        by: str = "resume",
+        update: Mapping[str, Any] | None = None,
+        compatible: bool = False,
+        limit: int | None = None,
+        **how: Unpack[How],
+    ) -> Result:
+        """``resume`` for programs without an event loop."""
+        taking = Taking(answers=answers, by=by, update=update, compatible=compatible, limit=limit)
+        return _now(resume(self._setup(thread, how, blocking=True), taking))
+
+    def stream(
+        self,
+        thread: AnyThread | None,
+        input: Mapping[str, Any] | None = None,
+        *,
+        resume: bool = False,
+        answers: Answers = None,
+        **how: Unpack[How],
+    ) -> AsyncIterator[Event]:
+        """Run, or with ``resume=True`` go on, and yield events as they happen; the last one is ``RunEnded``."""
+
+        def watched(on_event: Callable[[Event], None]) -> Awaitable[Result]:
+            how["on_event"] = on_event
+            if resume:
+                assert thread is not None
+                return self.resume(thread, answers, **how)
+            return self.run(thread, input, **how)
+
+        return stream(watched)
+
+    # Time travel --------------------------------------------------------------------------------------------------
+
+    async def replay(
+        self,
+        thread: AnyThread,
+        checkpoint: CheckpointMeta | str,
+        *,
+        branch: str,
+        set: Mapping[str, Any] | None = None,
+        effects: str = REPLAY,
+        compatible: bool = False,
+        **how: Unpack[How],
+    ) -> Result:
+        """Run from any checkpoint of a thread, on a new branch, with keys of the state ``set`` to other values.
+
+        Nothing of the old branch changes. Effects that it did after that point are not done again where they are asked
+        for with the same arguments: their results are used (``effects="again"`` does them anew).
+        """
+        taking = Taking(compatible=compatible)
+        return (await replay(self._setup(thread, how), checkpoint, branch, set, effects, taking))[0]
+
+    def replay_sync(
+        self,
+        thread: AnyThread,
+        checkpoint: CheckpointMeta | str,
+        *,
+        branch: str,
+        set: Mapping[str, Any] | None = None,
+        effects: str = REPLAY,
+        compatible: bool = False,
+        **how: Unpack[How],
+    ) -> Result:
+        """``replay`` for programs without an event loop."""
+        taking = Taking(compatible=compatible)
+        setup = self._setup(thread, how, blocking=True)
+        return _now(replay(setup, checkpoint, branch, set, effects, taking))[0]
+
+    async def plan_replay(self, thread: AnyThread, checkpoint: CheckpointMeta | str) -> ReplayPlan:
+        """Say what ``replay`` would run again and which effects it would take over; nothing is run or written."""
+        return await plan(self._setup(thread, {}), checkpoint)
+
+    def plan_replay_sync(self, thread: AnyThread, checkpoint: CheckpointMeta | str) -> ReplayPlan:
+        """``plan_replay`` for programs without an event loop."""
+        return _now(plan(self._setup(thread, {}), checkpoint))
+
+    def _setup(self, thread: AnyThread | None, how: How, blocking: bool = False) -> Setup:
+        return Setup(built=self.build(), thread=thread, blocking=blocking, **how)
+
+    def _options(
+        self,
+        thread: AnyThread | None,
+        limit: int | None,
+        before: Iterable[str],
+        after: Iterable[str],
+        metadata: Mapping[str, Any] | None,
+    ) -> RunOptions:
+        known = identity(self.build())
+        return RunOptions(
+            str(uuid.uuid4()) if thread is None else thread._store._context.new_id(),
+            known.hash,
+            known.shape,
+            limit=None if limit is None else check_limit(limit),
+            before=self._pauses(before, "before"),
+            after=self._pauses(after, "after"),
+            metadata=metadata or {},
+        )
+
+    def _pauses(self, names: Iterable[str], what: str) -> frozenset[str]:
+        named = check_names(names, what)
+        everywhere = {node for each in all_graphs(self.build()) for node in each.nodes}
+        unknown = sorted(named - everywhere - {"*"})
+        if unknown:
+            raise InvalidInput(f"{what} names {unknown[0]!r}, which is no node of graph {self.name!r}")
+        return named
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name!r}: {len(self._nodes)} nodes, {len(self._edges)} edges>"
+
+
+def _now(run: Coroutine[Any, Any, T]) -> T:
+    """Run to the end in an event loop of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run)
+    run.close()
+    raise InvalidInput("there is an event loop running already", hint="Await run, resume or replay instead of …_sync")

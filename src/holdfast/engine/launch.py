@@ -1,0 +1,336 @@
+"""Beginning a run, taking one up, and running from any point of the past.
+
+Whoever runs a thread holds its lease: a second worker is told before anything of its runs. What was stored is judged
+before anything runs, too: a position of another graph, or of one that has changed, is refused with the reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.engine import event
+from holdfast.engine.build import Built
+from holdfast.engine.cancellation import Cancellation
+from holdfast.engine.compat import migrate
+from holdfast.engine.desk import Desk, attempts, finished
+from holdfast.engine.fingerprint import identity
+from holdfast.engine.live import LiveState
+from holdfast.engine.moment import Cause
+from holdfast.engine.options import RunOptions
+from holdfast.engine.position import Activation, revive
+from holdfast.engine.recorder import Recorder
+from holdfast.engine.result import Result, Status
+from holdfast.engine.run import Runner
+from holdfast.engine.sink import CheckpointSink, Then, check_sink
+from holdfast.engine.store_sink import StoreSink
+from holdfast.engine.task import Tasks
+from holdfast.engine.trigger import Trigger, every_node
+from holdfast.engine.verdict import Verdict, require
+from holdfast.errors import InvalidInput, NotFound
+from holdfast.model.checkpoint import Checkpoint
+from holdfast.model.continuation import End, NextNode
+from holdfast.model.decision import Decision
+from holdfast.model.frame import FrameStack
+from holdfast.thread import front, interrupts
+from holdfast.thread.interrupts import InterruptRecord
+from holdfast.thread.perform import Flow, ask
+from holdfast.thread.thread import Thread
+from holdfast.thread.thread_async import AsyncThread
+
+AnyThread = Thread | AsyncThread
+Compose = Callable[[StoreSink], CheckpointSink]
+
+
+@dataclass(slots=True, kw_only=True)
+class Setup:
+    """How a run is to be carried out; nothing of this is stored."""
+
+    built: Built
+    thread: AnyThread | None
+    sink: CheckpointSink | Compose | None = None
+    trigger: Trigger = field(default_factory=every_node)
+    on_event: Callable[[event.Event], None] | None = None
+    runtime: Mapping[str, Any] = field(default_factory=dict)  # values of fields that are not stored
+    lease_s: float | None = 30.0  # None = the caller sees to it that nobody else runs the thread
+    pause_check_s: float = 0.2
+    blocking: bool = False
+    cancel: Cancellation | None = None
+
+    def emit(self, what: event.Event) -> None:
+        """Tell who watches."""
+        if self.on_event is not None:
+            self.on_event(what)
+
+
+# Beginning --------------------------------------------------------------------------------------------------------
+
+
+async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions) -> Result:
+    """Begin a run on a thread that is new or whose last run is over."""
+    async with _held(setup):
+        desk = _desk(setup)
+        before = None if desk is None else await desk.ask(front.latest(desk.cursor))
+        root = _beginning(setup, before)
+        store = None if setup.thread is None else StoreSink(setup.thread)
+        recorder = _recorder(setup, root, asked, store)
+        if before is None:
+            recorder.first_step = 0
+            values = setup.built.schema.begin(given, setup.built.name)
+            root.live = LiveState(setup.built.schema, {**values, **setup.runtime})
+        else:
+            assert store is not None
+            store.begin(before, root.live)
+            recorder.tokens, recorder.cost = before.tokens_used, before.cost_estimate
+            root.live.apply(root.live.plan([("input", given)]))
+        runner = _runner(setup, recorder, desk, None)
+        setup.emit(event.RunStarted(asked.run_id, setup.built.name))
+        return await _finish(setup, runner, "input")
+
+
+def _beginning(setup: Setup, before: Checkpoint | None) -> Activation:
+    """Return a run at its first node, with the state that the thread has."""
+    built = setup.built
+    if before is None:
+        return Activation(built, LiveState(built.schema, {}), todo=NextNode(built.start))
+    if before.graph is not None and not is_over(before):
+        raise InvalidInput(
+            f"thread {before.thread_id!r} has an unfinished run of graph {before.graph!r}, at step {before.step}",
+            thread=before.thread_id,
+            checkpoint=before.id,
+            hint="Go on with it by resume(thread), or begin another thread",
+        )
+    unknown = sorted(key for key in before.state if not built.schema.knows(key))
+    if unknown:
+        raise InvalidInput(
+            f"the thread's state has {unknown[0]!r}, which graph {built.name!r} does not know",
+            thread=before.thread_id,
+            hint="Begin another thread, or declare the key",
+        )
+    live = LiveState(built.schema, built.schema.restore(before.state, setup.runtime))
+    return Activation(built, live, todo=NextNode(built.start))
+
+
+def is_over(checkpoint: Checkpoint) -> bool:
+    """Tell whether the run of a checkpoint has come to its end."""
+    return isinstance(checkpoint.continuation, End)
+
+
+# Going on ---------------------------------------------------------------------------------------------------------
+
+Answers = Decision | Mapping[str, Decision] | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Taking:
+    """How a stored run is taken up."""
+
+    answers: Answers = None
+    by: str = "resume"
+    update: Mapping[str, Any] | None = None
+    compatible: bool = False
+    limit: int | None = None
+    effects_from: tuple[str, ...] = ()
+    writes_of: Checkpoint | None = None  # where finished jobs are written, if not beside the thread's newest
+
+
+async def resume(setup: Setup, taking: Taking) -> Result:
+    """Go on where a thread's run stands."""
+    if setup.thread is None:
+        raise InvalidInput("there is nothing to resume without a thread", hint='Pass store.thread("name")')
+    desk = _desk(setup)
+    assert desk is not None
+    async with _held(setup):
+        found = await desk.ask(front.latest(desk.cursor))
+        checkpoint = _resumable(setup.thread, found)
+        state, frames, judgement = migrate(setup.built, checkpoint)
+        require(judgement, taking.compatible)
+        waiting = await _waiting(desk, frames)
+        await _decide(desk, waiting, taking)
+        options = _options_of(setup.built, checkpoint, taking)
+        root = _revived(setup, checkpoint, state, frames)
+        store = StoreSink(setup.thread)
+        recorder = _recorder(setup, root, options, store)
+        store.resume(checkpoint, root.live)
+        recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
+        recorder.steps = frames.frames[0].steps
+        recorder.waits = [record.id for record in waiting if record.pending]
+        is_migrated = judgement.overall is not Verdict.SAME
+        if is_migrated or taking.effects_from or taking.limit:
+            options.version += 1
+        if taking.update:
+            root.live.apply(root.live.plan([("update", taking.update)]))
+        runner = _runner(setup, recorder, desk, taking.writes_of or checkpoint)
+        setup.emit(event.RunStarted(options.run_id, setup.built.name, options.attempt, True))
+        begins: Cause | None = "manual" if is_migrated or taking.update else None
+        if begins is None:
+            recorder.stands_as_stored()
+        return await _finish(setup, runner, begins)
+
+
+def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
+    if found is None:
+        raise NotFound(
+            f"branch {thread.branch!r} of thread {thread.id!r} has no checkpoint, so there is nothing to resume",
+            thread=thread.id,
+            hint="Begin with run(thread, input), or look for the right id with store.threads()",
+        )
+    if found.graph is None:
+        raise InvalidInput(
+            "the newest checkpoint is not of a graph's run",
+            thread=thread.id,
+            checkpoint=found.id,
+            hint="Begin with run(thread, input): it goes on from this state",
+        )
+    if is_over(found):
+        raise InvalidInput(
+            f"the run of graph {found.graph!r} is over ({found.trigger}), at step {found.step}",
+            thread=thread.id,
+            checkpoint=found.id,
+            hint="Begin another with run(thread, input), or go back with replay(thread, checkpoint)",
+        )
+    return found
+
+
+def _revived(setup: Setup, checkpoint: Checkpoint, state: Mapping[str, Any], frames: FrameStack) -> Activation:
+    root = revive(setup.built, frames.frames, setup.runtime)
+    root.live = LiveState(setup.built.schema, setup.built.schema.restore(state, setup.runtime))
+    root.path = list(checkpoint.path)
+    return root
+
+
+def _options_of(built: Built, checkpoint: Checkpoint, taking: Taking) -> RunOptions:
+    known = identity(built)
+    run_id = checkpoint.run_id or checkpoint.id
+    options = RunOptions(run_id, known.hash, known.shape, attempt=checkpoint.attempt + 1)
+    options.take_over(checkpoint.run)
+    options.limit = taking.limit or options.limit
+    if taking.effects_from:
+        options.effects_from = taking.effects_from
+        options.grants = set()  # what was allowed in one line of history is not allowed in another
+    return options
+
+
+async def _waiting(desk: Desk, frames: FrameStack) -> list[InterruptRecord]:
+    """Return the interrupts that a run waits for."""
+    records = []
+    for name in frames.frames[0].waits:
+        record = await desk.ask(_found(desk.cursor.lane.namespace, name))
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def _found(namespace: str, name: str) -> Flow[InterruptRecord | None]:
+    row = yield from ask(lambda store: store.find_interrupt(namespace, name))
+    return None if row is None else interrupts.record_of(row)
+
+
+async def _decide(desk: Desk, waiting: list[InterruptRecord], taking: Taking) -> None:
+    """Record the answers that were handed in, each on the interrupt it is meant for."""
+    for record, decision in _matched(desk, waiting, taking.answers):
+        await desk.ask(front.decide(desk.context, desk.cursor, record, decision, taking.by, None, None, "", None))
+
+
+def _matched(desk: Desk, waiting: list[InterruptRecord], answers: Answers) -> list[tuple[InterruptRecord, Decision]]:
+    if answers is None:
+        return []
+    thread = desk.cursor.lane.thread
+    open_ones = {record.id: record for record in waiting if record.decision is None}
+    if isinstance(answers, Decision):
+        if len(open_ones) != 1:
+            listed = "; ".join(str(record) for record in open_ones.values()) or "nothing"
+            raise InvalidInput(
+                f"one answer for {len(open_ones)} open interrupts: {listed}",
+                thread=thread,
+                hint="Pass {interrupt id: answer, …}" if open_ones else "The run waits for nobody; resume(thread)",
+            )
+        return [(next(iter(open_ones.values())), answers)]
+    if not isinstance(answers, Mapping) or not all(isinstance(each, Decision) for each in answers.values()):
+        raise InvalidInput(
+            f"answers must be a decision or a mapping of interrupt ids to decisions, not {type(answers).__name__}",
+            hint="For example resume(thread, Approve()), or resume(thread, {record.id: Reject()})",
+        )
+    stale = [name for name in answers if name not in {record.id for record in waiting}]
+    if stale:
+        raise InvalidInput(
+            f"the run does not wait for interrupt {stale[0]!r}: it was answered, or the run has moved on",
+            thread=thread,
+            hint="Nothing was decided. Look at thread.interrupts()",
+        )
+    return [(record, answers[record.id]) for record in waiting if record.id in answers]
+
+
+# Both -------------------------------------------------------------------------------------------------------------
+
+
+def _desk(setup: Setup) -> Desk | None:
+    return None if setup.thread is None else Desk(setup.thread, setup.pause_check_s)
+
+
+@contextlib.asynccontextmanager
+async def _held(setup: Setup) -> AsyncIterator[None]:
+    """Hold the thread's lease, unless the caller does or does not want it."""
+    thread = setup.thread
+    if thread is None or setup.lease_s is None or thread._cursor.hold is not None:
+        yield
+    elif isinstance(thread, AsyncThread):
+        async with thread.lease(ttl=setup.lease_s):
+            yield
+    else:
+        with thread.lease(ttl=setup.lease_s):
+            yield
+
+
+def _recorder(setup: Setup, root: Activation, options: RunOptions, store: StoreSink | None) -> Recorder:
+    sink = setup.sink
+    if callable(sink) and not hasattr(sink, "on_checkpoint"):
+        if store is None:
+            raise InvalidInput("a sink made of the store's needs a thread", hint="Pass a thread, or a sink")
+        composed: CheckpointSink | None = check_sink(sink(store))
+    elif sink is None:
+        composed = store
+    else:
+        composed = check_sink(sink) if store is None else Then(store, check_sink(sink))
+    return Recorder(root, options, store, composed, setup.trigger.begin(), setup.emit)
+
+
+def _runner(setup: Setup, recorder: Recorder, desk: Desk | None, checkpoint: Checkpoint | None) -> Runner:
+    writes = () if checkpoint is None else checkpoint.writes
+    tasks = Tasks(recorder, desk, setup.emit, setup.blocking, attempts(writes))
+    return Runner(recorder, desk, tasks, finished(writes), setup.emit)
+
+
+async def _finish(setup: Setup, runner: Runner, begins: Cause | None) -> Result:
+    """Run, and tell those who watch how it ended, exactly once."""
+    status, error = "error", ""
+    try:
+        result = await _cancellable(setup, runner, begins)
+        status, error = result.status.value, "" if result.error is None else type(result.error).__name__
+        return result
+    except BaseException as raised:
+        error = type(raised).__name__
+        status = "cancelled" if isinstance(raised, asyncio.CancelledError) else status
+        raise
+    finally:
+        head = None if runner.recorder.store is None else runner.recorder.store.head
+        setup.emit(
+            event.RunEnded(
+                status,
+                runner.recorder.options.run_id,
+                runner.recorder.steps,
+                None if head is None else head.id,
+                error or None,
+            )
+        )
+
+
+async def _cancellable(setup: Setup, runner: Runner, begins: Cause | None) -> Result:
+    if setup.cancel is None:
+        return await runner.go(begins)
+    async with setup.cancel.watching() as cancelled:
+        return await runner.go(begins)
+    return runner.result(Status.CANCELLED, reason=cancelled.reason)

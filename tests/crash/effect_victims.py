@@ -1,0 +1,120 @@
+"""What the killed processes of ``test_effect_kills`` do: effects, each a line of a file that stands for the world."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from holdfast.errors import EffectUnknown
+from holdfast.model.effect import EffectRecord, Outcome
+from holdfast.store.effects import EffectRow
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.thread.store import Store, make_context
+from holdfast.thread.thread import Thread
+
+POINTS = (
+    "before the intent",
+    "between intent and function",
+    "inside the function, before it is done",
+    "inside the function, after it is done",
+    "between function and receipt",
+    "after the receipt",
+)
+NOWHERE = "nowhere"
+PLAIN, RECONCILED, IDEMPOTENT = "plain", "reconciled", "idempotent"
+
+
+class World:
+    """A file of lines; a line names the effect and carries its idempotency key."""
+
+    def __init__(self, path: str, point: str = NOWHERE) -> None:
+        self.path = path
+        self.point = point
+
+    def die_at(self, point: str) -> None:
+        """End the process as a kill from outside would, if this is where it is to end."""
+        if point == self.point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def add(self, name: str, idempotency_key: str) -> str:
+        """Do the effect: one line, in one write."""
+        self.die_at(POINTS[2])
+        line = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(line, f"{name} {idempotency_key}\n".encode())
+        os.close(line)
+        self.die_at(POINTS[3])
+        return f"did {name}"
+
+    def lines(self) -> list[str]:
+        """Return what was done, in order."""
+        path = Path(self.path)
+        return path.read_text().splitlines() if path.exists() else []
+
+    def look(self, record: EffectRecord) -> Outcome:
+        """Find out whether an effect was done."""
+        done = any(line.endswith(record.idempotency_key) for line in self.lines())
+        return Outcome.done(f"did {record.key}") if done else Outcome.not_done()
+
+
+class Deadly(SqliteStore):
+    """A store in whose verbs the process dies."""
+
+    world: World
+
+    def begin_effect(
+        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
+    ) -> EffectRow:
+        self.world.die_at(POINTS[0])
+        begun = super().begin_effect(row, epoch, token, retry_of)
+        self.world.die_at(POINTS[1])
+        return begun
+
+    def end_effect(self, *given: object) -> EffectRow:
+        self.world.die_at(POINTS[4])
+        ended = super().end_effect(*given)  # type: ignore[arg-type]  # as they came
+        self.world.die_at(POINTS[5])
+        return ended
+
+
+def opened(path: str, world: World) -> Thread:
+    """Return the thread all effects belong to."""
+    backend = Deadly(path)
+    backend.world = world
+    return Store(backend, make_context("", None)).thread("t")
+
+
+def do_one(path: str, file: str, name: str, mode: str, point: str) -> None:
+    """Do one effect and tell what came of it; or die."""
+    world = World(file, point)
+    thread = opened(path, world)
+    hook = world.look if mode == RECONCILED else None
+    try:
+        result = thread.effect(name, world.add, name, reconcile=hook, idempotent=mode == IDEMPOTENT)
+    except EffectUnknown:
+        result = "unknown"
+    os.write(1, f"{result}\n".encode())
+
+
+def do_one_without_a_ledger(path: str, file: str, name: str, _: str, point: str) -> None:
+    """Do what everybody did before: do the effect, then save that it was done."""
+    world = World(file, point)
+    thread = opened(path, world)
+    latest = thread.latest()
+    done = [] if latest is None else latest.state["done"]
+    if name not in done:
+        world.add(name, name)
+        world.die_at(POINTS[4])
+        thread.save({"done": [*done, name]})
+        world.die_at(POINTS[5])
+    os.write(1, f"did {name}\n".encode())
+
+
+def do_many(path: str, file: str, count: int) -> None:
+    """Do effects one after the other and tell each; wherever the last process ended, go on from there."""
+    world = World(file)
+    thread = opened(path, world)
+    for number in range(count):
+        name = f"effect-{number}"
+        assert thread.effect(name, world.add, name, reconcile=world.look) == f"did {name}"
+        os.write(1, b".")

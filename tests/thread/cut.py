@@ -1,0 +1,45 @@
+"""A flow that stands still between two calls of the store: others act meanwhile, or it never goes on, as in a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar
+
+import holdfast
+from holdfast.thread.perform import Flow, drive
+
+T = TypeVar("T")
+
+
+class Cut(Generic[T]):
+    """A flow run for so many calls; ``is_over`` if it had no more. ``finish`` does the rest."""
+
+    def __init__(self, flow: Flow[T], store: holdfast.Store, calls: int) -> None:
+        self._flow = flow
+        self._store = store
+        self.is_over = False
+        try:
+            self._call = next(flow)
+            for _ in range(calls):
+                self._call = flow.send(self._call(store._backend))
+        except StopIteration:
+            self.is_over = True
+
+    def finish(self) -> T:
+        """Go on from where it stands."""
+        assert not self.is_over
+        return drive(self._rest(), self._store._backend)
+
+    def _rest(self) -> Generator[Any, Any, T]:
+        call = self._call
+        try:
+            while True:
+                try:
+                    answer = yield call
+                except holdfast.HoldfastError as error:
+                    call = self._flow.throw(error)
+                else:
+                    call = self._flow.send(answer)
+        except StopIteration as end:
+            value: T = end.value
+            return value
