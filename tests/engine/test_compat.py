@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from changing import (
     CHAT,
     TEAM,
-    Declare,
     chat,
     deep_team,
     inner,

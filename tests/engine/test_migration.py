@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import pytest
 
@@ -21,9 +22,9 @@ from holdfast.engine.reducer import append
 from holdfast.engine.result import Status
 from holdfast.engine.verdict import Verdict, require
 from holdfast.errors import GraphMismatch, InvalidInput, MigrationFailed
-from holdfast.model.checkpoint import Checkpoint
+from holdfast.model.checkpoint import Checkpoint, Write
 from holdfast.model.continuation import FanOut, NextNode
-from holdfast.model.frame import Task
+from holdfast.model.frame import Frame, FrameStack, Task
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -35,6 +36,10 @@ SAME, COMPATIBLE, NEEDS_MIGRATION, REFUSE = Verdict
 @pytest.fixture(scope="module")
 def before_search() -> Checkpoint:
     return parked(chat(), before=["search"])
+
+
+def only(frame: Frame) -> FrameStack:
+    return FrameStack((frame,))
 
 
 def find_chat(name: str = "g", **changed: Any) -> Graph:
@@ -52,7 +57,7 @@ def test_a_renamed_node_is_renamed_wherever_it_stands(before_search: Checkpoint)
     graph.migrate(chat().fingerprint, nodes={"search": "find", "plan": "plan"})
     frame = before_search.frames.frames[0]
     walked = replace(frame, visits={"plan": 2, "search": 1}, path=("plan", "search[2]"), tasks=(Task(node="search"),))
-    state, frames, judgement = migrate(graph.build(), replace(before_search, frames=replace_outermost(walked)))
+    state, frames, judgement = migrate(graph.build(), replace(before_search, frames=only(walked)))
 
     after = frames.frames[0]
     assert (after.node_id, after.last_node, after.continuation) == ("find", "plan", NextNode("find"))
@@ -66,10 +71,6 @@ def test_a_renamed_node_is_renamed_wherever_it_stands(before_search: Checkpoint)
     assert f"migrated from 0x{hex_of(chat().fingerprint)}" in reasons(judgement)
     assert "recorded under its old name" in reasons(judgement)  # what it did so far is not found under the new one
     require(judgement, accept_compatible=False)
-
-
-def replace_outermost(frame: Any) -> Any:
-    return holdfast.model.frame.FrameStack((frame,))
 
 
 def test_a_state_is_rewritten_on_a_copy(before_search: Checkpoint) -> None:
@@ -189,15 +190,16 @@ def test_what_is_no_fingerprint_is_refused(hash: Any) -> None:
 def test_a_migration_that_makes_no_sense_is_refused() -> None:
     graph = chat()
     graph.migrate(1)
-    for wrong in (
+    wrong: list[Callable[[], None]] = [
         lambda: graph.migrate(1),
         lambda: graph.migrate(2, to=2),
         lambda: graph.migrate(2, nodes={"a": 1}),  # type: ignore[dict-item]  # that is the mistake
-        lambda: graph.migrate(2, nodes="ab"),  # type: ignore[arg-type]
-        lambda: graph.migrate(2, state="f"),  # type: ignore[arg-type]
-    ):
+        lambda: graph.migrate(2, nodes="ab"),  # type: ignore[arg-type]  # that too
+        lambda: graph.migrate(2, state="f"),  # type: ignore[arg-type]  # and that
+    ]
+    for each in wrong:
         with pytest.raises(InvalidInput):
-            wrong()
+            each()
     graph.migrate(2)  # nothing of what was refused is left behind
 
 
@@ -239,7 +241,9 @@ def test_each_graph_migrates_its_own_frames() -> None:
     # Around it nothing differs but the graph inside, and that one's migration answers for it.
     assert [(frame.verdict, frame.migrated) for frame in judgement.frames] == [(COMPATIBLE, True)] * 2
     require(judgement, accept_compatible=False)
-    assert not migrate(outer(within, write_to=lambda g: g.edge("write", "plan", when=bool), write_else=lambda g: g.end("write")).build(), checkpoint)[2].passes()  # fmt: skip  # noqa: E501
+    more = outer(within, write_to=lambda graph: graph.edge("write", "plan", when=bool),
+                 write_else=lambda graph: graph.end("write"))  # fmt: skip
+    assert not migrate(more.build(), checkpoint)[2].passes()  # here something else differs too
 
 
 def test_a_frame_is_found_in_a_subgraph_node_that_was_renamed() -> None:
@@ -283,7 +287,7 @@ def test_of_a_map_the_node_is_renamed_and_the_items_are_not() -> None:
     graph = mapping("each")
     graph.migrate(mapping("0").fingerprint, nodes={"0": "each"})
     begun = replace(checkpoint.frames.frames[0], tasks=(Task(node="0", key="0", passed=True),))
-    _, frames, judgement = migrate(graph.build(), replace(checkpoint, frames=replace_outermost(begun)))
+    _, frames, judgement = migrate(graph.build(), replace(checkpoint, frames=only(begun)))
 
     assert judgement.passes(), judgement.render()
     assert frames.frames[0].tasks == (Task(node="each", key="0", passed=True),)
@@ -300,9 +304,61 @@ def test_a_fan_out_that_the_graph_no_longer_has_no_migration_can_keep() -> None:
 
 
 def test_what_finished_nobody_knows_where_is_not_run_again_in_another_graph(before_search: Checkpoint) -> None:
-    strange = holdfast.model.checkpoint.Write("g/plan#1[x]", 0, "update", {"update": {}, "given": {}, "path": []})
+    strange = Write("g/plan#1[x]", 0, "update", {"update": {}, "given": {}, "path": []})
     checkpoint = replace(before_search, writes=(strange,))
     graph = chat(start=lambda graph: graph.start("search"))
 
     assert migrate(chat().build(), checkpoint)[2].overall is SAME
     assert migrate(graph.build(), checkpoint)[2].overall is NEEDS_MIGRATION
+
+
+# Going on for real ------------------------------------------------------------------------------------------------
+
+
+async def watched(graph: Graph, thread: holdfast.Thread) -> list[object]:
+    return [event async for event in graph.stream(thread, resume=True, answers=Approve())]
+
+
+RESUMES: dict[str, Callable[[Graph, holdfast.Thread, Checkpoint], object]] = {
+    "resume": lambda graph, thread, _: asyncio.run(graph.resume(thread, Approve())),
+    "resume_sync": lambda graph, thread, _: graph.resume_sync(thread, Approve()),
+    "resume, accepting": lambda graph, thread, _: graph.resume_sync(thread, Approve(), compatible=True),
+    "stream": lambda graph, thread, _: asyncio.run(watched(graph, thread)),
+    "replay": lambda graph, thread, checkpoint: graph.replay_sync(thread, checkpoint, branch="again"),
+}
+
+
+@pytest.mark.row("S2-24", "W2-03")
+@pytest.mark.parametrize("way", RESUMES)
+def test_there_is_no_way_to_go_on_in_a_graph_that_does_not_fit(way: str) -> None:
+    graph = find_chat()
+    with holdfast.open("memory:") as store:
+        thread = store.thread("t")
+        assert chat().run_sync(thread, {"question": "why"}, before=["search"]).status is Status.INTERRUPTED
+        stored = thread.latest()
+        assert stored is not None
+        with pytest.raises(GraphMismatch, match="node 'search' is to run and is not there any more"):
+            RESUMES[way](graph, thread, stored)
+
+        assert store.thread("t").latest() == stored  # nothing ran, and the question waits as before
+        assert [record.pending for record in store.interrupts()] == [True]
+        assert chat().resume_sync(store.thread("t"), Approve()).values["notes"] == ["plan", "search", "write"]
+
+
+def test_after_a_migration_nothing_runs_twice_and_nothing_is_left_out() -> None:
+    west: dict[str, Any] = {
+        "left": None, "left_to": None, "west": noting("west"), "west_to": lambda graph: graph.end("west"),
+        "plan_to": lambda graph: graph.parallel("plan", ["west", "ask"], join="join"),
+    }  # fmt: skip
+    within = inner("", look=None, look_to=None, peek=noting("peek"), peek_to=lambda graph: graph.edge("peek", "keep"),
+                   start=lambda graph: graph.start("peek"))  # fmt: skip
+    within.migrate(inner().fingerprint, nodes={"look": "peek"})
+    graph = deep_team(within, **west)
+    graph.migrate(deep_team(inner()).fingerprint, nodes={"left": "west"})
+    with holdfast.open("memory:") as store:
+        thread = store.thread("t")
+        assert deep_team(inner()).run_sync(thread, {"question": "why"}).status is Status.INTERRUPTED
+        result = graph.resume_sync(thread, Approve()).check()
+
+    # "left" had finished under its old name; "look" had not begun, and is "peek" now.
+    assert result.values["notes"] == ["plan", "left", "peek", "keep", "join"]

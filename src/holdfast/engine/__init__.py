@@ -16,6 +16,7 @@ from holdfast.engine.edge import END
 from holdfast.engine.graph import Graph
 from holdfast.engine.reducer import DELETE, add, append, merge, replace
 from holdfast.engine.result import Result, Status
+from holdfast.engine.retained import Retained
 from holdfast.engine.retry import Retry
 from holdfast.engine.schema import transient
 from holdfast.engine.sink import EveryN, IfChanged, MemorySink, NoSink, OnFailure, OnlyNodes, Tee, Throttle
@@ -44,6 +45,7 @@ __all__ = [
     "Rejected",
     "Reroute",
     "Result",
+    "Retained",
     "Retry",
     "Status",
     "StoreSink",

@@ -31,7 +31,16 @@ class Cancellation:
             watchers = list(self._watchers)
         for loop, task in watchers:
             with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing to end any more
-                loop.call_soon_threadsafe(task.cancel)
+                loop.call_soon_threadsafe(self._end, (loop, task))
+
+    def check(self) -> None:
+        """End the run here, if it was asked for: a run that never awaits anything would not hear of it."""
+        if self._cancelled:
+            raise asyncio.CancelledError(self.reason)
+
+    def _end(self, watcher: tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]) -> None:
+        if watcher in self._watchers:  # else the run is over, and its task does something else by now
+            watcher[1].cancel()
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[Cancellation]:
@@ -41,8 +50,6 @@ class Cancellation:
         watcher = (asyncio.get_running_loop(), task)
         with self._lock:
             self._watchers.append(watcher)
-            if self._cancelled:
-                task.cancel()
         try:
             yield self
         except asyncio.CancelledError:

@@ -147,7 +147,7 @@ class BaseContext:
     def _place(self, what: str) -> str:
         """Return the position of the next question of a kind: two equal ones in a node are two questions."""
         self._asked[what] += 1
-        return f"{self._options.run_id}:{self._job.position}:{what}:{self._asked[what]}"
+        return f"{self._options.asks_as}:{self._job.position}:{what}:{self._asked[what]}"
 
     def _answered(self, question: Question) -> Decision:
         decision = self._answers.get(question.position)

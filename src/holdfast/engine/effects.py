@@ -115,7 +115,7 @@ class Ledger:
             "begun_at": record.created_at,
         }
         question = Question(
-            f"{self._options.run_id}:{self._job.position}:effect:{record.key}:{record.attempt}",
+            f"{self._options.asks_as}:{self._job.position}:effect:{record.key}:{record.attempt}",
             InterruptKind.USER_REQUEST,
             self._job.node,
             payload,

@@ -72,7 +72,7 @@ class Gate:
         return replace(asked, timeout_s=wait.timeout_s, on_timeout=wait.on_timeout)
 
     def _question(self, position: str, kind: InterruptKind, node: str, payload: Any, prompt: str) -> Question:
-        return Question(f"{self._recorder.options.run_id}:{position}", kind, node, payload, prompt)
+        return Question(f"{self._recorder.options.asks_as}:{position}", kind, node, payload, prompt)
 
     def interrupt_of(self, question: Question) -> Interrupt:
         """Return the interrupt that a question will be, so that it can be stored together with the position."""

@@ -109,7 +109,7 @@ class Graph(Declaration):
         stored, and the run cannot pause. ``how`` is the same for all ways to run: see ``How``.
         """
         options = self._options(thread, limit, before, after, metadata)
-        return await start(self._setup(thread, how), input or {}, options)
+        return await start(self._setup(thread, how), {} if input is None else input, options)
 
     def run_sync(
         self,
@@ -124,7 +124,7 @@ class Graph(Declaration):
     ) -> Result:
         """``run`` for programs without an event loop."""
         options = self._options(thread, limit, before, after, metadata)
-        return _now(start(self._setup(thread, how, blocking=True), input or {}, options))
+        return _now(start(self._setup(thread, how, blocking=True), {} if input is None else input, options))
 
     async def resume(
         self,
@@ -144,7 +144,13 @@ class Graph(Declaration):
         is folded into the state first. A graph that has changed since is refused with GraphMismatch, unless a migration
         says how, or it differs in nothing that matters and ``compatible=True``.
         """
-        taking = Taking(answers=answers, by=by, update=update, compatible=compatible, limit=limit)
+        taking = Taking(
+            answers=answers,
+            by=by,
+            update=update,
+            compatible=compatible,
+            limit=None if limit is None else check_limit(limit),
+        )
         return await resume(self._setup(thread, how), taking)
 
     def resume_sync(
@@ -159,7 +165,13 @@ class Graph(Declaration):
         **how: Unpack[How],
     ) -> Result:
         """``resume`` for programs without an event loop."""
-        taking = Taking(answers=answers, by=by, update=update, compatible=compatible, limit=limit)
+        taking = Taking(
+            answers=answers,
+            by=by,
+            update=update,
+            compatible=compatible,
+            limit=None if limit is None else check_limit(limit),
+        )
         return _now(resume(self._setup(thread, how, blocking=True), taking))
 
     def stream(

@@ -18,7 +18,7 @@ from holdfast.engine.cancellation import Cancellation
 from holdfast.engine.compat import migrate
 from holdfast.engine.desk import Desk, attempts, finished
 from holdfast.engine.fingerprint import identity
-from holdfast.engine.live import LiveState
+from holdfast.engine.live import LiveState, Plan
 from holdfast.engine.moment import Cause
 from holdfast.engine.options import RunOptions
 from holdfast.engine.position import Activation, revive
@@ -30,7 +30,7 @@ from holdfast.engine.store_sink import StoreSink
 from holdfast.engine.task import Tasks
 from holdfast.engine.trigger import Trigger, every_node
 from holdfast.engine.verdict import Verdict, require
-from holdfast.errors import InvalidInput, NotFound
+from holdfast.errors import BadUpdate, InvalidInput, NotFound
 from holdfast.model.checkpoint import Checkpoint
 from holdfast.model.continuation import End, NextNode
 from holdfast.model.decision import Decision
@@ -75,6 +75,7 @@ async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions) -> Re
         desk = _desk(setup)
         before = None if desk is None else await desk.ask(front.latest(desk.cursor))
         root = _beginning(setup, before)
+        check_keys(setup.built, "runtime", setup.runtime)
         store = None if setup.thread is None else StoreSink(setup.thread)
         recorder = _recorder(setup, root, asked, store)
         if before is None:
@@ -85,7 +86,8 @@ async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions) -> Re
             assert store is not None
             store.begin(before, root.live)
             recorder.tokens, recorder.cost = before.tokens_used, before.cost_estimate
-            root.live.apply(root.live.plan([("input", given)]))
+            given = setup.built.schema.given(given, setup.built.name)
+            root.live.apply(_planned(root, "input", given))
         runner = _runner(setup, recorder, desk, None)
         setup.emit(event.RunStarted(asked.run_id, setup.built.name))
         return await _finish(setup, runner, "input")
@@ -114,6 +116,23 @@ def _beginning(setup: Setup, before: Checkpoint | None) -> Activation:
     return Activation(built, live, todo=NextNode(built.start))
 
 
+def check_keys(built: Built, what: str, given: Mapping[str, Any]) -> None:
+    """Raise InvalidInput unless all of it are keys of a graph's state."""
+    unknown = sorted(str(key) for key in given if not (isinstance(key, str) and built.schema.knows(key)))
+    if unknown:
+        raise InvalidInput(
+            f"{what}: graph {built.name!r} has no state key {unknown[0]!r}",
+            hint=f"Its keys are {', '.join(built.schema.fields)}",
+        )
+
+
+def _planned(root: Activation, what: str, given: Mapping[str, Any]) -> Plan:
+    try:
+        return root.live.plan([(what, given)])
+    except BadUpdate as error:  # the caller's, not a node's
+        raise InvalidInput(f"{what} cannot be taken: {error.what}", hint=error.hint) from error
+
+
 def is_over(checkpoint: Checkpoint) -> bool:
     """Tell whether the run of a checkpoint has come to its end."""
     return isinstance(checkpoint.continuation, End)
@@ -122,6 +141,9 @@ def is_over(checkpoint: Checkpoint) -> bool:
 # Going on ---------------------------------------------------------------------------------------------------------
 
 Answers = Decision | Mapping[str, Decision] | None
+
+_COPIES = ("fork", "rewind")
+"""Triggers of checkpoints that took another one's position over: what was asked after that is asked again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,21 +170,22 @@ async def resume(setup: Setup, taking: Taking) -> Result:
         checkpoint = _resumable(setup.thread, found)
         state, frames, judgement = migrate(setup.built, checkpoint)
         require(judgement, taking.compatible)
-        waiting = await _waiting(desk, frames)
-        await _decide(desk, waiting, taking)
+        check_keys(setup.built, "runtime", setup.runtime)
         options = _options_of(setup.built, checkpoint, taking)
+        waiting = [] if checkpoint.trigger in _COPIES else await _waiting(desk, frames)
         root = _revived(setup, checkpoint, state, frames)
+        edit = _planned(root, "update", setup.built.schema.given(taking.update or {}, setup.built.name))
         store = StoreSink(setup.thread)
         recorder = _recorder(setup, root, options, store)
+        await _decide(desk, waiting, taking)  # once nothing else can be wrong: a decision counts for good
         store.resume(checkpoint, root.live)
         recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
         recorder.steps = frames.frames[0].steps
         recorder.waits = [record.id for record in waiting if record.pending]
         is_migrated = judgement.overall is not Verdict.SAME
-        if is_migrated or taking.effects_from or taking.limit:
+        if is_migrated or checkpoint.trigger in _COPIES or taking.limit:
             options.version += 1
-        if taking.update:
-            root.live.apply(root.live.plan([("update", taking.update)]))
+        root.live.apply(edit)
         runner = _runner(setup, recorder, desk, taking.writes_of or checkpoint)
         setup.emit(event.RunStarted(options.run_id, setup.built.name, options.attempt, True))
         begins: Cause | None = "manual" if is_migrated or taking.update else None
@@ -208,9 +231,9 @@ def _options_of(built: Built, checkpoint: Checkpoint, taking: Taking) -> RunOpti
     options = RunOptions(run_id, known.hash, known.shape, attempt=checkpoint.attempt + 1)
     options.take_over(checkpoint.run)
     options.limit = taking.limit or options.limit
-    if taking.effects_from:
-        options.effects_from = taking.effects_from
-        options.grants = set()  # what was allowed in one line of history is not allowed in another
+    options.effects_from = taking.effects_from or options.effects_from
+    if checkpoint.trigger in _COPIES:  # what was allowed in one line of history is not allowed in another
+        options.line, options.grants = checkpoint.id, set()
     return options
 
 
@@ -301,7 +324,7 @@ def _recorder(setup: Setup, root: Activation, options: RunOptions, store: StoreS
 def _runner(setup: Setup, recorder: Recorder, desk: Desk | None, checkpoint: Checkpoint | None) -> Runner:
     writes = () if checkpoint is None else checkpoint.writes
     tasks = Tasks(recorder, desk, setup.emit, setup.blocking, attempts(writes))
-    return Runner(recorder, desk, tasks, finished(writes), setup.emit)
+    return Runner(recorder, desk, tasks, finished(writes), setup.emit, setup.cancel)
 
 
 async def _finish(setup: Setup, runner: Runner, begins: Cause | None) -> Result:

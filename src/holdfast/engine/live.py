@@ -54,11 +54,13 @@ class LiveState:
         for writer, update in updates:
             for key, value in update.items():
                 for earlier, other in writers.setdefault(key, []):
-                    base = self.values.get(key, MISSING)
-                    if self.schema.knows(key) and self.schema.reducer(key).clash(base, other, value):
+                    if earlier != writer and self._clash(key, other, value):
                         raise MergeConflict(key, earlier, writer)
                 writers[key].append((writer, value))
         return self.plan(updates)
+
+    def _clash(self, key: str, one: Any, other: Any) -> bool:
+        return self.schema.knows(key) and self.schema.reducer(key).clash(self.values.get(key, MISSING), one, other)
 
     def apply(self, plan: Plan) -> bool:
         """Do what was planned; tell whether anything changed."""

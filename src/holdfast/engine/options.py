@@ -21,7 +21,13 @@ class RunOptions:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     effects_from: tuple[str, ...] = ()  # branches whose effects are replayed in this one
     grants: set[str] = field(default_factory=set)  # tools and nodes that need no further approval
+    line: str = ""  # the checkpoint at which a fork or a rewind began this line of history
     version: int = 1
+
+    @property
+    def asks_as(self) -> str:
+        """Return what the places of questions begin with: nothing that was answered in another line counts here."""
+        return f"{self.run_id}@{self.line}" if self.line else self.run_id
 
     def grant(self, scope: str) -> None:
         """Do not ask about this any more."""
@@ -43,6 +49,7 @@ class RunOptions:
             "metadata": dict(self.metadata),
             "effects_from": list(self.effects_from),
             "grants": sorted(self.grants),
+            "line": self.line,
         }
 
     def take_over(self, plain: Mapping[str, Any]) -> None:
@@ -53,3 +60,4 @@ class RunOptions:
         self.metadata = plain.get("metadata", {})
         self.effects_from = tuple(plain.get("effects_from", ()))
         self.grants = set(plain.get("grants", ()))
+        self.line = plain.get("line", "")

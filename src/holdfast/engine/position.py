@@ -32,6 +32,7 @@ class Job:
     passed: bool = False  # what was asked before it is answered
     given: Mapping[str, Any] = field(default_factory=dict)  # what that answer wants the state to be
     looked: bool = False  # what was asked after it is answered
+    edited: Mapping[str, Any] = field(default_factory=dict)  # what that answer wants the state to be
     path: list[str] = field(default_factory=list)  # nodes finished in the graph inside
     inner: Activation | None = None
 
@@ -146,6 +147,7 @@ def _plain_task(job: Job, alone: bool) -> dict[str, Any]:
         "passed": job.passed,
         "given": job.given,
         "looked": job.looked,
+        "edited": job.edited,
         "path": job.path,
         "frames": None if alone or job.inner is None else _stack(job.inner, job.key),
     }
@@ -192,6 +194,7 @@ def _revive_job(activation: Activation, task: Task, inside: Sequence[Frame], run
         passed=task.passed,
         given=task.given,
         looked=task.looked,
+        edited=task.edited,
         path=list(task.path),
     )
     if inside and not task.done:

@@ -40,12 +40,13 @@ class Recorder:
         self.sink = sink
         self.emit = emit
         self.steps = 0
+        self.is_spoiled = False  # a node changed the live state in place, and it could not be undone
         self.tokens = 0
         self.cost = 0.0
         self.waits: list[str] = []  # ids of the interrupts that the run waits for
         self.first_step: int | None = None  # what the thread's first checkpoint is called
         self._trigger = trigger
-        self._lock = asyncio.Lock()
+        self.saving = asyncio.Lock()  # held while the sink is told
         self._moves = 0
         self._moves_told = -1
 
@@ -100,7 +101,7 @@ class Recorder:
         )
         if not self._trigger.wants(moment):
             return
-        async with self._lock:
+        async with self.saving:
             await self._told(moment)
 
     async def _told(self, moment: Moment) -> None:

@@ -8,10 +8,11 @@ exception is the store's or another writer's business; what becomes of nodes and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.engine import event
+from holdfast.engine.cancellation import Cancellation
 from holdfast.engine.context import BaseContext
 from holdfast.engine.desk import Desk
 from holdfast.engine.gate import Gate, check_target
@@ -42,12 +43,14 @@ class Runner:
         tasks: Tasks,
         finished: Mapping[str, Mapping[str, Any]],
         emit: Callable[[event.Event], None],
+        cancel: Cancellation | None = None,
     ) -> None:
         self.recorder = recorder
         self.desk = desk
         self.tasks = tasks
         self.gate = Gate(recorder, desk)
         self.emit = emit
+        self._cancel = cancel
         self._finished = dict(finished)  # what jobs returned that finished after the checkpoint was saved
 
     async def go(self, begins: Cause | None) -> Result:
@@ -104,6 +107,8 @@ class Runner:
         """Store what was committed since the last checkpoint, if the trigger had not wanted it."""
         if self.recorder.sink is None or self.recorder.is_current or self.recorder.store is None:
             return
+        if self.recorder.is_spoiled:  # a node changed the state behind our back: what is stored is better
+            return
         root = self.recorder.root
         await asyncio.shield(asyncio.ensure_future(self.recorder.tell(root, root.here, cause)))
 
@@ -116,6 +121,7 @@ class Runner:
                 await self._route(activation)
             if isinstance(activation.todo, End):
                 return
+            await self._breathe()
             self._check_limit(activation)
             open_jobs(activation)
             try:
@@ -127,6 +133,13 @@ class Runner:
                 await self._reroute(activation, reroute.target)
                 continue
             await self._commit(activation, [each for each in contexts if each is not None])
+
+    async def _breathe(self) -> None:
+        """Let others run between two nodes, and end if somebody cancelled the run."""
+        if self._cancel is not None:
+            self._cancel.check()
+        if not self.tasks.blocking:
+            await asyncio.sleep(0)
 
     def _check_limit(self, activation: Activation) -> None:
         own = self.recorder.options.limit if activation is self.recorder.root else None
@@ -156,6 +169,8 @@ class Runner:
         activation.todo = route(activation.graph, node, activation.live)
         activation.passed = False
         self.recorder.moved()
+        if isinstance(activation.todo, End) and activation is self.recorder.root:
+            await self.recorder.tell(activation, node, "end")
 
     async def _reroute(self, activation: Activation, target: str) -> None:
         activation.todo, activation.jobs, activation.passed = NextNode(target), [], False
@@ -165,7 +180,11 @@ class Runner:
     async def _commit(self, activation: Activation, contexts: list[BaseContext]) -> None:
         """Take results in, store the position, and look where to go."""
         nodes = [job.node for job in activation.jobs]
-        plan = plan_commit(activation)
+        try:
+            plan = plan_commit(activation)
+        except (BadUpdate, MergeConflict) as error:
+            self._reopen(activation, error.writers if isinstance(error, MergeConflict) else (error.node,))
+            raise
         mutated = commit(activation, plan)
         self.recorder.steps += 1
         for context in contexts:
@@ -176,6 +195,13 @@ class Runner:
         requested = any(context._wants_checkpoint for context in contexts)
         at_barrier = any(activation.graph.nodes[node].kind is NodeKind.BARRIER for node in nodes)
         await self._boundary(activation, nodes[-1] if nodes else activation.here, mutated, requested, at_barrier)
+
+    def _reopen(self, activation: Activation, writers: Sequence[str]) -> None:
+        """Run jobs again when the run goes on: once they are mended they return something else."""
+        for job in activation.jobs:
+            if job.writer in writers:
+                job.done, job.looked, job.update, job.edited, job.path = False, False, {}, {}, []
+        self.recorder.moved()
 
     async def _boundary(
         self, activation: Activation, node: str, mutated: bool, requested: bool, at_barrier: bool
@@ -296,8 +322,8 @@ class Runner:
         if failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("several branches failed", failures)
         if pauses:
-            records = [record for pause in pauses for record in pause.records]
-            raise Paused(records, deferred=not records)
+            records = {record.id: record for pause in pauses for record in pause.records}
+            raise Paused([*records.values()], deferred=not records)
         return [task.result() for task in running]
 
     async def _branch(self, activation: Activation, job: Job) -> BaseContext | None:
@@ -313,7 +339,7 @@ class Runner:
             except Rerouted as reroute:
                 fresh = activation.job(reroute.target, job.key, job.item)
                 job.node, job.visit, job.position = fresh.node, fresh.visit, fresh.position
-                job.passed, job.given, job.inner, job.done, job.update = False, {}, None, False, {}
+                job.passed, job.given, job.inner, job.done, job.update, job.edited = False, {}, None, False, {}, {}
                 self.recorder.moved()
 
     async def _look(self, activation: Activation, job: Job) -> None:
@@ -321,13 +347,16 @@ class Runner:
         question = None if job.looked else self.gate.after(activation, job.node, job.visit, job.position)
         if question is not None:
             given = await self.gate.pass_after(activation, job.node, question)
-            job.update = {**job.update, **given}
+            job.edited = given
             job.looked = True
 
     async def _keep(self, job: Job) -> None:
-        if self.desk is not None and self.recorder.is_current:
-            kept = {"update": dict(job.update), "given": dict(job.given), "path": job.path}
-            await self.desk.keep(self.recorder.head_id, job.position, kept)
+        if self.desk is None:
+            return
+        async with self.recorder.saving:  # what is just being saved does not have it yet
+            if self.recorder.is_current:
+                kept = {"update": dict(job.update), "given": dict(job.given), "path": job.path}
+                await self.desk.keep(self.recorder.head_id, job.position, kept)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -122,7 +122,9 @@ def fails_fast(activation: Activation) -> bool:
 
 def plan_commit(activation: Activation) -> Plan:
     """Return what the finished jobs come to; raise BadUpdate or MergeConflict and change nothing."""
-    updates = [(job.writer, update) for job in activation.jobs for update in (job.given, job.update) if update]
+    updates = [
+        (job.writer, update) for job in activation.jobs for update in (job.given, job.update, job.edited) if update
+    ]
     if activation.is_side_by_side:
         return activation.live.plan_together(updates)
     return activation.live.plan(updates)

@@ -91,7 +91,7 @@ class Schema:
             given = {name: _model_default(each) for name, each in model_fields.items()}
             self._fields(given, frozenset(name for name, default in given.items() if default is None))
             construct = declared.model_construct  # type: ignore[attr-defined]  # a pydantic model, never imported here
-            self._make, self._look = lambda values: construct(**values), vars
+            self._make, self._look = _model_maker(construct), vars
         else:
             self.problems.append(
                 f"state {declared.__qualname__} is no dataclass, TypedDict, pydantic model or dict"
@@ -158,7 +158,19 @@ class Schema:
 
     def begin(self, given: Mapping[str, Any], graph: str) -> dict[str, Any]:
         """Return the values a run begins with: what was given, and defaults."""
-        if not isinstance(given, Mapping):
+        given = self.given(given, graph)
+        values = {name: each.default() for name, each in self.fields.items() if each.default and name not in given}
+        values |= {key: list(value) if type(value) is list else value for key, value in given.items()}
+        missing = [name for name, each in self.fields.items() if each.required and name not in values]
+        if missing:
+            raise InvalidInput(
+                f"graph {graph!r} needs {', '.join(map(repr, missing))} to begin with", hint="Pass it as input"
+            )
+        return values
+
+    def given(self, given: object, graph: str) -> Mapping[str, Any]:
+        """Return what a caller handed over as keys and values: a mapping, or an instance of what was declared."""
+        if not isinstance(given, Mapping) and not typing.is_typeddict(self.declared):
             given = self._look(given) if isinstance(given, self.declared) else given
         if not isinstance(given, Mapping):
             raise InvalidInput(
@@ -170,14 +182,7 @@ class Schema:
             raise InvalidInput(
                 f"graph {graph!r} has no state key {unknown[0]!r}", hint=f"Its keys are {', '.join(self.fields)}"
             )
-        values = {name: each.default() for name, each in self.fields.items() if each.default and name not in given}
-        values |= {key: list(value) if type(value) is list else value for key, value in given.items()}
-        missing = [name for name, each in self.fields.items() if each.required and name not in values]
-        if missing:
-            raise InvalidInput(
-                f"graph {graph!r} needs {', '.join(map(repr, missing))} to begin with", hint="Pass it as input"
-            )
-        return values
+        return given
 
     def restore(self, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a stored projection; what is not stored is given anew or made by its default."""
@@ -218,6 +223,18 @@ class Schema:
 def sizes_of(values: Mapping[str, Any]) -> dict[str, int]:
     """Return the lengths of what can grow in place."""
     return {key: len(value) for key, value in values.items() if type(value) in (list, dict, set)}
+
+
+def undone(values: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
+    """Take away what was added in place to the ends of lists; return a key whose change cannot be undone."""
+    damaged = None
+    for key, size in sizes.items():
+        value = values[key]
+        if len(value) > size and type(value) is list:
+            del value[size:]
+        elif len(value) != size:
+            damaged = key
+    return damaged
 
 
 def unstorable(annotation: Any) -> Iterator[str]:
@@ -298,6 +315,18 @@ def _bare_maker(cls: type) -> Callable[[dict[str, Any]], Any]:
         view: Any = object.__new__(cls)
         for name, value in values.items():
             assign(view, name, value)
+        return view
+
+    return make
+
+
+def _model_maker(construct: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that makes a pydantic model of exactly these values: no aliases, and no defaults for others."""
+
+    def make(values: dict[str, Any]) -> Any:
+        view = construct(_fields_set=set(values))
+        view.__dict__.clear()
+        view.__dict__.update(values)
         return view
 
     return make

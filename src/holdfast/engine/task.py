@@ -19,7 +19,8 @@ from holdfast.engine.desk import Desk
 from holdfast.engine.node import Body, Node
 from holdfast.engine.position import Activation, Job
 from holdfast.engine.recorder import Recorder
-from holdfast.engine.schema import sizes_of
+from holdfast.engine.schema import sizes_of, undone
+from holdfast.engine.signals import Ask
 from holdfast.errors import (
     BadUpdate,
     Conflict,
@@ -90,18 +91,24 @@ class Tasks:
         # Inside a fan-out a function in this thread would hold up the branches beside it.
         alone = self.blocking and "[" not in job.position
         arguments = (view, context) if node.body.wants_context else (view,)
-        if node.timeout_s is None:
-            returned = await _called(node.body, arguments, alone)
-        else:
-            async with asyncio.timeout(node.timeout_s):
-                returned = await _called(node.body, arguments, False)
+        try:
+            if node.timeout_s is None:
+                returned = await _called(node.body, arguments, alone)
+            else:
+                async with asyncio.timeout(node.timeout_s):
+                    returned = await _called(node.body, arguments, False)
+        except (Exception, Ask) as error:  # it is run again, or the run ends: with the state as it was
+            if (damaged := undone(values, sizes)) is not None:
+                self.recorder.is_spoiled = True
+                raise _in_place(job, damaged) from error
+            raise
         changed = live.schema.mutated(view, values, sizes)
-        if changed is None and before and encode(dict(live.schema.stored(values)), "state") != before:
-            changed = "(something inside)"
+        self.recorder.is_spoiled |= undone(values, sizes) is not None
+        if before and encode(dict(live.schema.stored(values)), "state") != before:
+            self.recorder.is_spoiled = True
+            changed = changed or "(something inside)"
         if changed is not None:
-            raise BadUpdate(
-                job.writer, changed, "was changed in place: return the new value instead", hint="Return {key: value}"
-            )
+            raise _in_place(job, changed)
         return _checked(job, returned)
 
     async def _again(self, node: Node, job: Job, attempt: int, error: Exception) -> None:
@@ -128,7 +135,18 @@ async def _called(body: Body, arguments: tuple[Any, ...], alone: bool) -> Any:
         return await body.function(*arguments)
     if alone:
         return body.function(*arguments)
-    return await asyncio.to_thread(body.function, *arguments)
+    return await asyncio.to_thread(_in_thread, body.function, arguments)
+
+
+def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return function(*arguments)
+    except StopIteration as error:  # no future can hold one: whoever waits for the thread would wait for ever
+        raise RuntimeError("the function raised StopIteration") from error
+
+
+def _in_place(job: Job, key: str) -> BadUpdate:
+    return BadUpdate(job.writer, key, "was changed in place: return the new value instead", hint="Return {key: value}")
 
 
 def _checked(job: Job, returned: Any) -> Mapping[str, Any]:

@@ -135,6 +135,7 @@ class Task:
     passed: bool = False  # what was asked before it is answered
     given: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what that answer wants the state to be
     looked: bool = False  # what was asked after it is answered
+    edited: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what that answer wants the state to be
     path: tuple[str, ...] = ()  # nodes finished in it
     frames: tuple[Frame, ...] = ()  # the graphs inside it, outer to inner, if it stands side by side with others
 
@@ -149,6 +150,7 @@ class Task:
             "passed": self.passed,
             "given": dict(self.given),
             "looked": self.looked,
+            "edited": dict(self.edited),
             "path": list(self.path),
             "frames": [frame.to_plain() for frame in self.frames],
         }
