@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks import concurrency, loads, postgres, processes, saves, shapes, sizes
+from benchmarks import concurrency, engine, loads, postgres, processes, saves, shapes, sizes
 from benchmarks.bench import Bench
 from benchmarks.machine import load_facts, machine_facts, print_facts, warn_if_busy
 from benchmarks.table import Table
@@ -27,6 +27,7 @@ FAMILIES: dict[str, Callable[[Bench], None]] = {
     "shapes": shapes.run,
     "processes": processes.run,
     "postgres": postgres.run,
+    "engine": engine.run,
 }
 
 

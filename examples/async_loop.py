@@ -1,4 +1,4 @@
-"""The same loop with the async API: three agents at once in one store. It fails half-way; run it again."""
+"""The same loop with the async API: three agents at once in one store. They fail half-way; run it again."""
 
 import asyncio
 
@@ -12,14 +12,16 @@ async def model(messages: list[str]) -> str:  # stands for a call that costs tim
 
 async def agent(store: holdfast.AsyncStore, city: str) -> None:
     thread = store.thread(city)
-    saved = await thread.latest()
-    messages = saved.messages if saved else [f"Plan a trip to {city}"]
-    while messages[-1] != "Done":
-        messages.append(await model(messages))
-        await thread.save({"messages": messages})
-        print(f"{city}, step {len(messages) - 1}: {messages[-1]}")
-        if saved is None and len(messages) == 3:
-            return  # this agent's power fails here
+    is_first_run = await thread.latest() is None
+    async with thread.loop({"messages": [f"Plan a trip to {city}"]}) as loop:
+        async for turn in loop:
+            if is_first_run and turn.iteration == 3:
+                return  # this agent's power fails here
+            reply = await turn.effect("model", model, turn.state["messages"])
+            turn.append(messages=[reply])
+            print(f"{city}, step {turn.iteration}: {reply}")
+            if reply == "Done":
+                loop.finish()
 
 
 async def main() -> None:

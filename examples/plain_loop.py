@@ -8,13 +8,15 @@ def model(messages: list[str]) -> str:  # stands for a call that costs time and 
 
 
 thread = holdfast.open("agent.db").thread("oslo")  # 1: open
-saved = thread.latest()  # 2: load
-messages = saved.messages if saved else ["Plan a trip to Oslo"]
+is_first_run = thread.latest() is None
 
-while messages[-1] != "Done":
-    messages.append(model(messages))
-    thread.save({"messages": messages})  # 3: save
-    print(f"step {len(messages) - 1}: {messages[-1]}")
-    if saved is None and len(messages) == 3:
-        raise SystemExit("The power fails here. Run me again.")
+with thread.loop({"messages": ["Plan a trip to Oslo"]}) as loop:  # 2: load
+    for turn in loop:
+        if is_first_run and turn.iteration == 3:
+            raise SystemExit("The power fails here. Run me again.")
+        reply = turn.effect("model", model, turn.state["messages"])  # paid for once, whatever happens
+        turn.append(messages=[reply])  # 3: save
+        print(f"step {turn.iteration}: {reply}")
+        if reply == "Done":
+            loop.finish()
 print("Nothing is left to do.")

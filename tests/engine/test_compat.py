@@ -20,7 +20,7 @@ from holdfast.engine.verdict import Verdict, require
 from holdfast.errors import GraphMismatch
 from holdfast.model.checkpoint import Checkpoint
 from holdfast.model.continuation import FanOut, NextNode
-from holdfast.model.frame import Frame, FrameStack
+from holdfast.model.frame import Frame, FrameStack, Task
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -241,6 +241,12 @@ def test_each_frame_has_its_own_verdict_from_the_outermost_on(nested: Checkpoint
         require(gone, accept_compatible=True)
 
 
+def test_in_the_same_graph_the_graphs_inside_are_the_same_even_if_no_shape_is_stored(nested: Checkpoint) -> None:
+    judgement = judge(outer(inner()).build(), replace(nested, run={}))
+
+    assert [frame.verdict for frame in judgement.frames] == [SAME, SAME]
+
+
 def test_three_frames_are_found_through_the_nodes_they_stand_in() -> None:
     checkpoint = parked(two_deep(inner()))
     assert len(checkpoint.frames) == 3
@@ -289,6 +295,16 @@ def test_a_fan_out_under_way_must_be_as_it_was(what: str, side_by_side: Checkpoi
 
     assert judgement.overall is NEEDS_MIGRATION
     assert reason in reasons(judgement)
+
+
+def test_a_branch_that_was_sent_elsewhere_needs_the_node_it_was_sent_to(side_by_side: Checkpoint) -> None:
+    sent = replace(side_by_side.frames.frames[0], tasks=(Task(node="more", key="ask"),))
+    checkpoint = replace(side_by_side, frames=FrameStack((sent,)))
+    judgement = judge(made(TEAM, start=lambda graph: graph.start("plan"), join=noting("join"),
+                           join_to=lambda graph: graph.edge("join", END)).build(), checkpoint)  # fmt: skip
+
+    assert judgement.overall is NEEDS_MIGRATION
+    assert "node 'more' is to run and is not there any more" in reasons(judgement)
 
 
 def mapping(over: Any = "notes", **changed: Any) -> Graph:

@@ -223,6 +223,17 @@ def test_new_keys_begin_with_their_defaults() -> None:
     assert judgement.overall is COMPATIBLE
     assert state == frames.frames[0].state == {"question": "why", "notes": ["plan"], "tags": ["new"]}
     assert "tags" not in checkpoint.state
+    taken_away = replace(checkpoint, state={"question": "why"})  # by a node: it does not come back
+    assert migrate(chat(state=Notebook).build(), taken_away)[0] == {"question": "why", "tags": ["new"]}
+
+
+def test_of_two_nodes_that_become_one_no_visit_is_forgotten(before_search: Checkpoint) -> None:
+    graph = find_chat()
+    graph.migrate(chat().fingerprint, nodes={"search": "find", "write": "find"})
+    walked = replace(before_search.frames.frames[0], visits={"search": 2, "write": 1})
+    _, frames, _ = migrate(graph.build(), replace(before_search, frames=only(walked)))
+
+    assert frames.frames[0].visits == {"find": 3}
 
 
 # Graphs inside, and side by side ----------------------------------------------------------------------------------
@@ -304,12 +315,14 @@ def test_a_fan_out_that_the_graph_no_longer_has_no_migration_can_keep() -> None:
 
 
 def test_what_finished_nobody_knows_where_is_not_run_again_in_another_graph(before_search: Checkpoint) -> None:
-    strange = Write("g/plan#1[x]", 0, "update", {"update": {}, "given": {}, "path": []})
+    strange = Write("g/plan#1[\x1b]", 0, "update", {"update": {}, "given": {}, "path": []})
     checkpoint = replace(before_search, writes=(strange,))
     graph = chat(start=lambda graph: graph.start("search"))
 
     assert migrate(chat().build(), checkpoint)[2].overall is SAME
-    assert migrate(graph.build(), checkpoint)[2].overall is NEEDS_MIGRATION
+    judgement = migrate(graph.build(), checkpoint)[2]
+    assert judgement.overall is NEEDS_MIGRATION
+    assert "it is not known where g/plan#1[\\x1b] belongs, which has finished" in judgement.render()
 
 
 # Going on for real ------------------------------------------------------------------------------------------------
@@ -362,3 +375,18 @@ def test_after_a_migration_nothing_runs_twice_and_nothing_is_left_out() -> None:
 
     # "left" had finished under its old name; "look" had not begun, and is "peek" now.
     assert result.values["notes"] == ["plan", "left", "peek", "keep", "join"]
+
+
+def test_a_migrated_state_is_stored_under_its_new_names(url: str) -> None:
+    with holdfast.open(url) as store:
+        thread = store.thread("t")
+        chat().run_sync(thread, {"question": "why"}, before=["search", "write"])
+        graph = chat(state=state_with(question=None, query=str))
+        graph.migrate(chat().fingerprint, state=lambda state: {"query": state.pop("question"), **state})
+
+        graph.resume_sync(thread, Approve())
+
+        stored = store.thread("t").latest()
+        assert stored is not None
+        assert stored.state == {"query": "why", "notes": ["plan", "search"]}
+        assert judge(graph.build(), stored).overall is SAME

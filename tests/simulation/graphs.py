@@ -385,7 +385,7 @@ class _Draft:
             return self.task(**given)
         inner = self.maker.graph(self.depth + 1, min(self.left - 1, self.rng.randint(1, 6)), self.may_write_last)
         self.left -= sum(len(each.nodes) for each in inner.graphs())
-        return self.add(kind="subgraph", inner=inner, into=self.rng.choice((COMMON, MAPPING, FUNCTION)), **given)
+        return self.add(kind="subgraph", inner=inner, into=self.rng.choice((COMMON, MAPPING, FUNCTION)), writes_last=self.may_write_last, **given)
 
     def task(self, **given: Any) -> NodeSpec:
         rng = self.rng

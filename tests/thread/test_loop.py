@@ -293,9 +293,9 @@ def test_a_state_that_is_changed_in_place_is_refused_and_nothing_is_stored(threa
         turn.state["log"] = []  # type: ignore[index]
 
     with pytest.raises(TypeError):
-        run(thread, hopeful)
+        run(thread, hopeful, limit=2)
     with pytest.raises(InvalidInput, match=r"state\.log was changed in place.*turn\.append"):
-        run(thread, careless)
+        run(thread, careless, limit=2)
     newest = thread.latest()
     assert newest is not None
     assert newest.state == {"log": []}

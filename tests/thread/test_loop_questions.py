@@ -218,15 +218,18 @@ def test_what_was_granted_or_approved_does_not_hold_for_a_copy_of_the_position(
     assert asked.id not in seen
 
 
-def test_other_scopes_are_for_people_only(thread: holdfast.Thread) -> None:
+@pytest.mark.parametrize(("scope", "other"), [("pay at most 10", "pay"), ("refund", "refund"), ("refund", "pay")])
+def test_other_scopes_are_for_people_only(thread: holdfast.Thread, scope: str, other: str) -> None:
+    """Who was asked about one tool cannot grant another one by it."""
+
     def body(loop: Loop, turn: Turn) -> None:
         turn.approve("pay", 1)
-        turn.approve("pay", 2)
+        turn.approve(other, 2)
         loop.finish()
 
-    thread.decide(waits_for(run(thread, body)), "approve", by="ann", scope="pay at most 10")
+    thread.decide(waits_for(run(thread, body)), "approve", by="ann", scope=scope)
 
-    assert waits_for(run(thread, body)).interrupt.payload["args"] == 2
+    assert waits_for(run(thread, body)).interrupt.payload == {"tool": other, "args": 2}
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -241,7 +244,7 @@ def test_a_body_that_catches_everything_still_stores_nothing(
             shop.body(loop, turn)
         except BaseException:
             if goes_on:
-                turn.append(log=["went on"])
+                turn.effect("pay", shop.pay, {"amount": 5})
 
     asked = waits_for(run(thread, greedy))
     with pytest.raises(InvalidInput, match="turn 2 is over"):

@@ -16,6 +16,7 @@ from holdfast.model.frame import FRAME_DEPTH_MAX
 
 if TYPE_CHECKING:
     from holdfast.engine.declaration import Declaration
+    from holdfast.engine.migration import Migration
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Built:
     after: frozenset[str]
     strict: bool
     inner: Mapping[str, Built]  # by subgraph node
+    migrations: Mapping[int, Migration]  # by the fingerprint they come from; more may be added later
 
     def pauses_before(self, node: str) -> bool:
         """Tell whether a run stops before a node."""
@@ -94,6 +96,7 @@ def _build(
         graph.after,
         graph.strict,
         inner,
+        graph.migrations,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from holdfast.engine.build import Built, build
 from holdfast.engine.edge import COLLECT_ALL, END, FAIL_FAST, Choice, Condition, Edge, ForEach, To, Together, name_of
@@ -17,6 +17,9 @@ from holdfast.engine.retry import ONCE, Retry
 from holdfast.engine.schema import Schema
 from holdfast.errors import InvalidInput
 from holdfast.model.decision import DecisionKind
+
+if TYPE_CHECKING:
+    from holdfast.engine.migration import Migration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,6 +56,7 @@ class Declaration:
         self.before = check_names(before, "before")
         self.after = check_names(after, "after")
         self.strict = strict
+        self.migrations: dict[int, Migration] = {}
         self._nodes: list[Node] = []
         self._edges: list[Edge] = []
         self._starts: list[str] = []
@@ -115,9 +119,10 @@ class Declaration:
     ) -> None:
         """Add another graph as a node. It has its own state, steps and limit, and its position is kept too.
 
-        ``into`` maps keys of this state to keys of the inner one, or is a function of this state (and of the context,
-        if it takes two) that returns the inner state to begin with; left out, the keys both have in common. ``out``
-        goes the other way when the inner graph is done; what it did to a key is folded in here as an update.
+        ``into`` maps keys of this state to keys of the inner one, or is a function of this state (and of the item
+        that is mapped over, if it takes two) that returns the inner state to begin with; left out, the keys both have
+        in common. ``out`` goes the other way when the inner graph is done; what it did to a key is folded in here as an
+        update.
         """
         if not isinstance(graph, Declaration):
             raise InvalidInput(f"subgraph {name!r} must be a Graph, not {type(graph).__name__}")

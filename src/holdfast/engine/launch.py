@@ -31,7 +31,7 @@ from holdfast.engine.task import Tasks
 from holdfast.engine.trigger import Trigger, every_node
 from holdfast.engine.verdict import Verdict, require
 from holdfast.errors import BadUpdate, InvalidInput, NotFound
-from holdfast.model.checkpoint import Checkpoint
+from holdfast.model.checkpoint import Checkpoint, bare
 from holdfast.model.continuation import End, NextNode
 from holdfast.model.decision import Decision
 from holdfast.model.frame import FrameStack
@@ -155,7 +155,7 @@ class Taking:
     update: Mapping[str, Any] | None = None
     compatible: bool = False
     limit: int | None = None
-    effects_from: tuple[str, ...] = ()
+    effects_from: tuple[str, ...] | None = None  # branches whose effects are taken over; None = as it was
     writes_of: Checkpoint | None = None  # where finished jobs are written, if not beside the thread's newest
 
 
@@ -168,6 +168,8 @@ async def resume(setup: Setup, taking: Taking) -> Result:
     async with _held(setup):
         found = await desk.ask(front.latest(desk.cursor))
         checkpoint = _resumable(setup.thread, found)
+        if taking.writes_of is not None:
+            checkpoint = bare(Checkpoint, {**checkpoint.__dict__, "writes": taking.writes_of.writes})
         state, frames, judgement = migrate(setup.built, checkpoint)
         require(judgement, taking.compatible)
         check_keys(setup.built, "runtime", setup.runtime)
@@ -178,7 +180,7 @@ async def resume(setup: Setup, taking: Taking) -> Result:
         store = StoreSink(setup.thread)
         recorder = _recorder(setup, root, options, store)
         await _decide(desk, waiting, taking)  # once nothing else can be wrong: a decision counts for good
-        store.resume(checkpoint, root.live)
+        store.resume(checkpoint, root.live, is_same=judgement.overall is Verdict.SAME)
         recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
         recorder.steps = frames.frames[0].steps
         recorder.waits = [record.id for record in waiting if record.pending]
@@ -186,7 +188,7 @@ async def resume(setup: Setup, taking: Taking) -> Result:
         if is_migrated or checkpoint.trigger in _COPIES or taking.limit:
             options.version += 1
         root.live.apply(edit)
-        runner = _runner(setup, recorder, desk, taking.writes_of or checkpoint)
+        runner = _runner(setup, recorder, desk, checkpoint)
         setup.emit(event.RunStarted(options.run_id, setup.built.name, options.attempt, True))
         begins: Cause | None = "manual" if is_migrated or taking.update else None
         if begins is None:
@@ -231,7 +233,8 @@ def _options_of(built: Built, checkpoint: Checkpoint, taking: Taking) -> RunOpti
     options = RunOptions(run_id, known.hash, known.shape, attempt=checkpoint.attempt + 1)
     options.take_over(checkpoint.run)
     options.limit = taking.limit or options.limit
-    options.effects_from = taking.effects_from or options.effects_from
+    if taking.effects_from is not None:
+        options.effects_from = taking.effects_from
     if checkpoint.trigger in _COPIES:  # what was allowed in one line of history is not allowed in another
         options.line, options.grants = checkpoint.id, set()
     return options

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import copy
 import re
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.engine.build import Built
 from holdfast.engine.fingerprint import fingerprint_of, hex_of
-from holdfast.engine.schema import Schema
 from holdfast.errors import InvalidInput
 from holdfast.model.continuation import Continuation, FanOut, NextNode
 from holdfast.model.frame import Frame, Task
 
 if TYPE_CHECKING:
-    from holdfast.engine.graph import Graph
+    from holdfast.engine.declaration import Declaration
 
 StateFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
 Rename = Callable[[str], str]
@@ -49,12 +47,8 @@ class BadStep(Exception):
         self.problem = problem
 
 
-# A graph and everything built of it, as a whole or inside another graph, share one schema object and nothing else.
-_REGISTERED: Final[weakref.WeakKeyDictionary[Schema, dict[int, Migration]]] = weakref.WeakKeyDictionary()
-
-
 def add_migration(
-    graph: Graph,
+    graph: Declaration,
     from_hash: int | str,
     *,
     state: StateFunction | None = None,
@@ -75,13 +69,12 @@ def add_migration(
     )
     if step.to_hash == step.from_hash:
         raise InvalidInput(f"a migration of graph {graph.name!r} leads from 0x{hex_of(step.from_hash)} to itself")
-    known = _REGISTERED.setdefault(graph.schema, {})
-    if step.from_hash in known:
+    if step.from_hash in graph.migrations:
         raise InvalidInput(
             f"graph {graph.name!r} has a migration from 0x{hex_of(step.from_hash)} already",
             hint="Do everything in one: state= and nodes= go together",
         )
-    known[step.from_hash] = step
+    graph.migrations[step.from_hash] = step
     return step
 
 
@@ -100,12 +93,11 @@ def parse_hash(given: object, what: str) -> int:
 
 def chain(built: Built, from_hash: int) -> tuple[Migration, ...] | None:
     """Return the steps from a fingerprint to the present graph; None if they do not lead there."""
-    known = _REGISTERED.get(built.schema, {})
     present = fingerprint_of(built)
     steps: dict[int, Migration] = {}
     at = from_hash
     while at != present:
-        step = known.get(at)
+        step = built.migrations.get(at)
         if step is None or at in steps:
             return None
         steps[at] = step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from holdfast.engine.compat import migrate
 from holdfast.engine.desk import Desk
 from holdfast.engine.launch import AnyThread, Setup, Taking, is_over, resume
 from holdfast.engine.result import Result
-from holdfast.engine.verdict import Judgement
+from holdfast.engine.verdict import Judgement, require
 from holdfast.errors import InvalidInput, NotFound
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
 from holdfast.model.continuation import FanOut, NextNode
@@ -80,6 +80,7 @@ async def replay(
     unknown = sorted(key for key in put or {} if not setup.built.schema.knows(key))
     if unknown:
         raise InvalidInput(f"graph {setup.built.name!r} has no state key {unknown[0]!r}", thread=checkpoint.thread_id)
+    require(migrate(setup.built, checkpoint)[2], taking.compatible)  # before there is a branch
     forking = front.fork(desk.context, desk.cursor, checkpoint, branch, None, put, (), None, {})
     cursor = await desk.ask(forking)
     thread = setup.thread
@@ -88,7 +89,8 @@ async def replay(
         setup.thread = AsyncThread(thread._store, cursor)
     else:
         setup.thread = Thread(thread._store, cursor)
-    taking.effects_from = (checkpoint.branch,) if effects == REPLAY else ()
+    earlier: Iterable[str] = checkpoint.run.get("effects_from", ())
+    taking.effects_from = (checkpoint.branch, *earlier) if effects == REPLAY else ()
     taking.writes_of = checkpoint
     return await resume(setup, taking), setup.thread
 

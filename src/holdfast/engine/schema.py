@@ -86,16 +86,14 @@ class Schema:
         elif dataclasses.is_dataclass(declared):
             given = {each.name: _dataclass_default(each) for each in dataclasses.fields(declared)}
             self._fields(given, frozenset(name for name, default in given.items() if default is None))
-            self._make, self._look = _bare_maker(declared), _attributes(tuple(given))
+            self._make, self._look = _bare_maker(declared), _attributes(declared, tuple(given))
         elif (model_fields := getattr(declared, "model_fields", None)) is not None:
             given = {name: _model_default(each) for name, each in model_fields.items()}
             self._fields(given, frozenset(name for name, default in given.items() if default is None))
             construct = declared.model_construct  # type: ignore[attr-defined]  # a pydantic model, never imported here
             self._make, self._look = _model_maker(construct), vars
         else:
-            self.problems.append(
-                f"state {declared.__qualname__} is no dataclass, TypedDict, pydantic model or dict"
-            )
+            self.problems.append(f"state {declared.__qualname__} is no dataclass, TypedDict, pydantic model or dict")
 
     def _fields(self, defaults: Mapping[str, Callable[[], Any] | None], required: frozenset[str]) -> None:
         hints = self._hints()
@@ -237,41 +235,66 @@ def undone(values: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:
     return damaged
 
 
-def unstorable(annotation: Any) -> Iterator[str]:
-    """Yield what a declared type may hold that can never be stored. Classes with fields are registered on the way."""
+def unstorable(annotation: Any, around: frozenset[type] = frozenset()) -> Iterator[str]:
+    """Yield what a declared type may hold that can never be stored. Classes with fields are registered on the way.
+
+    ``around`` are the classes that it stands in: one may hold others of its kind.
+    """
     origin = typing.get_origin(annotation)
     if origin in _WRAPPERS:
-        yield from unstorable(typing.get_args(annotation)[0])
+        yield from unstorable(typing.get_args(annotation)[0], around)
     elif origin in (typing.Union, types.UnionType):
         for each in typing.get_args(annotation):
-            yield from unstorable(each)
+            yield from unstorable(each, around)
     elif origin is collections.abc.Callable:
         yield "a function"
     elif origin is not None and origin is not typing.Literal:
-        yield from _unstorable_class(origin)
+        yield from _unstorable_class(origin, around)
         for each in typing.get_args(annotation):
             if each is not Ellipsis:
-                yield from unstorable(each)
+                yield from unstorable(each, around)
     elif isinstance(annotation, type):
-        yield from _unstorable_class(annotation)
+        yield from _unstorable_class(annotation, around)
     elif inspect.isroutine(annotation):  # such as threading.Lock, which is a function that makes one
         yield annotation.__qualname__
 
 
-def _unstorable_class(cls: type) -> Iterator[str]:
+def _unstorable_class(cls: type, around: frozenset[type]) -> Iterator[str]:
     if cls in _STORABLE or cls in BY_CLASS or cls.__module__.partition(".")[0] == "numpy" or _is_abstract(cls):
         return
-    if typing.is_typeddict(cls):
-        for each in cls.__annotations__.values():
-            yield from unstorable(each)
+    if cls in around:
         return
-    if issubclass(cls, pathlib.PurePath) or kind_of(cls) is None:
+    if not typing.is_typeddict(cls) and (issubclass(cls, pathlib.PurePath) or kind_of(cls) is None):
         yield cls.__qualname__
+        return
+    inside = [what for each in _declared_inside(cls) for what in unstorable(each, around | {cls})]
+    if inside:
+        yield f"{cls.__qualname__} with {inside[0]}"
+        return
+    if typing.is_typeddict(cls):
         return
     try:
         register(cls)
     except HoldfastError as error:
         yield f"{cls.__qualname__} ({error.what})"
+
+
+def _declared_inside(cls: type) -> Iterator[Any]:
+    """Yield the types of a class's fields, as far as they are known."""
+    if dataclasses.is_dataclass(cls):
+        names = {each.name for each in dataclasses.fields(cls)}
+    elif typing.is_typeddict(cls):
+        names = set(cls.__annotations__)
+    else:
+        fields = ("_fields", "__struct_fields__", "model_fields")  # a named tuple, msgspec, pydantic
+        names = {name for each in fields for name in getattr(cls, each, ())}
+        names |= {each.name for each in getattr(cls, "__attrs_attrs__", ())}
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # named in text and not to be found: its values are checked when they are stored
+        return
+    for name in sorted(names):
+        yield hints.get(name, Any)
 
 
 def _is_abstract(cls: type) -> bool:
@@ -332,8 +355,13 @@ def _model_maker(construct: Callable[..., Any]) -> Callable[[dict[str, Any]], An
     return make
 
 
-def _attributes(names: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
+def _attributes(cls: type, names: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that looks at an instance's own attributes: a default of the class is none of them."""
+    slots = tuple(name for name in names if inspect.ismemberdescriptor(getattr(cls, name, None)))
+
     def look(view: Any) -> dict[str, Any]:
-        return {name: getattr(view, name) for name in names if hasattr(view, name)}
+        own = getattr(view, "__dict__", {})
+        seen = {name: own[name] for name in names if name in own}
+        return seen | {name: getattr(view, name) for name in slots if hasattr(view, name)} if slots else seen
 
     return look

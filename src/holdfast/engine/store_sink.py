@@ -45,11 +45,12 @@ class StoreSink:
         self._new_path = True
         self._remember(live)
 
-    def resume(self, checkpoint: Checkpoint, live: LiveState) -> None:
-        """Go on from a checkpoint whose state is that of ``live``."""
+    def resume(self, checkpoint: Checkpoint, live: LiveState, is_same: bool = True) -> None:
+        """Go on from a checkpoint whose state is that of ``live``, or with ``is_same=False`` was migrated to it."""
         self.head = checkpoint.meta
         self._path = len(checkpoint.path)
         self._run_version = 1
+        self._is_sure = is_same
         self._remember(live)
 
     def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> Awaitable[None] | None:

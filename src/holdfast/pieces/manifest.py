@@ -29,6 +29,7 @@ from holdfast.pieces.piece import DIGEST_BYTES, Piece, Range, pack_pieces, piece
 
 INLINE_BYTES_MAX = 256
 PIECES_MAX_INLINE = 8
+PLACES_MAX = 256  # keys whose order is written as one byte each
 
 Key = str | int
 FRAMES = 0
@@ -71,7 +72,7 @@ def encode_manifest(entries: Mapping[Key, Entry], base: Mapping[Key, Entry]) -> 
     changed = [key for key, entry in entries.items() if base.get(key) != entry]
     removed = [key for key in base if key not in entries]
     natural = [key for key in base if key in entries] + [key for key in changed if key not in base]
-    order = None if natural == list(entries) else list(entries)
+    order = None if natural == list(entries) else _order(natural, entries)
     return ormsgpack.packb([order, removed, *(_pack_entry(key, entries[key]) for key in changed)])
 
 
@@ -88,9 +89,20 @@ def decode_manifest(data: bytes, base: Mapping[Key, Entry]) -> Entries:
     try:
         if len(order) != len(entries):
             raise DecodeError("a manifest's order does not name its keys")
+        if isinstance(order, bytes):
+            natural = list(entries)
+            order = [natural[place] for place in order]
         return {key: entries[key] for key in order}
-    except (KeyError, TypeError) as error:
+    except (IndexError, KeyError, TypeError) as error:
         raise DecodeError("a manifest's order names an unknown key") from error
+
+
+def _order(natural: Sequence[Key], entries: Mapping[Key, Entry]) -> bytes | list[Key]:
+    """Return the order of the keys: each one's place in the natural order, if a byte can say it, else its name."""
+    if len(natural) > PLACES_MAX:
+        return list(entries)
+    places = {key: place for place, key in enumerate(natural)}
+    return bytes(places[key] for key in entries)
 
 
 def encode_base(entries: Mapping[Key, Entry]) -> bytes:

@@ -14,6 +14,7 @@ from holdfast.model.ids import check_id
 from holdfast.pieces.body import BYTES, LIST, TEXT, Body, to_body
 from holdfast.pieces.manifest import FRAMES, PATH, RUN, Key
 from holdfast.pieces.tip import Change, Tip
+from holdfast.thread.frames import shorten
 
 KEYS_MAX = 10_000
 KEY_LENGTH_MAX = 4096
@@ -109,18 +110,18 @@ class StepChange:
 def encode_step(step: StepChange) -> Change:
     """Return what a step changed, encoded here and now: what it was made of may go on changing."""
     change = Change()
+    if step.run is not None:
+        change.put[RUN] = to_body(step.run, "run")  # first: what stays as it is is described in the order of its keys
     for key, value in step.append.items():
         change.append[key] = to_body(value, f"append.{key}")
     for key, value in step.put.items():
         _check_key(key)
         change.put[key] = to_body(value, f"state.{key}")
-    change.put[FRAMES] = to_body(step.frames, "frames")
+    change.put[FRAMES] = to_body(shorten(step.frames), "frames")
     if step.new_path:
         change.put[PATH] = to_body(step.path, "path")
     elif step.path:
         change.append[PATH] = to_body(step.path, "path")
-    if step.run is not None:
-        change.put[RUN] = to_body(step.run, "run")
     change.delete = set(step.delete)
     return change
 

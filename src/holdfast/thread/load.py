@@ -8,7 +8,6 @@ from typing import Any
 
 from holdfast.errors import Corrupted, DecodeError, NotFound
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, bare
-from holdfast.model.frame import FrameStack
 from holdfast.pieces.body import from_body
 from holdfast.pieces.manifest import (
     FRAMES,
@@ -24,6 +23,7 @@ from holdfast.pieces.manifest import (
 from holdfast.pieces.piece import Piece, Range
 from holdfast.pieces.tip import Live, Tip
 from holdfast.store.base import Head, LaneKey, Query, Row
+from holdfast.thread import frames
 from holdfast.thread.cursor import Cursor, Seen
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import checkpoint_digest, meta_of, parent_digest, values_of, write_of
@@ -171,18 +171,11 @@ def _finish(row: Row, tip: Tip, verify: bool) -> Checkpoint:
         else:
             system[key] = value
     values["state"] = state
-    values["frames"] = _frames(system.get(FRAMES, []), state)
+    values["frames"] = frames.read(system.get(FRAMES, []), state)
     values["path"] = tuple(system.get(PATH, ()))
     values["run"] = system.get(RUN, {})
     values["writes"] = tuple(map(write_of, row.writes))
     return bare(Checkpoint, values)
-
-
-def _frames(plain: list[dict[str, Any]], state: dict[str, Any]) -> FrameStack:
-    """Return the stack; the outermost graph's state is the checkpoint's own, and need not be stored twice."""
-    if plain and "state" not in plain[0]:
-        plain[0] = {**plain[0], "state": state}
-    return FrameStack.from_plain(plain)
 
 
 def winner_of(lane: LaneKey) -> Flow[CheckpointMeta | None]:

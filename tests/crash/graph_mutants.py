@@ -1,0 +1,3 @@
+"""Engines that are wrong on purpose."""
+from collections.abc import Callable
+MUTANTS: dict[str, Callable[[], None]] = {"": lambda: None}

@@ -1,0 +1,315 @@
+"""Random graphs, killed for real at any write and inside any effect, and taken up again until they are done.
+
+Whatever the moments, the end is that of a run nobody killed: the same state, the same path, every effect exactly once.
+What was stored is not run again. An effect is in doubt only if its process died in the middle of it; there the run asks,
+and somebody who looks at the world answers. The world's file tells all of it, and is judged by rules that know nothing of
+the engine's own records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
+
+from graph_mutants import MUTANTS
+from graph_victims import READS, WRITES, Point, parse
+from graphs import FEATURES, Scenario, make
+from nursery import Nursery
+
+from holdfast.store.base import Backend
+
+CHUNKS = 8
+SEEDS = 200
+KILLS_PER_GRAPH = 10
+KILLS_PER_RUN = (1, 1, 4, 4, 1, 1, 1, 1)
+"""How often each run of a graph is killed; later runs make up for points that were not reached."""
+
+LIVES_MAX = 60
+FEATURE_COUNT_MIN = 8
+SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+RAM_FOLDER = Path("/dev/shm")
+"""Where the stores are, if it is there: a kill does not lose what was written, wherever that is."""
+
+Show = Callable[[str, object], None]
+
+
+@dataclass
+class End:
+    """How a run ended, and what the world saw of it."""
+
+    told: dict[str, Any]
+    lines: list[list[str]]
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        return {name: self.told[name] for name in ("over", "digest", "state", "path", "straight", "ledger")}
+
+    @property
+    def effects(self) -> Counter[str]:
+        return Counter(" ".join(words[1:3]) for words in self.lines if words[0] == "effect")
+
+    def points(self) -> list[Point]:
+        """Return every moment to die at that this run had."""
+        writes = [("verb", number, after) for number in range(1, self.told["writes"] + 1) for after in (False, True)]
+        effects = [
+            ("effect", number, after) for number in range(1, self.told["effects"] + 1) for after in (False, True)
+        ]
+        return [*writes, *effects]
+
+
+class Killed(AssertionError):
+    """A life ended in a way that it was not meant to."""
+
+
+class Arena:
+    """Runs of one graph, each in a folder of its own."""
+
+    def __init__(self, nursery: Nursery, folder: Path, seed: int, mutant: str = "") -> None:
+        self.nursery = nursery
+        self.folder = folder / f"{seed}"
+        self.seed = seed
+        self.scenario = make(seed)
+        self.mutant = mutant
+        self.kills = 0
+        self.too_late = 0
+
+    def run(self, name: str, points: Iterator[Point]) -> End:
+        """Live life after life, each to the next point, until the run is over."""
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        try:
+            for life in range(LIVES_MAX):
+                told = self.live(folder, life, next(points, None))
+                if told is not None and told["over"] is not None:
+                    lines = [line.split() for line in (folder / "world").read_text().splitlines()]
+                    return End(told, lines)
+        finally:
+            shutil.rmtree(folder) if not os.environ.get("HOLDFAST_KEEP") else None
+        raise Killed(f"run {name} is not over after {LIVES_MAX} lives")
+
+    def live(self, folder: Path, life: int, point: Point | None) -> dict[str, Any] | None:
+        """Live one life; return what it told if it came to its end, None if it was killed where it was to be."""
+        out = folder / f"out-{life}"
+        arguments = [str(folder), self.seed, life, point, self.mutant]
+        code = self.nursery.wait(self.nursery.start("graph_victims:live", arguments, str(out)))
+        if code == -signal.SIGKILL and point is not None:
+            self.kills += 1
+            return None
+        if code != 0:
+            raise Killed(f"life {life} of {folder.name} ended with {code}, to die at {point}: see its error above")
+        self.too_late += point is not None
+        told: dict[str, Any] = json.loads(out.read_text())
+        return told
+
+
+# The judge --------------------------------------------------------------------------------------------------------
+
+
+def judge(scenario: Scenario, reference: End, end: End) -> list[str]:
+    """Return everything that is wrong with a run, by the world's file and by the run that was not killed."""
+    wrong = [f"{name} differs" for name, value in reference.outcome.items() if end.outcome[name] != value]
+    if end.effects != reference.effects or any(count != 1 for count in end.effects.values()):
+        wrong.append(f"effects: {end.effects - reference.effects} more, {reference.effects - end.effects} fewer")
+    return [*wrong, *misdeeds(scenario, end.lines)]
+
+
+def misdeeds(scenario: Scenario, lines: list[list[str]]) -> list[str]:
+    """Return what no run may do, whether or not it ends well."""
+    wrong = [f"{words[1]} was stored as done when the run was taken up, and ran again" for words in lines_of(lines, "again")]
+    return [*wrong, *_ran_again(scenario, lines), *_forgot(lines), *_miscounted(lines), *_unasked(scenario, lines)]
+
+
+def lines_of(lines: list[list[str]], kind: str) -> list[list[str]]:
+    return [words for words in lines if words[0] == kind]
+
+
+def _ran_again(scenario: Scenario, lines: list[list[str]]) -> Iterator[str]:
+    """Where each commit is stored, what comes after a node proves that the node is stored; so does a clean pause."""
+    finished: dict[str, None] = {}  # in this life, and perhaps not stored
+    stored: set[str] = set()
+    for words in lines:
+        match words[0]:
+            case "life":
+                finished.clear()
+            case "ran":
+                finished[words[1]] = None
+            case "run":
+                if words[1] in stored:
+                    yield f"{words[1]} was stored and ran again"
+                if scenario.every is None:
+                    proven = [place for place in finished if place != words[1] and not are_beside(place, words[1])]
+                    stored.update(proven)
+            case "returned" if words[1] in ("interrupted", "deferred"):
+                stored.update(finished)
+
+
+def are_beside(one: str, other: str) -> bool:
+    """Tell whether two places are in different branches of a fan-out, so that neither comes after the other."""
+    for left, right in zip(one.split(">"), other.split(">"), strict=False):
+        if left != right:
+            return parse(left)[3] is not None and parse(right)[3] is not None
+    return False
+
+
+def _forgot(lines: list[list[str]]) -> Iterator[str]:
+    """An effect whose result a node was given is known for ever."""
+    given: set[tuple[str, ...]] = set()
+    for words in lines:
+        if words[0] == "got":
+            given.add(tuple(words[1:3]))
+        elif words[0] in ("unknown", "looked", "effect") and tuple(words[1:3]) in given:
+            yield f"effect {words[1]} {words[2]} was done and known, and then {words[0]}"
+
+
+def _miscounted(lines: list[list[str]]) -> Iterator[str]:
+    """A failed attempt that was stored is counted, as long as it is beside the newest checkpoint."""
+    counted: dict[str, int] = {}
+    for words in lines:
+        if words[:2] == ["stored", "commit"]:
+            counted.clear()
+        elif words[:3] == ["stored", "write", "attempt"]:
+            counted[words[3]] = int(words[4])
+        elif words[0] == "returned":
+            counted.clear()
+        elif words[0] == "run" and int(words[2]) <= counted.get(words[1], 0):
+            yield f"{words[1]} was tried {counted[words[1]]} times, and then as attempt {words[2]}"
+
+
+def _unasked(scenario: Scenario, lines: list[list[str]]) -> Iterator[str]:
+    """What is guarded runs only after somebody let it pass."""
+    passed: set[tuple[str, ...]] = set()
+    for words in lines:
+        if words[:2] == ["answer", "beforenode"] and words[2] in ("approve", "modify"):
+            passed.add(tuple(words[3:5]))
+        elif words[0] == "run":
+            graph, node = parse(words[1].rpartition(">")[2])[:2]
+            if scenario.guards(graph, node) and (graph, node) not in passed:
+                yield f"{words[1]} is guarded, and ran though nobody let it"
+
+
+# The tests --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What all runs of a chunk come to."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, end: End) -> None:
+        self.counts["runs"] += 1
+        self.counts["effects"] += sum(end.effects.values())
+        for words in end.lines:
+            match words[0]:
+                case "unknown" | "looked":
+                    self.counts[f"effects in doubt, {'asked' if words[0] == 'unknown' else 'looked up'}"] += 1
+                case "answer":
+                    self.counts[f"answered {words[2]}"] += 1
+                case "returned":
+                    self.counts[f"returned {words[1]}"] += 1
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    if not RAM_FOLDER.is_dir():
+        yield tmp_path
+        return
+    made = RAM_FOLDER / f"holdfast-{os.getpid()}-{tmp_path.name}"
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def kill_points(rng: random.Random, reference: End, kills: int) -> Iterator[Point]:
+    """Yield where to die: the first anywhere, each later one in what is left of the run, or near to it."""
+    points = reference.points()
+    kind, number, after = rng.choice(points)
+    yield kind, number, after
+    left = max(2, reference.told["writes"] - (number if kind == "verb" else reference.told["writes"] // 2))
+    for _ in range(kills - 1):
+        if reference.told["effects"] and rng.random() < 0.25:
+            yield "effect", 1, rng.random() < 0.5
+            continue
+        number = rng.randint(1, max(2, left // 2))
+        left = max(2, left - number)
+        yield "verb", number, rng.random() < 0.5
+
+
+def kill_graph(nursery: Nursery, folder: Path, seed: int, tally: Tally) -> None:
+    """Run a graph without a kill, then kill it again and again; take note of what was wrong."""
+    arena = Arena(nursery, folder, seed)
+    reference = arena.run("reference", iter(()))
+    tally.add(reference)
+    found = judge(arena.scenario, reference, reference)
+    rng = random.Random(f"{SEED} {seed}")
+    for number, kills in enumerate(KILLS_PER_RUN):
+        if arena.kills >= KILLS_PER_GRAPH:
+            break
+        points = list(kill_points(rng, reference, kills))
+        end = arena.run(f"run-{number}", iter(points))
+        tally.add(end)
+        found += [f"killed at {points}: {each}" for each in judge(arena.scenario, reference, end)]
+    tally.counts["graphs"] += 1
+    tally.counts["kills"] += arena.kills
+    tally.counts["kills after the end"] += arena.too_late
+    if found:
+        tally.wrong.append("\n".join([str(arena.scenario), *found[:10]]))
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.row("W2-01", "W2-02", "W2-12", "W4-03")
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_graph_killed_anywhere_ends_like_one_that_was_not(chunk: int, folder: Path, show: Show) -> None:
+    tally = Tally()
+    with Nursery() as nursery:
+        for seed in range(chunk, SEEDS, CHUNKS):
+            try:
+                kill_graph(nursery, folder, seed, tally)
+            except Killed as error:
+                tally.wrong.append(f"{make(seed)}\n{error}")
+
+    show(f"graphs killed, part {chunk}", f"seed {SEED}: {tally}")
+    assert not tally.wrong, f"{len(tally.wrong)} graphs\n\n" + "\n\n".join(tally.wrong[:3])
+    assert tally.counts["graphs"] == SEEDS // CHUNKS
+    assert tally.counts["kills"] >= tally.counts["graphs"] * KILLS_PER_GRAPH
+    assert tally.counts["effects in doubt, asked"], "no kill came in the middle of an effect"
+    for kind in ("approve", "modify", "defer", "reroute", "reject"):
+        assert tally.counts[f"answered {kind}"], f"nothing was answered with {kind}"
+
+
+def test_every_feature_occurs_among_the_graphs(show: Show) -> None:
+    found: Counter[str] = Counter()
+    sizes = []
+    for seed in range(SEEDS):
+        scenario = make(seed)
+        found.update(scenario.features())
+        sizes.append(sum(len(spec.nodes) for spec in scenario.graph.graphs()))
+
+    show("random graphs", f"{SEEDS}, of {min(sizes)} to {max(sizes)} nodes: {dict(found)}")
+    assert {name: found[name] for name in FEATURES if found[name] < FEATURE_COUNT_MIN} == {}
+    assert [make(seed) for seed in range(10)] == [make(seed) for seed in range(10)]
+
+
+def test_every_verb_of_the_store_is_known_to_write_or_not() -> None:
+    verbs = {name for name in dir(Backend) if not name.startswith("_") and callable(getattr(Backend, name))}
+
+    assert verbs == WRITES | READS
+    assert not WRITES & READS
