@@ -142,7 +142,7 @@ class MergeConflict(HoldfastError):
         self.writers = (first, second)
         super().__init__(
             f"{first!r} and {second!r} ran side by side and both wrote {key!r}",
-            hint="Let one of them write it, give the key a reducer (append, merge, add, or a function), or write two keys",
+            hint="Let one of them write it, give the key a reducer (append, merge, add, a function), or use two keys",
         )
 
 

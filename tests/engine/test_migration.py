@@ -329,7 +329,7 @@ def test_what_finished_nobody_knows_where_is_not_run_again_in_another_graph(befo
 
 
 async def watched(graph: Graph, thread: holdfast.Thread) -> list[object]:
-    return [event async for event in graph.stream(thread, resume=True, answers=Approve())]
+    return [event async for event in graph.stream_resume(thread, Approve())]
 
 
 RESUMES: dict[str, Callable[[Graph, holdfast.Thread, Checkpoint], object]] = {

@@ -471,9 +471,9 @@ def test_a_plain_function_that_was_given_up_can_do_nothing_any_more() -> None:
 
     def slow(state: State, ctx: Any) -> dict[str, Any]:
         go_on.wait(30)
-        for act in (lambda: ctx.effect("charge", done.set), lambda: ctx.emit("late"), lambda: ctx.ask("may I?")):
+        for act, *arguments in ((ctx.effect, "charge", done.set), (ctx.emit, "late"), (ctx.ask, "may I?")):
             try:
-                act()
+                act(*arguments)
             except holdfast.Fenced as error:
                 refused.append(error)
         return {"note": "too late"}
@@ -680,7 +680,7 @@ def test_a_stream_goes_on_with_a_run_and_takes_answers(thread: holdfast.Thread) 
     graph.run_sync(thread)
 
     async def story() -> list[Event]:
-        return [event async for event in graph.stream(thread, resume=True, answers=Approve())]
+        return [event async for event in graph.stream_resume(thread, Approve())]
 
     events = asyncio.run(story())
     assert isinstance(events[0], RunStarted)
@@ -691,9 +691,9 @@ def test_a_stream_goes_on_with_a_run_and_takes_answers(thread: holdfast.Thread) 
 
 @pytest.mark.row("W2-06", "W4-20")
 def test_a_run_without_a_thread_cannot_pause_and_never_takes_that_for_a_yes() -> None:
-    for pauses in ({"before": ["b"]}, {"after": ["a"]}):
+    for before, after in ((["b"], []), ([], ["a"])):
         walk = Walk()
-        graph = walk.chain("a", "b", **pauses)
+        graph = walk.chain("a", "b", before=before, after=after)
         with pytest.raises(holdfast.InvalidInput, match="no thread to wait in"):
             graph.run_sync(None)
         assert walk.ran == ["a"]

@@ -33,7 +33,6 @@ from holdfast.engine.sink import (
     SinkWarning,
     Tee,
     Throttle,
-    needs_loop,
     tell,
 )
 from holdfast.errors import Conflict, EncodeError, Fenced, InvalidInput, StoreFull
@@ -249,24 +248,6 @@ def test_a_sink_may_be_awaited_is_told_in_order_and_its_errors_arrive() -> None:
                 await awaited(broken, run, run.commit())
 
     asyncio.run(drive())
-
-
-@pytest.mark.parametrize(
-    ("sink", "expected"),
-    [
-        (NoSink(), False),
-        (MemorySink(), False),
-        (AsyncEar(), True),
-        (EveryN(2, Throttle(1, OnlyNodes("a", IfChanged(AsyncEar())))), True),
-        (Tee(Ear(), Tee(MemorySink(), NoSink())), False),
-        (Tee(Ear(), Tee(MemorySink(), AsyncEar())), True),
-        (OnFailure(Ear(), "degrade", fallback=AsyncEar()), True),
-        (OnFailure(Ear(), "degrade", fallback=Ear()), False),
-    ],
-    ids=repr,
-)
-def test_whether_a_sink_needs_a_loop_is_known_before_it_is_told(sink: CheckpointSink, expected: bool) -> None:
-    assert needs_loop(sink) is expected
 
 
 # None, and memory -------------------------------------------------------------------------------------------------

@@ -248,6 +248,35 @@ def test_bytes_that_somebody_else_encoded_come_back_with_their_tag() -> None:
     assert shelf.rebuild(draft) == {"channel": value}
 
 
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60), st.sampled_from([200, 300, 5000]))
+def test_short_appends_are_rebuilt_exactly(program: list[tuple[int, bool]], first: int) -> None:
+    shelf, tip = Shelf(), Tip()
+    whole = "x" * first
+    shelf.put(tip.plan(Change(put={"log": to_body(whole, "log")}), shelf.new_stream))
+    for number, (length, reopen) in enumerate(program):
+        added = chr(ord("a") + number % 26) * length
+        draft = tip.plan(Change(append={"log": to_body(added, "log")}), shelf.new_stream)
+        shelf.put(draft)
+        whole += added
+        assert shelf.rebuild(draft) == {"log": whole}
+        if reopen:
+            tip = shelf.reopen(draft)
+
+
+def test_appends_of_a_few_bytes_wait_in_the_manifest_for_more() -> None:
+    shelf, tip = Shelf(), Tip()
+    shelf.put(tip.plan(Change(put={"log": to_body("x" * 5000, "log")}), shelf.new_stream))
+    rows, longest = 0, 0
+    for _ in range(100):
+        draft = tip.plan(Change(append={"log": to_body("step", "log")}), shelf.new_stream)
+        shelf.put(draft)
+        rows += len(draft.chunks)
+        longest = max(longest, len(draft.manifest))
+    assert shelf.rebuild(draft) == {"log": "x" * 5000 + "step" * 100}
+    assert rows == 100 // 7  # six of them make a literal, the seventh a row
+    assert longest < 150
+
+
 def test_an_empty_append_changes_nothing() -> None:
     shelf, tip = Shelf(), Tip()
     shelf.put(tip.plan(whole({"m": ["x" * 999]}, tip), shelf.new_stream))

@@ -23,6 +23,8 @@ from holdfast.engine.sink import EveryN, IfChanged, MemorySink, NoSink, OnFailur
 from holdfast.engine.store_sink import StoreSink
 from holdfast.engine.trigger import any_of, barrier_only, every, every_node, manual, on_mutation
 from holdfast.errors import Rejected
+from holdfast.model.decision import Decision, DecisionKind
+from holdfast.model.effect import EffectRecord, Outcome
 
 __all__ = [
     "DELETE",
@@ -32,7 +34,10 @@ __all__ = [
     "AsyncContext",
     "Cancellation",
     "Context",
+    "Decision",
+    "DecisionKind",
     "Defer",
+    "EffectRecord",
     "EveryN",
     "Graph",
     "IfChanged",
@@ -41,6 +46,7 @@ __all__ = [
     "NoSink",
     "OnFailure",
     "OnlyNodes",
+    "Outcome",
     "Reject",
     "Rejected",
     "Reroute",

@@ -8,7 +8,7 @@ from holdfast.model.decision import Decision, DecisionKind
 
 
 def Approve(scope: str | None = None, *, reason: str = "") -> Decision:  # they read as the nouns they make
-    """Go on as proposed. With a ``scope``, the name of a tool or node or ``"*"``, the rest of the run is not asked."""
+    """Go on as proposed. Within ``scope``, the name of a tool or node, or "*" for all tools, it is not asked again."""
     return Decision(kind=DecisionKind.APPROVE, scope=scope, reason=reason)
 
 

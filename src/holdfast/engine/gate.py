@@ -6,6 +6,7 @@ one run, so an answer opens exactly one gate, once. While it waits, the whole po
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
@@ -38,7 +39,7 @@ class Gate:
 
     def before(self, activation: Activation, job: Job) -> Question | None:
         """Return what must be asked before a job, or None."""
-        if job.passed or job.done or self._recorder.options.is_granted(job.node):
+        if job.passed or job.done or job.node in self._recorder.options.grants:
             return None
         node = activation.graph.nodes[job.node]
         if node.wait is not None:
@@ -101,7 +102,12 @@ class Gate:
         desk = self._need_desk(question)
         if not self._recorder.is_current:
             await self._store(activation, question, self.interrupt_of(question))
-        found = await desk.settle(self._recorder.head_id, question)
+        try:
+            found = await desk.settle(self._recorder.head_id, question)
+        except InvalidInput:  # an answer of the wrong type: it is closed, and the question waits anew
+            with contextlib.suppress(Paused):
+                await self._settle(activation, question)
+            raise
         if isinstance(found, InterruptRecord):
             if found.id not in self._recorder.waits:
                 await self._store(activation, question, found.interrupt)
@@ -109,7 +115,10 @@ class Gate:
             raise Paused([found])
         self._recorder.emit(event.DecisionTaken(self._answered(desk, question), found.kind))
         if found.kind is DecisionKind.DEFER:
-            raise Paused([], deferred=True)
+            try:
+                await self._settle(activation, question)
+            except Paused as pause:  # asked anew at once, so that it can be answered whenever somebody is ready
+                raise Paused(pause.records, deferred=True) from None
         return found
 
     def _answered(self, desk: Desk, question: Question) -> str:

@@ -46,7 +46,8 @@ class How(TypedDict, total=False):
     ``sink`` is told of every checkpoint besides the thread, or is a function from the thread's own sink to the one to
     use; ``trigger`` says when; ``on_event`` is called with each event; ``runtime`` has values for fields that are not
     stored; ``lease_s`` is how long the thread's lease runs without a save (None: the caller sees to it that nobody else
-    runs it); ``pause_check_s`` is how often it is looked whether somebody wants the run to pause; ``cancel`` ends it.
+    runs it), ``wait_s`` how long to wait for it if a killed process left one behind; ``pause_check_s`` is how often it
+    is looked whether somebody wants the run to pause; ``cancel`` ends it.
     """
 
     sink: CheckpointSink | Compose | None
@@ -54,6 +55,7 @@ class How(TypedDict, total=False):
     on_event: Callable[[Event], None] | None
     runtime: Mapping[str, Any]
     lease_s: float | None
+    wait_s: float
     pause_check_s: float
     cancel: Cancellation | None
 
@@ -178,21 +180,14 @@ class Graph(Declaration):
         self,
         thread: AnyThread | None,
         input: Mapping[str, Any] | None = None,
-        *,
-        resume: bool = False,
-        answers: Answers = None,
-        **how: Unpack[How],
+        **options: Any,
     ) -> AsyncIterator[Event]:
-        """Run, or with ``resume=True`` go on, and yield events as they happen; the last one is ``RunEnded``."""
+        """Run and yield events as they happen; the last one is ``RunEnded``. Takes what ``run`` takes."""
+        return stream(lambda on_event: self.run(thread, input, **options, on_event=on_event))
 
-        def watched(on_event: Callable[[Event], None]) -> Awaitable[Result]:
-            how["on_event"] = on_event
-            if resume:
-                assert thread is not None
-                return self.resume(thread, answers, **how)
-            return self.run(thread, input, **how)
-
-        return stream(watched)
+    def stream_resume(self, thread: AnyThread, answers: Answers = None, **options: Any) -> AsyncIterator[Event]:
+        """Go on and yield events as they happen; the last one is ``RunEnded``. Takes what ``resume`` takes."""
+        return stream(lambda on_event: self.resume(thread, answers, **options, on_event=on_event))
 
     # Time travel --------------------------------------------------------------------------------------------------
 

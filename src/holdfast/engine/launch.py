@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.engine import event
@@ -56,6 +56,7 @@ class Setup:
     on_event: Callable[[event.Event], None] | None = None
     runtime: Mapping[str, Any] = field(default_factory=dict)  # values of fields that are not stored
     lease_s: float | None = 30.0  # None = the caller sees to it that nobody else runs the thread
+    wait_s: float = 0.0  # how long to wait for the lease
     pause_check_s: float = 0.2
     blocking: bool = False
     cancel: Cancellation | None = None
@@ -140,7 +141,8 @@ def is_over(checkpoint: Checkpoint) -> bool:
 
 # Going on ---------------------------------------------------------------------------------------------------------
 
-Answers = Decision | Mapping[str, Decision] | None
+Answers = Decision | str | Mapping[str, Decision | str] | None
+"""One decision, or one for each interrupt's id. A decision without details may be given by its name: "approve"."""
 
 _COPIES = ("fork", "rewind")
 """Triggers of checkpoints that took another one's position over: what was asked after that is asked again."""
@@ -157,6 +159,7 @@ class Taking:
     limit: int | None = None
     effects_from: tuple[str, ...] | None = None  # branches whose effects are taken over; None = as it was
     writes_of: Checkpoint | None = None  # where finished jobs are written, if not beside the thread's newest
+    is_edited: bool = False  # the state was changed on the way, so what jobs made of the old one does not count
 
 
 async def resume(setup: Setup, taking: Taking) -> Result:
@@ -169,7 +172,7 @@ async def resume(setup: Setup, taking: Taking) -> Result:
         found = await desk.ask(front.latest(desk.cursor))
         checkpoint = _resumable(setup.thread, found)
         if taking.writes_of is not None:
-            checkpoint = bare(Checkpoint, {**checkpoint.__dict__, "writes": taking.writes_of.writes})
+            checkpoint = _copied(checkpoint, taking.writes_of, taking.is_edited)
         state, frames, judgement = migrate(setup.built, checkpoint)
         require(judgement, taking.compatible)
         check_keys(setup.built, "runtime", setup.runtime)
@@ -194,6 +197,16 @@ async def resume(setup: Setup, taking: Taking) -> Result:
         if begins is None:
             recorder.stands_as_stored()
         return await _finish(setup, runner, begins)
+
+
+def _copied(checkpoint: Checkpoint, source: Checkpoint, is_edited: bool) -> Checkpoint:
+    """Return a fork's checkpoint with the finished jobs of the one it was forked from, unless its state is another."""
+    if not is_edited:
+        return bare(Checkpoint, {**checkpoint.__dict__, "writes": source.writes})
+    outermost, *inner = checkpoint.frames
+    unfinished = tuple(task for task in outermost.tasks if not task.done)
+    frames = FrameStack((replace(outermost, tasks=unfinished), *inner))
+    return bare(Checkpoint, {**checkpoint.__dict__, "writes": (), "frames": frames})
 
 
 def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
@@ -266,7 +279,7 @@ def _matched(desk: Desk, waiting: list[InterruptRecord], answers: Answers) -> li
         return []
     thread = desk.cursor.lane.thread
     open_ones = {record.id: record for record in waiting if record.decision is None}
-    if isinstance(answers, Decision):
+    if isinstance(answers, Decision | str):
         if len(open_ones) != 1:
             listed = "; ".join(str(record) for record in open_ones.values()) or "nothing"
             raise InvalidInput(
@@ -274,8 +287,8 @@ def _matched(desk: Desk, waiting: list[InterruptRecord], answers: Answers) -> li
                 thread=thread,
                 hint="Pass {interrupt id: answer, …}" if open_ones else "The run waits for nobody; resume(thread)",
             )
-        return [(next(iter(open_ones.values())), answers)]
-    if not isinstance(answers, Mapping) or not all(isinstance(each, Decision) for each in answers.values()):
+        return [(next(iter(open_ones.values())), _decision(answers))]
+    if not isinstance(answers, Mapping):
         raise InvalidInput(
             f"answers must be a decision or a mapping of interrupt ids to decisions, not {type(answers).__name__}",
             hint="For example resume(thread, Approve()), or resume(thread, {record.id: Reject()})",
@@ -287,7 +300,15 @@ def _matched(desk: Desk, waiting: list[InterruptRecord], answers: Answers) -> li
             thread=thread,
             hint="Nothing was decided. Look at thread.interrupts()",
         )
-    return [(record, answers[record.id]) for record in waiting if record.id in answers]
+    return [(record, _decision(answers[record.id])) for record in waiting if record.id in answers]
+
+
+def _decision(given: Decision | str) -> Decision:
+    if not isinstance(given, Decision | str):
+        raise InvalidInput(
+            f"an answer must be a decision, not {type(given).__name__}", hint="For example Approve(), or Answer(value)"
+        )
+    return interrupts.check_decision(given, None, None, "", None)
 
 
 # Both -------------------------------------------------------------------------------------------------------------
@@ -304,10 +325,10 @@ async def _held(setup: Setup) -> AsyncIterator[None]:
     if thread is None or setup.lease_s is None or thread._cursor.hold is not None:
         yield
     elif isinstance(thread, AsyncThread):
-        async with thread.lease(ttl=setup.lease_s):
+        async with thread.lease(ttl=setup.lease_s, wait_s=setup.wait_s):
             yield
     else:
-        with thread.lease(ttl=setup.lease_s):
+        with thread.lease(ttl=setup.lease_s, wait_s=setup.wait_s):
             yield
 
 

@@ -7,6 +7,7 @@ last replaced, so that whoever stores the state can tell what is new since the l
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,14 @@ class Plan:
 
     def __bool__(self) -> bool:
         return bool(self.put or self.gone or any(self.grown.values()))
+
+
+def _holders(values: Mapping[str, Any], key: str) -> int:
+    """Return how many hold a value: a list that a node has kept, or put in another key, must not grow under its hands."""
+    return sys.getrefcount(values[key])
+
+
+_HELD_BY_NOBODY_ELSE = _holders({"key": []}, "key")
 
 
 class LiveState:
@@ -68,6 +77,8 @@ class LiveState:
             return False
         self.version += 1
         for key, tail in plan.grown.items():
+            if _holders(self.values, key) > _HELD_BY_NOBODY_ELSE:
+                self.values[key] = list(self.values[key])
             self.values[key].extend(tail)
         for key, value in plan.put.items():
             self.values[key] = value

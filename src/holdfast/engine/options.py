@@ -35,9 +35,9 @@ class RunOptions:
             self.grants.add(scope)
             self.version += 1
 
-    def is_granted(self, name: str) -> bool:
-        """Tell whether an approval reached this far."""
-        return name in self.grants or "*" in self.grants
+    def is_granted(self, tool: str) -> bool:
+        """Tell whether an approval reached this far: that tool, or all tools. A node is granted by its name only."""
+        return tool in self.grants or "*" in self.grants
 
     def to_plain(self) -> dict[str, Any]:
         """Return what is stored of it; the identity is in the checkpoint's own fields."""

@@ -94,47 +94,55 @@ def inner_prefix(job: Job) -> str:
 
 def plain_frames(root: Activation, steps: int, waits: Sequence[str]) -> list[dict[str, Any]]:
     """Return the stack as plain values, the outermost without state and path, which are stored on their own."""
-    frames = _stack(root, None)
-    outermost = frames[0]
-    del outermost["state"]
-    outermost.pop("path", None)
+    outermost = _plain(root, None)
+    frames = [outermost, *_stack(_inside(root), None)]
     outermost["steps"] = steps
     if waits:
         outermost["waits"] = list(waits)
     return frames
 
 
-def _stack(activation: Activation, key: str | None) -> list[dict[str, Any]]:
+def _stack(activation: Activation | None, key: str | None) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = []
-    current: Activation | None = activation
-    while current is not None:
-        frames.append(_plain(current, key))
-        alone = len(current.jobs) == 1 and not current.is_side_by_side
-        current, key = (current.jobs[0].inner if alone else None), None
+    while activation is not None:
+        plain = _plain(activation, key)
+        plain["state"] = activation.live.schema.stored(activation.live.values)
+        if activation.path:
+            plain["path"] = activation.path
+        frames.append(plain)
+        activation, key = _inside(activation), None
     return frames
 
 
+def _inside(activation: Activation) -> Activation | None:
+    """Return the graph that runs inside the only job of another."""
+    alone = len(activation.jobs) == 1 and not activation.is_side_by_side
+    return activation.jobs[0].inner if alone else None
+
+
 def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
-    node = activation.here
-    alone = not activation.is_side_by_side
+    """Return a frame without its state and path; what there is nothing of is left out."""
+    node, todo = activation.here, activation.todo
     plain: dict[str, Any] = {
         "graph_id": activation.graph.name,
         "node_id": node,
         "cursor": activation.cursor,
-        "visit": activation.visits.get(node, 0) + 1 if isinstance(activation.todo, NextNode) else 1,
-        "state": activation.live.schema.stored(activation.live.values),
+        "visit": activation.visits.get(node, 0) + 1 if isinstance(todo, NextNode) else 1,
     }
+    if key is not None:
+        plain["fanout_key"] = key
+    if activation.last is not None:
+        plain["last_node"] = activation.last
+    if todo is not None:
+        plain["continuation"] = todo.to_plain()
+    if activation.visits:
+        plain["visits"] = activation.visits
+    if activation.passed:
+        plain["passed"] = True
+    alone = not activation.is_side_by_side
     tasks = [_plain_task(job, alone) for job in activation.jobs if job.has_begun()]
-    rest = {
-        "fanout_key": key,
-        "last_node": activation.last,
-        "continuation": None if activation.todo is None else activation.todo.to_plain(),
-        "visits": activation.visits,
-        "passed": activation.passed,
-        "path": activation.path,
-        "tasks": tasks,
-    }
-    plain.update((name, value) for name, value in rest.items() if value)
+    if tasks:
+        plain["tasks"] = tasks
     return plain
 
 

@@ -7,7 +7,8 @@ state of every graph in it is one that was committed: commits do not wait for an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from holdfast.engine import event
 from holdfast.engine.moment import Cause, Moment, StepRecord
@@ -45,6 +46,7 @@ class Recorder:
         self.cost = 0.0
         self.waits: list[str] = []  # ids of the interrupts that the run waits for
         self.first_step: int | None = None  # what the thread's first checkpoint is called
+        self._run: tuple[int, Mapping[str, Any]] = (0, {})  # what is stored of the options, and of which version
         self._trigger = trigger
         self.saving = asyncio.Lock()  # held while the sink is told
         self._moves = 0
@@ -151,4 +153,6 @@ class Recorder:
         if self.store is not None and self.store.head is None and self.first_step is not None:
             notes["step"] = self.first_step
         frames = plain_frames(root, self.steps, self.waits)
-        return StepRecord(frames, root.path, options.to_plain(), options.version, notes)
+        if self._run[0] != options.version:
+            self._run = (options.version, options.to_plain())
+        return StepRecord(frames, root.path, self._run[1], options.version, notes)

@@ -10,7 +10,10 @@ update leads from one value to another (for a subgraph, whose result is a state 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, Final, Protocol
+
+from holdfast.codec import register
 
 
 class _Mark:
@@ -26,7 +29,18 @@ class _Mark:
         return self._name
 
 
-DELETE: Final = _Mark("DELETE")
+class _Delete(Enum):
+    """Has one member, which stays itself when an update is stored and read again."""
+
+    DELETE = "DELETE"
+
+    def __repr__(self) -> str:
+        return "DELETE"
+
+
+register(_Delete, name="holdfast.DELETE")
+
+DELETE: Final = _Delete.DELETE
 """As the value of a key in an update: the key goes."""
 
 MISSING: Final = _Mark("MISSING")

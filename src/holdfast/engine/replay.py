@@ -91,7 +91,7 @@ async def replay(
         setup.thread = Thread(thread._store, cursor)
     earlier: Iterable[str] = checkpoint.run.get("effects_from", ())
     taking.effects_from = (checkpoint.branch, *earlier) if effects == REPLAY else ()
-    taking.writes_of = checkpoint
+    taking.writes_of, taking.is_edited = checkpoint, bool(put)
     return await resume(setup, taking), setup.thread
 
 

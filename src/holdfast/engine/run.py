@@ -1,5 +1,7 @@
 """The run loop: execute, commit, checkpoint, route. This is the only order, and the only place where it is decided.
 
+The way on is worked out from the committed state alone and stored with it; it is taken when that is stored.
+
 A graph's nodes run one after the other, or side by side where an edge says so; a subgraph's run inside their node's. A
 commit waits for nothing in its middle, so whatever a checkpoint holds was consistent. What leaves this file as an
 exception is the store's or another writer's business; what becomes of nodes and people is a ``Result``.
@@ -71,8 +73,8 @@ class Runner:
             await self._flush("failed")
             return self.result(Status.FAILED, error=error)
         except BaseExceptionGroup as group:
-            failures = group.subgroup(_THE_NODES)
-            if failures is None or group.subgroup(lambda error: not isinstance(error, _THE_NODES)) is not None:
+            failures, others = group.split(_THE_NODES)
+            if failures is None or others is not None:
                 raise
             await self._flush("failed")
             return self.result(Status.FAILED, error=failures if isinstance(failures, Exception) else None)

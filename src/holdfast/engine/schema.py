@@ -25,7 +25,7 @@ from typing import Any, Final
 from holdfast.codec import register
 from holdfast.codec.kinds import kind_of
 from holdfast.codec.registry import BY_CLASS
-from holdfast.engine.reducer import MISSING, Reducer, _Mark, reducer_of, replace
+from holdfast.engine.reducer import DELETE, MISSING, Reducer, _Mark, reducer_of, replace
 from holdfast.errors import HoldfastError, InvalidInput
 
 transient: Final = _Mark("transient")
@@ -72,6 +72,7 @@ class Schema:
         if not self.snapshots:
             for each in self.fields.values():
                 self._check_storable(each)
+        self._hidden = frozenset(name for name, each in self.fields.items() if each.transient)
 
     # Declaring ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +159,11 @@ class Schema:
         """Return the values a run begins with: what was given, and defaults."""
         given = self.given(given, graph)
         values = {name: each.default() for name, each in self.fields.items() if each.default and name not in given}
-        values |= {key: list(value) if type(value) is list else value for key, value in given.items()}
+        values |= {
+            key: value.copy() if type(value) in (list, dict, set) else value  # the caller's own stays as it is
+            for key, value in given.items()
+            if value is not DELETE
+        }
         missing = [name for name, each in self.fields.items() if each.required and name not in values]
         if missing:
             raise InvalidInput(
@@ -197,7 +202,7 @@ class Schema:
         """Return what of the values is stored."""
         if self.snapshots:
             return typing.cast("Mapping[str, Any]", self.view(values).snapshot())
-        hidden = [name for name, each in self.fields.items() if each.transient]
+        hidden = self._hidden
         return {key: value for key, value in values.items() if key not in hidden} if hidden else values
 
     def is_stored(self, key: str) -> bool:

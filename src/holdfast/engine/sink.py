@@ -12,7 +12,6 @@ without an error, so after one that failed the next moment is due at once.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import threading
 import time
 import warnings
@@ -56,11 +55,6 @@ async def tell(sink: CheckpointSink, state: State, moment: Moment) -> None:
     answer = sink.on_checkpoint(state, moment)
     if answer is not None:
         await answer
-
-
-def needs_loop(sink: CheckpointSink) -> bool:
-    """Tell whether a sink, or one inside it, is asynchronous, so that it can be told only where it can be awaited."""
-    return inspect.iscoroutinefunction(sink.on_checkpoint) or any(map(needs_loop, getattr(sink, "inside", ())))
 
 
 class NoSink:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, TypedDict, TypeVar
 
-from holdfast.model.continuation import Continuation, continuation_from_plain
+from holdfast.model.continuation import Continuation, End, continuation_from_plain
 from holdfast.model.fields import check_fields
 from holdfast.model.frame import FrameStack
 from holdfast.model.interrupt import Interrupt
@@ -117,6 +117,11 @@ class CheckpointMeta:
     def usage(self) -> Usage:
         """Return tokens and cost as one value."""
         return Usage(self.tokens_used, self.cost_estimate)
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the run has come to its end here: nothing is to run after it."""
+        return isinstance(self.continuation, End)
 
     @property
     def meta(self) -> CheckpointMeta:
@@ -229,7 +234,21 @@ NOTE_FIELDS = (
 _DEFAULTS: dict[str, Any] = {
     item.name: {} if item.name == "metadata" else item.default for item in fields(CheckpointMeta)
 }
-_NOTE_DEFAULTS = tuple((name, _DEFAULTS[name]) for name in NOTE_FIELDS)
+NOTE_KEYS = {
+    "run_id": "r",
+    "attempt": "a",
+    "graph": "g",
+    "graph_hash": "h",
+    "last_node": "l",
+    "next_node": "n",
+    "tokens_used": "k",
+    "cost_estimate": "c",
+    "trigger": "t",
+}
+"""Under which key a field is stored that an engine writes with every step; the others are stored under their names."""
+
+_NOTE_NAMES = {key: name for name, key in NOTE_KEYS.items()}
+_NOTE_DEFAULTS = tuple((name, NOTE_KEYS.get(name, name), _DEFAULTS[name]) for name in NOTE_FIELDS)
 _TO_PLAIN = ("continuation", "interrupt")
 
 
@@ -248,20 +267,21 @@ def bare(cls: type[M], values: dict[str, Any]) -> M:
 def notes_to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the described fields that differ from their defaults, as plain values to encode, always in one order."""
     plain: dict[str, Any] = {}
-    for name, default in _NOTE_DEFAULTS:
+    for name, key, default in _NOTE_DEFAULTS:
         value = values.get(name, default)
         if value != default:
-            plain[name] = value.to_plain() if name in _TO_PLAIN else value
+            plain[key] = value.to_plain() if name in _TO_PLAIN else value
     return plain
 
 
 def notes_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
     """Return the described fields of ``notes_to_plain`` as the record's values."""
-    if "continuation" in plain:
-        plain["continuation"] = continuation_from_plain(plain["continuation"])
-    if "interrupt" in plain:
-        plain["interrupt"] = Interrupt.from_plain(plain["interrupt"])
-    return plain
+    values = {_NOTE_NAMES.get(key, key): value for key, value in plain.items()}
+    if "continuation" in values:
+        values["continuation"] = continuation_from_plain(values["continuation"])
+    if "interrupt" in values:
+        values["interrupt"] = Interrupt.from_plain(values["interrupt"])
+    return values
 
 
 def describe(meta: CheckpointMeta) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from holdfast.errors import InvalidInput
 from holdfast.model.continuation import End, FanOut, NextNode
 from holdfast.model.ids import check_id, check_label
 from holdfast.model.interrupt import Interrupt
-from holdfast.model.usage import Usage
+from holdfast.model.usage import check_cost, check_count
 
 STEP_MAX = 2**53 - 1
 TEXT_LENGTH_MAX = 65536
@@ -102,8 +102,8 @@ CHECKS: dict[str, Check] = {
     "iteration": _count(0),
     "interrupt": _optional(_kind_of(Interrupt)),
     "resume_hint": _optional(_text),
-    "tokens_used": lambda value, what: Usage(tokens_used=value).tokens_used,
-    "cost_estimate": lambda value, what: Usage(cost_estimate=value).cost_estimate,
+    "tokens_used": check_count,
+    "cost_estimate": lambda value, what: check_cost(value),
     "trigger": check_id,
     "tags": check_tags,
     "label": _optional(_text),

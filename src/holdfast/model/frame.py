@@ -1,11 +1,11 @@
 """Frame: the position of one graph, and the stack of them from the outermost graph to the innermost.
 
 A frame is pushed when a subgraph is entered and popped when it is left; moving on inside a graph replaces the top
-frame. So the depth of the stack is nesting, never history. Each frame has the state of its own graph, in its own
-shape. Values inside a state are not looked at here: the codec does that when it stores them.
+frame. So the depth of the stack is nesting, never history. Each frame has the state of its own graph, in its own shape.
+Values inside a state are not looked at here: the codec does that when it stores them.
 
-Where a graph runs several nodes side by side, its frame is the innermost of the stack, and each of its **tasks** has the
-frames inside it. Loop counters and what the join waits for are in the frame too: a position is complete in itself.
+Where a graph runs several nodes side by side, its frame is the innermost of the stack, and each of its **tasks** has
+the frames inside it. Loop counters and what the join waits for are in the frame too: a position is complete in itself.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def check_count(value: object, what: str, *, least: int = 0) -> int:
     return value
 
 
-def _check_cost(value: object) -> float:
+def check_cost(value: object) -> float:
+    """Return the value as a float if it can be a cost."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"cost_estimate is {type(value).__name__}, not a number", hint="Pass an int or a float")
     try:
@@ -45,7 +46,7 @@ class Usage:
 
     def __post_init__(self) -> None:
         check_count(self.tokens_used, "tokens_used")
-        object.__setattr__(self, "cost_estimate", _check_cost(self.cost_estimate))
+        object.__setattr__(self, "cost_estimate", check_cost(self.cost_estimate))
 
     def __add__(self, other: Usage) -> Usage:
         if not isinstance(other, Usage):

@@ -208,14 +208,25 @@ class Tip:
         if not body.data:
             old.entry = _recount(old.entry, old.entry.count + body.count)
             return old
-        if old.stream is None and old.entry.size <= SEED_BYTES_MAX:
-            old.pieces = [self._to_stream(old, old.data(), draft, new_stream)]
-        self._extend(old, self._to_stream(old, body.data, draft, new_stream))
+        self._lengthen(old, body.data, draft, new_stream)
         old.hasher.update(body.data)
         if old.parts is not None:
             old.parts.append(body.data)
         old.entry = self._describe(old, old.entry.kind, old.entry.count + body.count, size, draft)
         return old
+
+    def _lengthen(self, live: Live, data: bytes, draft: Draft, new_stream: NewStream) -> None:
+        """Add bytes at the end. A few stay in the manifest until there are more: a row in a stream costs a page."""
+        tail = live.pieces[-1] if live.pieces and isinstance(live.pieces[-1], bytes) else b""
+        if len(tail) + len(data) <= LITERAL_BYTES_MAX and len(live.pieces) < PIECES_MAX_INLINE:
+            live.pieces[len(live.pieces) - bool(tail) :] = [tail + data]
+            return
+        if live.stream is None and live.entry.size <= SEED_BYTES_MAX:
+            live.pieces = [self._to_stream(live, live.data(), draft, new_stream)]
+        elif tail:
+            live.pieces.pop()
+            data = tail + data
+        self._extend(live, self._to_stream(live, data, draft, new_stream))
 
     def _edit(self, old: Live, body: Body, draft: Draft, new_stream: NewStream) -> Live:
         edits = splice(old.data(), body.data)

@@ -1,9 +1,9 @@
 """The short form in which a position is stored with every step.
 
-A frame says many things twice: the node it stands at is the one to run next, and how often that was entered follows from
-the counts. So a frame is a list ``[graph, next, last node, cursor, visits]``, and only what does not follow from these
-comes after them, as a map of the frame's own fields. ``next`` is a node's name, or any other continuation as it is, or
-None. In the outermost frame as many steps were done as its cursor says, unless they are given.
+A frame says many things twice: the node it stands at is the one to run next, and how often that was entered follows
+from the counts. So a frame is a list ``[graph, next, last node, cursor, visits]``, and only what does not follow from
+these comes after them, as a map of the frame's own fields. ``next`` is a node's name, or any other continuation as it
+is, or None. In the outermost frame as many steps were done as its cursor says, unless they are given.
 
 Frames that a caller gave are stored as maps of all their fields; both are read.
 """

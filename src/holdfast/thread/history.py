@@ -19,7 +19,7 @@ from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import PAGE_ROWS_MAX, Query
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import meta_of, needle
+from holdfast.thread.record import field_needle, meta_of, needle
 
 PAGE_ROWS = 100
 SHOWN_ROWS = 50
@@ -56,9 +56,9 @@ class Filter:
         """Return byte strings that the notes of every match contain."""
         found = [needle(key, value) for key, value in self.where.items()]
         if self.graph is not None:
-            found.append(needle("graph", self.graph))
+            found.append(field_needle("graph", self.graph))
         if self.trigger is not None and self.trigger != "manual":  # the default is not written down
-            found.append(needle("trigger", self.trigger))
+            found.append(field_needle("trigger", self.trigger))
         if self.interrupt:
             found.append(encode("interrupt"))
         return tuple(found)

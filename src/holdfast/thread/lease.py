@@ -22,7 +22,7 @@ from holdfast.store.base import Backend
 from holdfast.store.leases import Claim, Held
 from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.hold import Hold, Loss
-from holdfast.thread.offload import Interruption
+from holdfast.thread.offload import Interruption, rest
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.process import short_name
 
@@ -36,6 +36,9 @@ T = TypeVar("T")
 
 TTL_S_MIN = 0.05
 TTL_S_MAX = 86_400.0
+REST_S = 0.1
+"""How long to wait, for somebody else's lease to end, before asking the store again."""
+
 CLAIMS_MAX = 1000
 """The most leases that can be claimed at once."""
 
@@ -65,19 +68,28 @@ class Terms:
     ttl: float
     heartbeat: bool
     on_lost: Callable[[Any], None] | None
+    wait_s: float = 0.0  # how long to wait for it if somebody else has it
 
     def claim(self) -> Claim:
         """Return a claim that nobody ever had before."""
         return Claim(self.owner, uuid.uuid4().hex, to_us(self.ttl))
 
 
-def check_terms(owner: str | None, ttl: float, heartbeat: bool, on_lost: Callable[[Any], None] | None) -> Terms:
+def check_terms(
+    owner: str | None,
+    ttl: float,
+    heartbeat: bool,
+    on_lost: Callable[[Any], None] | None,
+    wait_s: float = 0.0,
+) -> Terms:
     """Return the terms of a lease, checked."""
     if not isinstance(heartbeat, bool):
         raise InvalidInput(f"heartbeat must be True or False, not {type(heartbeat).__name__}")
     if on_lost is not None and not callable(on_lost):
         raise InvalidInput(f"on_lost must be a function of the lease, not {type(on_lost).__name__}")
-    return Terms(check_owner(owner), check_ttl(ttl), heartbeat, on_lost)
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= TTL_S_MAX:
+        raise InvalidInput(f"wait_s must be a number of seconds from 0 to {TTL_S_MAX:g}, not {wait_s!r:.40}")
+    return Terms(check_owner(owner), check_ttl(ttl), heartbeat, on_lost, wait_s)
 
 
 class LeaseBase:
@@ -150,6 +162,17 @@ class LeaseBase:
         else:
             cursor.forget_tip()  # look again when saving: the branch may have been made just now, for the lease
         self._take(held, claim, began)
+
+    def _deadline(self) -> float:
+        """Return until when it is waited for."""
+        return time.monotonic() + self._terms.wait_s
+
+    def _rest_s(self, deadline: float, refusal: Fenced) -> float:
+        """Return how long to wait before asking again; raise what the store said once the time is over."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise refusal
+        return min(REST_S, left)
 
     def _renewing(self) -> Flow[None]:
         """Extend the lease; without the handle's lock, so that a long save does not stand in the way."""
@@ -261,7 +284,13 @@ class Lease(LeaseBase):
     def __enter__(self) -> Lease:
         self._enter()
         if self._hold is None:
-            self.thread._run(self._acquiring())
+            deadline = self._deadline()
+            while True:
+                try:
+                    self.thread._run(self._acquiring())
+                    break
+                except Fenced as error:
+                    time.sleep(self._rest_s(deadline, error))
         elif self.lost:
             self.thread._run(self._resuming())
         return self
@@ -300,7 +329,13 @@ class AsyncLease(LeaseBase):
     async def __aenter__(self) -> AsyncLease:
         self._enter()
         if self._hold is None:
-            await self.thread._run(self._acquiring(), self._abandoning())
+            deadline = self._deadline()
+            while True:
+                try:
+                    await self.thread._run(self._acquiring(), self._abandoning())
+                    break
+                except Fenced as error:
+                    await rest(self._rest_s(deadline, error))
         elif self.lost:
             await self.thread._run(self._resuming())
         self._body = Interruption()

@@ -56,6 +56,11 @@ class Offload:
         return self._pool
 
 
+async def rest(seconds: float) -> None:
+    """Let others run for a while."""
+    await asyncio.sleep(seconds)
+
+
 class Interruption:
     """Ends the body of an ``async with`` block from another thread, by cancelling the task that runs it.
 

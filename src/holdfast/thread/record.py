@@ -12,6 +12,7 @@ import ormsgpack
 from holdfast.codec import decode_stored, encode
 from holdfast.model.checkpoint import (
     EPOCH,
+    NOTE_KEYS,
     CheckpointMeta,
     Notes,
     Write,
@@ -23,9 +24,11 @@ from holdfast.model.fields import check_fields
 from holdfast.pieces.body import from_body, to_body
 from holdfast.pieces.manifest import Key
 from holdfast.store.base import LaneKey, Row, WriteRow
+from holdfast.store.layout import uuid_bytes, uuid_text
 
 NO_PARENT = bytes(32)
 _ELSEWHERE = ("frames", "path")  # notes that are kept with the payload
+_RUN_ID = NOTE_KEYS["run_id"]  # stored as 16 bytes if it is a UUID
 _MICROSECOND = timedelta(microseconds=1)
 _EXACT_US = 4_102_444_800_000_000  # until the year 2100 a float of seconds names every microsecond exactly
 _from_timestamp = datetime.fromtimestamp
@@ -65,12 +68,31 @@ def new_meta(
 def encode_notes(meta: CheckpointMeta) -> bytes:
     """Return the described fields as bytes; nothing at all if they are all at their defaults."""
     plain = notes_to_plain(meta.__dict__)
-    return encode(plain, "checkpoint") if plain else b""
+    if not plain:
+        return b""
+    run_id = plain.get(_RUN_ID)
+    if run_id is not None:
+        plain[_RUN_ID] = uuid_bytes(run_id) or run_id
+    return encode(plain, "checkpoint")
+
+
+def decode_notes(notes: bytes) -> dict[str, Any]:
+    """Return the described fields that differ from their defaults."""
+    values = notes_from_plain(decode_stored(notes))
+    run_id = values.get("run_id")
+    if type(run_id) is bytes:
+        values["run_id"] = uuid_text(run_id)
+    return values
 
 
 def needle(name: str, value: object) -> bytes:
-    """Return the bytes that the notes of a checkpoint with this field (or metadata key) must contain."""
+    """Return the bytes that the notes of a checkpoint with this metadata key must contain."""
     return encode(name, "filter") + encode(value, f"filter.{name}")
+
+
+def field_needle(name: str, value: object) -> bytes:
+    """Return the bytes that the notes of a checkpoint with this field must contain."""
+    return encode(NOTE_KEYS.get(name, name)) + encode(value)
 
 
 def checkpoint_digest(parent: bytes, root: bytes, keys: Sequence[Key], meta: CheckpointMeta, notes: bytes) -> bytes:
@@ -118,7 +140,7 @@ def values_of(row: Row) -> dict[str, Any]:
         "size": size,
     }
     if notes:
-        values.update(notes_from_plain(decode_stored(notes)))
+        values.update(decode_notes(notes))
     return values
 
 

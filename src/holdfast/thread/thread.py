@@ -12,7 +12,7 @@ from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Lane, Removed
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor
-from holdfast.thread.effects import EffectCall, Reconcile, perform
+from holdfast.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, perform
 from holdfast.thread.history import History
 from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.lease import Lease, check_terms
@@ -188,16 +188,18 @@ class Thread:
         owner: str | None = None,
         heartbeat: bool = True,
         on_lost: OnLost | None = None,
+        wait_s: float = 0.0,
     ) -> Lease:
         """Return the right to write this branch, to be used in a ``with`` block (``async with`` for the async twin).
 
-        Entering takes it, or raises Fenced and names the owner if somebody else's lease runs; leaving gives it back.
+        Entering takes it, or raises Fenced and names the owner if somebody else's lease still runs after ``wait_s``
+        seconds: that of a process which was killed ends when its time is over. Leaving gives it back.
         Only saves through this handle carry it. Everybody else's are refused with Fenced while it runs, and so are its
         own after somebody took it over. It runs for ``ttl`` seconds (0.05 to 86,400) after each save and renewal; the
         ``heartbeat``, a thread of the store, renews it meanwhile. When it is lost, ``lease.lost`` is True, ``on_lost``
         is called with it from that thread, the body of an ``async with`` block is cancelled, and leaving raises Fenced.
         """
-        return Lease(self, check_terms(owner, ttl, heartbeat, on_lost))
+        return Lease(self, check_terms(owner, ttl, heartbeat, on_lost, wait_s))
 
     def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> RunSession:
         """Return a record that a run of this branch is under way, to be used in a ``with`` or ``async with`` block.
@@ -217,17 +219,18 @@ class Thread:
         pause_check_s: float = PAUSE_CHECK_S,
         ttl: float = 30.0,
         owner: str | None = None,
+        wait_s: float = 0.0,
     ) -> Loop:
         """Return a durable loop, to be used in a ``with`` block (``async with`` for the async twin) and iterated over.
 
-        Entering takes the lease, unless this handle has it, and goes on where the last process stopped; of a new thread
-        it saves ``initial``. Each turn is saved as one change when its body is done. ``input`` begins a new round on a
-        finished state: lists are extended, other keys set. ``limit`` is how many turns a round may take, or
-        StepsExceeded. ``metadata`` goes into every checkpoint it makes. Between turns, every ``pause_check_s`` seconds,
-        it looks for ``request_pause``. ``loop.status`` tells how it ended: a turn that waits for somebody ends the
-        block without an error.
+        Entering takes the lease, unless this handle has it (waiting for up to ``wait_s`` seconds, for one that a killed
+        process left), and goes on where the last process stopped; of a new thread it saves ``initial``. Each turn is
+        saved as one change when its body is done. ``input`` begins a new round on a finished state: lists are extended,
+        other keys set. ``limit`` is how many turns a round may take, or StepsExceeded. ``metadata`` goes into every
+        checkpoint it makes. Between turns, every ``pause_check_s`` seconds, it looks for ``request_pause``.
+        ``loop.status`` tells how it ended: a turn that waits for somebody ends the block without an error.
         """
-        terms = check_terms(owner, ttl, True, None)
+        terms = check_terms(owner, ttl, True, None, wait_s)
         return Loop(self, check_plan(initial, input, limit, metadata, pause_check_s, terms))
 
     def interrupt(
@@ -298,6 +301,7 @@ class Thread:
         *args: Any,
         reconcile: Reconcile | None = None,
         idempotent: bool = False,
+        unknown_on: tuple[type[BaseException], ...] = UNKNOWN_ON,
         **kwargs: Any,
     ) -> T:
         """Do something to the world outside once, and return its result: ``fn(*args, **kwargs)``.
@@ -312,11 +316,12 @@ class Thread:
           ``Outcome.not_done()`` or ``Outcome.unknown()``; a person does the same with ``settle``.
 
         ``key`` (1 to 1,000 characters) names the effect in this branch. A parameter of ``fn`` called
-        ``idempotency_key`` is filled in, for the other side to tell a repetition by. ``reconcile`` and ``idempotent``
-        are never handed on to ``fn``. Whoever does not hold the lease gets Fenced while one runs; hold it if several
-        processes may come here: without it, what one is just doing looks to another as if nobody knew.
+        ``idempotency_key`` is filled in, for the other side to tell a repetition by. ``unknown_on`` are the errors of
+        ``fn`` after which nobody knows. These three are never handed on to ``fn``. Whoever does not hold the lease gets
+        Fenced while one runs; hold it if several processes may come here: without it, what one is just doing looks to
+        another as if nobody knew.
         """
-        call = EffectCall(key, fn, args, kwargs, reconcile, idempotent)
+        call = EffectCall(key, fn, args, kwargs, reconcile, idempotent, unknown_on)
         result: T = perform(self._run, self._store._context, self._cursor, call)
         return result
 
