@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,30 @@ def test_the_plain_loop_needs_three_lines_of_ours() -> None:
         "2: load",
         "3: save",
     ]
+
+
+def test_the_approved_mail_goes_out_once_although_the_process_is_killed(tmp_path: Path) -> None:
+    asked, killed, ended, again = (outcome("graph_approval.py", tmp_path) for _ in range(4))
+
+    assert asked[0] == 0
+    assert asked[1][0].startswith("It asks: {'tool': 'send_mail'")
+    assert killed == (-signal.SIGKILL, ["The mail is out. Now the process is killed. Run me again."])
+    assert ended == (0, ["Done: mail sent to bob@example.org (1 mail in the outbox)"])
+    assert again == (0, ["Nothing is left to do."])
+
+
+def test_the_research_is_not_paid_for_again_when_it_is_run_from_its_middle(tmp_path: Path) -> None:
+    first, second = run("research_graph.py", tmp_path), run("research_graph.py", tmp_path)
+
+    assert first[0] == "short: 6 facts (7 calls paid)"
+    assert first[2] == "long: 6 facts (1 calls paid)"
+    assert second == ["~ /style: 'short' → 'long'", "~ /report: 'short: 6 facts' → 'long: 6 facts'"]
+    assert first[3:] == second
+
+
+def outcome(name: str, cwd: Path) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)], cwd=cwd, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""What the engines cost a step of W1, ours and LangGraph's, with and without stores, one step each in turn.
+"""What the engines cost a step of W1, ours and LangGraph's, with and without stores, in turn.
 
 Up to 1,000 steps every run is done from its beginning. For 3,000 all begin with the state of a late step: what a saver
 of whole copies would need for the steps before is gigabytes.

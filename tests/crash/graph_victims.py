@@ -330,7 +330,8 @@ class Person:
         spec = self._scenario.find(payload["graph"])
         node = spec.node(payload["node"])
         ways = [] if node.beside else spec.forward(node.name)
-        if node.kind == "barrier" and kind is InterruptKind.BEFORE_NODE and number % 4 == 0 and not node.beside:
+        may_refuse = node.kind == "barrier" and not node.beside and (node.on_reject is not None or not spec.beside)
+        if may_refuse and kind is InterruptKind.BEFORE_NODE and number % 4 == 0:
             return Reject("not now")
         if number % 7 == 0 and ways:
             return Reroute(ways[number % len(ways)])

@@ -96,9 +96,8 @@ class World:
         """Have an effect as a provider would that knows idempotency keys: the second call with a key does nothing."""
         self.at_effect(False)
         with self._lock:
-            if not self.lines("provider", idempotency_key):
-                self.tell("effect", position, key)
-                self.tell("provider", idempotency_key)
+            if not self.lines("effect", position, key, idempotency_key):
+                self.tell("effect", position, key, idempotency_key)
         self.at_effect(True)
         return result_of(position, key)
 
@@ -159,6 +158,7 @@ class GraphSpec:
     edges: tuple[EdgeSpec, ...]
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    beside: bool = False  # it runs, at some depth, side by side with others: who ends the run there ends it anywhere
 
     def node(self, name: str) -> NodeSpec:
         return next(node for node in self.nodes if node.name == name)
@@ -272,7 +272,7 @@ def make(seed: int) -> Scenario:
     """Return the scenario of a seed."""
     maker = _Maker(random.Random(f"graph {seed}"))
     graph = maker.graph(1, maker.rng.randint(3, NODES_MAX), True)
-    names = [node.name for each in graph.graphs() for node in each.nodes if node.kind == "task"]
+    names = [node.name for each in graph.graphs() for node in each.nodes]
     some = lambda chance: (maker.rng.choice(names),) if maker.rng.random() < chance else ()  # noqa: E731
     return Scenario(seed, graph, some(0.25), some(0.2), 3 if seed % 3 == 0 else None)
 
@@ -285,9 +285,9 @@ class _Maker:
     rng: random.Random
     graphs: int = 0
 
-    def graph(self, depth: int, budget: int, may_write_last: bool) -> GraphSpec:
+    def graph(self, depth: int, budget: int, may_write_last: bool, beside: bool = False) -> GraphSpec:
         self.graphs += 1
-        draft = _Draft(self, f"g{self.graphs}", depth, budget, may_write_last)
+        draft = _Draft(self, f"g{self.graphs}", depth, budget, may_write_last, beside)
         exits = draft.segment()
         while draft.left > 0:
             first = len(draft.nodes)
@@ -307,6 +307,7 @@ class _Draft:
     depth: int
     left: int  # nodes that may still be added, those of graphs inside included
     may_write_last: bool
+    beside: bool
     nodes: list[NodeSpec] = field(default_factory=list)
     edges: list[EdgeSpec] = field(default_factory=list)
 
@@ -316,10 +317,10 @@ class _Draft:
 
     def segment(self) -> Exits:
         """Add a segment; its first node is where it begins."""
-        if self.left < 3:
+        if self.left < 4:
             return self.rng.choice((self.single, self.single, self.barrier, self.inner))()
         kinds = (self.loop, self.loop, self.condition, self.choice, self.parallel, self.parallel, self.map, self.map)
-        return self.rng.choice((self.single, self.barrier, self.inner, self.inner, *kinds))()
+        return self.rng.choice((self.single, self.barrier, self.inner, self.map, *kinds))()
 
     def single(self) -> Exits:
         return [(self.task().name, "plain")]
@@ -383,9 +384,11 @@ class _Draft:
     def subgraph(self, **given: Any) -> NodeSpec:
         if self.depth == DEPTH_MAX or self.left < 3:
             return self.task(**given)
-        inner = self.maker.graph(self.depth + 1, min(self.left - 1, self.rng.randint(1, 6)), self.may_write_last)
+        size, beside = min(self.left - 1, self.rng.randint(1, 6)), self.beside or given.get("beside", False)
+        inner = self.maker.graph(self.depth + 1, size, self.may_write_last, beside)
         self.left -= sum(len(each.nodes) for each in inner.graphs())
-        return self.add(kind="subgraph", inner=inner, into=self.rng.choice((COMMON, MAPPING, FUNCTION)), writes_last=self.may_write_last, **given)
+        into = self.rng.choice((COMMON, MAPPING, FUNCTION))
+        return self.add(kind="subgraph", inner=inner, into=into, writes_last=self.may_write_last, **given)
 
     def task(self, **given: Any) -> NodeSpec:
         rng = self.rng
@@ -410,7 +413,7 @@ class _Draft:
 
     def finished(self) -> GraphSpec:
         """Return the graph, with pauses, and ways on for barriers that are turned down."""
-        spec = GraphSpec(self.name, tuple(self.nodes), tuple(self.edges))
+        spec = GraphSpec(self.name, tuple(self.nodes), tuple(self.edges), beside=self.beside)
         nodes = tuple(self._with_way_on(spec, node) for node in self.nodes)
         names = [node.name for node in nodes]
         before = tuple(name for name in names if self.rng.random() < 0.06)

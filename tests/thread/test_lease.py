@@ -155,6 +155,16 @@ def test_a_lease_that_was_not_used_does_not_get_in_the_way_of_its_own_handle(thr
     assert thread.save({"n": 2}).step == 2
 
 
+def test_a_lease_that_nobody_renews_is_waited_for(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+    thread.lease(ttl=0.3, heartbeat=False).__enter__()  # as a process leaves it that is killed
+    with pytest.raises(holdfast.Fenced):
+        other.lease(wait_s=0.01).__enter__()
+
+    with other.lease(wait_s=30) as lease:
+        assert lease.epoch == 2
+        other.save({"n": 1})
+
+
 def test_each_acquisition_has_a_higher_epoch(thread: holdfast.Thread, other: holdfast.Thread) -> None:
     thread.save({"n": 1})
     epochs = []

@@ -59,6 +59,19 @@ def test_a_lease_works_the_same_with_await(url: str) -> None:
     run(url, main)
 
 
+def test_a_lease_that_nobody_renews_is_waited_for(url: str) -> None:
+    async def main(store: holdfast.AsyncStore) -> None:
+        await store.thread("t").lease(ttl=0.3, heartbeat=False).__aenter__()
+        other = store.thread("t")
+        with pytest.raises(holdfast.Fenced):
+            await other.lease(wait_s=0.01).__aenter__()
+        async with other.lease(wait_s=30) as lease:
+            assert lease.epoch == 2
+            await other.save({"n": 1})
+
+    run(url, main)
+
+
 @pytest.mark.row("S4x-20")
 def test_a_body_whose_lease_is_lost_is_cancelled_and_the_block_raises_fenced(url: str) -> None:
     async def main(store: holdfast.AsyncStore) -> None:
@@ -111,7 +124,7 @@ def test_a_cancellation_from_elsewhere_stays_one(url: str, lost: bool) -> None:
         thread, inside, told = store.thread("t"), asyncio.Event(), threading.Event()
 
         async def body() -> None:
-            async with thread.lease(ttl=0.2, on_lost=lambda _: told.set()) as lease:
+            async with thread.lease(ttl=3, on_lost=lambda _: told.set()) as lease:
                 if lost:
                     await end_in_the_store(lease)
                 inside.set()

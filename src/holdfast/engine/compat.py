@@ -12,7 +12,7 @@ state to go on with; nothing that was handed in is changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -41,6 +41,25 @@ def migrate(built: Built, checkpoint: Checkpoint) -> tuple[dict[str, Any], Frame
     frames, verdicts = _look(built, checkpoint, migrates=True)
     state = dict(frames[0].state) if frames else dict(checkpoint.state)
     return state, FrameStack(frames), _judged(checkpoint, verdicts)
+
+
+def names_now(built: Built, checkpoint: Checkpoint, names: Iterable[str]) -> frozenset[str]:
+    """Return what nodes are called after the migrations, in whichever graphs of the nest they are."""
+    found: dict[str, set[str]] = {}
+    stored = checkpoint.run.get("shape")
+    if isinstance(stored, dict) and stored.get("format") == FORMAT:
+        _rename_all(built, stored, found)
+    return frozenset(new for name in names for new in found.get(name, {name}))
+
+
+def _rename_all(built: Built, stored: Shape, found: dict[str, set[str]]) -> None:
+    steps = chain(built, fingerprint(stored)) or ()
+    for old, node in stored["nodes"].items():
+        new = _after(steps, old)
+        found.setdefault(old, set()).add(new)
+        inner = built.inner.get(new)
+        if inner is not None and "graph" in node:
+            _rename_all(inner, node["graph"], found)
 
 
 def _judged(checkpoint: Checkpoint, verdicts: Sequence[FrameVerdict]) -> Judgement:

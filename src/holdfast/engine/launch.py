@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.engine import event
 from holdfast.engine.build import Built
 from holdfast.engine.cancellation import Cancellation
-from holdfast.engine.compat import migrate
+from holdfast.engine.compat import migrate, names_now
 from holdfast.engine.desk import Desk, attempts, finished
 from holdfast.engine.fingerprint import identity
 from holdfast.engine.live import LiveState, Plan
@@ -186,8 +186,9 @@ async def resume(setup: Setup, taking: Taking) -> Result:
         store.resume(checkpoint, root.live, is_same=judgement.overall is Verdict.SAME)
         recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
         recorder.steps = frames.frames[0].steps
-        recorder.waits = [record.id for record in waiting if record.pending]
         is_migrated = judgement.overall is not Verdict.SAME
+        # In another graph what was asked may not be asked any more; what still is puts itself on the list again.
+        recorder.waits = [] if is_migrated else [record.id for record in waiting if record.pending]
         if is_migrated or checkpoint.trigger in _COPIES or taking.limit:
             options.version += 1
         root.live.apply(edit)
@@ -245,6 +246,8 @@ def _options_of(built: Built, checkpoint: Checkpoint, taking: Taking) -> RunOpti
     run_id = checkpoint.run_id or checkpoint.id
     options = RunOptions(run_id, known.hash, known.shape, attempt=checkpoint.attempt + 1)
     options.take_over(checkpoint.run)
+    options.before = names_now(built, checkpoint, options.before)
+    options.after = names_now(built, checkpoint, options.after)
     options.limit = taking.limit or options.limit
     if taking.effects_from is not None:
         options.effects_from = taking.effects_from

@@ -32,7 +32,7 @@ class Plan:
 
 
 def _holders(values: Mapping[str, Any], key: str) -> int:
-    """Return how many hold a value: a list that a node has kept, or put in another key, must not grow under its hands."""
+    """Return how many hold a value: a list that a node has kept, or put elsewhere, must not grow under its hands."""
     return sys.getrefcount(values[key])
 
 

@@ -176,6 +176,7 @@ def _targets(frame: Frame) -> tuple[str, ...]:
 def _renamed_task(task: Task, rename: Rename, branches: Sequence[str]) -> Task:
     """Rename a task's node, and its key if that is the name of a branch: another node may run there by now."""
     key = task.key
+    task = replace(task, left={rename(node): visit for node, visit in task.left.items()})
     if key is None or key not in branches:
         return replace(task, node=rename(task.node))
     frames = tuple(

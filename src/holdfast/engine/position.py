@@ -34,6 +34,7 @@ class Job:
     looked: bool = False  # what was asked after it is answered
     edited: Mapping[str, Any] = field(default_factory=dict)  # what that answer wants the state to be
     path: list[str] = field(default_factory=list)  # nodes finished in the graph inside
+    left: Mapping[str, int] = field(default_factory=dict)  # nodes it was sent away from, with the visit
     inner: Activation | None = None
 
     @property
@@ -43,7 +44,7 @@ class Job:
 
     def has_begun(self) -> bool:
         """Tell whether there is anything to keep of it."""
-        return self.done or self.passed or self.inner is not None
+        return self.done or self.passed or bool(self.left) or self.inner is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -66,9 +67,9 @@ class Activation:
         place = f"{self.prefix}{self.graph.name}/{node}#{visit}"
         return place if key is None else f"{place}[{key}]"
 
-    def job(self, node: str, key: str | None = None, item: Any = None) -> Job:
-        """Return the job of a node that is entered now."""
-        visit = self.visits.get(node, 0) + 1
+    def job(self, node: str, key: str | None = None, item: Any = None, left: int = 0) -> Job:
+        """Return the job of a node that is entered now; ``left`` is the last visit that the job was sent away from."""
+        visit = max(self.visits.get(node, 0), left) + 1
         return Job(node, visit, self.position(node, visit, key), key, item)
 
     @property
@@ -157,6 +158,7 @@ def _plain_task(job: Job, alone: bool) -> dict[str, Any]:
         "looked": job.looked,
         "edited": job.edited,
         "path": job.path,
+        "left": job.left,
         "frames": None if alone or job.inner is None else _stack(job.inner, job.key),
     }
     task.update((name, value) for name, value in rest.items() if value)
@@ -204,6 +206,7 @@ def _revive_job(activation: Activation, task: Task, inside: Sequence[Frame], run
         looked=task.looked,
         edited=task.edited,
         path=list(task.path),
+        left=task.left,
     )
     if inside and not task.done:
         job.inner = _revive(activation.graph.inner[task.node], inside, runtime, inner_prefix(job))

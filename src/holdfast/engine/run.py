@@ -30,6 +30,7 @@ from holdfast.engine.task import Tasks
 from holdfast.errors import BadUpdate, MergeConflict, NodeFailed, Rejected, StepsExceeded
 from holdfast.model.continuation import End, NextNode
 from holdfast.model.decision import Decision
+from holdfast.model.interrupt import Interrupt
 
 _THE_NODES = (NodeFailed, BadUpdate, MergeConflict, StepsExceeded)
 """Errors that end a run as failed."""
@@ -66,6 +67,7 @@ class Runner:
             await self._run(root)
         except Paused as pause:
             status = Status.DEFERRED if pause.deferred else Status.INTERRUPTED
+            await self._flush("interrupt", pause.records[0].interrupt if pause.records else None)
             return self.result(status, interrupts=tuple(pause.records))
         except TurnedDown as refusal:
             return await self._turned_down(refusal)
@@ -105,14 +107,15 @@ class Runner:
         await self.recorder.tell(root, refusal.node, "rejected")
         return self.result(Status.REJECTED, reason=refusal.reason)
 
-    async def _flush(self, cause: Cause) -> None:
+    async def _flush(self, cause: Cause, interrupt: Interrupt | None = None) -> None:
         """Store what was committed since the last checkpoint, if the trigger had not wanted it."""
         if self.recorder.sink is None or self.recorder.is_current or self.recorder.store is None:
             return
         if self.recorder.is_spoiled:  # a node changed the state behind our back: what is stored is better
             return
         root = self.recorder.root
-        await asyncio.shield(asyncio.ensure_future(self.recorder.tell(root, root.here, cause)))
+        telling = self.recorder.tell(root, root.here, cause, interrupt=interrupt)
+        await asyncio.shield(asyncio.ensure_future(telling))
 
     # One graph ----------------------------------------------------------------------------------------------------
 
@@ -132,6 +135,8 @@ class Runner:
                 else:
                     contexts = [await self._job(activation, activation.jobs[0])]
             except Rerouted as reroute:
+                alone = activation.jobs[0]
+                activation.visits[alone.node] = alone.visit  # it was entered: the next visit asks and acts anew
                 await self._reroute(activation, reroute.target)
                 continue
             await self._commit(activation, [each for each in contexts if each is not None])
@@ -339,10 +344,13 @@ class Runner:
                 await self._look(activation, job)
                 return context
             except Rerouted as reroute:
-                fresh = activation.job(reroute.target, job.key, job.item)
+                job.left = {**job.left, job.node: job.visit}
+                fresh = activation.job(reroute.target, job.key, job.item, job.left.get(reroute.target, 0))
                 job.node, job.visit, job.position = fresh.node, fresh.visit, fresh.position
                 job.passed, job.given, job.inner, job.done, job.update, job.edited = False, {}, None, False, {}, {}
+                job.path = []
                 self.recorder.moved()
+                await self.recorder.tell(activation, job.node, "manual", requested=True)
 
     async def _look(self, activation: Activation, job: Job) -> None:
         """Ask what is to be asked after a finished job, once."""

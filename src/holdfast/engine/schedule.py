@@ -134,7 +134,8 @@ def commit(activation: Activation, plan: Plan) -> bool:
     """Take the finished jobs' results in and move on; tell whether the state changed."""
     mutated = activation.live.apply(plan)
     for job in activation.jobs:
-        activation.visits[job.node] = job.visit
+        for node, visit in (*job.left.items(), (job.node, job.visit)):
+            activation.visits[node] = max(activation.visits.get(node, 0), visit)
         activation.path += job.path
         activation.path.append(job.writer)
     activation.cursor += 1

@@ -269,7 +269,7 @@ def notes_to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for name, key, default in _NOTE_DEFAULTS:
         value = values.get(name, default)
-        if value != default:
+        if value is not default and value != default:
             plain[key] = value.to_plain() if name in _TO_PLAIN else value
     return plain
 

@@ -137,6 +137,7 @@ class Task:
     looked: bool = False  # what was asked after it is answered
     edited: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what that answer wants the state to be
     path: tuple[str, ...] = ()  # nodes finished in it
+    left: Mapping[str, int] = field(default_factory=dict, hash=False)  # nodes it was sent away from, with the visit
     frames: tuple[Frame, ...] = ()  # the graphs inside it, outer to inner, if it stands side by side with others
 
     def to_plain(self) -> dict[str, Any]:
@@ -152,6 +153,7 @@ class Task:
             "looked": self.looked,
             "edited": dict(self.edited),
             "path": list(self.path),
+            "left": dict(self.left),
             "frames": [frame.to_plain() for frame in self.frames],
         }
         return {name: value for name, value in plain.items() if value}

@@ -69,7 +69,7 @@ Entries = dict[Key, Entry]
 
 def encode_manifest(entries: Mapping[Key, Entry], base: Mapping[Key, Entry]) -> bytes:
     """Return the bytes of a manifest that, over ``base``, describes ``entries`` in their order."""
-    changed = [key for key, entry in entries.items() if base.get(key) != entry]
+    changed = [key for key, entry in entries.items() if differs(base.get(key), entry)]
     removed = [key for key in base if key not in entries]
     natural = [key for key in base if key in entries] + [key for key in changed if key not in base]
     order = None if natural == list(entries) else _order(natural, entries)
@@ -103,6 +103,11 @@ def _order(natural: Sequence[Key], entries: Mapping[Key, Entry]) -> bytes | list
         return list(entries)
     places = {key: place for place, key in enumerate(natural)}
     return bytes(places[key] for key in entries)
+
+
+def differs(known: Entry | None, entry: Entry) -> bool:
+    """Tell whether an entry is another than the known one; mostly it is the very same, or there is none."""
+    return known is not entry and known != entry
 
 
 def encode_base(entries: Mapping[Key, Entry]) -> bytes:

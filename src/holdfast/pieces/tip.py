@@ -27,6 +27,7 @@ from holdfast.pieces.manifest import (
     Entry,
     Key,
     Source,
+    differs,
     encode_base,
     encode_manifest,
     encode_table,
@@ -301,7 +302,7 @@ class Tip:
     def _write_manifest(self, before: Entries, draft: Draft) -> None:
         entries = self.entries()
         steady = {key: entry for key, entry in entries.items() if before.get(key) is entry}
-        repeated = {key: entry for key, entry in steady.items() if self.base_entries.get(key) != entry}
+        repeated = {key: entry for key, entry in steady.items() if differs(self.base_entries.get(key), entry)}
         if repeated:
             self._waste += sum(map(_entry_size, repeated.values()))
             # Rough sizes decide whether it is time to look; the exact size decides.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import ormsgpack
@@ -72,8 +73,14 @@ def encode_notes(meta: CheckpointMeta) -> bytes:
         return b""
     run_id = plain.get(_RUN_ID)
     if run_id is not None:
-        plain[_RUN_ID] = uuid_bytes(run_id) or run_id
+        plain[_RUN_ID] = _packed(run_id)
     return encode(plain, "checkpoint")
+
+
+@lru_cache(maxsize=64)
+def _packed(run_id: str) -> bytes | str:
+    """Return the shorter form of a run's id, which is the same in every step of the run."""
+    return uuid_bytes(run_id) or run_id
 
 
 def decode_notes(notes: bytes) -> dict[str, Any]:
