@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import postgres
 from benchmarks.bench import Bench
@@ -42,6 +43,24 @@ MAIN, LATE, LATE_STEPS = 1000, 3000, 60
 Start = Callable[[State, list[Step], Pause], None]
 
 
+class Usual(NamedTuple):
+    """What a step costs one contestant: medians over its runs."""
+
+    step: float  # median of all steps
+    late: float  # median of the last quarter: what a step costs may grow
+    calm: float  # the tenth of the last quarter that other programs disturbed the least
+
+    @classmethod
+    def of(cls, runs: list[Times]) -> Usual:
+        """Sum up the runs."""
+        last = [Times(run.seconds[-(len(run.seconds) // 4 + 1) :]) for run in runs]
+        return cls(_median(run.p50 for run in runs), _median(run.p50 for run in last), _median(run.p10 for run in last))
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
 def run(bench: Bench) -> None:
     """Measure short, usual and late runs."""
     bench.table.begin(
@@ -52,7 +71,7 @@ def run(bench: Bench) -> None:
     )
     with ExitStack() as stack:
         place = _place(bench, stack)
-        measured: dict[int, dict[str, Times]] = {}
+        measured: dict[int, dict[str, Usual]] = {}
         for count, repeats in ((100, bench.pick(5, 2)), (MAIN, bench.pick(3, 1)), (LATE, bench.pick(3, 1))):
             if bench.quick and count == LATE:
                 continue
@@ -74,8 +93,8 @@ def _place(bench: Bench, stack: ExitStack) -> Any:
         return None
 
 
-def _repeat(bench: Bench, place: Any, count: int, repeats: int) -> dict[str, Times]:
-    """Return the usual time of a step in each run, by contestant."""
+def _repeat(bench: Bench, place: Any, count: int, repeats: int) -> dict[str, Usual]:
+    """Return what a step costs at ``count`` steps, by contestant."""
     conversation = Conversation()
     steps = list(conversation.steps(count))
     before = steps[: count - LATE_STEPS] if count > MAIN else []
@@ -84,15 +103,15 @@ def _repeat(bench: Bench, place: Any, count: int, repeats: int) -> dict[str, Tim
         "messages": [message for step in before for message in step.messages],
         "scratch": before[-1].scratch if before else {"turn": 0},
     }
-    medians: dict[str, list[float]] = {}
+    runs: dict[str, list[Times]] = {}
     for _ in range(repeats):
         races = {
             name: partial(_race, start, first, steps[len(before) :]) for name, start in _starts(bench, place).items()
         }
         for name, times in relay(races).items():
-            medians.setdefault(name, []).append(times.p50)
+            runs.setdefault(name, []).append(times)
         _sweep(bench)
-    return {name: Times(each) for name, each in medians.items()}
+    return {name: Usual.of(each) for name, each in runs.items()}
 
 
 def _race(start: Start, first: State, steps: list[Step], pause: Pause) -> None:
@@ -132,34 +151,27 @@ def _file(bench: Bench) -> Any:
     return path.with_name(f"engine-{path.name}")
 
 
-def _report(bench: Bench, measured: dict[str, Times], count: int) -> None:
+def _report(bench: Bench, measured: dict[str, Usual], count: int) -> None:
     shown: set[str] = set()
-    for ours, theirs, target in COMPARED:
-        if ours not in measured or (theirs not in measured and ours in shown):
+    for name, against, target in COMPARED:
+        if name not in measured or (against not in measured and name in shown):
             continue
-        shown.add(ours)
-        other = measured.get(theirs)
-        bench.table.add(
-            Row(
-                f"{ours}, N={count:,}",
-                measured[ours].p50,
-                other=None if other is None else other.p50,
-                other_name=theirs if other is not None else "",
-                target=target if count == MAIN and other is not None else None,
-            )
-        )
+        shown.add(name)
+        ours, theirs = measured[name], measured.get(against)
+        if theirs is None:
+            bench.table.add(Row(f"{name}, N={count:,}", ours.step))
+            continue
+        goal = target if count == MAIN else None
+        bench.table.add(Row(f"{name}, N={count:,}", ours.step, other=theirs.step, other_name=against, target=goal))
+        if goal is not None:
+            bench.table.add(Row("    the last quarter", ours.late, other=theirs.late, other_name=against))
+            bench.table.add(Row("    its undisturbed tenth (p10)", ours.calm, other=theirs.calm, other_name=against))
 
 
-def _growth(bench: Bench, measured: dict[int, dict[str, Times]]) -> None:
+def _growth(bench: Bench, measured: dict[int, dict[str, Usual]]) -> None:
     """Show whether a step costs more the longer the run is."""
-    first, last = measured[100], measured[max(measured)]
-    for name in first:
-        label = f"for context: {name}" if name not in (OURS, OURS_MEMORY, OURS_SQLITE, OURS_POSTGRES) else name
-        bench.table.add(
-            Row(
-                f"{label}, N={max(measured):,} against N=100",
-                last[name].p50,
-                other=first[name].p50,
-                other_name="at N=100",
-            )
-        )
+    last = max(measured)
+    for name, early in measured[100].items():
+        label = name if name.startswith(OURS) else f"for context: {name}"
+        late = measured[last][name].step
+        bench.table.add(Row(f"{label}, N={last:,} against N=100", late, other=early.step, other_name="at N=100"))

@@ -1,3 +1,149 @@
-"""Engines that are wrong on purpose."""
-from collections.abc import Callable
-MUTANTS: dict[str, Callable[[], None]] = {"": lambda: None}
+"""Engines that are wrong on purpose, each in one thing. A life that is told the name of one is run by it.
+
+What is changed is changed in the process of the life only, and ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from holdfast.engine import launch, position
+from holdfast.engine.context import BaseContext
+from holdfast.engine.desk import Desk, finished
+from holdfast.engine.gate import Gate
+from holdfast.engine.position import Activation, Job
+from holdfast.engine.recorder import Recorder
+from holdfast.engine.run import Runner
+from holdfast.model.checkpoint import Checkpoint, Write
+from holdfast.model.continuation import NextNode
+from holdfast.model.effect import EffectStatus
+from holdfast.model.frame import Frame, FrameStack, Task
+from holdfast.store.effects import EffectRow
+from holdfast.thread import effects
+from holdfast.thread.question import Question
+
+
+def _drops_finished_branches() -> None:
+    """What a branch returned is not kept: it runs again with the others."""
+
+    async def keep(self: Desk, checkpoint_id: str, position: str, value: Mapping[str, Any]) -> None:
+        return None
+
+    Desk.keep = keep  # type: ignore[method-assign]
+
+
+def _saves_before_the_commit() -> None:
+    """The checkpoint has what was before the node, so that the node runs again."""
+    tell, commit = Recorder.tell, Runner._commit
+
+    async def late(self: Recorder, activation: Activation, node: str, cause: Any, **rest: Any) -> None:
+        if cause not in ("node", "barrier"):
+            await tell(self, activation, node, cause, **rest)
+
+    async def early(self: Runner, activation: Activation, contexts: list[BaseContext]) -> None:
+        self.recorder.moved()
+        await tell(self.recorder, activation, activation.here, "node")
+        await commit(self, activation, contexts)
+
+    Recorder.tell = late  # type: ignore[method-assign]
+    Runner._commit = early  # type: ignore[method-assign]
+
+
+def _writes_no_receipts() -> None:
+    """An effect is done, and the ledger is never told."""
+
+    def end(self: effects._Attempts, row: EffectRow, status: EffectStatus, payload: bytes) -> effects._Course[EffectRow]:
+        yield effects._Call(lambda: None)
+        return replace(row, status=status.value, body=effects.sealed(row, status, 0, None, payload), ended_us=0)
+
+    effects._Attempts.end = end  # type: ignore[method-assign]
+
+
+def _resumes_at_the_last_node() -> None:
+    """A position's last node is taken for its next one."""
+    revived = launch._revived
+
+    def wrong(setup: launch.Setup, checkpoint: Checkpoint, state: Mapping[str, Any], frames: FrameStack) -> Activation:
+        root = revived(setup, checkpoint, state, frames)
+        if root.last is not None and isinstance(root.todo, NextNode):
+            root.todo, root.jobs = NextNode(root.last), []
+            root.visits[root.last] -= 1
+        return root
+
+    launch._revived = wrong
+
+
+def _forgets_visits() -> None:
+    """Loop counters begin anew, so that a round of a loop is taken for an earlier one."""
+    revive = position._revive
+
+    def wrong(built: Any, frames: Sequence[Frame], runtime: Mapping[str, Any], prefix: str) -> Activation:
+        return revive(built, [replace(frames[0], visits={}), *frames[1:]], runtime, prefix)
+
+    position._revive = wrong
+
+
+def _forgets_inner_graphs() -> None:
+    """A subgraph begins anew."""
+    revive_job = position._revive_job
+
+    def wrong(activation: Activation, task: Task, inside: Sequence[Frame], runtime: Mapping[str, Any]) -> Job:
+        return revive_job(activation, task, (), runtime)
+
+    position._revive_job = wrong
+
+
+def _forgets_what_branches_returned() -> None:
+    """What was kept beside the checkpoint is not looked at."""
+    launch.finished = lambda writes: {}
+
+
+def _forgets_what_answers_changed() -> None:
+    """A finished branch comes back without what the answer before it put into the state."""
+
+    def wrong(writes: Sequence[Write]) -> dict[str, Mapping[str, Any]]:
+        return {place: {**value, "given": {}} for place, value in finished(writes).items()}
+
+    launch.finished = wrong  # type: ignore[assignment]
+
+
+def _lets_everybody_pass_after_a_restart() -> None:
+    """Who comes back is not asked any more."""
+    before = Gate.before
+
+    def wrong(self: Gate, activation: Activation, job: Job) -> Question | None:
+        return before(self, activation, job) if self._recorder.options.attempt == 1 else None
+
+    Gate.before = wrong  # type: ignore[method-assign]
+
+
+def _counts_attempts_anew() -> None:
+    """A node that failed has all its attempts again after a restart."""
+    launch.attempts = lambda writes: {}
+
+
+def _does_what_is_in_doubt_again() -> None:
+    """An effect without a receipt is done once more."""
+
+    def wrong(attempts: Any, row: EffectRow, record: Any) -> effects._Course[EffectRow]:
+        return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
+
+    effects._over_unknown = wrong
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "drops finished branches": _drops_finished_branches,
+    "saves before the commit": _saves_before_the_commit,
+    "writes no receipts": _writes_no_receipts,
+    "resumes at the last node": _resumes_at_the_last_node,
+    "forgets visits": _forgets_visits,
+    "forgets inner graphs": _forgets_inner_graphs,
+    "forgets what branches returned": _forgets_what_branches_returned,
+    "forgets what answers changed": _forgets_what_answers_changed,
+    "lets everybody pass after a restart": _lets_everybody_pass_after_a_restart,
+    "counts attempts anew": _counts_attempts_anew,
+    "does what is in doubt again": _does_what_is_in_doubt_again,
+}

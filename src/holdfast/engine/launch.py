@@ -203,7 +203,9 @@ async def resume(setup: Setup, taking: Taking) -> Result:
 def _copied(checkpoint: Checkpoint, source: Checkpoint, is_edited: bool) -> Checkpoint:
     """Return a fork's checkpoint with the finished jobs of the one it was forked from, unless its state is another."""
     if not is_edited:
-        return bare(Checkpoint, {**checkpoint.__dict__, "writes": source.writes})
+        # What finished while somebody was asked may rest on the answer, which does not count in this line of history.
+        writes = () if source.frames.frames[0].waits else source.writes
+        return bare(Checkpoint, {**checkpoint.__dict__, "writes": writes})
     outermost, *inner = checkpoint.frames
     unfinished = tuple(task for task in outermost.tasks if not task.done)
     frames = FrameStack((replace(outermost, tasks=unfinished), *inner))

@@ -330,7 +330,7 @@ class Runner:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("several branches failed", failures)
         if pauses:
             records = {record.id: record for pause in pauses for record in pause.records}
-            raise Paused([*records.values()], deferred=not records)
+            raise Paused([*records.values()], deferred=all(pause.deferred for pause in pauses))
         return [task.result() for task in running]
 
     async def _branch(self, activation: Activation, job: Job) -> BaseContext | None:
