@@ -42,13 +42,18 @@ def test_the_readmes_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
     block = next(
         text for text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")) if "call_model" in text
     )
-    longer = block.replace("< 5", "< 8")
-    printed = [
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-        for code in (block, block, longer)
+    dies = block.replace("costs what is new", "costs\n        if turn.iteration == 3: raise SystemExit(3)")
+    assert dies != block
+    runs = [
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        for code in (dies, block, block)
     ]
 
-    assert printed == ["5 messages at step 5\n", "5 messages at step 5\n", "8 messages at step 8\n"]
+    assert [(run.returncode, run.stdout) for run in runs] == [
+        (3, ""),
+        (0, "5 messages after turn 4\n"),
+        (0, "5 messages after turn 4\n"),
+    ]
 
 
 def test_there_are_examples_to_run() -> None:
