@@ -8,6 +8,7 @@ the engine's own records.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -15,7 +16,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,24 +52,26 @@ Show = Callable[[str, object], None]
 class End:
     """How a run ended, and what the world saw of it."""
 
-    told: dict[str, Any]
+    lives: list[dict[str, Any]]  # what those told that came to their end
     lines: list[list[str]]
 
     @property
     def outcome(self) -> dict[str, Any]:
-        return {name: self.told[name] for name in ("over", "digest", "state", "path", "straight", "ledger")}
+        return {name: self.lives[-1][name] for name in ("over", "digest", "state", "path", "straight", "ledger")}
 
     @property
     def effects(self) -> Counter[str]:
         return Counter(" ".join(words[1:3]) for words in self.lines if words[0] == "effect")
 
-    def points(self) -> list[Point]:
-        """Return every moment to die at that this run had."""
-        writes = [("verb", number, after) for number in range(1, self.told["writes"] + 1) for after in (False, True)]
-        effects = [
-            ("effect", number, after) for number in range(1, self.told["effects"] + 1) for after in (False, True)
+    def points(self) -> list[tuple[int, Point]]:
+        """Return every moment to die at that this run had, each with the number of its life."""
+        return [
+            (life, (kind, number, after))
+            for life, told in enumerate(self.lives)
+            for kind, count in (("verb", told["writes"]), ("effect", told["effects"]))
+            for number in range(1, count + 1)
+            for after in (False, True)
         ]
-        return [*writes, *effects]
 
 
 class Killed(AssertionError):
@@ -87,18 +90,19 @@ class Arena:
         self.kills = 0
         self.too_late = 0
 
-    def run(self, name: str, points: Iterator[Point]) -> End:
-        """Live life after life, each to the next point, until the run is over."""
+    def run(self, name: str, points: Iterable[Point | None] = ()) -> End:
+        """Live life after life, each to the next point or, where there is none, to its end, until the run is over."""
         folder = self.folder / name
         folder.mkdir(parents=True)
-        try:
-            for life in range(LIVES_MAX):
-                told = self.live(folder, life, next(points, None))
-                if told is not None and told["over"] is not None:
-                    lines = [line.split() for line in (folder / "world").read_text().splitlines()]
-                    return End(told, lines)
-        finally:
-            shutil.rmtree(folder) if not os.environ.get("HOLDFAST_KEEP") else None
+        lives = []
+        for life, point in zip(range(LIVES_MAX), itertools.chain(points, itertools.repeat(None)), strict=False):
+            told = self.live(folder, life, point)
+            if told is not None:
+                lives.append(told)
+            if told is not None and told["over"] is not None:
+                lines = [line.split() for line in (folder / "world").read_text().splitlines()]
+                shutil.rmtree(folder)
+                return End(lives, lines)
         raise Killed(f"run {name} is not over after {LIVES_MAX} lives")
 
     def live(self, folder: Path, life: int, point: Point | None) -> dict[str, Any] | None:
@@ -237,25 +241,26 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-def kill_points(rng: random.Random, reference: End, kills: int) -> Iterator[Point]:
+def kill_points(rng: random.Random, reference: End, kills: int) -> Iterator[Point | None]:
     """Yield where to die: the first anywhere, each later one in what is left of the run, or near to it."""
-    points = reference.points()
-    kind, number, after = rng.choice(points)
-    yield kind, number, after
-    left = max(2, reference.told["writes"] - (number if kind == "verb" else reference.told["writes"] // 2))
+    life, point = rng.choice(reference.points())
+    yield from itertools.repeat(None, life)
+    yield point
+    writes = reference.lives[life]["writes"]
+    left = writes - point[1] if point[0] == "verb" else writes // 2
     for _ in range(kills - 1):
-        if reference.told["effects"] and rng.random() < 0.25:
+        if reference.effects and rng.random() < 0.25:
             yield "effect", 1, rng.random() < 0.5
             continue
         number = rng.randint(1, max(2, left // 2))
-        left = max(2, left - number)
+        left -= number
         yield "verb", number, rng.random() < 0.5
 
 
 def kill_graph(nursery: Nursery, folder: Path, seed: int, tally: Tally) -> None:
     """Run a graph without a kill, then kill it again and again; take note of what was wrong."""
     arena = Arena(nursery, folder, seed)
-    reference = arena.run("reference", iter(()))
+    reference = arena.run("reference")
     tally.add(reference)
     found = judge(arena.scenario, reference, reference)
     rng = random.Random(f"{SEED} {seed}")
@@ -263,7 +268,7 @@ def kill_graph(nursery: Nursery, folder: Path, seed: int, tally: Tally) -> None:
         if arena.kills >= KILLS_PER_GRAPH:
             break
         points = list(kill_points(rng, reference, kills))
-        end = arena.run(f"run-{number}", iter(points))
+        end = arena.run(f"run-{number}", points)
         tally.add(end)
         found += [f"killed at {points}: {each}" for each in judge(arena.scenario, reference, end)]
     tally.counts["graphs"] += 1

@@ -36,7 +36,7 @@ def memory_thread() -> Any:
 # Before and after -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S4x-04", "S4x-05", "S4-03", "S4-19", "S4-20", "S4-02", "S4-06")
+@pytest.mark.row("S4x-04", "S4x-05", "S4-01", "S4-03", "S4-19", "S4-20", "S4-02", "S4-06")
 def test_a_run_stops_before_and_after_the_nodes_that_are_named(thread: holdfast.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", "c", before=["b"])
@@ -52,7 +52,7 @@ def test_a_run_stops_before_and_after_the_nodes_that_are_named(thread: holdfast.
     assert (third.status, third.path, walk.ran) == (Status.COMPLETED, ("a", "b", "c"), ["a", "b", "c"])
 
 
-@pytest.mark.row("S4x-06", "W4-21", "W4-04")
+@pytest.mark.row("S4x-06", "W4-21", "S2x-25")
 def test_what_a_pause_stores_says_what_is_next_whichever_kind_it_is(memory_thread: holdfast.Thread) -> None:
     graph = Walk().chain("a", "b", before=["b"], after=["b"])
     graph.run_sync(memory_thread)
@@ -393,7 +393,7 @@ class Person(BaseModel):
     age: int
 
 
-@pytest.mark.row("S4-22", "S4x-24", "W4-20", "S4x-13")
+@pytest.mark.row("S4-22", "S4x-24", "W4-20")
 @pytest.mark.parametrize(
     ("kind", "wrong", "right", "value"),
     [
@@ -778,6 +778,56 @@ def test_waiting_and_going_on_are_told(memory_thread: holdfast.Thread) -> None:
     assert [(event.interrupt_id, event.kind.value) for event in after.of(DecisionTaken)] == [(record.id, "approve")]
     log.check()
     after.check()
+
+
+def test_a_node_that_asks_has_one_beginning_and_one_end_for_those_who_watch(memory_thread: holdfast.Thread) -> None:
+    graph = Graph("g", state=State)
+    graph.node("a", lambda state, ctx: {"note": f"{ctx.ask('one')} {ctx.ask('two')}"})
+    graph.start("a")
+    graph.end("a")
+    graph.run_sync(memory_thread)
+    for answer in ("first", "second"):
+        log = EventLog()
+        result = graph.resume_sync(memory_thread, Answer(answer), on_event=log)
+        log.check()
+        assert len(log.of(NodeStarted)) == 1
+
+    assert result.values["note"] == "first second"
+
+
+def test_a_failure_beside_a_question_fails_the_run_and_the_question_stays(memory_thread: holdfast.Thread) -> None:
+    walk = Walk()
+    graph = walk.fan("asks", "fails", on_error="collect_all")
+    replace_node(graph, "asks", lambda state, ctx: {"note": ctx.ask("how?")})
+    replace_node(graph, "fails", lambda state: 1 / 0)
+    assert graph.run_sync(memory_thread).status is Status.FAILED
+    (record,) = memory_thread.interrupts()
+    replace_node(graph, "fails", walk.node("fails"))
+
+    result = graph.resume_sync(memory_thread, {record.id: Answer("so")})
+
+    assert (result.status, result.values["note"]) == (Status.COMPLETED, "so")
+
+
+def test_barriers_side_by_side_are_decided_apart(memory_thread: holdfast.Thread) -> None:
+    walk = Walk()
+    graph = Graph("g", state=State)
+    for name in ("split", "excuse", "join"):
+        graph.node(name, walk.node(name))
+    graph.barrier("first")
+    graph.barrier("second", on_reject="excuse")
+    graph.parallel("split", ["first", "second"], join="join")
+    graph.edge("excuse", "join")
+    graph.start("split")
+    graph.end("join")
+    waits = graph.run_sync(memory_thread)
+    ids = {record.interrupt.node: record.id for record in waits.interrupts}
+    waits = graph.resume_sync(memory_thread, {ids["second"]: Reject("no")})
+    assert (asked(waits), walk.ran) == (["first"], ["split", "excuse[second]"])
+
+    result = graph.resume_sync(memory_thread, {ids["first"]: Approve()})
+
+    assert (result.status, walk.ran) == (Status.COMPLETED, ["split", "excuse[second]", "join"])
 
 
 def test_an_asynchronous_thread_pauses_and_goes_on_in_the_same_way(url: str) -> None:

@@ -154,6 +154,22 @@ def test_a_checkpoint_names_the_next_node_the_last_one_the_path_and_the_step(thr
     assert at.frames.depth == 1
 
 
+@pytest.mark.row("W2-27", "W4-18", "S2-17", "S2-22", "S2-23", "S4-07", "S4-08")
+def test_a_checkpoint_alone_can_be_placed_in_its_history(store: holdfast.Store) -> None:
+    graph = Walk().chain("a", "b")
+    runs = [graph.run_sync(store.thread(name), metadata={"user": name}).run_id for name in ("t", "t", "u")]
+    assert len(set(runs)) == 3  # two runs of one graph are told apart, in one thread and in two
+
+    history = [*store.thread("t").history()][::-1]
+
+    assert [meta.parent_id for meta in history] == [None, *(meta.id for meta in history[:-1])]
+    assert len({meta.digest for meta in history}) == len(history)
+    assert [meta.step for meta in history] == [*range(len(history))]
+    assert [meta.run_id for meta in history] == [runs[0]] * 3 + [runs[1]] * 3
+    assert {(meta.graph, meta.graph_hash, meta.metadata["user"]) for meta in history} == {("g", graph.fingerprint, "t")}
+    assert all(meta.created_at.tzinfo is not None for meta in history)
+
+
 @pytest.mark.row("W4-05", "S4-04")
 def test_every_commit_is_stored_not_only_interrupts(thread: holdfast.Thread) -> None:
     graph = looping(Walk(), 5)
@@ -697,6 +713,42 @@ def test_a_run_without_a_thread_cannot_pause_and_never_takes_that_for_a_yes() ->
         with pytest.raises(holdfast.InvalidInput, match="no thread to wait in"):
             graph.run_sync(None)
         assert walk.ran == ["a"]
+
+
+@pytest.mark.parametrize("given", ["t", 5, object()])
+def test_what_is_no_thread_is_refused(given: Any) -> None:
+    graph = Walk().chain("a")
+    for call in (graph.run_sync, graph.resume_sync):
+        with pytest.raises(holdfast.InvalidInput, match="a run is kept in a thread"):
+            call(given)
+    with pytest.raises(holdfast.InvalidInput, match="nothing to resume without a thread"):
+        graph.resume_sync(None)  # type: ignore[arg-type]
+
+
+def test_one_graph_serves_many_runs_at_once(tmp_path: Path) -> None:
+    graph = looping(Walk(), 5)
+    both = threading.Barrier(2, timeout=30)
+
+    async def several(names: list[str]) -> list[Any]:
+        async with await holdfast.aopen(tmp_path / "store.db") as store:
+            both.wait()
+            return await asyncio.gather(*(graph.run(store.thread(name), {"note": name}) for name in names))
+
+    found: list[Any] = []
+    loops = [
+        threading.Thread(target=lambda names=names: found.extend(asyncio.run(several(names))))
+        for names in ([f"t{n}" for n in range(10)], [f"u{n}" for n in range(10)])
+    ]
+    for loop in loops:
+        loop.start()
+    for loop in loops:
+        loop.join()
+
+    assert len(found) == 20
+    assert {result.values["note"] for result in found} == {f"{kind}{n}" for kind in "tu" for n in range(10)}
+    assert {(result.status, result.values["count"], len(result.values["seen"])) for result in found} == {
+        (Status.COMPLETED, 5, 6)
+    }
 
 
 def test_what_a_run_used_is_counted_and_stored(thread: holdfast.Thread) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 import holdfast
-from holdfast.engine import DELETE, Answer, Graph, Modify, Status, add, append, merge
+from holdfast.engine import DELETE, Answer, Approve, Cancellation, Graph, Modify, Status, add, append, merge
 from holdfast.engine.event import Event, EventLog, NodeFinished, RunEnded
 from holdfast.engine.sink import tell
 from holdfast.errors import MergeConflict, NodeFailed
@@ -179,9 +179,9 @@ def test_what_has_finished_when_another_branch_fails_is_kept_and_not_run_again(u
     replace_node(graph, "broken", broken)
 
     def watch(event: Event) -> None:
-        # The branch beside it is stored before its coroutine is through; the turn of the loop after that, it is over.
+        # With a store that answers at once, what a branch returned is stored before the loop turns to anything else.
         if type(event).__name__ == "NodeFinished" and getattr(event, "node", "") == "done":
-            asyncio.get_running_loop().call_later(0.05, finished.set)
+            asyncio.get_running_loop().call_soon(finished.set)
 
     with holdfast.open(url) as store:
         thread = store.thread("t")
@@ -343,6 +343,58 @@ def test_of_a_map_only_what_is_missing_runs_again(url: str) -> None:
 
         assert result.values["seen"] == ["split", "a", "bad", "c", "join"]
         assert sorted(walk.ran) == ["each[0]", "each[1]", "each[1]", "each[2]", "join", "split"]
+
+
+def test_what_a_map_is_over_must_not_change_under_it() -> None:
+    graph = mapping(Walk(), before=["each"])
+    with holdfast.open("memory:") as store:
+        thread = store.thread("t")
+        waits = graph.run_sync(thread, {"items": ["a", "b", "c"]})
+        graph.resume_sync(thread, {waits.interrupts[2].id: Approve()})
+
+        failed = graph.resume_sync(thread, update={"items": ["a"]})
+
+        assert "must not change" in str(failed.error)
+        result = graph.resume_sync(
+            thread, {each.id: Approve() for each in waits.interrupts[:2]}, update={"items": "abc"}
+        )
+        assert result.values["seen"] == ["split", "0:a", "1:b", "2:c", "join"]
+
+
+def test_a_cancelled_fan_out_keeps_what_has_finished(url: str) -> None:
+    walk = Walk()
+    graph = walk.fan("quick", "slow")
+    cancel = Cancellation()
+
+    async def slow(state: Any) -> None:
+        await asyncio.Event().wait()
+
+    def watch(event: Event) -> None:
+        if isinstance(event, NodeFinished) and event.node == "quick":
+            asyncio.get_running_loop().call_soon(cancel.cancel, "enough")  # what it returned is stored by then
+
+    replace_node(graph, "slow", slow)
+    with holdfast.open(url) as store:
+        result = graph.run_sync(store.thread("t"), cancel=cancel, on_event=watch)
+        assert (result.status, walk.ran) == (Status.CANCELLED, ["split", "quick"])
+        replace_node(graph, "slow", walk.node("slow"))
+
+        assert graph.resume_sync(store.thread("t")).values["seen"] == ["split", "quick", "slow", "join"]
+        assert walk.ran == ["split", "quick", "slow", "join"]
+
+
+def test_a_graph_is_run_for_each_item_with_the_item_it_is_for() -> None:
+    inner = Graph("inner", state=Inner)
+    inner.node("find", lambda state: {"found": [state["query"] * 2]})
+    inner.start("find")
+    inner.end("find")
+    outer = Graph("outer", state=State)
+    outer.node("split", lambda state: None)
+    outer.subgraph("each", inner, into=lambda state, item: {"query": item}, out={"found": "seen"})
+    outer.map("split", "each", "items")
+    outer.start("split")
+
+    assert outer.run_sync(None, {"items": ["a", "b"]}).values["seen"] == ["aa", "bb"]
 
 
 # Subgraphs --------------------------------------------------------------------------------------------------------

@@ -399,7 +399,7 @@ class _Draft:
                 ops.insert(rng.randint(0, len(ops)), op)
         if "fail" in ops:
             fails = rng.randint(1, 2)
-            attempts = fails + 1 if rng.random() < 0.8 else 1
+            attempts = fails + 1 if rng.random() < 0.85 else 1
         last = self.may_write_last and rng.random() < 0.5
         return self.add(
             is_async=rng.random() < 0.5, ops=tuple(ops), fails=fails, attempts=attempts, writes_last=last, **given

@@ -235,6 +235,7 @@ class Graph(Declaration):
         return _now(plan(self._setup(thread, {}), checkpoint))
 
     def _setup(self, thread: AnyThread | None, how: How, blocking: bool = False) -> Setup:
+        _check_thread(thread)
         return Setup(built=self.build(), thread=thread, blocking=blocking, **how)
 
     def _options(
@@ -246,6 +247,7 @@ class Graph(Declaration):
         metadata: Mapping[str, Any] | None,
     ) -> RunOptions:
         known = identity(self.build())
+        _check_thread(thread)
         return RunOptions(
             str(uuid.uuid4()) if thread is None else thread._store._context.new_id(),
             known.hash,
@@ -266,6 +268,13 @@ class Graph(Declaration):
 
     def __repr__(self) -> str:
         return f"<Graph {self.name!r}: {len(self._nodes)} nodes, {len(self._edges)} edges>"
+
+
+def _check_thread(thread: object) -> None:
+    if thread is not None and not isinstance(thread, AnyThread):
+        raise InvalidInput(
+            f"a run is kept in a thread, not in {type(thread).__name__}", hint='Pass store.thread("name"), or None'
+        )
 
 
 def _now(run: Coroutine[Any, Any, T]) -> T:

@@ -52,10 +52,13 @@ class Tasks:
     async def run(self, activation: Activation, job: Job, answers: Mapping[str, Decision]) -> BaseContext:
         """Run a node until it succeeds or has no attempts left; its update is in the job then."""
         node = activation.graph.nodes[job.node]
+        is_told = bool(answers)  # it was left at a question, and goes on for those who watch
         while True:
             attempt = self.attempts.get(job.position, 0) + 1
             context = self._context(node, job, answers, attempt)
-            self.emit(event.NodeStarted(job.position, job.node, job.visit, job.key, attempt))
+            if not is_told:
+                self.emit(event.NodeStarted(job.position, job.node, job.visit, job.key, attempt))
+            is_told = False
             began = time.perf_counter()
             try:
                 job.update = await self._once(activation, job, node, context)

@@ -51,6 +51,8 @@ BASE_WASTE_MIN = 512
 """Bytes that repeating unchanged entries may waste, beyond the size of a new base, before a base is written."""
 
 CONSOLIDATE_PIECES_MIN = 16
+PART_BYTES_MIN = 1024
+"""Bytes that are appended one after the other are kept in parts of about this size, or larger."""
 
 
 @dataclass(slots=True)
@@ -212,7 +214,7 @@ class Tip:
         self._lengthen(old, body.data, draft, new_stream)
         old.hasher.update(body.data)
         if old.parts is not None:
-            old.parts.append(body.data)
+            _add_part(old.parts, body.data)
         old.entry = self._describe(old, old.entry.kind, old.entry.count + body.count, size, draft)
         return old
 
@@ -328,6 +330,14 @@ def _whole(body: Body, draft: Draft, stream: int | None = None, end: int = 0) ->
     draft.blobs[digest] = body.data
     entry = Entry(body.kind, body.count, size, digest)
     return Live(entry, [Range(digest, 0, size)], parts=[body.data], hasher=hasher, stream=stream, end=end)
+
+
+def _add_part(parts: list[bytes], data: bytes) -> None:
+    """Add bytes that are at hand. Short ones are joined: an object each would take many times their length."""
+    if parts and len(parts[-1]) + len(data) <= PART_BYTES_MIN:
+        parts[-1] += data
+    else:
+        parts.append(data)
 
 
 def _retold(live: Live, body: Body) -> Live:
