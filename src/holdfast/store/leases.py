@@ -53,7 +53,7 @@ def fenced(lane: LaneKey, epoch: int, current: int, owner: str | None, left_us: 
         hint = "Stop: another worker goes on with this run. Nothing of this call was stored"
     elif owner is not None and left_us > 0:
         what = f"branch {lane.branch!r} is leased to {owner!r} for another {left_us / 1e6:.1f} s"
-        hint = "Only the holder may write. Take a lease of your own when this one has ended"
+        hint = "Only the holder may write. If it died, its time runs out: wait for that with wait_s=…"
     else:
         what = f"the lease on branch {lane.branch!r} has ended (epoch {current}, ours was {epoch})"
         hint = "Take a new lease, then load the newest checkpoint and go on from there"
