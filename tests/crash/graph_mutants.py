@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
-from holdfast.engine import launch, position
+from holdfast.engine import compat, launch, position
 from holdfast.engine.context import BaseContext
 from holdfast.engine.desk import Desk, finished
 from holdfast.engine.gate import Gate
@@ -21,12 +22,12 @@ from holdfast.model.continuation import NextNode
 from holdfast.model.effect import EffectStatus
 from holdfast.model.frame import Frame, FrameStack, Task
 from holdfast.store.effects import EffectRow
-from holdfast.thread import effects
+from holdfast.thread import effects, ledger
 from holdfast.thread.question import Question
 
 
 def _drops_finished_branches() -> None:
-    """What a branch returned is not kept: it runs again with the others."""
+    """Keep nothing of what a branch returned: it runs again with the others."""
 
     async def keep(self: Desk, checkpoint_id: str, position: str, value: Mapping[str, Any]) -> None:
         return None
@@ -35,7 +36,7 @@ def _drops_finished_branches() -> None:
 
 
 def _saves_before_the_commit() -> None:
-    """The checkpoint has what was before the node, so that the node runs again."""
+    """Store what was before the node, so that the node runs again."""
     tell, commit = Recorder.tell, Runner._commit
 
     async def late(self: Recorder, activation: Activation, node: str, cause: Any, **rest: Any) -> None:
@@ -43,8 +44,10 @@ def _saves_before_the_commit() -> None:
             await tell(self, activation, node, cause, **rest)
 
     async def early(self: Runner, activation: Activation, contexts: list[BaseContext]) -> None:
+        jobs, activation.jobs = activation.jobs, []
         self.recorder.moved()
         await tell(self.recorder, activation, activation.here, "node")
+        activation.jobs = jobs
         await commit(self, activation, contexts)
 
     Recorder.tell = late  # type: ignore[method-assign]
@@ -52,17 +55,19 @@ def _saves_before_the_commit() -> None:
 
 
 def _writes_no_receipts() -> None:
-    """An effect is done, and the ledger is never told."""
+    """Do an effect and never tell the ledger."""
 
-    def end(self: effects._Attempts, row: EffectRow, status: EffectStatus, payload: bytes) -> effects._Course[EffectRow]:
+    def end(
+        self: effects._Attempts, row: EffectRow, status: EffectStatus, payload: bytes
+    ) -> effects._Course[EffectRow]:
         yield effects._Call(lambda: None)
-        return replace(row, status=status.value, body=effects.sealed(row, status, 0, None, payload), ended_us=0)
+        return replace(row, status=status.value, body=ledger.sealed(row, status, 0, None, payload), ended_us=0)
 
     effects._Attempts.end = end  # type: ignore[method-assign]
 
 
 def _resumes_at_the_last_node() -> None:
-    """A position's last node is taken for its next one."""
+    """Take a position's last node for its next one."""
     revived = launch._revived
 
     def wrong(setup: launch.Setup, checkpoint: Checkpoint, state: Mapping[str, Any], frames: FrameStack) -> Activation:
@@ -76,7 +81,7 @@ def _resumes_at_the_last_node() -> None:
 
 
 def _forgets_visits() -> None:
-    """Loop counters begin anew, so that a round of a loop is taken for an earlier one."""
+    """Begin loop counters anew, so that a round of a loop is taken for an earlier one."""
     revive = position._revive
 
     def wrong(built: Any, frames: Sequence[Frame], runtime: Mapping[str, Any], prefix: str) -> Activation:
@@ -86,7 +91,7 @@ def _forgets_visits() -> None:
 
 
 def _forgets_inner_graphs() -> None:
-    """A subgraph begins anew."""
+    """Begin a subgraph anew."""
     revive_job = position._revive_job
 
     def wrong(activation: Activation, task: Task, inside: Sequence[Frame], runtime: Mapping[str, Any]) -> Job:
@@ -96,21 +101,23 @@ def _forgets_inner_graphs() -> None:
 
 
 def _forgets_what_branches_returned() -> None:
-    """What was kept beside the checkpoint is not looked at."""
-    launch.finished = lambda writes: {}
+    """Do not look at what was kept beside the checkpoint."""
+    for module in (launch, compat):
+        _swap(module, "finished", lambda writes: {})
 
 
 def _forgets_what_answers_changed() -> None:
-    """A finished branch comes back without what the answer before it put into the state."""
+    """Lose what the answer before a finished branch put into the state."""
 
     def wrong(writes: Sequence[Write]) -> dict[str, Mapping[str, Any]]:
         return {place: {**value, "given": {}} for place, value in finished(writes).items()}
 
-    launch.finished = wrong  # type: ignore[assignment]
+    for module in (launch, compat):
+        _swap(module, "finished", wrong)
 
 
 def _lets_everybody_pass_after_a_restart() -> None:
-    """Who comes back is not asked any more."""
+    """Ask nobody any more who comes back."""
     before = Gate.before
 
     def wrong(self: Gate, activation: Activation, job: Job) -> Question | None:
@@ -120,17 +127,22 @@ def _lets_everybody_pass_after_a_restart() -> None:
 
 
 def _counts_attempts_anew() -> None:
-    """A node that failed has all its attempts again after a restart."""
-    launch.attempts = lambda writes: {}
+    """Give a node that failed all its attempts again after a restart."""
+    _swap(launch, "attempts", lambda writes: {})
 
 
 def _does_what_is_in_doubt_again() -> None:
-    """An effect without a receipt is done once more."""
+    """Do an effect without a receipt once more."""
 
-    def wrong(attempts: Any, row: EffectRow, record: Any) -> effects._Course[EffectRow]:
+    def wrong(attempts: effects._Attempts, row: EffectRow, record: Any) -> effects._Course[EffectRow]:
         return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
 
     effects._over_unknown = wrong
+
+
+def _swap(module: ModuleType, name: str, function: Callable[..., Any]) -> None:
+    assert callable(getattr(module, name)), "there is no such function any more: the mutant would be no mutant"
+    setattr(module, name, function)
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -1,14 +1,13 @@
 """What the killed processes of ``test_graph_kills`` do: run a random graph, answer what it asks, and die where told.
 
-A *life* is one process. It begins the run, or takes it up where the last life left it, and goes on until the run is over
-or the life ends: at a write of the store, right before or right after it, or inside an effect. Each life says in the
-world's file what it finds and does, so that the test can judge all lives together without asking the engine.
+A *life* is one process. It begins the run, or takes it up where the last life left it, and goes on until the run is
+over or the life ends: at a write of the store, right before or right after it, or inside an effect. Each life says in
+the world's file what it finds and does, so that the test can judge all lives together without asking the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import signal
@@ -37,7 +36,7 @@ from holdfast.thread.store_async import AsyncStore
 from holdfast.thread.thread import Thread
 
 THREAD = "t"
-ROUNDS_MAX = 300
+ROUNDS_MAX = 120
 """How often a life may take a run up; one that never ends is a failure, not a wait."""
 
 WRITES = frozenset(
@@ -67,7 +66,7 @@ class Deadly:
         self._point = point
         self._lock = threading.Lock()
         self.writes = 0
-        self.effects = 0
+        self.acts = 0
         world.at_effect = self.at_effect
 
     def __getattr__(self, verb: str) -> Any:
@@ -93,8 +92,8 @@ class Deadly:
         """Be told that an effect begins, or that it is done and says so to nobody yet."""
         if not is_done:
             with self._lock:
-                self.effects += 1
-        self._die_at("effect", self.effects, is_done)
+                self.acts += 1
+        self._die_at("effect", self.acts, is_done)
 
     def _die_at(self, *point: Any) -> None:
         if point == self._point:
@@ -183,7 +182,7 @@ class Life:
             "straight": all(list(head.path)[: len(path)] == path for path in paths),
             "ledger": sorted({effect.status.value for effect in store.thread(THREAD).effects()}),
             "writes": deadly.writes,
-            "effects": deadly.effects,
+            "effects": deadly.acts,
         }
         os.write(1, (json.dumps(told) + "\n").encode())
 

@@ -1,9 +1,9 @@
 """Random graphs, killed for real at any write and inside any effect, and taken up again until they are done.
 
 Whatever the moments, the end is that of a run nobody killed: the same state, the same path, every effect exactly once.
-What was stored is not run again. An effect is in doubt only if its process died in the middle of it; there the run asks,
-and somebody who looks at the world answers. The world's file tells all of it, and is judged by rules that know nothing of
-the engine's own records.
+What was stored is not run again. An effect is in doubt only if its process died in the middle of it; there the run
+asks, and somebody who looks at the world answers. The world's file tells all of it, and is judged by rules that know
+nothing of the engine's own records.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ KILLS_PER_GRAPH = 10
 KILLS_PER_RUN = (1, 1, 4, 4, *[1] * 20)
 """How often each run of a graph is killed; later runs make up for points that were not reached."""
 
+MUTANT_KILLS_PER_GRAPH = 4
 LIVES_MAX = 60
 FEATURE_COUNT_MIN = 8
 SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
@@ -133,7 +134,9 @@ def judge(scenario: Scenario, reference: End, end: End) -> list[str]:
 
 def misdeeds(scenario: Scenario, lines: list[list[str]]) -> list[str]:
     """Return what no run may do, whether or not it ends well."""
-    wrong = [f"{words[1]} was stored as done when the run was taken up, and ran again" for words in lines_of(lines, "again")]
+    wrong = [
+        f"{words[1]} was stored as done when the run was taken up, and ran again" for words in lines_of(lines, "again")
+    ]
     return [*wrong, *_ran_again(scenario, lines), *_forgot(lines), *_miscounted(lines), *_unasked(scenario, lines)]
 
 
@@ -142,7 +145,10 @@ def lines_of(lines: list[list[str]], kind: str) -> list[list[str]]:
 
 
 def _ran_again(scenario: Scenario, lines: list[list[str]]) -> Iterator[str]:
-    """Where each commit is stored, what comes after a node proves that the node is stored; so does a clean pause."""
+    """Find nodes that were stored and ran again.
+
+    Where each commit is stored, the node that comes next proves that this one is stored; a clean pause always does.
+    """
     finished: dict[str, None] = {}  # in this life, and perhaps not stored
     stored: set[str] = set()
     for words in lines:
@@ -170,7 +176,7 @@ def are_beside(one: str, other: str) -> bool:
 
 
 def _forgot(lines: list[list[str]]) -> Iterator[str]:
-    """An effect whose result a node was given is known for ever."""
+    """Find effects whose result a node was given, and which were not known for ever."""
     given: set[tuple[str, ...]] = set()
     for words in lines:
         if words[0] == "got":
@@ -180,7 +186,7 @@ def _forgot(lines: list[list[str]]) -> Iterator[str]:
 
 
 def _miscounted(lines: list[list[str]]) -> Iterator[str]:
-    """A failed attempt that was stored is counted, as long as it is beside the newest checkpoint."""
+    """Find failed attempts that were stored beside the newest checkpoint, and not counted."""
     counted: dict[str, int] = {}
     for words in lines:
         if words[:2] == ["stored", "commit"]:
@@ -194,7 +200,7 @@ def _miscounted(lines: list[list[str]]) -> Iterator[str]:
 
 
 def _unasked(scenario: Scenario, lines: list[list[str]]) -> Iterator[str]:
-    """What is guarded runs only after somebody let it pass."""
+    """Find what is guarded and ran before somebody let it pass."""
     passed: set[tuple[str, ...]] = set()
     for words in lines:
         if words[:2] == ["answer", "beforenode"] and words[2] in ("approve", "modify"):
@@ -318,3 +324,47 @@ def test_every_verb_of_the_store_is_known_to_write_or_not() -> None:
 
     assert verbs == WRITES | READS
     assert not WRITES & READS
+
+
+CAUGHT: dict[str, tuple[str, tuple[int, ...]]] = {
+    "drops finished branches": ("was stored and ran again", (1, 3, 6)),
+    "saves before the commit": ("was stored and ran again", (1, 5, 8)),
+    "writes no receipts": ("was done and known", (1, 4, 5)),
+    "resumes at the last node": ("ran again", (5, 6, 9)),
+    "forgets visits": ("state differs", (3, 4, 10)),
+    "forgets inner graphs": ("ran again", (1, 4, 7)),
+    "forgets what branches returned": ("ran again", (1, 3, 6)),
+    "forgets what answers changed": ("state differs", (9, 22, 41)),
+    "lets everybody pass after a restart": ("nobody let it", (1, 2, 4)),
+    "counts attempts anew": ("and then as attempt", (22, 25, 29)),
+    "does what is in doubt again": ("effects:", (5, 20, 23)),
+}
+"""What each wrong engine is caught doing, and in which graphs."""
+
+
+def test_every_mutant_is_caught_below() -> None:
+    assert set(CAUGHT) == set(MUTANTS) - {""}
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("mutant", CAUGHT)
+def test_an_engine_that_is_wrong_is_caught(mutant: str, folder: Path, show: Show) -> None:
+    """A harness that cannot fail shows nothing."""
+    sentence, seeds = CAUGHT[mutant]
+    runs = 0
+    with Nursery() as nursery:
+        for seed in seeds:
+            reference = Arena(nursery, folder / "right", seed).run("reference")
+            arena = Arena(nursery, folder / "wrong", seed, mutant)
+            points = [point for life, point in reference.points() if life == 0]
+            for point in random.Random(seed).sample(points, MUTANT_KILLS_PER_GRAPH):
+                runs += 1
+                try:
+                    found = judge(arena.scenario, reference, arena.run(f"run-{runs}", [point]))
+                except Killed:  # it broke down, which shows nothing of the rules
+                    continue
+                caught = [each for each in found if sentence in each]
+                if caught:
+                    show(f"{mutant}, caught", f"in run {runs}, seed {seed}, killed at {point}: {caught[0]}")
+                    return
+    pytest.fail(f"not caught in {runs} runs")

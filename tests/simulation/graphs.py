@@ -1,9 +1,9 @@
 """Random graphs, made of a seed: first a description in plain values, then the graph that it describes.
 
-A graph is a row of *segments* (one node, a loop, a condition, a choice, a fan-out, a map, a subgraph, a barrier), so it
-always ends: the only way back is from a loop's tail, which counts its visits, and answers lead forward only. What a node
-returns depends on nothing but the state and its position, and on all of the state: whatever goes wrong on the way shows
-at the end. What nodes do to the world are lines of one file that only grows.
+A graph is a row of *segments* (one node, a loop, a condition, a choice, a fan-out, a map, a subgraph, a barrier), so
+it always ends: the only way back is from a loop's tail, which counts its visits, and answers lead forward only. What a
+node returns depends on nothing but the state and its position, and on all of the state: whatever goes wrong on the way
+shows at the end. What nodes do to the world are lines of one file that only grows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def number_of(*parts: object) -> int:
 
 
 class World:
-    """The file of lines: what ran, what was done, and what the store was asked. The first word of a line is its kind."""
+    """The file of lines: what ran, what was done, what the store was asked. A line's first word is its kind."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -273,8 +273,8 @@ def make(seed: int) -> Scenario:
     maker = _Maker(random.Random(f"graph {seed}"))
     graph = maker.graph(1, maker.rng.randint(3, NODES_MAX), True)
     names = [node.name for each in graph.graphs() for node in each.nodes]
-    some = lambda chance: (maker.rng.choice(names),) if maker.rng.random() < chance else ()  # noqa: E731
-    return Scenario(seed, graph, some(0.25), some(0.2), 3 if seed % 3 == 0 else None)
+    before, after = ((maker.rng.choice(names),) if maker.rng.random() < chance else () for chance in (0.25, 0.2))
+    return Scenario(seed, graph, before, after, 3 if seed % 3 == 0 else None)
 
 
 Exits = list[tuple[str, str]]  # names of nodes, and the kind of edge that leads on from each

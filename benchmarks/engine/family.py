@@ -1,0 +1,13 @@
+"""All measures of the engine, in turn."""
+
+from __future__ import annotations
+
+from benchmarks.bench import Bench
+from benchmarks.engine import memory, sizes, steps
+
+
+def run(bench: Bench) -> None:
+    """Measure it all."""
+    steps.run(bench)
+    sizes.run(bench)
+    memory.run(bench)
