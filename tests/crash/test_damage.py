@@ -26,7 +26,7 @@ from holdfast.model.checkpoint import Write
 from holdfast.store.sqlite.database import CHECKSUM_VFS, PAGE_BYTES
 
 SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
-RANDOM_FLIPS = 3000
+RANDOM_FLIPS = 2000
 LANES = 2
 
 Show = Callable[[str, object], None]

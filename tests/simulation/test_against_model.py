@@ -29,7 +29,7 @@ from holdfast.thread.store import open as open_store
 @pytest.mark.row("S3-22", "S3-23", "S3-24", "S3-25", "S3-26", "S3-28", "S3-29")
 @pytest.mark.row("W2-20", "W3-01", "W3-02", "W3-03", "W3-07", "W3-08", "W3-10", "W4-17")
 def test_every_store_gives_the_answers_of_the_model() -> None:
-    run_state_machine_as_test(StoreMachine, settings=programs(300))
+    run_state_machine_as_test(StoreMachine, settings=programs(250))
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_postgresql_gives_the_answers_of_the_model(postgres_url: str) -> None:
             return [MemoryStore(), PostgresStore(postgres_url)]
 
     PostgresStore(postgres_url).close()
-    run_state_machine_as_test(PostgresMachine, settings=programs(200))
+    run_state_machine_as_test(PostgresMachine, settings=programs(120))
 
 
 def programs(count: int) -> settings:
