@@ -129,8 +129,11 @@ class Tasks:
 
     async def _count(self, job: Job, attempt: int, error: Exception, is_last: bool) -> None:
         self.attempts[job.position] = attempt
-        if self.desk is not None and self.recorder.is_current:
-            await self.desk.tried(self.recorder.head_id, job.position, attempt, type(error).__name__, is_last)
+        if self.desk is None:
+            return
+        async with self.recorder.saving:  # else it might be written beside a checkpoint that is the newest no more
+            if self.recorder.is_current:
+                await self.desk.tried(self.recorder.head_id, job.position, attempt, type(error).__name__, is_last)
 
 
 async def _called(body: Body, arguments: tuple[Any, ...], alone: bool) -> Any:
