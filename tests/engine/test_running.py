@@ -459,6 +459,62 @@ def test_attempts_are_counted_on_after_a_crash(thread: holdfast.Thread) -> None:
     assert node.calls == [1, 2, 3, 1, 2, 3]
 
 
+def test_attempts_are_counted_on_though_a_branch_beside_them_moved_on(thread: holdfast.Thread) -> None:
+    """The failed attempt is beside one checkpoint when the branch next to it stores another, and then all die."""
+    node = Flaky(99)
+    inner = Graph("inner", state=State)
+    failed_once = asyncio.Event()
+
+    async def waits(state: State) -> dict[str, Any]:
+        await failed_once.wait()
+        return {"seen": ["waits"]}
+
+    inner.node("waits", waits)
+    inner.node("then", lambda state: None)
+    inner.edge("waits", "then")
+    inner.start("waits")
+    inner.end("then")
+    graph = Graph("g", state=State)
+    graph.node("begin", lambda state: None)
+    graph.node("flaky", node, retry=Retry(attempts=3, first_s=3600))  # waits for its next attempt until all die
+    graph.subgraph("beside", inner)
+    graph.parallel("begin", ["flaky", "beside"])
+    graph.start("begin")
+
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    class Dies(BaseException):
+        pass
+
+    def watch(event: Event) -> None:
+        if isinstance(event, NodeFailed):
+            loops[0].call_soon_threadsafe(failed_once.set)
+        if isinstance(event, NodeStarted) and event.node == "then":
+            raise Dies
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await graph.run(thread, on_event=watch)
+
+    with pytest.raises(Dies):
+        asyncio.run(run())
+    stored = thread.latest()
+    assert stored is not None
+    assert not stored.writes
+    assert [task.tries for task in stored.frames.frames[0].tasks if task.node == "flaky"] == [1]
+
+    started: list[int] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, NodeStarted) and event.node == "flaky":
+            started.append(event.attempt)
+            raise Dies
+
+    with pytest.raises(Dies):
+        graph.resume_sync(thread, on_event=stop)
+    assert started == [2]
+
+
 def test_a_node_that_takes_too_long_is_given_up() -> None:
     ended: list[str] = []
     graph = Graph("g", state=State)

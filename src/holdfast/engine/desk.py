@@ -81,9 +81,9 @@ def finished(writes: Iterable[Write]) -> dict[str, Mapping[str, Any]]:
 
 
 def attempts(writes: Iterable[Write]) -> dict[str, int]:
-    """Return how often jobs were tried, by position; those that used up all their attempts begin anew."""
+    """Return how often jobs were tried, by position: 0 for those that used up all their attempts and begin anew."""
     counts: dict[str, tuple[int, bool]] = {}
     for write in writes:
         if write.channel == ATTEMPT:
             counts[write.task_id] = max(counts.get(write.task_id, (0, False)), (write.index, write.value["last"]))
-    return {position: count for position, (count, is_last) in counts.items() if not is_last}
+    return {position: 0 if is_last else count for position, (count, is_last) in counts.items()}

@@ -27,6 +27,7 @@ class Job:
     position: str
     key: str | None = None  # which of several side by side; None if it runs alone
     item: Any = None  # of the list that is mapped over
+    tries: int = 0  # attempts that failed
     done: bool = False
     update: Mapping[str, Any] = field(default_factory=dict)
     passed: bool = False  # what was asked before it is answered
@@ -44,7 +45,7 @@ class Job:
 
     def has_begun(self) -> bool:
         """Tell whether there is anything to keep of it."""
-        return self.done or self.passed or bool(self.left) or self.inner is not None
+        return self.done or self.passed or bool(self.tries or self.left) or self.inner is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -151,6 +152,7 @@ def _plain_task(job: Job, alone: bool) -> dict[str, Any]:
     task: dict[str, Any] = {"node": job.node, "visit": job.visit}
     rest = {
         "key": job.key,
+        "tries": job.tries,
         "done": job.done,
         "update": job.update,
         "passed": job.passed,
@@ -199,6 +201,7 @@ def _revive_job(activation: Activation, task: Task, inside: Sequence[Frame], run
         task.visit,
         activation.position(task.node, task.visit, task.key),
         task.key,
+        tries=task.tries,
         done=task.done,
         update=task.update,
         passed=task.passed,

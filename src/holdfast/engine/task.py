@@ -46,7 +46,7 @@ class Tasks:
     desk: Desk | None
     emit: Callable[[event.Event], None]
     blocking: bool  # the program has nothing to do meanwhile
-    attempts: dict[str, int]  # how often jobs were tried before the run was taken up
+    attempts: dict[str, int]  # how often jobs were tried after the checkpoint that the run was taken up from
     chance: random.Random = field(default_factory=random.Random)
 
     async def run(self, activation: Activation, job: Job, answers: Mapping[str, Decision]) -> BaseContext:
@@ -54,7 +54,8 @@ class Tasks:
         node = activation.graph.nodes[job.node]
         is_told = bool(answers)  # it was left at a question, and goes on for those who watch
         while True:
-            attempt = self.attempts.get(job.position, 0) + 1
+            job.tries = self.attempts.pop(job.position, job.tries)
+            attempt = job.tries + 1
             context = self._context(node, job, answers, attempt)
             if not is_told:
                 self.emit(event.NodeStarted(job.position, job.node, job.visit, job.key, attempt))
@@ -128,7 +129,7 @@ class Tasks:
         return NodeFailed(job.writer, attempt, error, hint="Mend the cause, then graph.resume(thread)", **where)
 
     async def _count(self, job: Job, attempt: int, error: Exception, is_last: bool) -> None:
-        self.attempts[job.position] = attempt
+        job.tries = 0 if is_last else attempt
         if self.desk is None:
             return
         async with self.recorder.saving:  # else it might be written beside a checkpoint that is the newest no more

@@ -130,6 +130,7 @@ class Task:
     node: str
     visit: int = 1
     key: str | None = None  # which of several side by side; None if it runs alone
+    tries: int = 0  # attempts that failed
     done: bool = False
     update: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what it returned, once it is done
     passed: bool = False  # what was asked before it is answered
@@ -146,6 +147,7 @@ class Task:
             "node": self.node,
             "visit": self.visit,
             "key": self.key,
+            "tries": self.tries,
             "done": self.done,
             "update": dict(self.update),
             "passed": self.passed,
