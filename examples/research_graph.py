@@ -79,7 +79,7 @@ paid.clear()
 planned = thread.at(step=1)  # step 0 is the input, step 1 the first node: the questions are known
 assert planned is not None
 if "long" not in [lane.key.branch for lane in thread.branches()]:
-    print(graph.plan_replay_sync(thread, planned))
+    print(graph.replay_sync(thread, planned, plan=True))
     result = graph.replay_sync(thread, planned, branch="long", set={"style": "long"}).check()
     print(result.state["report"], f"({len(paid)} calls paid)")
 

@@ -127,7 +127,7 @@ def test_the_plan_says_before_what_a_replay_would_do_and_does_nothing(store: hol
     graph.run_sync(thread, {"note": "book"})
     stored = [meta.digest for meta in thread.history(branch="*")]
 
-    plan = graph.plan_replay_sync(thread, at(thread, 1))
+    plan = graph.replay_sync(thread, at(thread, 1), plan=True)
 
     assert plan.judgement.overall is Verdict.SAME
     assert (plan.next_nodes, plan.ran_before, plan.ran_after) == (("pay",), ("choose",), ("pay", "send"))
@@ -136,7 +136,7 @@ def test_the_plan_says_before_what_a_replay_would_do_and_does_nothing(store: hol
     assert "pay first; 2 nodes ran after it, 2 effects would be replayed" in str(plan)
     assert [meta.digest for meta in thread.history(branch="*")] == stored
     assert (walk.ran, world.done) == (["choose", "pay", "send"], ["book", "parcel"])
-    later = graph.plan_replay_sync(thread, at(thread, 2))
+    later = graph.replay_sync(thread, at(thread, 2), plan=True)
     assert [record.key.rpartition(":")[2] for record in later.replayed] == ["send"]
 
 
@@ -150,7 +150,7 @@ def test_a_plan_and_a_replay_can_be_awaited() -> None:
             await graph.run(thread, {"note": "book"})
             found = await thread.at(1)
             assert found is not None
-            plan = await graph.plan_replay(thread, found)
+            plan = await graph.replay(thread, found, plan=True)
             return plan.next_nodes, (await graph.replay(thread, found, branch="again")).status
 
     assert asyncio.run(story()) == (("pay",), Status.COMPLETED)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from holdfast.engine.build import all_graphs
 from holdfast.engine.cancellation import Cancellation
@@ -27,7 +27,7 @@ from holdfast.engine.launch import Answers, AnyThread, Compose, Setup, Taking, r
 from holdfast.engine.migration import add_migration
 from holdfast.engine.options import RunOptions
 from holdfast.engine.parked import ParkedRun, acheck, check
-from holdfast.engine.replay import REPLAY, ReplayPlan, plan, replay
+from holdfast.engine.replay import REPLAY, ReplayPlan, plan_of, replay
 from holdfast.engine.result import Result
 from holdfast.engine.sink import CheckpointSink
 from holdfast.engine.stream import stream
@@ -191,6 +191,11 @@ class Graph(Declaration):
 
     # Time travel --------------------------------------------------------------------------------------------------
 
+    @overload
+    async def replay(
+        self, thread: AnyThread, checkpoint: CheckpointMeta | str, *, plan: Literal[True]
+    ) -> ReplayPlan: ...
+    @overload
     async def replay(
         self,
         thread: AnyThread,
@@ -200,16 +205,37 @@ class Graph(Declaration):
         set: Mapping[str, Any] | None = None,
         effects: str = REPLAY,
         compatible: bool = False,
+        plan: Literal[False] = False,
         **how: Unpack[How],
-    ) -> Result:
+    ) -> Result: ...
+    async def replay(
+        self,
+        thread: AnyThread,
+        checkpoint: CheckpointMeta | str,
+        *,
+        branch: str = "",
+        set: Mapping[str, Any] | None = None,
+        effects: str = REPLAY,
+        compatible: bool = False,
+        plan: bool = False,
+        **how: Unpack[How],
+    ) -> Result | ReplayPlan:
         """Run from any checkpoint of a thread, on a new branch, with keys of the state ``set`` to other values.
 
         Nothing of the old branch changes. Effects that it did after that point are not done again where they are asked
-        for with the same arguments: their results are used (``effects="again"`` does them anew).
+        for with the same arguments: their results are used (``effects="again"`` does them anew). With ``plan=True``
+        nothing is run or written: it says what would run again and which effects would be taken over.
         """
-        taking = Taking(compatible=compatible)
-        return (await replay(self._setup(thread, how), checkpoint, branch, set, effects, taking))[0]
+        setup = self._setup(thread, how)
+        if plan:
+            return await plan_of(setup, checkpoint)
+        return await replay(setup, checkpoint, branch, set, effects, Taking(compatible=compatible))
 
+    @overload
+    def replay_sync(
+        self, thread: AnyThread, checkpoint: CheckpointMeta | str, *, plan: Literal[True]
+    ) -> ReplayPlan: ...
+    @overload
     def replay_sync(
         self,
         thread: AnyThread,
@@ -219,20 +245,26 @@ class Graph(Declaration):
         set: Mapping[str, Any] | None = None,
         effects: str = REPLAY,
         compatible: bool = False,
+        plan: Literal[False] = False,
         **how: Unpack[How],
-    ) -> Result:
+    ) -> Result: ...
+    def replay_sync(
+        self,
+        thread: AnyThread,
+        checkpoint: CheckpointMeta | str,
+        *,
+        branch: str = "",
+        set: Mapping[str, Any] | None = None,
+        effects: str = REPLAY,
+        compatible: bool = False,
+        plan: bool = False,
+        **how: Unpack[How],
+    ) -> Result | ReplayPlan:
         """``replay`` for programs without an event loop."""
-        taking = Taking(compatible=compatible)
         setup = self._setup(thread, how, blocking=True)
-        return _now(replay(setup, checkpoint, branch, set, effects, taking))[0]
-
-    async def plan_replay(self, thread: AnyThread, checkpoint: CheckpointMeta | str) -> ReplayPlan:
-        """Say what ``replay`` would run again and which effects it would take over; nothing is run or written."""
-        return await plan(self._setup(thread, {}), checkpoint)
-
-    def plan_replay_sync(self, thread: AnyThread, checkpoint: CheckpointMeta | str) -> ReplayPlan:
-        """``plan_replay`` for programs without an event loop."""
-        return _now(plan(self._setup(thread, {}), checkpoint))
+        if plan:
+            return _now(plan_of(setup, checkpoint))
+        return _now(replay(setup, checkpoint, branch, set, effects, Taking(compatible=compatible)))
 
     def _setup(self, thread: AnyThread | None, how: How, blocking: bool = False) -> Setup:
         _check_thread(thread)

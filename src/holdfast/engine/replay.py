@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.engine.compat import migrate
 from holdfast.engine.desk import Desk
-from holdfast.engine.launch import AnyThread, Setup, Taking, is_over, resume
+from holdfast.engine.launch import Setup, Taking, is_over, resume
 from holdfast.engine.result import Result
 from holdfast.engine.verdict import Judgement, require
 from holdfast.errors import InvalidInput, NotFound
@@ -46,7 +46,7 @@ class ReplayPlan:
         )
 
 
-async def plan(setup: Setup, which: CheckpointMeta | str) -> ReplayPlan:
+async def plan_of(setup: Setup, which: CheckpointMeta | str) -> ReplayPlan:
     """Look at what running from a checkpoint would do."""
     desk = _desk(setup)
     checkpoint = await _load(desk, which)
@@ -71,8 +71,8 @@ async def replay(
     put: Mapping[str, Any] | None,
     effects: str,
     taking: Taking,
-) -> tuple[Result, AnyThread]:
-    """Fork the thread at a checkpoint and run from there; return the result and the new branch."""
+) -> Result:
+    """Fork the thread at a checkpoint and run from there."""
     if effects not in (REPLAY, AGAIN):
         raise InvalidInput(f"effects is {effects!r:.40}", hint=f"Use {REPLAY!r} or {AGAIN!r}")
     desk = _desk(setup)
@@ -92,7 +92,7 @@ async def replay(
     earlier: Iterable[str] = checkpoint.run.get("effects_from", ())
     taking.effects_from = (checkpoint.branch, *earlier) if effects == REPLAY else ()
     taking.writes_of, taking.is_edited = checkpoint, bool(put)
-    return await resume(setup, taking), setup.thread
+    return await resume(setup, taking)
 
 
 def _desk(setup: Setup) -> Desk:
