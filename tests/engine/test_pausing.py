@@ -592,6 +592,21 @@ def test_branches_that_wait_are_answered_in_any_order(order: tuple[str, ...], me
     assert walk.ran == ["split", "free", *order, "join"]
 
 
+@pytest.mark.row("T16")
+def test_an_answer_that_was_used_is_refused_while_branches_beside_it_still_wait(thread: holdfast.Thread) -> None:
+    walk = Walk()
+    graph = walk.fan("x", "y", before=["x", "y"])
+    waiting = {record.interrupt.node: record.id for record in graph.run_sync(thread).interrupts}
+    graph.resume_sync(thread, {waiting["x"]: Approve()})
+    assert walk.ran == ["split", "x"]
+
+    with pytest.raises(holdfast.InvalidInput, match="does not wait for interrupt"):
+        graph.resume_sync(thread, {waiting["x"]: Approve()})  # the very same, by the same person
+
+    assert graph.resume_sync(thread, {waiting["y"]: Approve()}).status is Status.COMPLETED
+    assert walk.ran == ["split", "x", "y", "join"]
+
+
 def spoke(walk: Walk, name: str, answer: Any) -> dict[str, Any]:
     walk.ran.append(name)
     return {"seen": [f"{name} says {answer}"]}

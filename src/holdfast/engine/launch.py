@@ -298,12 +298,12 @@ def _matched(desk: Desk, waiting: list[InterruptRecord], answers: Answers) -> li
             f"answers must be a decision or a mapping of interrupt ids to decisions, not {type(answers).__name__}",
             hint="For example resume(thread, Approve()), or resume(thread, {record.id: Reject()})",
         )
-    stale = [name for name in answers if name not in {record.id for record in waiting}]
+    stale = [name for name in answers if name not in {record.id for record in waiting if record.pending}]
     if stale:
         raise InvalidInput(
             f"the run does not wait for interrupt {stale[0]!r}: it was answered, or the run has moved on",
             thread=thread,
-            hint="Nothing was decided. Look at thread.interrupts()",
+            hint="Nothing was decided. Look at thread.interrupts(); resume(thread) goes on with what was answered",
         )
     return [(record, _decision(answers[record.id])) for record in waiting if record.id in answers]
 
