@@ -32,7 +32,7 @@ from holdfast.engine.trigger import Trigger, every_node
 from holdfast.engine.verdict import Verdict, require
 from holdfast.errors import BadUpdate, InvalidInput, NotFound
 from holdfast.model.checkpoint import Checkpoint, bare
-from holdfast.model.continuation import End, NextNode
+from holdfast.model.continuation import NextNode
 from holdfast.model.decision import Decision
 from holdfast.model.frame import FrameStack
 from holdfast.thread import front, interrupts
@@ -99,7 +99,7 @@ def _beginning(setup: Setup, before: Checkpoint | None) -> Activation:
     built = setup.built
     if before is None:
         return Activation(built, LiveState(built.schema, {}), todo=NextNode(built.start))
-    if before.graph is not None and not is_over(before):
+    if before.graph is not None and not before.is_over:
         raise InvalidInput(
             f"thread {before.thread_id!r} has an unfinished run of graph {before.graph!r}, at step {before.step}",
             thread=before.thread_id,
@@ -132,11 +132,6 @@ def _planned(root: Activation, what: str, given: Mapping[str, Any]) -> Plan:
         return root.live.plan([(what, given)])
     except BadUpdate as error:  # the caller's, not a node's
         raise InvalidInput(f"{what} cannot be taken: {error.what}", hint=error.hint) from error
-
-
-def is_over(checkpoint: Checkpoint) -> bool:
-    """Tell whether the run of a checkpoint has come to its end."""
-    return isinstance(checkpoint.continuation, End)
 
 
 # Going on ---------------------------------------------------------------------------------------------------------
@@ -226,7 +221,7 @@ def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
             checkpoint=found.id,
             hint="Begin with run(thread, input): it goes on from this state",
         )
-    if is_over(found):
+    if found.is_over:
         raise InvalidInput(
             f"the run of graph {found.graph!r} is over ({found.trigger}), at step {found.step}",
             thread=thread.id,

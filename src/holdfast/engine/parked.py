@@ -14,7 +14,6 @@ from holdfast.engine.fingerprint import fingerprint_of
 from holdfast.engine.verdict import FrameVerdict, Judgement, Verdict
 from holdfast.errors import Corrupted, DecodeError, MigrationFailed, NotFound
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
-from holdfast.model.continuation import End
 from holdfast.store.base import PAGE_ROWS_MAX, Backend, Lane, Query, Row
 from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.history import Filter
@@ -85,7 +84,7 @@ def _may_be_parked(built: Built, row: Row) -> bool:
 
 
 def _is_parked(built: Built, meta: CheckpointMeta) -> bool:
-    return meta.graph == built.name and not isinstance(meta.continuation, End)
+    return meta.graph == built.name and not meta.is_over
 
 
 def _judged(built: Built, lane: Lane) -> Flow[list[ParkedRun]]:

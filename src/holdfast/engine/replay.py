@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.engine.compat import migrate
 from holdfast.engine.desk import Desk
-from holdfast.engine.launch import Setup, Taking, is_over, resume
+from holdfast.engine.launch import Setup, Taking, check_keys, resume
 from holdfast.engine.result import Result
 from holdfast.engine.verdict import Judgement, require
 from holdfast.errors import InvalidInput, NotFound
@@ -77,9 +77,7 @@ async def replay(
         raise InvalidInput(f"effects is {effects!r:.40}", hint=f"Use {REPLAY!r} or {AGAIN!r}")
     desk = _desk(setup)
     checkpoint = await _load(desk, which)
-    unknown = sorted(key for key in put or {} if not setup.built.schema.knows(key))
-    if unknown:
-        raise InvalidInput(f"graph {setup.built.name!r} has no state key {unknown[0]!r}", thread=checkpoint.thread_id)
+    check_keys(setup.built, "set", put or {})
     require(migrate(setup.built, checkpoint)[2], taking.compatible)  # before there is a branch
     forking = front.fork(desk.context, desk.cursor, checkpoint, branch, None, put, (), None, {})
     cursor = await desk.ask(forking)
@@ -106,7 +104,7 @@ async def _load(desk: Desk, which: CheckpointMeta | str) -> Checkpoint:
     found = await desk.ask(front.get_of_thread(desk.cursor, name))
     if found is None:
         raise NotFound(name, checkpoint=name, thread=desk.cursor.lane.thread, hint="See thread.history()")
-    if is_over(found):
+    if found.is_over:
         raise InvalidInput(
             f"the run of graph {found.graph!r} is over at this checkpoint: there is nothing to run from it",
             thread=found.thread_id,

@@ -15,7 +15,6 @@ from typing import Any
 from holdfast.codec import encode
 from holdfast.errors import Corrupted, InvalidInput
 from holdfast.model.checkpoint import CheckpointMeta
-from holdfast.model.continuation import End
 from holdfast.store.base import Backend, Query, Row
 from holdfast.thread.cursor import Cursor
 from holdfast.thread.perform import Flow, ask
@@ -77,7 +76,7 @@ def _round_of(meta: CheckpointMeta) -> Round | None:
     mark = meta.metadata.get(MARK)
     if mark is None:
         return None
-    finished = isinstance(meta.continuation, End)
+    finished = meta.is_over
     if meta.trigger in _COPIES:
         return Round(meta.step, meta.iteration, finished=finished)
     if not isinstance(mark, Mapping) or type(mark.get("round")) is not int or not isinstance(mark.get("grants"), list):
