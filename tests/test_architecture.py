@@ -13,7 +13,23 @@ import holdfast
 
 ROOT = Path(holdfast.__file__).parent
 
-LAYERS = ["version", "errors", "model", "codec", "pieces", "store", "thread", "engine", "api", "cli", "testing"]
+LAYERS = [
+    "version",
+    "errors",
+    "model",
+    "codec",
+    "pieces",
+    "store",
+    "thread",
+    "recovery",
+    "engine",
+    "compat",
+    "transfer",
+    "upkeep",
+    "api",
+    "cli",
+    "testing",
+]
 """Imports go up this list only: a module may import from its own layer and from those before it."""
 
 TOP = {"cli", "testing", "__init__"}

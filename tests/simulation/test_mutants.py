@@ -17,7 +17,7 @@ from holdfast.store.effects import DONE, INTENDED, EffectRow, intent
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.leases import Claim, Held
 from holdfast.store.memory import MemoryStore
-from holdfast.store.memory.chunks import KeptBytes
+from holdfast.store.memory.chunks import Body, KeptBytes
 from holdfast.store.memory.lane import KeptLane
 from holdfast.store.tenure import Tenure
 from holdfast.testing.contract import StoreContract
@@ -37,7 +37,7 @@ class LastWriterWins(MemoryStore):
     """Takes every commit, whatever its writer has seen."""
 
     def commit(self, commit: Commit) -> Committed:
-        return super().commit(up_to_date(commit, self._lanes.get(commit.lane)))
+        return super().commit(up_to_date(commit, self._tables.lanes.get(commit.lane)))
 
 
 class CachedReads(MemoryStore):
@@ -60,14 +60,14 @@ class DropsSharedBlobs(MemoryStore):
     def delete(
         self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        blobs = [b for row in self._doomed(namespace, checkpoints) for b in self._bytes.blobs if b in row.manifest]
+        blobs = [b for row in self._doomed(namespace, checkpoints) for b in self._tables.bytes.blobs if b in row.manifest]
         removed = super().delete(namespace, checkpoints, spare, token, **more)
         for blob in blobs if removed.checkpoints else ():
-            self._bytes.blobs.pop(blob, None)
+            self._tables.bytes.blobs.pop(blob, None)
         return removed
 
     def _doomed(self, namespace: str, checkpoints: Collection[str]) -> list[Row]:
-        return [row for name in checkpoints if (row := self._rows.get((namespace, name))) is not None]
+        return [row for name in checkpoints if (row := self._tables.rows.get((namespace, name))) is not None]
 
 
 class DropsNeededChunks(MemoryStore):
@@ -77,8 +77,8 @@ class DropsNeededChunks(MemoryStore):
         self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
     ) -> Removed:
         removed = super().delete(namespace, checkpoints, spare, token, **more)
-        for stream, chunks in self._bytes.streams.items() if removed.checkpoints else ():
-            self._bytes.streams[stream] = chunks[1:] or chunks
+        for stream, chunks in self._tables.bytes.streams.items() if removed.checkpoints else ():
+            self._tables.bytes.streams[stream] = chunks[1:] or chunks
         return removed
 
 
@@ -97,7 +97,7 @@ class NumbersByClock(MemoryStore):
     """Takes the clock for an order."""
 
     def commit(self, commit: Commit) -> Committed:
-        thread = self._threads.get(commit.lane[:2])
+        thread = self._tables.threads.get(commit.lane[:2])
         if thread is not None:
             thread.next_seq = commit.created_us // 1_000_000
         return super().commit(commit)
@@ -107,9 +107,9 @@ class ReusesNumbers(MemoryStore):
     """Counts on from the newest that is there."""
 
     def commit(self, commit: Commit) -> Committed:
-        thread = self._threads.get(commit.lane[:2])
+        thread = self._tables.threads.get(commit.lane[:2])
         if thread is not None:
-            there = [row.seq for row in self._rows.values() if row.lane[:2] == commit.lane[:2]]
+            there = [row.seq for row in self._tables.rows.values() if row.lane[:2] == commit.lane[:2]]
             thread.next_seq = max(there, default=0) + 1
         return super().commit(commit)
 
@@ -118,23 +118,24 @@ class ReplacesSilently(MemoryStore):
     """Puts another checkpoint in the place of one that has the same id."""
 
     def commit(self, commit: Commit) -> Committed:
-        existing = self._rows.get((commit.lane.namespace, commit.id))
+        existing = self._tables.rows.get((commit.lane.namespace, commit.id))
         if existing is not None and existing.digest != commit.digest:
-            self._remove([existing])
-            commit = up_to_date(commit, self._lanes.get(commit.lane))
+            self.delete(existing.lane.namespace, [existing.id], False)
+            commit = up_to_date(commit, self._tables.lanes.get(commit.lane))
         return super().commit(commit)
 
 
 class ForgetsParents(MemoryStore):
     """Leaves the children of deleted checkpoints without their parent's digest."""
 
-    def _orphaned(self, row: Row, digests: dict[tuple[str, str], bytes]) -> Row:
-        return row
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._tables._orphaned = lambda row, _: row  # type: ignore[method-assign]
 
 
 class Hoard(KeptBytes):
-    def trim(self, *_: object) -> int:
-        return 0
+    def trim(self, *_: object) -> list[Body]:
+        return []
 
 
 class KeepsEverything(MemoryStore):
@@ -142,7 +143,7 @@ class KeepsEverything(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._bytes = Hoard()
+        self._tables.bytes = Hoard()
 
 
 # Leases -----------------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class RenewsForAnyone(MemoryStore):
     """Does not look at the token of who renews."""
 
     def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
-        found = self._lanes.get(lane)
+        found = self._tables.lanes.get(lane)
         token = (found.tenure.token if found else None) or claim.token
         super().renew(lane, epoch, claim._replace(token=token))
 
@@ -161,14 +162,14 @@ class RenewsForOldHolders(MemoryStore):
     """Does not look at the epoch of who renews."""
 
     def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
-        super().renew(lane, self._lanes[lane].tenure.epoch if lane in self._lanes else epoch, claim)
+        super().renew(lane, self._tables.lanes[lane].tenure.epoch if lane in self._tables.lanes else epoch, claim)
 
 
 class TakesLeasesThatRun(MemoryStore):
     """Does not look whether a lease still runs."""
 
     def acquire(self, lane: LaneKey, claim: Claim) -> Held:
-        found = self._lanes.get(lane)
+        found = self._tables.lanes.get(lane)
         if found is not None and found.tenure.token != claim.token:
             found.tenure = Tenure(found.tenure.epoch)
         return super().acquire(lane, claim)
@@ -178,7 +179,7 @@ class NeverTakesLeasesOver(MemoryStore):
     """Holds a lease for its owner until it is given back."""
 
     def acquire(self, lane: LaneKey, claim: Claim) -> Held:
-        found = self._lanes.get(lane)
+        found = self._tables.lanes.get(lane)
         if found is not None and found.tenure.token not in (None, claim.token):
             raise Fenced("held", epoch=0, current=found.tenure.epoch, owner=found.tenure.owner)
         return super().acquire(lane, claim)
@@ -188,10 +189,10 @@ class KeepsTheEpoch(MemoryStore):
     """Gives a lease that was free or had expired to the next holder under the old epoch."""
 
     def acquire(self, lane: LaneKey, claim: Claim) -> Held:
-        there = self._lanes.get(lane)
+        there = self._tables.lanes.get(lane)
         epoch = there.tenure.epoch if there else 1
         held = super().acquire(lane, claim)
-        self._lanes[lane].tenure = self._lanes[lane].tenure._replace(epoch=epoch)
+        self._tables.lanes[lane].tenure = self._tables.lanes[lane].tenure._replace(epoch=epoch)
         return replace(held, epoch=epoch)
 
 
@@ -216,7 +217,7 @@ class FencesBeforeIds(MemoryStore):
     """Refuses a commit of an old holder without looking whether it was stored before."""
 
     def commit(self, commit: Commit) -> Committed:
-        lane = self._lanes.get(commit.lane)
+        lane = self._tables.lanes.get(commit.lane)
         if lane is not None:
             lane.tenure.check_commit(lane.key, commit.epoch, commit.claim, self._clock())
         return super().commit(commit)
@@ -226,10 +227,10 @@ class NeverExtends(MemoryStore):
     """Lets a lease run out while its holder writes."""
 
     def commit(self, commit: Commit) -> Committed:
-        lane = self._lanes.get(commit.lane)
+        lane = self._tables.lanes.get(commit.lane)
         before = lane.tenure if lane else Tenure()
         done = super().commit(commit)
-        self._lanes[commit.lane].tenure = before
+        self._tables.lanes[commit.lane].tenure = before
         return done
 
 
@@ -237,25 +238,26 @@ class ReleasesAnyonesLease(MemoryStore):
     """Gives back whatever lease there is."""
 
     def release(self, lane: LaneKey, epoch: int, token: str) -> None:
-        tenure = self._lanes[lane].tenure if lane in self._lanes else Tenure()
+        tenure = self._tables.lanes[lane].tenure if lane in self._tables.lanes else Tenure()
         super().release(lane, tenure.epoch, tenure.token or token)
 
 
 class ReleasesTheThread(MemoryStore):
     """Forgets a thread with its last lane, and with it which numbers were given out."""
 
-    def _drop_unused_thread(self, namespace: str, thread: str) -> None:
-        self._threads.pop((namespace, thread), None)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._tables.has_more = lambda *_, **__: False  # type: ignore[method-assign]
 
 
 class ClaimsTwice(MemoryStore):
     """Hands expired leases out without taking them."""
 
     def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
-        before = {key: lane.tenure for key, lane in self._lanes.items()}
+        before = {key: lane.tenure for key, lane in self._tables.lanes.items()}
         held = super().claim(namespace, count, claim)
         for key, tenure in before.items():
-            self._lanes[key].tenure = tenure
+            self._tables.lanes[key].tenure = tenure
         return held
 
 
@@ -263,7 +265,7 @@ class ClaimsLeasesThatRun(MemoryStore):
     """Does not look whether the leases it hands out have expired."""
 
     def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
-        for lane in self._lanes.values():
+        for lane in self._tables.lanes.values():
             lane.tenure = lane.tenure._replace(expires_us=0)
         return super().claim(namespace, count, claim)
 
@@ -275,8 +277,8 @@ class DeletesFromUnderLeases(MemoryStore):
         self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
     ) -> Removed:
         for name in checkpoints:
-            row = self._rows.get((namespace, name))
-            token = token if row is None else self._lanes[row.lane].tenure.token
+            row = self._tables.rows.get((namespace, name))
+            token = token if row is None else self._tables.lanes[row.lane].tenure.token
         return super().delete(namespace, checkpoints, spare, token, **more)
 
 
@@ -286,11 +288,11 @@ class LeavesTheLease(MemoryStore):
     def delete(
         self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        before = dict(self._lanes)
+        before = dict(self._tables.lanes)
         removed = super().delete(namespace, checkpoints, spare, token, **more)
         for key, lane in before.items():
-            if key not in self._lanes and lane.tenure.token is not None:
-                self._lanes[key] = lane
+            if key not in self._tables.lanes and lane.tenure.token is not None:
+                self._tables.lanes[key] = lane
         return removed
 
 
@@ -301,10 +303,10 @@ class KeepsTheLastReason(MemoryStore):
     """Lets a session end again."""
 
     def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
-        kept = self._sessions._kept
+        kept = self._tables.sessions._kept
         if (namespace, session) in kept:
-            row, expiry = kept[namespace, session]
-            kept[namespace, session] = replace(row, ended_us=None, reason=None), expiry
+            row = kept[namespace, session].row
+            kept[namespace, session] = kept[namespace, session]._replace(row=replace(row, ended_us=None, reason=None))
         return super().end(namespace, session, ended_us, reason)
 
 
@@ -312,7 +314,7 @@ class WakesTheDead(MemoryStore):
     """Takes a beat of a session that has ended for a sign of life."""
 
     def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
-        return super().beat(namespace, session, seen_us, ttl_us) or (namespace, session) in self._sessions._kept
+        return super().beat(namespace, session, seen_us, ttl_us) or (namespace, session) in self._tables.sessions._kept
 
 
 class DecidesAgain(MemoryStore):
@@ -321,9 +323,9 @@ class DecidesAgain(MemoryStore):
     def decide(
         self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
     ) -> InterruptRow:
-        row = self._interrupts.find(namespace, interrupt)
+        row = self._tables.interrupts.find(namespace, interrupt)
         if row is not None:
-            self._interrupts._put(replace(row, decision=None))
+            self._tables.interrupts.put(replace(row, decision=None))
         return super().decide(namespace, interrupt, digest, decision, by, decided_us)
 
 
@@ -333,7 +335,7 @@ class DecidesTheUnseen(MemoryStore):
     def decide(
         self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
     ) -> InterruptRow:
-        row = self._interrupts.find(namespace, interrupt)
+        row = self._tables.interrupts.find(namespace, interrupt)
         shown = digest if row is None else row.digest
         return super().decide(namespace, interrupt, shown, decision, by, decided_us)
 
@@ -342,9 +344,9 @@ class ConsumesTwice(MemoryStore):
     """Hands a decision out to everybody who asks."""
 
     def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
-        row = self._interrupts.find(namespace, interrupt)
+        row = self._tables.interrupts.find(namespace, interrupt)
         if row is not None:
-            self._interrupts._put(replace(row, consumer=None))
+            self._tables.interrupts.put(replace(row, consumer=None))
         return super().consume(namespace, interrupt, by, epoch, consumed_us)
 
 
@@ -352,7 +354,7 @@ class NeverHandsOver(MemoryStore):
     """Keeps a decision for its first consumer, also if that one was fenced out."""
 
     def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
-        row = self._interrupts.find(namespace, interrupt)
+        row = self._tables.interrupts.find(namespace, interrupt)
         if row is not None and row.consumer is not None:
             return row
         return super().consume(namespace, interrupt, by, epoch, consumed_us)
@@ -362,7 +364,7 @@ class SparesHeadsOnly(MemoryStore):
     """Deletes checkpoints that wait for a decision."""
 
     def _is_spared(self, row: Row, alive: bool, tagged: bool, forked: bool) -> bool:
-        return alive and self._is_head(self._lanes[row.lane], row)
+        return alive and self._tables.is_head(row)
 
 
 class LeavesInterrupts(MemoryStore):
@@ -371,10 +373,10 @@ class LeavesInterrupts(MemoryStore):
     def delete(
         self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        before = list(self._interrupts)
+        before = list(self._tables.interrupts)
         removed = super().delete(namespace, checkpoints, spare, token, **more)
         for row in before:
-            self._interrupts._put(row)
+            self._tables.interrupts.put(row)
         return removed
 
 
@@ -386,7 +388,7 @@ class BeginsUnderway(MemoryStore):
 
     def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
         answer = super().begin_effect(row, *given, **named)
-        return self._effects._put(intent(row, answer.number)) if answer.status == INTENDED else answer
+        return self._keep_effect(intent(row, answer.number)) if answer.status == INTENDED else answer
 
 
 class RepeatsDoneEffects(MemoryStore):
@@ -394,7 +396,7 @@ class RepeatsDoneEffects(MemoryStore):
 
     def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
         answer = super().begin_effect(row, *given, **named)
-        return self._effects._put(intent(row, answer.number)) if answer.status == DONE else answer
+        return self._keep_effect(intent(row, answer.number)) if answer.status == DONE else answer
 
 
 class BeginsUnfenced(MemoryStore):
@@ -403,22 +405,21 @@ class BeginsUnfenced(MemoryStore):
     def begin_effect(
         self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
     ) -> EffectRow:
-        self._thread(row.lane)
-        return self._effects.begin(row, retry_of)
+        return self._keep_effect(self._tables.effects.begun(row, retry_of))
 
 
 class ReplaysToTheFenced(MemoryStore):
     """Looks whether the effect is there before it looks who asks."""
 
     def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
-        return self._effects.find(row.lane, row.key) or super().begin_effect(row, *given, **named)
+        return self._tables.effects.find(row.lane, row.key) or super().begin_effect(row, *given, **named)
 
 
 class TakesAnyReceipt(MemoryStore):
     """Lets anybody end an effect."""
 
     def end_effect(self, lane: LaneKey, key: str, attempt: int, owner: str, *given: Any) -> EffectRow:
-        row = self._effects.find(lane, key)
+        row = self._tables.effects.find(lane, key)
         return super().end_effect(lane, key, row.attempt if row else 0, row.owner if row else "", *given)
 
 
@@ -426,9 +427,9 @@ class ReplacesReceipts(MemoryStore):
     """Takes the last receipt, not the first."""
 
     def settle_effect(self, lane: LaneKey, key: str, *given: Any) -> EffectRow:
-        row = self._effects.find(lane, key)
+        row = self._tables.effects.find(lane, key)
         if row is not None:
-            self._effects._put(replace(row, status=INTENDED))
+            self._tables.effects.put(replace(row, status=INTENDED))
         return super().settle_effect(lane, key, *given)
 
 
@@ -436,7 +437,7 @@ class FencesReceipts(MemoryStore):
     """Refuses the receipt of who lost the lease."""
 
     def end_effect(self, lane: LaneKey, *given: Any) -> EffectRow:
-        found = self._lanes.get(lane)
+        found = self._tables.lanes.get(lane)
         if found is not None and found.tenure.epoch > 1:
             raise found.tenure.refusal(lane, 1, self._clock())
         return super().end_effect(lane, *given)
@@ -447,18 +448,18 @@ class ForgetsEffectsWithTheLease(MemoryStore):
 
     def release(self, lane: LaneKey, epoch: int, token: str) -> None:
         super().release(lane, epoch, token)
-        if lane not in self._lanes:
-            self._effects.drop(*lane)
+        if lane not in self._tables.lanes:
+            self._tables.effects.drop(*lane)
 
 
 class LeavesEffects(MemoryStore):
     """Deletes threads and keeps their effects."""
 
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
-        before = self._effects.listed(namespace, thread, 0, 1000)
+        before = self._tables.effects.listed(namespace, thread, 0, 1000)
         removed = super().delete_thread(namespace, thread, token)
         for row in before:
-            self._effects._put(row)
+            self._tables.effects.put(row)
         return removed
 
 
@@ -480,9 +481,16 @@ def caught_by_machine(mutant: type[MemoryStore]) -> bool:
     )
     try:
         run_state_machine_as_test(Machine, settings=chosen)
-    except Exception:
-        return True
+    except Exception as error:
+        return is_a_finding(error)
     return False
+
+
+def is_a_finding(error: BaseException) -> bool:
+    """Tell whether an error is about what the mutant does; one that does not even run would prove nothing."""
+    if isinstance(error, AttributeError | TypeError | NameError):
+        raise error
+    return True
 
 
 def cases(test: Callable[..., None]) -> Iterator[dict[str, object]]:
@@ -503,8 +511,8 @@ def caught_by_contract(mutant: type[MemoryStore]) -> bool:
                 test(backend, **case)
                 if damage(backend):
                     return True
-            except (Exception, pytest.fail.Exception):  # the second is what pytest.raises raises
-                return True
+            except (Exception, pytest.fail.Exception) as error:  # the second is what pytest.raises raises
+                return is_a_finding(error)
     return False
 
 
@@ -513,8 +521,8 @@ def caught_by_programs(mutant: type[MemoryStore]) -> bool:
     for seed in range(200):
         try:
             OwnerProgram([partial(mutant, "memory:"), partial(MemoryStore, "memory:")]).run(owner_program(seed))
-        except Exception:
-            return True
+        except Exception as error:
+            return is_a_finding(error)
     return False
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.base import Backend
+from holdfast.store.directory.store import DirectoryStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.sqlite.store import SqliteStore
@@ -24,6 +25,12 @@ class TestSqlite(StoreContract):
     @pytest.fixture
     def open_backend(self, tmp_path: Path) -> Callable[[], Backend]:
         return lambda: SqliteStore(str(tmp_path / "agent.db"))
+
+
+class TestDirectory(StoreContract):
+    @pytest.fixture
+    def open_backend(self, tmp_path: Path) -> Callable[[], Backend]:
+        return lambda: DirectoryStore(f"dir:{tmp_path / 'checkpoints'}")
 
 
 class TestPostgres(StoreContract):

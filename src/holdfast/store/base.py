@@ -25,9 +25,11 @@ from holdfast.errors import IdTaken, InvalidInput, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.effects import Effects
+from holdfast.store.finding import Finding as Finding  # every user of the contract needs it
 from holdfast.store.interrupts import Interrupts
-from holdfast.store.lane import LaneKey as LaneKey  # every user of the contract needs it
+from holdfast.store.lane import LaneKey as LaneKey  # and this
 from holdfast.store.leases import Claim, Leases
+from holdfast.store.mending import Mending
 from holdfast.store.sessions import Sessions
 
 PAGE_ROWS_MAX = 1000
@@ -103,9 +105,21 @@ class Commit:
     sources: Collection[Source] = ()  # what the manifest needs and the lane's head does not
     owned: Collection[int] = ()  # streams that begin with this commit and belong to this lane
     requires: str | None = None  # id of the checkpoint whose sources are taken over: the parent, which must still exist
-    parent_digest: bytes | None = None  # the parent's, if it is required (then it must be) or a head is replaced
+    parent_digest: bytes | None = None  # the parent's, if it is required (then it must be this), a head is replaced, or
+    # the parent may be missing: the row keeps it then, unless the parent is there and has it
+    origin: str | None = None  # what a lane that begins here was forked from, if that need not be there any more
     replaces_head: bool = False  # the head has this very id and is to be replaced
     claim: Claim | None = None  # the lease it is written under, which it extends
+
+    @property
+    def forked_from(self) -> str | None:
+        """Return the origin of a lane that begins with this commit."""
+        return self.requires if self.requires is not None else self.origin
+
+    @property
+    def keeps_parent_digest(self) -> bool:
+        """Tell whether the row must keep the parent's digest unless the parent is there and has it."""
+        return self.parent_digest is not None and self.requires is None and not self.replaces_head
 
     def row(self, thread_number: int, seq: int) -> Row:
         """Return the row that this commit makes."""
@@ -274,18 +288,6 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something a check found. ``kind``: damaged, missing, orphan, inconsistent."""
-
-    kind: str
-    where: str
-    what: str
-    thread: str | None = None
-    checkpoint: str | None = None
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Sizes:
     """Bytes a store takes: in all, and per source (as stored, so compressed)."""
 
@@ -294,7 +296,7 @@ class Sizes:
     rows: int  # bytes of manifests, notes and the like
 
 
-class Backend(Leases, Sessions, Interrupts, Effects, Protocol):
+class Backend(Leases, Sessions, Interrupts, Effects, Mending, Protocol):
     """All verbs: those on checkpoints here, the others in their own files. What holds for all stands at the top."""
 
     url: str
@@ -368,7 +370,10 @@ class Backend(Leases, Sessions, Interrupts, Effects, Protocol):
         """Return how many bytes everything takes."""
 
     def check(self) -> list[Finding]:
-        """Look for damage below the level of checkpoints: pages, references, bytes that belong to nothing."""
+        """Look for damage below the level of checkpoints: pages, references, bytes that belong to nothing.
+
+        Everything that ``rebuild`` would find and put right is part of it.
+        """
 
     def compact(self) -> int:
         """Make the store as small as it can be without changing anything in it; return the bytes given back."""

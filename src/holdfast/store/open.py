@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from holdfast.errors import InvalidInput, StoreRefused
 from holdfast.store.base import Backend
+from holdfast.store.directory.store import DirectoryStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite.store import SqliteStore
 
@@ -26,6 +27,7 @@ def _postgres(url: str) -> Backend:
 STORES: dict[str, Callable[[str], Backend]] = {
     "memory": MemoryStore,
     "sqlite": SqliteStore,
+    "dir": DirectoryStore,
     "postgresql": _postgres,
     "postgres": _postgres,
 }

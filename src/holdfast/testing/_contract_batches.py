@@ -11,10 +11,10 @@ import pytest
 
 from holdfast.errors import Conflict, Fenced, IdTaken, InvalidInput
 from holdfast.model.checkpoint import EPOCH
-from holdfast.store.base import Backend, Commit, Committed, Query
+from holdfast.store.base import Backend, Commit, Committed, Query, following
 from holdfast.store.leases import Claim
 from holdfast.store.memory import MemoryStore
-from holdfast.testing.drafts import draft, lane, put
+from holdfast.testing.drafts import draft, lane, put, state_of
 from holdfast.thread.cursor import Context
 from holdfast.thread.load import get
 from holdfast.thread.perform import drive
@@ -52,6 +52,16 @@ def history(target: Backend, count: int = COUNT) -> tuple[_Source, list[Commit]]
         else:
             thread.append({"list": [f"item {n} " * 90], "text": f"{n},"}, set={"n": n}, tags=["even"] * (n % 2 == 0))
     return source, source.commits
+
+
+def _line(count: int) -> tuple[list[bytes], list[Commit]]:
+    """Return commits that follow each other, small enough to share no bytes, and their digests."""
+    source = MemoryStore()
+    commits = []
+    for n in range(count):
+        commits.append(draft(source, lane(), {"n": n}, f"line-{next(_numbers)}"))
+        source.commit(commits[-1])
+    return [commit.digest for commit in commits], commits
 
 
 class Batches:
@@ -119,6 +129,38 @@ class Batches:
 
         assert removed.checkpoints == COUNT
         assert backend.sizes().sources == {}
+
+    @pytest.mark.parametrize("gone", [0, 1, 2])
+    @pytest.mark.parametrize("at_once", [False, True])
+    def test_a_parent_that_is_not_there_leaves_its_name_and_digest(
+        self, backend: Backend, gone: int, at_once: bool
+    ) -> None:
+        digests, commits = _line(4)
+        commits = [replace(commit, parent_digest=above) for commit, above in zip(commits, [None, *digests], strict=False)]
+        rest = commits[gone:]
+        rest[0] = replace(rest[0], number=0, last_seq=0, head_seq=0, origin=rest[0].parent_id)
+        if at_once:
+            backend.commit_all(rest)
+        else:
+            done = [backend.commit(rest[0])]
+            for commit in rest[1:]:
+                done.append(backend.commit(following(commit, rest[0], done[-1])))
+        rows = backend.find(Query("", "t"))[::-1]
+
+        assert [row.parent_digest for row in rows] == [rest[0].parent_digest, *[None] * (len(rest) - 1)]
+        assert [row.parent_id for row in rows] == [commit.parent_id for commit in rest]
+        assert [each.origin for each in backend.lanes("", "t", None)] == [rest[0].parent_id]
+        assert [state_of(backend, commit.id) for commit in rest] == [{"n": n} for n in range(gone, 4)]
+
+    def test_a_parent_that_is_there_with_another_digest_is_not_taken_for_it(self, backend: Backend) -> None:
+        digests, commits = _line(2)
+        put(backend, lane("other"), {"n": "another"}, commits[0].id)
+        fresh = replace(commits[1], number=0, last_seq=0, head_seq=0, parent_digest=digests[0])
+        backend.commit_all([fresh])
+        (row,) = backend.find(Query("", ids=(fresh.id,), payload=True))
+
+        assert row.parent_digest == digests[0]
+        assert state_of(backend, fresh.id) == {"n": 1}
 
     def _refused(self, backend: Backend, commits: Sequence[Commit], error: type[Exception]) -> None:
         before = backend.sizes().sources

@@ -34,6 +34,7 @@ from holdfast.testing._contract_fences import FenceRules
 from holdfast.testing._contract_interrupts import InterruptRules, pause
 from holdfast.testing._contract_leases import HOUR_US, LeaseRules, asking, everything, running, save
 from holdfast.testing._contract_lists import Lists
+from holdfast.testing._contract_mending import MendingRules
 from holdfast.testing._contract_sessions import SessionRules
 from holdfast.testing.drafts import (
     contents,
@@ -52,7 +53,9 @@ WORKERS = 8
 ROUNDS = 25
 
 
-class StoreContract(Lists, Deletes, Batches, LeaseRules, FenceRules, SessionRules, InterruptRules, EffectRules):
+class StoreContract(
+    Lists, Deletes, Batches, LeaseRules, FenceRules, SessionRules, InterruptRules, EffectRules, MendingRules
+):
     """Derive from it, say how your store is opened, and let pytest collect it."""
 
     reopens: ClassVar[bool] = True

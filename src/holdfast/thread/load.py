@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.errors import Corrupted, DecodeError, NotFound
@@ -154,11 +155,16 @@ def _finish(row: Row, tip: Tip, verify: bool) -> Checkpoint:
             raise _damaged(row, f"its parent {row.parent_id} is missing")
         if expected_digest(row, bare(CheckpointMeta, dict(values)), tip.entries(), parent) != row.digest:
             raise _damaged(row, "its description or content does not match its digest")
+    return assemble(row, values, {key: partial(decode_live, live) for key, live in tip.lives.items()})
+
+
+def assemble(row: Row, values: dict[str, Any], payload: Mapping[Key, Callable[[], Any]]) -> Checkpoint:
+    """Return a checkpoint made of its record's fields, which become its own, and functions that decode its values."""
     state: dict[str, Any] = {}
     system: dict[Key, Any] = {}
-    for key, live in tip.lives.items():
+    for key, decoded in payload.items():
         try:
-            value = decode_live(live)
+            value = decoded()
         except DecodeError as error:
             raise type(error)(
                 f"{_key_name(key)} cannot be decoded: {error.what}",

@@ -1,7 +1,8 @@
 """Verifying: every byte of every checkpoint against its digest, and every digest against its parent's.
 
 Costs what is stored, not what the states add up to: a value that grew since the checkpoint before is read on from where
-that one ended. Every finding names its place, and the work goes on after it.
+that one ended. Rows are read page by page, so memory is bounded. Every finding names its place, and the work goes on
+after it. ``verify_lanes`` is all of it; ``upkeep.check`` uses the same parts and looks at more.
 """
 
 from __future__ import annotations
@@ -11,17 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import Corrupted, DecodeError, HoldfastError
+from holdfast.errors import DecodeError, HoldfastError
 from holdfast.model.checkpoint import CheckpointMeta, bare
 from holdfast.pieces.manifest import Entry, Key
 from holdfast.pieces.piece import Piece, Range
 from holdfast.pieces.tip import Tip
-from holdfast.store.base import Backend, Finding, Row
+from holdfast.store.base import PAGE_ROWS_MAX, Backend, Finding, Lane, LaneKey, Query, Row
+from holdfast.store.finding import DAMAGED, MISSING, RESTORE, about_lane
+from holdfast.store.survey import head_is_not_newest
 from holdfast.thread.cursor import Context
 from holdfast.thread.load import decode_live, expected_digest, open_tip
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import parent_digest, values_of
-from holdfast.thread.removal import rows_of
+from holdfast.thread.record import parent_digest, values_of, write_of
+
+PAGE_ROWS = 200
+"""How many rows, with their manifests, are in memory at once."""
+
+Note = Callable[[Row, list[Finding]], None]
+"""Is told of every checkpoint what was found in it: nothing, if it is good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class Report:
         if not self.findings:
             return f"{self.checkpoints} checkpoints verified, nothing wrong"
         lines = [f"{self.checkpoints} checkpoints verified, {len(self.findings)} findings:"]
-        lines += [f"  {finding.kind}: {finding.where}: {finding.what}" for finding in self.findings]
+        lines += [f"  {finding}" for finding in self.findings]
         return "\n".join(lines)
 
 
@@ -55,27 +63,31 @@ def verify_lanes(context: Context, thread: str | None, whole_store: bool) -> Flo
     """Verify every checkpoint of a thread or of all; go on after each finding."""
     findings: list[Finding] = []
     count = 0
+
+    def note(_: Row, found: list[Finding]) -> None:
+        nonlocal count
+        count += 1
+        findings.extend(found)
+
     if whole_store:
         findings += yield from ask(lambda store: store.check())
+    findings += yield from walk_lanes(context, thread, note)
+    return Report(count, tuple(dict.fromkeys(findings)))
+
+
+def walk_lanes(context: Context, thread: str | None, note: Note) -> Flow[list[Finding]]:
+    """Verify every checkpoint of a thread or of all, and return what is to be said of the branches themselves."""
     try:
         lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
-    except Corrupted as error:
-        return Report(0, (*findings, Finding("damaged", "branches", error.what)))
+    except HoldfastError as error:
+        return [Finding(DAMAGED, "branches", error.what, thread, namespace=context.namespace)]
+    findings: list[Finding] = []
     for lane in lanes:
         try:
-            rows = yield from rows_of(lane.key, payload=True)
+            findings += yield from _verify_lane(lane, note)
         except HoldfastError as error:
-            findings.append(Finding("damaged", f"branch {lane.key.branch}", error.what, lane.key.thread))
-            continue
-        checked: dict[Key, _Checked] = {}
-        for row in reversed(rows):
-            count += 1
-            findings += yield from _verify_row(row, checked)
-        if rows and (rows[0].id, rows[0].seq) != (lane.head, lane.head_seq):
-            findings.append(
-                Finding("inconsistent", f"branch {lane.key.branch}", "its head is not its newest", lane.key.thread)
-            )
-    return Report(count, tuple(findings))
+            findings.append(about_lane(DAMAGED, lane.key, error.what, None))
+    return findings
 
 
 def verify_row(row: Row) -> Flow[Report]:
@@ -83,30 +95,83 @@ def verify_row(row: Row) -> Flow[Report]:
     return Report(1, tuple((yield from _verify_row(row, {}))))
 
 
+def page_ends(lane: LaneKey, rows: int) -> Flow[list[int]]:
+    """Return where the pages of a branch end, oldest first: each is the rows before one of these numbers.
+
+    They are read from the end on, as all lists are, but without payloads; of them only these numbers are kept.
+    """
+    ends: list[int] = []
+    before: int | None = None
+    while True:
+        page = yield from ask(_finding_rows(Query(*lane, before=before)))
+        ends += [row.seq + 1 for row in page[::rows]]
+        if len(page) < PAGE_ROWS_MAX:
+            return ends[::-1]
+        before = page[-1].seq
+
+
+def _verify_lane(lane: Lane, note: Note) -> Flow[list[Finding]]:
+    """Verify a branch from its oldest checkpoint on."""
+    findings: list[Finding] = []
+    checked: dict[Key, _Checked] = {}
+    newest: Row | None = None
+    for end in (yield from page_ends(lane.key, PAGE_ROWS)):
+        query = Query(*lane.key, before=end, limit=PAGE_ROWS, payload=True, writes=True)
+        try:
+            page = yield from ask(_finding_rows(query))
+        except HoldfastError as error:
+            findings.append(about_lane(DAMAGED, lane.key, f"checkpoints before number {end}: {error.what}", None))
+            checked.clear()
+            continue
+        for row in reversed(page):
+            if newest is None or row.seq > newest.seq:  # else some went meanwhile, and older ones came again
+                newest = row
+                note(row, (yield from _verify_row(row, checked)))
+    if newest is not None and (newest.id, newest.seq) != (lane.head, lane.head_seq):
+        findings.append(head_is_not_newest(lane.key))
+    return findings
+
+
 def _verify_row(row: Row, checked: dict[Key, _Checked]) -> Flow[list[Finding]]:
     try:
         tip = yield from open_tip(row, {})
     except HoldfastError as error:
         checked.clear()
-        return [_finding(row, "damaged", error.what)]
+        return [_finding(row, DAMAGED, error.what)]
     findings = []
     for key in tip.lives:
         problem = yield from _verify_value(tip, key, checked)
         if problem:
-            findings.append(_finding(row, "damaged", problem, str(key)))
+            findings.append(_finding(row, DAMAGED, problem, str(key), f", state.{key}"))
     for key in [key for key in checked if key not in tip.lives]:
         del checked[key]
+    return findings + _verify_writes(row) + _verify_digest(row, tip)
+
+
+def _verify_writes(row: Row) -> list[Finding]:
+    """Check that pending writes can be read; they have no digest."""
+    findings = []
+    for write in row.writes:
+        try:
+            write_of(write)
+        except HoldfastError as error:
+            place = f"writes[{write.task_id}][{write.index}]"
+            findings.append(_finding(row, DAMAGED, error.what, place, f", {place}", None))
+    return findings
+
+
+def _verify_digest(row: Row, tip: Tip) -> list[Finding]:
     parent = parent_digest(row)
     if parent is None:
-        findings.append(_finding(row, "missing", f"its parent {row.parent_id} is not there"))
-    else:
-        try:
-            meta = bare(CheckpointMeta, values_of(row))
-        except DecodeError as error:
-            return [*findings, _finding(row, "damaged", f"its notes cannot be read: {error.what}")]
-        if expected_digest(row, meta, tip.entries(), parent) != row.digest:
-            findings.append(_finding(row, "damaged", "description or content does not match the digest"))
-    return findings
+        return [_finding(row, MISSING, f"its parent {row.parent_id} is not there")]
+    try:
+        meta = bare(CheckpointMeta, values_of(row))
+    except (DecodeError, ValueError, OverflowError) as error:  # the others: a moment that no calendar has
+        what = error.what if isinstance(error, DecodeError) else str(error)
+        return [_finding(row, DAMAGED, f"its notes cannot be read: {what}")]
+    if expected_digest(row, meta, tip.entries(), parent) != row.digest:
+        return [_finding(row, DAMAGED, "description or content does not match the digest")]
+    return []
 
 
 def _verify_value(tip: Tip, key: Key, checked: dict[Key, _Checked]) -> Flow[str | None]:
@@ -154,10 +219,16 @@ def _remaining(before: _Checked | None, pieces: list[Piece]) -> tuple[Any, list[
     return hashlib.sha256(), pieces
 
 
-def _finding(row: Row, kind: str, what: str, key: str | None = None) -> Finding:
-    where = f"checkpoint {row.id}" + (f", state.{key}" if key else "")
-    return Finding(kind, where, what, row.lane.thread, row.id, key)
+def _finding(
+    row: Row, kind: str, what: str, key: str | None = None, place: str = "", repair: str | None = RESTORE
+) -> Finding:
+    namespace, thread, scope, branch = row.lane
+    return Finding(kind, f"checkpoint {row.id}{place}", what, thread, row.id, key, branch, scope, namespace, repair)
 
 
 def _fetching(ranges: list[Range]) -> Callable[[Backend], list[list[bytes]]]:
     return lambda store: store.fetch(ranges)
+
+
+def _finding_rows(query: Query) -> Callable[[Backend], list[Row]]:
+    return lambda store: store.find(query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from holdfast.store.base import PAGE_ROWS_MAX
@@ -10,22 +11,23 @@ from holdfast.store.lane import LaneKey
 
 
 class EffectTable:
-    """All effects, in the order in which they were first begun."""
+    """All effects. What a verb would make of one is asked for first, then put."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[LaneKey, str], EffectRow] = {}
-        self._last_number = 0
+        self.last_number = 0
 
-    def begin(self, row: EffectRow, retry_of: int | None) -> EffectRow:
-        """Store an intent if it is the next attempt, and return what is there; who may do so was checked before."""
+    def __iter__(self) -> Iterator[EffectRow]:
+        return iter(self._rows.values())
+
+    def begun(self, row: EffectRow, retry_of: int | None) -> EffectRow:
+        """Return the intent if it is the next attempt, else what is there; who may do so was checked before."""
         stored = self.find(row.lane, row.key)
-        if stored is not None and not may_begin(row, stored, retry_of):
-            return stored
         if stored is None:
-            self._last_number += 1
-        return self._put(intent(row, self._last_number if stored is None else stored.number))
+            return intent(row, self.last_number + 1)
+        return intent(row, stored.number) if may_begin(row, stored, retry_of) else stored
 
-    def end(
+    def ended(
         self,
         lane: LaneKey,
         key: str,
@@ -36,13 +38,18 @@ class EffectTable:
         ended_us: int,
         by: str | None = None,
     ) -> EffectRow:
-        """See ``Effects.end_effect``."""
+        """Return the row after ``Effects.end_effect``."""
         row = self.find(lane, key)
         if row is None:
             raise effect_missing(lane, key)
         if (row.status, row.attempt, row.owner) != (INTENDED, attempt, owner):
             return row
-        return self._put(replace(row, status=status, body=body, ended_us=ended_us, settled_by=by))
+        return replace(row, status=status, body=body, ended_us=ended_us, settled_by=by)
+
+    def put(self, row: EffectRow) -> None:
+        """Keep an effect as it is now."""
+        self.last_number = max(self.last_number, row.number)
+        self._rows[row.lane, row.key] = row
 
     def find(self, lane: LaneKey, key: str) -> EffectRow | None:
         """Return one effect, or None."""
@@ -50,11 +57,12 @@ class EffectTable:
 
     def listed(self, namespace: str, thread: str | None, after: int, limit: int) -> list[EffectRow]:
         """See ``Effects.effects``."""
-        return [
+        found = [
             row
-            for row in self._rows.values()
+            for row in self
             if row.lane.namespace == namespace and thread in (None, row.lane.thread) and row.number > after
-        ][: max(0, min(limit, PAGE_ROWS_MAX))]
+        ]
+        return sorted(found, key=lambda row: row.number)[: max(0, min(limit, PAGE_ROWS_MAX))]
 
     def has_any(self, namespace: str, thread: str) -> bool:
         """Tell whether a thread has effects."""
@@ -63,7 +71,3 @@ class EffectTable:
     def drop(self, *names: str) -> None:
         """Delete the effects of a thread, named by namespace and thread, or of a lane, named by all its names."""
         self._rows = {name: row for name, row in self._rows.items() if name[0][: len(names)] != names}
-
-    def _put(self, row: EffectRow) -> EffectRow:
-        self._rows[row.lane, row.key] = row
-        return row

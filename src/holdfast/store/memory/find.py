@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
 
 from holdfast.store.base import Query, Row
 from holdfast.store.memory.lane import KeptLane
 
 
-def rows_meant(query: Query, rows: Mapping[tuple[str, str], Row], lanes: Iterable[KeptLane]) -> list[Row]:
-    """Return the rows to look at, the one that comes first in the answer first."""
+def rows_meant(query: Query, rows: Mapping[tuple[str, str], Row], lanes: Iterable[KeptLane]) -> Iterable[Row]:
+    """Give the rows to look at, the one that comes first in the answer first."""
     return _heads(query, lanes) if query.heads_of_threads else _candidates(query, rows, lanes)
 
 
-def _candidates(query: Query, rows: Mapping[tuple[str, str], Row], lanes: Iterable[KeptLane]) -> list[Row]:
+def _candidates(query: Query, rows: Mapping[tuple[str, str], Row], lanes: Iterable[KeptLane]) -> Iterable[Row]:
     if query.ids is not None:
         found = [row for name in dict.fromkeys(query.ids) if (row := rows.get((query.namespace, name))) is not None]
-    else:
-        found = [row for lane in lanes for row in lane.rows]
-    return sorted(found, key=lambda row: (row.seq, row.thread_number), reverse=True)
+        return sorted(found, key=_place, reverse=True)
+    meant = [lane.rows for lane in lanes if lane.key[:2] == (query.namespace, query.thread)]
+    if len(meant) == 1:
+        return _before(meant[0], query.before)
+    return heapq.merge(*(_before(kept, query.before) for kept in meant), key=_place, reverse=True)
+
+
+def _before(rows: list[Row], seq: int | None) -> Iterator[Row]:
+    """Give a lane's rows, the newest first, from a cursor on: a page costs what it shows."""
+    end = len(rows)
+    if seq is not None:
+        low = 0
+        while low < end:
+            middle = (low + end) // 2
+            low, end = (middle + 1, end) if rows[middle].seq < seq else (low, middle)
+        end = low
+    return (rows[at] for at in range(end - 1, -1, -1))
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return row.seq, row.thread_number
 
 
 def _heads(query: Query, lanes: Iterable[KeptLane]) -> list[Row]:

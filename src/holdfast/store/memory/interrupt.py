@@ -10,52 +10,57 @@ from holdfast.store.interrupts import InterruptRow, interrupt_missing, interrupt
 
 
 class InterruptTable:
-    """All interrupts, in the order in which they were recorded."""
+    """All interrupts. What a verb would make of one is asked for first, then put."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], InterruptRow] = {}
-        self._last_number = 0
+        self.last_number = 0
 
     def __iter__(self) -> Iterator[InterruptRow]:
         return iter(self._rows.values())
 
-    def record(self, row: InterruptRow) -> InterruptRow:
-        """Add an interrupt of a checkpoint that is there, or return the one with this id."""
+    def recorded(self, row: InterruptRow) -> InterruptRow:
+        """Return a new interrupt of a checkpoint that is there, or the one with this id."""
         first = self.find(row.lane.namespace, row.id)
-        if first is not None:
-            if (first.digest, first.lane, first.checkpoint) != (row.digest, row.lane, row.checkpoint):
-                raise interrupt_taken(row)
-            return first
-        self._last_number += 1
-        fresh = InterruptRow(row.id, row.lane, row.checkpoint, row.digest, row.body, row.created_us, self._last_number)
-        return self._put(fresh)
+        if first is None:
+            number = self.last_number + 1
+            return InterruptRow(row.id, row.lane, row.checkpoint, row.digest, row.body, row.created_us, number)
+        if (first.digest, first.lane, first.checkpoint) != (row.digest, row.lane, row.checkpoint):
+            raise interrupt_taken(row)
+        return first
 
-    def decide(self, namespace: str, name: str, digest: bytes, decision: bytes, by: str, at_us: int) -> InterruptRow:
-        """See ``Interrupts.decide``."""
+    def decided(self, namespace: str, name: str, digest: bytes, decision: bytes, by: str, at_us: int) -> InterruptRow:
+        """Return the row after ``Interrupts.decide``."""
         row = self._get(namespace, name)
         if row.digest != digest or row.decision is not None:
             return row
-        return self._put(replace(row, decision=decision, decided_by=by, decided_us=at_us))
+        return replace(row, decision=decision, decided_by=by, decided_us=at_us)
 
-    def consume(self, namespace: str, name: str, by: str, epoch: int, at_us: int) -> InterruptRow:
-        """See ``Interrupts.consume``."""
+    def consumed(self, namespace: str, name: str, by: str, epoch: int, at_us: int) -> InterruptRow:
+        """Return the row after ``Interrupts.consume``."""
         row = self._get(namespace, name)
         if row.decision is None or (row.consumer is not None and row.consumer_epoch >= epoch):
             return row
-        return self._put(replace(row, consumer=by, consumer_epoch=epoch, consumed_us=at_us))
+        return replace(row, consumer=by, consumer_epoch=epoch, consumed_us=at_us)
+
+    def put(self, row: InterruptRow) -> None:
+        """Keep an interrupt as it is now."""
+        self.last_number = max(self.last_number, row.number)
+        self._rows[row.lane.namespace, row.id] = row
 
     def listed(
         self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
     ) -> list[InterruptRow]:
         """See ``Interrupts.interrupts``."""
-        return [
+        found = [
             row
             for row in self
             if row.lane.namespace == namespace
             and thread in (None, row.lane.thread)
             and not (pending_only and row.consumer is not None)
             and row.number > after
-        ][: max(0, min(limit, PAGE_ROWS_MAX))]
+        ]
+        return sorted(found, key=lambda row: row.number)[: max(0, min(limit, PAGE_ROWS_MAX))]
 
     def find(self, namespace: str, name: str) -> InterruptRow | None:
         """Return one interrupt, or None."""
@@ -77,8 +82,4 @@ class InterruptTable:
         row = self.find(namespace, name)
         if row is None:
             raise interrupt_missing(name)
-        return row
-
-    def _put(self, row: InterruptRow) -> InterruptRow:
-        self._rows[row.lane.namespace, row.id] = row
         return row

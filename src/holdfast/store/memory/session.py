@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from holdfast.store.boot import Moment
 from holdfast.store.sessions import SessionRow
 
-_Kept = tuple[SessionRow, Moment]  # and when it is taken for dead
+
+class KeptSession(NamedTuple):
+    """A session, when it is taken for dead, and the how-many-eth it is."""
+
+    row: SessionRow
+    expiry: Moment
+    order: int
 
 
 class SessionTable:
-    """All sessions, in the order in which they began."""
+    """All sessions. What a verb would make of one is asked for first, then put."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._kept: dict[tuple[str, str], KeptSession] = {}
+        self.last_order = 0
 
-    def begin(self, session: SessionRow, ttl_us: int, now: Moment) -> bool:
-        """See ``Sessions.begin``; return whether it is a new one, whose thread the caller must make."""
-        name = (session.lane.namespace, session.id)
-        if name in self._kept:
-            self.beat(*name, session.seen_us, ttl_us, now)
-            return False
-        self._kept[name] = replace(session, ended_us=None, reason=None), _after(now, ttl_us)
-        return True
+    def begun(self, session: SessionRow, ttl_us: int, now: Moment) -> KeptSession | None:
+        """Return the session as it is when it begins, or lives on; None if it had ended."""
+        if (session.lane.namespace, session.id) in self._kept:
+            return self.seen(session.lane.namespace, session.id, session.seen_us, ttl_us, now)
+        return KeptSession(replace(session, ended_us=None, reason=None), _after(now, ttl_us), self.last_order + 1)
 
-    def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int, now: Moment) -> bool:
-        """See ``Sessions.beat``."""
-        row = self._active(namespace, session)
-        if row is None:
-            return False
-        self._kept[namespace, session] = replace(row, seen_us=seen_us), _after(now, ttl_us)
-        return True
+    def seen(self, namespace: str, session: str, seen_us: int, ttl_us: int, now: Moment) -> KeptSession | None:
+        """Return the session after a beat; None if it is not there or has ended."""
+        kept = self._active(namespace, session)
+        return kept and kept._replace(row=replace(kept.row, seen_us=seen_us), expiry=_after(now, ttl_us))
 
-    def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
-        """See ``Sessions.end``."""
-        row = self._active(namespace, session)
-        if row is None:
-            return False
-        expiry = self._kept[namespace, session][1]
-        self._kept[namespace, session] = replace(row, ended_us=ended_us, reason=reason), expiry
-        return True
+    def ended(self, namespace: str, session: str, ended_us: int, reason: str) -> KeptSession | None:
+        """Return the session after its end; None if it is not there or had ended before."""
+        kept = self._active(namespace, session)
+        return kept and kept._replace(row=replace(kept.row, ended_us=ended_us, reason=reason))
+
+    def put(self, kept: KeptSession) -> None:
+        """Keep a session as it is now."""
+        self.last_order = max(self.last_order, kept.order)
+        self._kept[kept.row.lane.namespace, kept.row.id] = kept
+
+    def find(self, namespace: str, session: str) -> KeptSession | None:
+        """Return one session, or None."""
+        return self._kept.get((namespace, session))
 
     def listed(self, namespace: str, thread: str | None, active_only: bool, now: Moment) -> list[SessionRow]:
         """See ``Sessions.sessions``."""
         return [
             replace(row, left_us=now.left_us(*expiry) if row.ended_us is None else 0)
-            for row, expiry in self._kept.values()
+            for row, expiry, _ in sorted(self._kept.values(), key=lambda kept: kept.order)
             if row.lane.namespace == namespace
             and thread in (None, row.lane.thread)
             and not (active_only and row.ended_us is not None)
@@ -54,15 +61,15 @@ class SessionTable:
 
     def has_any(self, namespace: str, thread: str) -> bool:
         """Tell whether a thread has sessions."""
-        return any(row.lane[:2] == (namespace, thread) for row, _ in self._kept.values())
+        return any(kept.row.lane[:2] == (namespace, thread) for kept in self._kept.values())
 
     def drop_thread(self, namespace: str, thread: str) -> None:
         """Delete the sessions of a thread."""
-        self._kept = {name: kept for name, kept in self._kept.items() if kept[0].lane[:2] != (namespace, thread)}
+        self._kept = {name: kept for name, kept in self._kept.items() if kept.row.lane[:2] != (namespace, thread)}
 
-    def _active(self, namespace: str, session: str) -> SessionRow | None:
+    def _active(self, namespace: str, session: str) -> KeptSession | None:
         kept = self._kept.get((namespace, session))
-        return kept[0] if kept is not None and kept[0].ended_us is None else None
+        return kept if kept is not None and kept.row.ended_us is None else None
 
 
 def _after(now: Moment, ttl_us: int) -> Moment:

@@ -12,7 +12,7 @@ more than that. Only one delete runs at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 from holdfast.errors import Corrupted
@@ -42,7 +42,7 @@ def delete_checkpoints(
 ) -> Removed:
     """Delete checkpoints by id; see ``Backend.delete``."""
     wanted = [pack_id(namespace, name) for name in names]
-    _begin(connection)
+    begin_delete(connection)
     lock_threads(connection, {thread for (thread,) in every(connection, queries.THREADS_OF, (wanted,))})
     every(connection, queries.LOCK_CHECKPOINTS, (wanted,))  # a tag that is being given waits, or counts
     keys = []
@@ -59,7 +59,7 @@ def delete_checkpoints(
 
 def delete_thread(connection: DeadlineConnection, namespace: str, name: str, token: str | None) -> Removed:
     """Delete a thread with everything in it; see ``Backend.delete_thread``."""
-    _begin(connection)
+    begin_delete(connection)
     found = one(connection, queries.THREAD, (namespace, name))
     if found is None:
         return Removed()
@@ -118,7 +118,8 @@ def keep_parents(
     )
 
 
-def _begin(connection: DeadlineConnection) -> None:
+def begin_delete(connection: DeadlineConnection) -> None:
+    """Keep all other deletes away until the transaction ends."""
     run(connection, queries.IDLE_LIMIT)
     run(connection, queries.ONE_DELETER)
 
@@ -143,22 +144,23 @@ def _collect(connection: DeadlineConnection, before: dict[int, set[Source]]) -> 
     referring: dict[int, set[int]] = {stream: set() for stream in streams}
     for stream, lane in every(connection, queries.LANES_REFERRING, (streams,)):
         referring[stream].add(lane)
-    coverage = Coverage(lambda name: _read_blob(connection, name))
+    coverage = Coverage(lambda name: read_blob(connection, name))
     others = {lane for lanes in referring.values() for lane in lanes}
     needed: dict[int, set[Source]] = {lane: set() for lane in {*before, *others}}
     for lane, base, manifest in every(connection, queries.MANIFESTS_OF_LANES, (list(needed),)):
         needed[lane].update(coverage.add(manifest, base))
     dropped = [(lane, source) for lane, sources in before.items() for source in sources - needed[lane]]
-    _drop_references(connection, dropped)
+    drop_references(connection, dropped)
     for lane, source in dropped:
         if isinstance(source, int):
             referring[source].discard(lane)
     kept = {stream: coverage.ranges(stream) if referring[stream] else [] for stream in streams}
     # Only what lost a reference here: to lock also what is still needed would make savers wait for nothing.
-    return _trim(connection, kept) + _drop_blobs(connection, {name for _, name in dropped if isinstance(name, bytes)})
+    return _trim(connection, kept) + drop_blobs(connection, {name for _, name in dropped if isinstance(name, bytes)})
 
 
-def _drop_references(connection: DeadlineConnection, dropped: Iterable[tuple[int, Source]]) -> None:
+def drop_references(connection: DeadlineConnection, dropped: Collection[tuple[int, Source]]) -> None:
+    """Drop references, given as lane and source."""
     streams = [(lane, source) for lane, source in dropped if isinstance(source, int)]
     blobs = [(lane, source) for lane, source in dropped if isinstance(source, bytes)]
     for statement, pairs in ((queries.DROP_STREAM_REFS, streams), (queries.DROP_BLOB_REFS, blobs)):
@@ -176,14 +178,16 @@ def _trim(connection: DeadlineConnection, kept: dict[int, list[tuple[int, int]]]
     return sum(length for (length,) in every(connection, queries.DROP_CHUNKS, {"addresses": doomed})) if doomed else 0
 
 
-def _drop_blobs(connection: DeadlineConnection, names: Collection[bytes]) -> int:
+def drop_blobs(connection: DeadlineConnection, names: Collection[bytes]) -> int:
+    """Drop those of these blobs that nothing refers to, and return their bytes."""
     if not names:
         return 0
     every(connection, queries.LOCK_BLOBS, (list(names),))
     return sum(length for (length,) in every(connection, queries.DROP_BLOBS, (list(names),)))
 
 
-def _read_blob(connection: DeadlineConnection, name: bytes) -> bytes:
+def read_blob(connection: DeadlineConnection, name: bytes) -> bytes:
+    """Return a blob's bytes."""
     size = one(connection, queries.BLOB_SIZE, (name,))
     if size is None:
         raise Corrupted(f"blob {name.hex()[:16]} is missing")

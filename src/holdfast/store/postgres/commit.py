@@ -26,7 +26,9 @@ NOT_AS_THOUGHT, REQUIRED_IS_GONE, ID_EXISTS = "HF001", "HF005", "23505"
 
 def is_plain(commit: Commit) -> bool:
     """Tell whether a save only adds at most one small chunk to a branch that is there: nearly every one does."""
-    if not commit.number or commit.blobs or commit.sources or commit.tags or commit.requires or len(commit.chunks) > 1:
+    if not commit.number or commit.blobs or commit.sources or commit.tags or len(commit.chunks) > 1:
+        return False
+    if commit.requires or commit.keeps_parent_digest:
         return False
     if not commit.chunks:
         return True
@@ -73,6 +75,7 @@ def add_checkpoint(connection: DeadlineConnection, commit: Commit) -> Committed:
         [source for source in commit.sources if isinstance(source, bytes)],
         list(commit.tags),
         None if commit.requires is None else pack_id(key.namespace, commit.requires),
+        None if commit.forked_from is None else pack_id(key.namespace, commit.forked_from),
         commit.parent_digest,
         commit.replaces_head,
     )

@@ -59,12 +59,14 @@ def _add_rows(
     wanted = list({commit.base for commit in commits if commit.base is not None})
     bases = dict(every(connection, queries.BLOB_IDS, (wanted,)))
     keys = [key_of(place.number, place.seq) for place in done]
-    types = ("int8", "bytea", "bytea", "int8", "int8", "bytea", "int8", "bytea", "int8", "bytea")
+    types = ("int8", "bytea", "bytea", "bytea", "int8", "int8", "bytea", "int8", "bytea", "int8", "bytea")
+    missing = _missing_parents(connection, commits)
     rows = (
         (
             key,
             name,
             None if commit.parent_id is None else pack_id(commit.lane.namespace, commit.parent_id),
+            commit.parent_digest if (commit.parent_id, commit.parent_digest) in missing else None,
             commit.step,
             commit.created_us,
             commit.digest,
@@ -78,6 +80,16 @@ def _add_rows(
     _copy(connection, queries.COPY_CHECKPOINTS, types, rows)
     tags = [(key, tag) for key, commit in zip(keys, commits, strict=True) for tag in commit.tags]
     _copy(connection, queries.COPY_TAGS, ("int8", "text"), tags)
+
+
+def _missing_parents(connection: DeadlineConnection, commits: Sequence[Commit]) -> set[tuple[str | None, bytes | None]]:
+    """Return which parents, named with their digests, are neither stored nor among these commits."""
+    named = {(commit.parent_id, commit.parent_digest) for commit in commits if commit.parent_digest is not None}
+    named -= {(commit.id, commit.digest) for commit in commits}
+    if not named:
+        return set()
+    wanted = [pack_id(commits[0].lane.namespace, parent) for parent, _ in named if parent is not None]
+    return named - {(unpack_id(name), digest) for name, _, digest in every(connection, queries.IDENTITIES, (wanted,))}
 
 
 def _merged(commits: Sequence[Commit]) -> Iterable[tuple[int, int, bytes]]:

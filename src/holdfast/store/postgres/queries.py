@@ -1,6 +1,6 @@
 """Every SQL statement of the PostgreSQL store, named. Values are always bound; {schema} is a checked, quoted name."""
 
-from holdfast.store.postgres.rows import LANE_COLUMNS, PAYLOAD_COLUMNS, ROW_COLUMNS, WRITE_COLUMNS
+from holdfast.store.postgres.rows import BASE_NAME, LANE_COLUMNS, PAYLOAD_COLUMNS, ROW_COLUMNS, WRITE_COLUMNS
 
 _LANE = "{schema}.thread t JOIN {schema}.lane l ON l.thread = t.id"
 _PAYLOAD = "LEFT JOIN {schema}.blob b ON b.id = c.base LEFT JOIN {schema}.checkpoint p ON p.id = c.parent"
@@ -94,7 +94,7 @@ COMMIT = """
 SELECT * FROM {schema}.commit_checkpoint(
   %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
   %s::bigint[], %s::bytea[], %s::bigint[], %s::int[], %s::bytea[],
-  %s::bytea[], %s::int[], %s::bytea[], %s::bigint[], %s::boolean[], %s::bytea[], %s::text[], %s, %s, %s)"""
+  %s::bytea[], %s::int[], %s::bytea[], %s::bigint[], %s::boolean[], %s::bytea[], %s::text[], %s, %s, %s, %s)"""
 
 IDENTITIES = "SELECT id, key, digest FROM {schema}.checkpoint WHERE id = ANY(%s::bytea[])"
 LANE_NUMBER = f"""
@@ -102,7 +102,7 @@ SELECT l.id FROM {_LANE} WHERE t.namespace = %s AND t.name = %s AND l.scope = %s
 PUT_BLOBS = "SELECT {schema}.put_blobs(%s::bytea[], %s::int[], %s::bytea[])"
 BLOB_IDS = "SELECT digest, id FROM {schema}.blob WHERE digest = ANY(%s::bytea[])"
 COPY_CHECKPOINTS = """
-COPY {schema}.checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
+COPY {schema}.checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
 FROM STDIN (FORMAT BINARY)"""
 COPY_CHUNKS = "COPY {schema}.chunk (address, size, body) FROM STDIN (FORMAT BINARY)"
 COPY_TAGS = "COPY {schema}.tag (checkpoint, name) FROM STDIN (FORMAT BINARY)"
@@ -206,9 +206,10 @@ REFS_OF_LANES = """
 SELECT lane, stream, NULL::bytea FROM {schema}.stream_ref WHERE lane = ANY(%(lanes)s::bigint[])
 UNION ALL SELECT lane, NULL, digest FROM {schema}.blob_ref WHERE lane = ANY(%(lanes)s::bigint[])"""
 LANES_REFERRING = "SELECT stream, lane FROM {schema}.stream_ref WHERE stream = ANY(%s::bigint[])"
-MANIFESTS_OF_LANES = """
-SELECT c.key >> 32, b.digest, c.manifest FROM unnest(%s::bigint[]) l
-JOIN {schema}.checkpoint c ON c.key > l << 32 AND c.key < (l + 1) << 32 LEFT JOIN {schema}.blob b ON b.id = c.base"""
+MANIFESTS_OF_LANES = f"""
+SELECT c.key >> 32, {BASE_NAME}, c.manifest FROM unnest(%s::bigint[]) l
+JOIN {{schema}}.checkpoint c ON c.key > l << 32 AND c.key < (l + 1) << 32
+LEFT JOIN {{schema}}.blob b ON b.id = c.base"""
 DROP_STREAM_REFS = """
 DELETE FROM {schema}.stream_ref r USING unnest(%s::bigint[], %s::bigint[]) d (lane, stream)
 WHERE r.lane = d.lane AND r.stream = d.stream"""
@@ -251,25 +252,33 @@ SELECT s.address >> 28, sum(s.length)::bigint FROM (
   SELECT address, length(body) FROM {schema}.chunk UNION ALL SELECT address, length(body) FROM {schema}.fresh) s
 GROUP BY 1"""
 ROW_BYTES = "SELECT coalesce(sum(length(manifest) + length(notes)), 0)::bigint FROM {schema}.checkpoint"
-ORPHANS = """
-SELECT DISTINCT address >> 28, NULL::bytea FROM {schema}.chunk k
-WHERE NOT EXISTS (SELECT 1 FROM {schema}.stream_ref r WHERE r.stream = k.address >> 28)
-UNION SELECT DISTINCT address >> 28, NULL::bytea FROM {schema}.fresh f
-WHERE NOT EXISTS (SELECT 1 FROM {schema}.stream_ref r WHERE r.stream = f.address >> 28)
-UNION ALL SELECT NULL, digest FROM {schema}.blob b
-WHERE NOT EXISTS (SELECT 1 FROM {schema}.blob_ref r WHERE r.digest = b.digest)"""
-MISSING = """
-SELECT DISTINCT stream, NULL::bytea FROM {schema}.stream_ref r
-WHERE NOT EXISTS (
-    SELECT 1 FROM {schema}.chunk k WHERE k.address >= r.stream << 28 AND k.address < (r.stream + 1) << 28)
-  AND NOT EXISTS (SELECT 1 FROM {schema}.fresh f WHERE f.slot >= r.stream << 7 AND f.slot < (r.stream + 1) << 7)
-UNION ALL SELECT NULL, digest FROM {schema}.blob_ref r
-WHERE NOT EXISTS (SELECT 1 FROM {schema}.blob b WHERE b.digest = r.digest)"""
-LANES_WITHOUT_HEAD = """
-SELECT l.id, t.name FROM {schema}.lane l JOIN {schema}.thread t ON t.id = l.thread
-WHERE l.last_seq > 0 AND NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.key = l.id << 32 | l.head)"""
-LANES_WITHOUT_THREAD = """
-SELECT l.id FROM {schema}.lane l WHERE NOT EXISTS (SELECT 1 FROM {schema}.thread t WHERE t.id = l.thread)"""
+LANE_FACTS = """
+SELECT t.id, t.next_seq, t.namespace, t.name, l.scope, l.branch, l.id, l.head, l.last_seq,
+  coalesce((SELECT c.key & 4294967295 FROM {schema}.checkpoint c WHERE c.key > l.id << 32 AND c.key < (l.id + 1) << 32
+            ORDER BY c.key DESC LIMIT 1), 0), l.token IS NOT NULL
+FROM {schema}.lane l JOIN {schema}.thread t ON t.id = l.thread ORDER BY l.id"""
+LANES_LOST = """
+SELECT lane FROM {schema}.stream_ref r WHERE NOT EXISTS (SELECT 1 FROM {schema}.lane l WHERE l.id = r.lane)
+UNION SELECT lane FROM {schema}.blob_ref r WHERE NOT EXISTS (SELECT 1 FROM {schema}.lane l WHERE l.id = r.lane)"""
+TAGS_WITHOUT_CHECKPOINT = """
+SELECT checkpoint, name FROM {schema}.tag g
+WHERE NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.key = g.checkpoint)"""
+INTERRUPTS_WITHOUT_CHECKPOINT = """
+SELECT i.number, i.id, t.name, i.checkpoint FROM {schema}.interrupt i LEFT JOIN {schema}.thread t ON t.id = i.thread
+WHERE NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.id = i.checkpoint)"""
+_LOST = "NOT EXISTS (SELECT 1 FROM {schema}.thread t WHERE t.id = n.thread)"
+UNREACHABLE = f"""
+SELECT 'checkpoint', count(*) FROM {{schema}}.checkpoint n
+WHERE NOT EXISTS (SELECT 1 FROM {{schema}}.lane l WHERE l.id = n.key >> 32)
+UNION ALL SELECT 'branch', count(*) FROM {{schema}}.lane n WHERE {_LOST}
+UNION ALL SELECT 'effect', count(*) FROM {{schema}}.effect n WHERE {_LOST}
+UNION ALL SELECT 'session', count(*) FROM {{schema}}.session n WHERE {_LOST}
+UNION ALL SELECT 'write', count(*) FROM {{schema}}.write n WHERE {_LOST}
+UNION ALL SELECT 'interrupt', count(*) FROM {{schema}}.interrupt n WHERE {_LOST}"""
+BLOB_NAMES = "SELECT digest FROM {schema}.blob"
+ALL_CHUNK_SIZES = """
+SELECT address, size FROM {schema}.chunk UNION ALL SELECT address, length(body) FROM {schema}.fresh"""
+ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 STREAMS = "SELECT DISTINCT address >> 28 FROM {schema}.chunk ORDER BY 1"
 OWNER_THREAD = """
 SELECT l.thread FROM {schema}.stream_ref r JOIN {schema}.lane l ON l.id = r.lane WHERE r.stream = %s
@@ -390,3 +399,42 @@ EFFECTS = f"""
 {_EFFECTS} {{schema}}.effect e JOIN {{schema}}.thread t ON t.id = e.thread
 WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND e.number > %(after)s
 ORDER BY e.number LIMIT %(limit)s"""
+
+# Mending ----------------------------------------------------------------------------------------------------------
+
+# Every saver begins with a lane or a thread, so none is under way once these are held. Readers go on.
+NO_SAVERS = "LOCK TABLE {schema}.lane, {schema}.thread IN EXCLUSIVE MODE"
+SET_LANE = "UPDATE {schema}.lane SET head = %s, last_seq = %s WHERE id = %s"
+SET_NEXT_SEQ = "UPDATE {schema}.thread SET next_seq = %s WHERE id = %s"
+DROP_LANES = "DELETE FROM {schema}.lane WHERE id = ANY(%s::bigint[])"
+DROP_EMPTY_LANE = """
+DELETE FROM {schema}.lane l WHERE l.id = %s AND NOT EXISTS (
+  SELECT 1 FROM {schema}.checkpoint c WHERE c.key > l.id << 32 AND c.key < (l.id + 1) << 32) RETURNING l.id"""
+DROP_TAG = "DELETE FROM {schema}.tag WHERE checkpoint = %s AND name = %s"
+DROP_INTERRUPT = "DELETE FROM {schema}.interrupt WHERE number = %s"
+PUT_BLOB = """
+INSERT INTO {schema}.blob AS b (digest, size, body) VALUES (%s, %s, %s)
+ON CONFLICT (digest) DO UPDATE SET size = excluded.size, body = excluded.body"""
+CHUNKS_TOUCHING = """
+SELECT address, size, body FROM {schema}.chunk
+WHERE address >= coalesce((
+    SELECT max(e.address) FROM {schema}.chunk e WHERE e.address <= %(start)s AND e.address >= %(stream)s), %(start)s)
+  AND address < %(end)s FOR UPDATE"""
+FRESH_TOUCHING = """
+SELECT f.address, length(f.body), f.body, f.slot FROM {schema}.fresh f
+WHERE f.slot >= %(stream)s >> 21 AND f.slot < (%(stream)s >> 21) + 128
+  AND f.address < %(end)s AND f.address + length(f.body) > %(start)s FOR UPDATE"""
+PUT_CHUNK = """
+INSERT INTO {schema}.chunk VALUES (%s, %s, %s)
+ON CONFLICT (address) DO UPDATE SET size = excluded.size, body = excluded.body"""
+DROP_CHUNK = "DELETE FROM {schema}.chunk WHERE address = %s"
+PUT_FRESH = "UPDATE {schema}.fresh SET body = %s WHERE slot = %s"
+PLACE = f"""
+SELECT c.key, c.digest, l.id, l.thread, l.epoch, l.owner, l.token,
+  coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint,
+  t.namespace, t.name, l.scope, l.branch
+FROM {{schema}}.checkpoint c LEFT JOIN ({_LANE}) ON l.id = c.key >> 32 WHERE c.id = %s"""
+PUT_CHECKPOINT = """
+UPDATE {schema}.checkpoint SET parent = %s, parent_digest = %s, step = %s, created = %s, digest = %s, size = %s,
+  notes = %s, base = (SELECT b.id FROM {schema}.blob b WHERE b.digest = %s), manifest = %s
+WHERE key = %s"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.store.base import LaneKey, Row, WriteRow
-from holdfast.store.layout import SEQ_MAX, unpack_body, uuid_bytes, uuid_text
+from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, uuid_bytes, uuid_text
 
 _UUID, _TEXT = b"\0", b"\1"
 
@@ -29,7 +29,9 @@ def unpack_id(stored: bytes) -> str:
 LANE_COLUMNS = "l.id, t.id, t.namespace, t.name, l.scope, l.branch"
 ROW_COLUMNS = """c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes,
   ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = c.key ORDER BY g.name)"""
-PAYLOAD_COLUMNS = "b.digest, b.size, b.body, c.manifest, p.digest"
+# A base whose row is gone has an empty name, which no blob has: that is damage, and not the same as to have none.
+BASE_NAME = "CASE WHEN c.base IS NOT NULL THEN coalesce(b.digest, ''::bytea) END"
+PAYLOAD_COLUMNS = f"{BASE_NAME}, b.size, b.body, c.manifest, p.digest"
 WRITE_COLUMNS = """(SELECT array_agg(ARRAY[convert_to(w.task, 'UTF8'), int8send(w.position), convert_to(w.path, 'UTF8'),
     convert_to(w.channel, 'UTF8'), convert_to(w.kind, 'UTF8'), int8send(w.count), w.body]
     ORDER BY w.path, w.task, w.position)
@@ -44,7 +46,7 @@ def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool,
     if payload:
         base, base_size, base_body, manifest, present_parent_digest = fields[10:15]
         parent_digest = parent_digest or present_parent_digest
-        base_data = unpack_body(base_size, base_body) if base_body is not None else None
+        base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
     found = fields[-1] if writes else None
     return Row(
         lane,

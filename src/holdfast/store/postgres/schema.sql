@@ -254,7 +254,7 @@ CREATE FUNCTION {schema}.commit_checkpoint(
   p_small bigint[], p_small_bodies bytea[], p_addresses bigint[], p_sizes int[], p_bodies bytea[],
   p_blobs bytea[], p_blob_sizes int[], p_blob_bodies bytea[],
   p_streams bigint[], p_owned boolean[], p_digests bytea[],
-  p_tags text[], p_requires bytea, p_parent_digest bytea, p_replaces boolean,
+  p_tags text[], p_requires bytea, p_origin bytea, p_parent_digest bytea, p_replaces boolean,
   OUT outcome int, OUT lane bigint, OUT seq bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -310,7 +310,7 @@ BEGIN
   END IF;
   IF lane = 0 THEN
     INSERT INTO {schema}.lane AS l (thread, scope, branch, head, last_seq, origin)
-      VALUES (v_thread, p_scope, p_branch, 0, 0, p_requires) ON CONFLICT DO NOTHING RETURNING l.id INTO lane;
+      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin) ON CONFLICT DO NOTHING RETURNING l.id INTO lane;
     IF lane IS NULL THEN
       RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
     END IF;
@@ -334,12 +334,16 @@ BEGIN
   IF p_replaces THEN  -- free the id; the caller deletes the row in the same transaction
     UPDATE {schema}.checkpoint c SET id = '\x02'::bytea || int8send(c.key) WHERE c.key = v_key;
   END IF;
-  INSERT INTO {schema}.checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
-    VALUES (lane << 32 | seq, p_id, p_parent, p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
+  INSERT INTO {schema}.checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
+    VALUES (lane << 32 | seq, p_id, p_parent,
+      CASE WHEN p_parent_digest IS NOT NULL AND p_requires IS NULL AND NOT p_replaces AND NOT EXISTS (
+        SELECT 1 FROM {schema}.checkpoint c WHERE c.id = p_parent AND c.digest = p_parent_digest)
+        THEN p_parent_digest END,  -- of a parent that is not there
+      p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
   INSERT INTO {schema}.tag SELECT commit_checkpoint.lane << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
   UPDATE {schema}.thread t SET next_seq = commit_checkpoint.seq + 1 WHERE t.id = v_thread;
   UPDATE {schema}.lane l SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
-      origin = CASE WHEN v_last = 0 THEN p_requires ELSE l.origin END,
+      origin = CASE WHEN v_last = 0 THEN p_origin ELSE l.origin END,
       expires = CASE WHEN p_token IS NULL THEN l.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
     WHERE l.id = commit_checkpoint.lane;
   outcome := 0;

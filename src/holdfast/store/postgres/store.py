@@ -6,7 +6,7 @@ between. See ``link`` for deadlines and lost connections, ``schema.sql`` for wha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holdfast.errors import NotFound
 from holdfast.pieces.manifest import Source
@@ -31,6 +31,7 @@ from holdfast.store.leases import Claim, Held, LeaseRow
 from holdfast.store.postgres import effect as effecting
 from holdfast.store.postgres import interrupt as interrupting
 from holdfast.store.postgres import lease as leasing
+from holdfast.store.postgres import mend as mending
 from holdfast.store.postgres import queries
 from holdfast.store.postgres import session as sessioning
 from holdfast.store.postgres.check import check_tables
@@ -242,7 +243,20 @@ class PostgresStore:
     # Upkeep -------------------------------------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
-        return self._link.read(check_tables)
+        return self._link.change(check_tables, again=True)
+
+    def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
+        if dry_run:
+            return self._link.change(lambda connection: mending.find_rebuild(connection, drop).findings, again=True)
+        return self._link.change(lambda connection: mending.rebuild(connection, drop), again=True)
+
+    def restore(
+        self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
+    ) -> None:
+        self._link.change(lambda connection: mending.restore(connection, blobs, chunks, rows), again=True)
+
+    def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
+        self._link.change(lambda connection: mending.quarantine(connection, namespace, checkpoint, force), checkpoint)
 
     def compact(self) -> int:
         return compact_tables(self._link, self._target.schema)

@@ -47,7 +47,7 @@ def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
         connection.execute(queries.DROP_WRITES, (thread, scope, row[0]))
         connection.execute(queries.DROP_INTERRUPTS, (thread, row[0]))
     before = {lane: _sources(connection, lane) for lane in lanes}
-    _keep_parents(connection, digests, lanes)
+    keep_parents(connection, digests, lanes)
     emptied = sum(_settle_head(connection, lane) for lane in lanes)
     freed = _collect(connection, before)
     return Removed(len(digests), emptied, freed)
@@ -71,7 +71,7 @@ def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
 
 def set_aside(connection: apsw.Connection, key: int, name: StoredId, digest: bytes) -> None:
     """Free the id of a row that is about to be replaced under it; the row itself is deleted after that."""
-    _keep_parents(connection, {name: digest}, [key >> SEQ_BITS])
+    keep_parents(connection, {name: digest}, [key >> SEQ_BITS])
     connection.execute(queries.RENAME_CHECKPOINT, (key, key))
 
 
@@ -79,7 +79,7 @@ def _sources(connection: apsw.Connection, lane: int) -> set[Source]:
     return {source for source, _ in every(connection, queries.REFS, (lane,))}
 
 
-def _keep_parents(connection: apsw.Connection, digests: dict[StoredId, bytes], lanes: Collection[int]) -> None:
+def keep_parents(connection: apsw.Connection, digests: dict[StoredId, bytes], lanes: Collection[int]) -> None:
     """Give the children of deleted checkpoints their parent's digest.
 
     They are in the same scope of the thread (the next ones, or ones that rewound to it) or begin a fork of it.

@@ -37,6 +37,7 @@ def add_checkpoint(connection: apsw.Connection, commit: Commit, now: Moment) -> 
     seq = lane.next_seq
     _insert_bytes(connection, commit, lane.number)
     _insert(connection, commit, key_of(lane.number, seq), name)
+    _keep_parent_digest(connection, commit, key_of(lane.number, seq))
     connection.execute(queries.NUMBER_THREAD, (seq + 1, lane.thread))
     if commit.claim is None:
         connection.execute(queries.MOVE_LANE, (seq, seq, lane.number))
@@ -52,7 +53,7 @@ def add_checkpoint(connection: apsw.Connection, commit: Commit, now: Moment) -> 
 
 def _begin(connection: apsw.Connection, commit: Commit, lane: StoredLane) -> StoredLane:
     """Make the lane if there is none; note where it was forked from."""
-    origin = None if commit.requires is None else pack_id(commit.lane.namespace, commit.requires)
+    origin = None if commit.forked_from is None else pack_id(commit.lane.namespace, commit.forked_from)
     if not lane.number:
         return add_lane(connection, commit.lane, origin)
     connection.execute(queries.SET_ORIGIN, (origin, lane.number))
@@ -78,6 +79,15 @@ def _insert(connection: apsw.Connection, commit: Commit, key: int, name: StoredI
     )
     for tag in commit.tags:
         connection.execute(queries.ADD_TAG, (key, tag))
+
+
+def _keep_parent_digest(connection: apsw.Connection, commit: Commit, key: int) -> None:
+    """Keep the digest of a parent that is not there, so that the checkpoint's own can be checked."""
+    if not commit.keeps_parent_digest or commit.parent_id is None:
+        return
+    parent = one(connection, queries.IDENTITY, (pack_id(commit.lane.namespace, commit.parent_id),))
+    if parent is None or parent[1] != commit.parent_digest:
+        connection.execute(queries.KEEP_PARENT_DIGEST, (commit.parent_digest, key))
 
 
 def _insert_bytes(connection: apsw.Connection, commit: Commit, lane: int) -> None:

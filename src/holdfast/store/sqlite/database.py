@@ -22,7 +22,7 @@ import apsw
 import apsw.sqlite_extra
 
 from holdfast.errors import Corrupted, HoldfastError, StoreBusy, StoreError, StoreFull, StoreRefused
-from holdfast.store.sqlite.lock import ProcessLock
+from holdfast.store.lock import ProcessLock
 
 APPLICATION_ID = 0x484F4C44  # "HOLD"
 SQLITE_VERSION_MIN = (3, 51, 3)

@@ -1,6 +1,6 @@
 """Every SQL statement of the SQLite store, named. Values are always bound, never written into the text."""
 
-from holdfast.store.sqlite.rows import PAYLOAD_COLUMNS, ROW_COLUMNS
+from holdfast.store.sqlite.rows import BASE_NAME, PAYLOAD_COLUMNS, ROW_COLUMNS
 
 # Threads and lanes ------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM blob WHERE digest = ?), ?)"""
 DROP_CHECKPOINT = "DELETE FROM checkpoint WHERE key = ? RETURNING id, digest"
 RENAME_CHECKPOINT = "UPDATE checkpoint SET id = ? WHERE key = ?"
 NEWEST_KEY = "SELECT max(key) FROM checkpoint WHERE key > ? AND key < ?"
-MANIFESTS_OF_LANE = f"SELECT b.digest, c.manifest {_FROM} WHERE c.key > ? AND c.key < ?"
+MANIFESTS_OF_LANE = f"""
+SELECT {BASE_NAME}, c.manifest FROM checkpoint c LEFT JOIN blob b ON b.id = c.base WHERE c.key > ? AND c.key < ?"""
 PARENTS_OF_LANE = "SELECT key, parent FROM checkpoint WHERE key > ? AND key < ? AND parent_digest IS NULL"
 KEEP_PARENT_DIGEST = "UPDATE checkpoint SET parent_digest = ? WHERE key = ?"
 ID_BY_KEY = "SELECT id FROM checkpoint WHERE key = ?"
@@ -212,17 +213,39 @@ DROP_REF = "DELETE FROM ref WHERE lane = ? AND source = ?"
 DROP_REFS = "DELETE FROM ref WHERE lane = ?"
 IS_REFERRED = "SELECT 1 FROM ref WHERE source = ? LIMIT 1"
 LANES_REFERRING = "SELECT lane FROM ref WHERE source = ?"
-ALL_SOURCES_REFERRED = "SELECT DISTINCT source FROM ref"
 
 RESERVE = "UPDATE counter SET value = value + ? WHERE name = 'stream' RETURNING value"
 
 # Upkeep -----------------------------------------------------------------------------------------------------------
 
 ROW_BYTES = "SELECT coalesce(sum(length(manifest) + length(notes)), 0) FROM checkpoint"
-LANES_WITHOUT_HEAD = """
-SELECT l.id, t.name FROM lane l JOIN thread t ON t.id = l.thread
-WHERE (l.last_seq > 0 OR l.token IS NULL)
-  AND NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.key = l.id << 32 | l.head)"""
+LANE_FACTS = """
+SELECT t.id, t.next_seq, t.namespace, t.name, l.scope, l.branch, l.id, l.head, l.last_seq,
+  coalesce((SELECT max(key) FROM checkpoint WHERE key > l.id << 32 AND key < (l.id + 1) << 32), 0) & 4294967295,
+  l.token IS NOT NULL
+FROM lane l JOIN thread t ON t.id = l.thread ORDER BY l.id"""
+LANES_LOST = "SELECT DISTINCT lane FROM ref WHERE lane NOT IN (SELECT id FROM lane)"
+TAGS_WITHOUT_CHECKPOINT = "SELECT checkpoint, name FROM tag WHERE checkpoint NOT IN (SELECT key FROM checkpoint)"
+UNREACHABLE = """
+SELECT 'checkpoint', count(*) FROM checkpoint c WHERE NOT EXISTS (SELECT 1 FROM lane l WHERE l.id = c.key >> 32)
+UNION ALL SELECT 'branch', count(*) FROM lane WHERE thread NOT IN (SELECT id FROM thread)
+UNION ALL SELECT 'effect', count(*) FROM effect WHERE thread NOT IN (SELECT id FROM thread)
+UNION ALL SELECT 'session', count(*) FROM session WHERE thread NOT IN (SELECT id FROM thread)
+UNION ALL SELECT 'write', count(*) FROM write WHERE thread NOT IN (SELECT id FROM thread)
+UNION ALL SELECT 'interrupt', count(*) FROM interrupt WHERE thread NOT IN (SELECT id FROM thread)"""
+ALL_CHUNK_SIZES = "SELECT address, size FROM chunk ORDER BY address"
 INTERRUPTS_WITHOUT_CHECKPOINT = """
-SELECT i.id, t.name, i.checkpoint FROM interrupt i LEFT JOIN thread t ON t.id = i.thread
+SELECT i.number, i.id, t.name, i.checkpoint FROM interrupt i LEFT JOIN thread t ON t.id = i.thread
 WHERE NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.id = i.checkpoint)"""
+
+# Mending ----------------------------------------------------------------------------------------------------------
+
+PUT_BLOB = """
+INSERT INTO blob (digest, size, body) VALUES (?, ?, ?)
+ON CONFLICT (digest) DO UPDATE SET size = excluded.size, body = excluded.body"""
+PUT_CHUNK = "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?)"
+DROP_INTERRUPT = "DELETE FROM interrupt WHERE number = ?"
+PUT_CHECKPOINT = """
+UPDATE checkpoint SET parent = ?, parent_digest = ?, step = ?, created = ?, digest = ?, size = ?, notes = ?,
+  base = (SELECT id FROM blob WHERE digest = ?), manifest = ?
+WHERE key = ?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.store.base import LaneKey, Row, WriteRow
-from holdfast.store.layout import SEQ_MAX, unpack_body, uuid_bytes, uuid_text
+from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, uuid_bytes, uuid_text
 
 StoredId = str | bytes
 
@@ -28,7 +28,9 @@ def unpack_id(stored: StoredId) -> str:
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"
-PAYLOAD_COLUMNS = "b.digest, b.size, b.body, c.manifest, p.digest"
+# A base whose row is gone has an empty name, which no blob has: that is damage, and not the same as to have none.
+BASE_NAME = "iif(c.base IS NULL, NULL, coalesce(b.digest, x''))"
+PAYLOAD_COLUMNS = f"{BASE_NAME}, b.size, b.body, c.manifest, p.digest"
 
 
 def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool, tags: tuple[str, ...]) -> Row:
@@ -49,7 +51,7 @@ def read_rows(
         if payload:
             base, base_size, base_body, manifest, present_parent_digest = fields[9:14]
             parent_digest = parent_digest or present_parent_digest
-            base_data = unpack_body(base_size, base_body) if base_body is not None else None
+            base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
         # A row is nearly always the parent of the one before it in the list, whose text is at hand then.
         text = child_parent_text if name == child_parent else unpack_id(name)
         child_parent, child_parent_text = parent, "" if parent is None else unpack_id(parent)

@@ -7,7 +7,7 @@ A process that forks is safe: connections are closed before the fork and opened 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import apsw
@@ -38,6 +38,7 @@ from holdfast.store.sessions import SessionRow
 from holdfast.store.sqlite import effect as effect_rows
 from holdfast.store.sqlite import interrupt as interrupt_rows
 from holdfast.store.sqlite import lease as lease_rows
+from holdfast.store.sqlite import mend as mending
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite import session as session_rows
 from holdfast.store.sqlite.check import check_database
@@ -300,6 +301,21 @@ class SqliteStore:
     def check(self) -> list[Finding]:
         with self._reading() as connection:
             return check_database(connection)
+
+    def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
+        if dry_run:
+            with self._reading() as connection:
+                return mending.plan_rebuild(connection, drop).findings
+        return self._write(lambda connection: mending.rebuild(connection, drop))
+
+    def restore(
+        self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
+    ) -> None:
+        self._write(lambda connection: mending.restore(connection, blobs, chunks, rows))
+
+    def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
+        given = (namespace, checkpoint, force)
+        self._write(lambda connection: mending.quarantine(connection, *given, self._clock()), checkpoint)
 
     def compact(self) -> int:
         with self.gate:

@@ -1,0 +1,86 @@
+"""The control file: who may write, what was written last, and what a writer was about to do when it was killed.
+
+Its lock (``flock``) is the store's: one writer at a time over all processes. Its content is a hint that is never
+synced. A reader compares one number in it with the last record it knows, and finds in a ring which logs have grown. A
+writer says beforehand where it will write; if it dies, the next one looks there. After a power failure whatever is left
+in it may be old, but never ahead of the logs, because it is written after they were synced: so what it says was
+acknowledged must be there, and if it is not, that is damage and not a torn end.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import NamedTuple
+
+_HEAD = struct.Struct("<16sQQQQQ")
+_ENTRY = struct.Struct("<QQQ8s")
+_TITLE = b"holdfast dir 1\n\n"
+RING_ENTRIES = 1024
+_RING_AT = 64
+CONTROL_BYTES = _RING_AT + RING_ENTRIES * _ENTRY.size
+
+
+class State(NamedTuple):
+    """What the control file says."""
+
+    last: int = 0  # the number of the last record
+    rewrites: int = 0  # how often a log was written anew: what a reader knows of places is then out of date
+    pending_log: int = 0  # where a record is being written; only if its number is not 0
+    pending_at: int = 0
+    pending_number: int = 0
+
+
+class Entry(NamedTuple):
+    """A record that was written: its number, its log, where it ends there, and the log's mark then."""
+
+    number: int
+    log: int
+    end: int
+    mark: bytes
+
+
+class Control:
+    """The content of the control file, by a descriptor that its owner closes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self) -> State:
+        """Return what it says; nothing if it says nothing that can be understood."""
+        data = os.pread(self._descriptor, _HEAD.size, 0)
+        if len(data) < _HEAD.size or not data.startswith(_TITLE):
+            return State()
+        return State(*_HEAD.unpack(data)[1:])
+
+    def write(self, state: State) -> None:
+        """Say this from now on."""
+        os.pwrite(self._descriptor, _HEAD.pack(_TITLE, *state), 0)
+
+    def publish(self, state: State, entry: Entry) -> None:
+        """Tell readers of a record that is durable."""
+        os.pwrite(self._descriptor, _ENTRY.pack(*entry), _RING_AT + entry.number % RING_ENTRIES * _ENTRY.size)
+        self.write(state)
+
+    def entries(self, first: int, last: int) -> list[Entry] | None:
+        """Return the records with these numbers; None if the ring no longer has them all."""
+        if last - first >= RING_ENTRIES:
+            return None
+        found = []
+        for number in range(first, last + 1):
+            data = os.pread(self._descriptor, _ENTRY.size, _RING_AT + number % RING_ENTRIES * _ENTRY.size)
+            entry = Entry(*_ENTRY.unpack(data)) if len(data) == _ENTRY.size else None
+            if entry is None or entry.number != number:
+                return None
+            found.append(entry)
+        return found
+
+    def acknowledged(self) -> list[Entry]:
+        """Return the newest record of each log that is known here to have been acknowledged."""
+        data = os.pread(self._descriptor, _ENTRY.size * RING_ENTRIES, _RING_AT)
+        newest: dict[int, Entry] = {}
+        for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
+            entry = Entry(*_ENTRY.unpack_from(data, at))
+            if entry.number and (entry.log not in newest or entry.number > newest[entry.log].number):
+                newest[entry.log] = entry
+        return list(newest.values())

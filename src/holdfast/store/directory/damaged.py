@@ -1,0 +1,40 @@
+"""Taking damage out of logs: what is no record is kept in files of its own, and the logs can be written anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from holdfast.store.atomic import failure, make_directory, sync_directory, write_whole
+from holdfast.store.directory import frame
+from holdfast.store.directory.log import Log
+from holdfast.store.directory.logs import Logs
+
+
+def take_out(logs: Logs, directory: Path) -> list[Log]:
+    """Copy what is damaged to a directory; return the logs that can be written anew without it now."""
+    make_directory(directory)
+    for number in logs.numbers():
+        if logs.look(number) is None:
+            _move(logs, number, directory)
+    damaged = [log for log in logs.known.values() if log.gaps]
+    for log in damaged:
+        for part in logs.scan(log, frame.FILE_HEAD_BYTES, logs.size(log)):
+            end = part.end
+            if isinstance(part, frame.Gap) or not frame.is_whole(logs.reader(log), part):
+                data = logs.read(log.number, log.mark, part.start, end - part.start)
+                write_whole(directory / f"{log.path.stem}-{part.start}-{end}.bin", data)
+        log.gaps, log.broken = 0, None
+    return damaged
+
+
+def _move(logs: Logs, number: int, directory: Path) -> None:
+    """Put a file away that does not begin as a log does."""
+    path = logs.path(number)
+    logs.forget(number)
+    try:
+        os.replace(path, directory / path.name)
+    except OSError as error:
+        raise failure(error, "move", path) from error
+    for changed in (directory, path.parent):
+        sync_directory(changed)

@@ -1,0 +1,73 @@
+"""Open files, as many as may be open at once; the one that was not used for longest is closed first."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import OrderedDict
+from pathlib import Path
+
+from holdfast.errors import HoldfastError, StoreRefused
+from holdfast.store.atomic import failure
+from holdfast.store.directory import frame
+
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+class Moved(HoldfastError):
+    """A log was written anew by another process: places in it must be looked up again. Never leaves this store."""
+
+
+class Descriptors:
+    """Descriptors of logs, with the marks that the files had when they were opened. For one thread at a time."""
+
+    def __init__(self, flags: int, most: int) -> None:
+        self._flags = flags | _FLAGS
+        self._most = most
+        self._open: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+
+    def get(self, number: int, path: Path) -> tuple[int, bytes]:
+        """Return the descriptor of a log and its mark, b"" if it does not begin as a log does. Moved if it is gone."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        try:
+            descriptor = os.open(path, self._flags)
+        except FileNotFoundError as error:
+            raise Moved(f"log {number} is not there") from error
+        except OSError as error:
+            raise failure(error, "open", path) from error
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StoreRefused(f"{path} is no plain file", path=str(path), hint="Look who put it there")
+            mark = frame.mark_of(read_at(descriptor, 0, frame.FILE_HEAD_BYTES, path)) or b""
+        except BaseException:
+            os.close(descriptor)
+            raise
+        while len(self._open) >= self._most:
+            os.close(self._open.popitem(last=False)[1][0])
+        self._open[number] = (descriptor, mark)
+        return descriptor, mark
+
+    def drop(self, number: int) -> None:
+        """Close a log's descriptor, if it is open."""
+        if number in self._open:
+            os.close(self._open.pop(number)[0])
+
+    def close(self) -> None:
+        """Close all."""
+        for number in list(self._open):
+            self.drop(number)
+
+
+def read_at(descriptor: int, at: int, length: int, path: Path) -> bytes:
+    """Return bytes of a file; fewer at its end."""
+    parts = []
+    try:
+        while length > 0 and (part := os.pread(descriptor, length, at)):
+            parts.append(part)
+            at += len(part)
+            length -= len(part)
+    except OSError as error:
+        raise failure(error, "read", path) from error
+    return parts[0] if len(parts) == 1 else b"".join(parts)

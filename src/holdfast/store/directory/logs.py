@@ -1,0 +1,246 @@
+"""The log files of a directory: read at places, and appended to durably.
+
+    store.log          what concerns no branch, or several at once
+    lanes/00000012.log the branch with that number; no name of a user's ever becomes a path
+
+An append is one write and one ``fdatasync``; a log's first also syncs the directory that got its name. If any of it
+fails, the log is cut back to where it was and its descriptor closed: what a failed sync left in memory is not trusted.
+
+Reading and writing have descriptors of their own, because a reader may come while a writer waits for the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.errors import Corrupted, HoldfastError, OutcomeUnknown, StoreError
+from holdfast.store.atomic import FILE_MODE, failure, sync_directory
+from holdfast.store.directory import frame
+from holdfast.store.directory.control import Entry
+from holdfast.store.directory.descriptors import Descriptors, Moved, read_at
+from holdfast.store.directory.log import STORE_LOG, Log
+
+READERS_MAX = 64
+WRITERS_MAX = 32
+LANES = "lanes"
+_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+class Logs:
+    """All logs of one directory, for one process."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.known: dict[int, Log] = {}
+        self._readers = Descriptors(os.O_RDONLY, READERS_MAX)
+        self._writers = Descriptors(os.O_RDWR, WRITERS_MAX)
+
+    # Reading, by one thread at a time -----------------------------------------------------------------------------
+
+    def path(self, number: int) -> Path:
+        """Return where a log is."""
+        return self.root / "store.log" if number == STORE_LOG else self.root / LANES / f"{number:08}.log"
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all logs that are there."""
+        lanes = self.root / LANES
+        try:
+            names = os.listdir(lanes)
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            raise failure(error, "list", lanes) from error
+        found = [int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdecimal()]
+        return sorted([STORE_LOG, *found] if self.path(STORE_LOG).exists() else found)
+
+    def look(self, number: int) -> Log | None:
+        """Return a log, looking into its file if it is not known yet; None if it does not begin as a log does."""
+        if number not in self.known:
+            _, mark = self._readers.get(number, self.path(number))
+            if mark == b"":
+                return None
+            self.known[number] = Log(number, self.path(number), mark, frame.FILE_HEAD_BYTES)
+        return self.known[number]
+
+    def size(self, log: Log) -> int:
+        """Return how long a log's file is."""
+        return os.fstat(self._readers.get(log.number, log.path)[0]).st_size
+
+    def read(self, number: int, mark: bytes, at: int, length: int) -> bytes:
+        """Return bytes of a log that has this mark; raise Moved if it has another one by now."""
+        path = self.path(number)
+        descriptor, found = self._readers.get(number, path)
+        if found != mark:
+            raise Moved(f"log {number} was written anew")
+        data = read_at(descriptor, at, length, path)
+        if len(data) < length:
+            raise Corrupted(f"{path} ends too early", path=str(path))
+        return data
+
+    def reader(self, log: Log) -> frame.Read:
+        """Return what reads a log, giving less at its end."""
+        descriptor, mark = self._readers.get(log.number, log.path)
+        if mark != log.mark:
+            raise Moved(f"log {log.number} was written anew")
+        return lambda at, length: read_at(descriptor, at, length, log.path)
+
+    def scan(self, log: Log, start: int, end: int) -> Iterator[frame.Frame | frame.Gap]:
+        """Give what lies in a part of a log."""
+        return frame.scan(self.reader(log), log.mark, start, end)
+
+    # Writing, by one thread at a time -----------------------------------------------------------------------------
+
+    def append(self, number: int, record_number: int, head: bytes, payload: bytes) -> tuple[Log, int]:
+        """Add a record at a log's end, durably; return the log and where the payload begins.
+
+        Raises OutcomeUnknown if it cannot be known whether it is durable; any other error says that it is not there.
+        """
+        log = self.known.get(number)
+        mark = secrets.token_bytes(frame.MARK_BYTES) if log is None else log.mark
+        record = frame.pack(mark, record_number, head, payload)
+        if log is None:
+            self._begin(self.path(number), frame.file_head(mark) + record)
+            log = self.known[number] = Log(number, self.path(number), mark, frame.FILE_HEAD_BYTES + len(record))
+        else:
+            self._extend(log, record)
+            log.end += len(record)
+        return log, log.end - len(payload)
+
+    def cut(self, log: Log, end: int) -> None:
+        """Take away what lies behind a place of a log, durably."""
+        descriptor, _ = self._writers.get(log.number, log.path)
+        try:
+            os.ftruncate(descriptor, end)
+            os.fdatasync(descriptor)
+        except OSError as error:
+            self._writers.drop(log.number)
+            raise failure(error, "cut the end of", log.path) from error
+
+    def recover(self, number: int, at: int, record_number: int) -> Entry | None:
+        """Finish a record that a writer was about to write at this place; None if it is not whole, and then cut it off.
+
+        It is written again rather than synced again: if a sync of it failed, another one would say nothing.
+        """
+        self._readers.drop(number)
+        self._writers.drop(number)
+        path = self.path(number)
+        if not path.exists():
+            return None
+        log = self.look(number)
+        start = at or frame.FILE_HEAD_BYTES
+        found = None if log is None else next(self.scan(log, start, self.size(log)), None)
+        if log is None or not isinstance(found, frame.Frame) or not self._is_meant(log, found, start, record_number):
+            if at == 0:
+                self.remove(number)
+            elif log is not None and self.size(log) > at:
+                self.cut(log, at)
+            return None
+        data = self.read(number, log.mark, at, found.end - at)
+        if at == 0:
+            self._begin(path, data)
+        else:
+            log.end = at
+            self._extend(log, data)
+        self._readers.drop(number)
+        log.end = found.end
+        return Entry(record_number, number, found.end, log.mark)
+
+    def _is_meant(self, log: Log, found: frame.Frame, start: int, number: int) -> bool:
+        return (found.start, found.number) == (start, number) and frame.is_whole(self.reader(log), found)
+
+    def _extend(self, log: Log, record: bytes) -> None:
+        descriptor, mark = self._writers.get(log.number, log.path)
+        if mark != log.mark:
+            raise Moved(f"log {log.number} was written anew")
+        is_written = False
+        try:
+            if os.fstat(descriptor).st_size != log.end:  # what a failed append could not take back
+                os.ftruncate(descriptor, log.end)
+            write_at(descriptor, record, log.end)
+            is_written = True
+            os.fdatasync(descriptor)
+        except OSError as error:
+            is_cut = _cut_back(descriptor, log.end)
+            self._writers.drop(log.number)
+            raise _append_failed(failure(error, "write", log.path), is_written or not is_cut) from error
+
+    def _begin(self, path: Path, data: bytes) -> None:
+        """Make a log with its first record. Nobody knows of it yet, so there is nothing to cut it back to."""
+        is_written = False
+        try:
+            descriptor = os.open(path, _NEW, FILE_MODE)
+            try:
+                os.fchmod(descriptor, FILE_MODE)  # whatever the umask is
+                write_at(descriptor, data, 0)
+                is_written = True
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            sync_directory(path.parent)
+        except (OSError, StoreError) as error:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                is_written = True  # it may be found there later, and be whole
+            told = failure(error, "write", path) if isinstance(error, OSError) else error
+            raise _append_failed(told, is_written) from error
+
+    # Both at once -------------------------------------------------------------------------------------------------
+
+    def remove(self, number: int) -> int:
+        """Delete a log that nothing needs; return how long it was. It may be back after a power failure."""
+        path = self.path(number)
+        try:
+            size = path.stat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            size = 0
+        except OSError as error:
+            raise failure(error, "remove", path) from error
+        self.forget(number)
+        return size
+
+    def forget(self, number: int) -> None:
+        """Close a log's descriptors and forget what is known of it: the file is another one now, or gone."""
+        self._readers.drop(number)
+        self._writers.drop(number)
+        self.known.pop(number, None)
+
+    def abandon(self) -> None:
+        """Close all descriptors and forget all that is known."""
+        self._readers.close()
+        self._writers.close()
+        self.known.clear()
+
+
+def write_at(descriptor: int, data: bytes, at: int) -> None:
+    """Write all bytes, in as many calls as the system wants."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, at)
+        if count == 0:
+            raise OSError(errno.EIO, "nothing could be written")
+        at += count
+        view = view[count:]
+
+
+def _cut_back(descriptor: int, end: int) -> bool:
+    try:
+        os.ftruncate(descriptor, end)
+    except OSError:
+        return False
+    return True
+
+
+def _append_failed(cause: HoldfastError, is_unknown: bool) -> HoldfastError:
+    if not is_unknown:
+        return cause
+    return OutcomeUnknown(
+        f"{cause.what}: it may be stored or not",
+        path=cause.path,
+        hint="Do it again with the same id once the disk works; look at the system's log",
+    )

@@ -1,0 +1,170 @@
+"""Writing a log anew without what nothing needs any more. The old one is there until the new one is whole.
+
+What stays keeps its number, so that all logs together still tell the same story in the same order. Bytes of one stream
+that follow each other become one compressed run, at the same addresses.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import BinaryIO
+
+from holdfast.store.atomic import replacing
+from holdfast.store.directory import frame
+from holdfast.store.directory.log import STORE_LOG, Log, Place
+from holdfast.store.directory.logs import Logs
+from holdfast.store.directory.record import encode
+from holdfast.store.directory.replay import fact_of
+from holdfast.store.memory.chunks import Body, Whole
+from holdfast.store.memory.fact import (
+    BytesKept,
+    EffectSet,
+    Fact,
+    InterruptSet,
+    LaneSet,
+    Marked,
+    Saved,
+    SessionSet,
+    Several,
+    Wrote,
+)
+from holdfast.store.memory.lane import KeptLane
+from holdfast.store.memory.tables import Tables
+
+RUN_BYTES = 1 << 16
+RECORD_BYTES = 1 << 22
+
+Numbered = tuple[int, Fact]
+
+
+def rewrite(logs: Logs, tables: Tables, log: Log, last: int) -> int:
+    """Write a log anew, or remove it if nothing of it is needed; return how many bytes that gave back."""
+    facts = list(_needed(logs, tables, log, last))
+    before = logs.size(log)
+    if not facts and log.number != STORE_LOG:
+        return logs.remove(log.number)
+    mark = secrets.token_bytes(frame.MARK_BYTES)
+    with replacing(log.path) as file:
+        _write(file, mark, facts)
+    logs.forget(log.number)
+    _find_bytes(logs, tables, log.number)
+    return before - logs.known[log.number].end
+
+
+def _write(file: BinaryIO, mark: bytes, facts: list[Numbered]) -> None:
+    file.write(frame.file_head(mark))
+    for number, fact in facts:
+        file.write(frame.pack(mark, number, *encode(fact)))
+
+
+def _find_bytes(logs: Logs, tables: Tables, number: int) -> None:
+    """Learn where the bytes of a log that was written anew are now."""
+    log = logs.look(number)
+    assert log is not None
+    log.end = logs.size(log)
+    for part in logs.scan(log, frame.FILE_HEAD_BYTES, log.end):
+        if isinstance(part, frame.Frame) and isinstance(fact := fact_of(logs, log, part), BytesKept):
+            tables.apply(fact)
+
+
+def _needed(logs: Logs, tables: Tables, log: Log, last: int) -> Iterator[Numbered]:
+    """Give what stays of a log, in order."""
+    found = [
+        (part.number, each)
+        for part in logs.scan(log, frame.FILE_HEAD_BYTES, log.end)
+        if isinstance(part, frame.Frame)
+        for each in _flat(fact_of(logs, log, part))
+    ]
+    first = found[0][0] if found else last
+    yield from ((first, kept) for kept in _bytes_in(tables, log.number))
+    lane = next((lane for lane in tables.lanes.values() if lane.number == log.number), None)
+    sources = dict(lane.sources) if lane is not None else {}
+    for number, fact in found:
+        if isinstance(fact, Saved):
+            if lane is not None and (row := _living(tables, fact, lane)) is not None:
+                yield number, replace(row, sources=sources)
+                sources = {}
+        elif (kept := _current(tables, fact)) is not None:
+            yield number, kept
+    if lane is not None:
+        thread = tables.number_of(lane.key)
+        yield last, LaneSet(lane.key, lane.number, thread, lane.tenure, lane.last_seq, lane.origin)
+    if log.number == STORE_LOG:
+        yield last, Marked(tables.counters(), tables.thread_marks())
+
+
+def _flat(fact: Fact) -> Iterator[Fact]:
+    if isinstance(fact, Several):
+        for each in fact.facts:
+            yield from _flat(each)
+    else:
+        yield fact
+
+
+def _living(tables: Tables, fact: Saved, lane: KeptLane) -> Saved | None:
+    """Return a checkpoint as it is now, without its bytes; None if it is not there any more."""
+    name = (fact.row.lane.namespace, fact.row.id)
+    row = tables.rows.get(name)
+    if row is None or (row.lane, row.seq) != (lane.key, fact.row.seq):
+        return None
+    return Saved(row._replace(tags=tables.tags.get(name, ())), lane.number, origin=lane.origin)
+
+
+def _current(tables: Tables, fact: Fact) -> Fact | None:
+    """Return what is still true of a fact that is no checkpoint and has no bytes; None if nothing is."""
+    match fact:
+        case Wrote():
+            kept = tables.writes.get((*fact.lane[:3], fact.checkpoint), {})
+            rows = [row for row in fact.rows if kept.get((row.task_id, row.index)) == row]
+            return replace(fact, rows=rows) if rows else None
+        case SessionSet():
+            session = tables.sessions.find(fact.row.lane.namespace, fact.row.id)
+            return fact if session is not None and session.row == fact.row and session.order == fact.order else None
+        case InterruptSet():
+            return fact if tables.interrupts.find(fact.row.lane.namespace, fact.row.id) == fact.row else None
+        case EffectSet():
+            return fact if tables.effects.find(fact.row.lane, fact.row.key) == fact.row else None
+        case _:
+            return None
+
+
+def _bytes_in(tables: Tables, number: int) -> Iterator[BytesKept]:
+    """Give the bytes that are needed and lie in this log, some megabytes at a time."""
+    blobs: dict[bytes, Body] = {}
+    chunks: list[tuple[int, int, Body]] = []
+    size = 0
+    for name, body in tables.bytes.blobs.items():
+        if isinstance(body, Place) and body.log == number:
+            blobs[name] = body
+            size += body.size
+            if size >= RECORD_BYTES:
+                yield BytesKept(blobs)
+                blobs, size = {}, 0
+    for stream, kept in tables.bytes.streams.items():
+        here = [(at, body) for at, body in kept if isinstance(body, Place) and body.log == number]
+        for at, data in _runs(here):
+            chunks.append((stream, at, Whole(data)))
+            size += len(data)
+            if size >= RECORD_BYTES:
+                yield BytesKept(blobs, chunks)
+                blobs, chunks, size = {}, [], 0
+    if blobs or chunks:
+        yield BytesKept(blobs, chunks)
+
+
+def _runs(chunks: Sequence[tuple[int, Body]]) -> Iterator[tuple[int, bytes]]:
+    """Give chunks that follow each other as runs of about ``RUN_BYTES``."""
+    run: list[bytes] = []
+    start = length = 0
+    for offset, body in chunks:
+        if run and (offset != start + length or length >= RUN_BYTES):
+            yield start, b"".join(run)
+            run, length = [], 0
+        if not run:
+            start = offset
+        run.append(body.read())
+        length += body.size
+    if run:
+        yield start, b"".join(run)

@@ -1,0 +1,336 @@
+"""The directory store: ``dir:./checkpoints``. Plain append-only logs, one for each branch.
+
+It is the memory store with facts that are written down before they are taken in. All that is not bytes of states is in
+memory: opening reads the heads of all records, and a checkpoint costs some hundred bytes there. What a branch adds goes
+to the end of its own log: one write, one sync. See ``logs`` for the files, ``frame`` for their bytes, ``control`` for
+how processes agree, ``replay`` for opening, ``rewrite`` for giving space back.
+
+Two locks: ``_writer``, and with it the directory's, is held by who decides and writes; ``_lock`` by who looks at the
+tables or changes them, never while the disk is waited for. So reading goes on during a save.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+from holdfast.errors import Corrupted, OutcomeUnknown, StoreError
+from holdfast.pieces.piece import Range
+from holdfast.store.atomic import failure, sweep, sync_directory
+from holdfast.store.base import Head, LaneKey, Query, Removed, Row, Sizes
+from holdfast.store.boot import Clock, boot_clock
+from holdfast.store.directory.control import Entry, State
+from holdfast.store.directory.damaged import take_out
+from holdfast.store.directory.descriptors import Moved
+from holdfast.store.directory.frame import HEAD_BYTES, Frame
+from holdfast.store.directory.garbage import garbage_of, home_of
+from holdfast.store.directory.log import STORE_LOG, Log
+from holdfast.store.directory.logs import LANES, Logs
+from holdfast.store.directory.record import encode
+from holdfast.store.directory.replay import fact_of, replay
+from holdfast.store.directory.rewrite import rewrite
+from holdfast.store.directory.root import Root, path_of
+from holdfast.store.finding import DAMAGED, LEFTOVER, Finding
+from holdfast.store.memory.fact import Counters, Fact, Marked
+from holdfast.store.memory.store import MemoryStore
+
+STREAMS_AT_ONCE = 256
+"""How many stream numbers a process takes at a time, since each taking is a write of its own."""
+
+GARBAGE_BYTES_MIN = 1 << 18
+"""A log with less than this that nothing needs is not worth writing anew."""
+
+LOCK_TIMEOUT_S = 30.0
+_TRIES_MAX = 10
+
+T = TypeVar("T")
+
+
+class DirectoryStore(MemoryStore):
+    """Keeps checkpoints in logs under one directory."""
+
+    def __init__(self, url: str, clock: Clock = boot_clock, timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        super().__init__(url, clock)
+        self._root = Root(path_of(url), timeout_s)
+        self._logs = Logs(self._root.path)
+        self._control = self._root.control
+        self._writer = threading.RLock()
+        self._process = os.getpid()
+        self._streams = range(0)  # taken and not given out yet
+        self._problems: list[Finding] = []
+        self._state = State()
+        self._is_stale = True  # what is known of the logs cannot be trusted
+        with self._exclusive():
+            self._sweep()
+
+    # Who may look and who may write -------------------------------------------------------------------------------
+
+    def _reading(self) -> AbstractContextManager[object]:
+        self._check_open()
+        return self._fresh()
+
+    def _writing(self) -> AbstractContextManager[object]:
+        self._check_open()
+        self._root.check_writable()
+        return self._exclusive()
+
+    @contextmanager
+    def _fresh(self) -> Iterator[None]:
+        self._lock.acquire()
+        try:
+            while not self._catch_up():
+                self._lock.release()
+                try:
+                    with self._exclusive():
+                        pass
+                finally:
+                    self._lock.acquire()
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Let nobody else write, in whichever process, and know all that was written."""
+        with self._writer:
+            self._root.lock()
+            try:
+                with self._lock:
+                    self._recover()
+                    if not self._catch_up():
+                        self._load()
+                yield
+            finally:
+                self._root.unlock()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed", hint="Open it again with holdfast.open")
+        if self._process != os.getpid():
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Take nothing over from the process that this one was forked from: its locks and descriptors are its own."""
+        self._process = os.getpid()
+        self._lock, self._writer = threading.RLock(), threading.RLock()
+        self._logs.abandon()
+        self._root.close()
+        self._root.reopen()
+        self._control = self._root.control
+        self._streams = range(0)
+        self._is_stale = True
+
+    # Knowing what others wrote ------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> bool:
+        """Take in what other processes wrote; return False if everything must be read anew for that."""
+        state = self._control.read()
+        if self._is_stale or state.rewrites != self._state.rewrites:
+            return False
+        if state.last == self._state.last:
+            return True
+        entries = self._control.entries(self._state.last + 1, state.last)
+        return entries is not None and all(self._take(entry) for entry in entries)
+
+    def _take(self, entry: Entry) -> bool:
+        try:
+            log = self._logs.look(entry.log)
+            if log is None or log.mark != entry.mark:
+                return False
+            parts = list(self._logs.scan(log, log.end, entry.end))
+        except Moved:
+            return False
+        if len(parts) != 1 or not isinstance(parts[0], Frame) or parts[0].number != entry.number:
+            return False
+        self._tables.apply(fact_of(self._logs, log, parts[0]))
+        log.end = entry.end
+        self._state = self._state._replace(last=entry.number)
+        self._tables.dropped.clear()  # who wrote it looks after its space
+        return True
+
+    def _load(self) -> None:
+        """Read everything."""
+        self._is_stale = True
+        self._logs.abandon()
+        found = replay(self._logs, self._control.acknowledged(), cuts=not self._root.read_only)
+        self._tables = found.tables
+        self._tables.dropped.clear()
+        self._problems += [finding for finding in found.findings if finding not in self._problems]
+        self._state = State(found.last, self._control.read().rewrites)
+        if not self._root.read_only:
+            self._control.write(self._state)
+        self._is_stale = False
+
+    def _recover(self) -> None:
+        """Finish or undo what a writer was about to do when it was killed, or met an error."""
+        state = self._control.read()
+        if not state.pending_number or self._root.read_only:
+            return
+        entry = self._logs.recover(state.pending_log, state.pending_at, state.pending_number)
+        if entry is None:
+            self._control.write(State(state.last, state.rewrites))
+        else:
+            self._control.publish(State(entry.number, state.rewrites), entry)
+        self._is_stale = True
+
+    # Writing ------------------------------------------------------------------------------------------------------
+
+    def _keep(self, fact: Fact) -> Removed:
+        number = self._state.last + 1
+        home = home_of(fact, self._tables)
+        log = self._logs.known.get(home)
+        if log is not None and log.broken is not None:
+            raise Corrupted(log.broken, path=str(log.path), hint="Repair the store: see docs/repair.md")
+        garbage = garbage_of(fact, self._tables)
+        head, payload = encode(fact)
+        try:
+            self._say(self._state._replace(pending_log=home, pending_at=log.end if log else 0, pending_number=number))
+            log, payload_at = self._logs.append(home, number, head, payload)
+            with self._lock:
+                self._state = self._state._replace(last=number)
+                self._say(self._state, Entry(number, home, log.end, log.mark))
+                start = payload_at - len(head) - HEAD_BYTES
+                written = Frame(start, number, head, payload_at, len(payload), b"")
+                removed = self._tables.apply(fact_of(self._logs, log, written))
+                self._tidy(garbage)
+        except BaseException:
+            self._is_stale = True
+            raise
+        return removed
+
+    def _say(self, state: State, entry: Entry | None = None) -> None:
+        try:
+            if entry is None:
+                self._control.write(state)
+            else:
+                self._control.publish(state, entry)
+        except OSError as error:
+            told = failure(error, "write", self._root.path / "control")
+            if entry is None:
+                raise told from error
+            raise OutcomeUnknown(told.what, path=told.path, hint="Do it again with the same id") from error
+
+    def reserve(self, count: int) -> int:
+        with self._writing():
+            if len(self._streams) < count:
+                first = self._tables.last_stream + 1
+                taken = max(count, STREAMS_AT_ONCE)
+                self._keep(Marked(Counters(stream=first + taken - 1)))
+                self._streams = range(first, first + taken)
+            first, self._streams = self._streams[0], self._streams[count:]
+            return first
+
+    # Giving space back --------------------------------------------------------------------------------------------
+
+    def _tidy(self, garbage: dict[int, int]) -> None:
+        """Note what nothing needs any more, and write logs anew that are mostly that."""
+        for body in self._tables.dropped:
+            log = getattr(body, "log", None)
+            if log is not None:
+                garbage[log] = garbage.get(log, 0) + body.stored
+        self._tables.dropped.clear()
+        for number, size in garbage.items():
+            log = self._logs.known.get(number)
+            if log is None or log.gaps:
+                continue
+            log.garbage += size
+            if number != STORE_LOG and not any(lane.number == number for lane in self._tables.lanes.values()):
+                self._give_back([log])
+            elif log.garbage > max(GARBAGE_BYTES_MIN, log.end // 2):
+                self._give_back([log] if number != STORE_LOG else self._all_logs())
+
+    def _all_logs(self) -> list[Log]:
+        """Return all logs, the store's own last: what it says of others holds until they were written anew."""
+        return [*(log for log in self._logs.known.values() if log.number != STORE_LOG), self._logs.known[STORE_LOG]]
+
+    def _give_back(self, logs: list[Log]) -> int:
+        """Write logs anew; return how many bytes that gave back. What was stored before is not touched by a failure."""
+        given = 0
+        try:
+            for log in logs:
+                if log.gaps or (log.number == STORE_LOG and any(each.gaps for each in self._logs.known.values())):
+                    continue  # nothing damaged is thrown away, nor what the store's log says of such a log
+                if log.number == STORE_LOG:
+                    sync_directory(self._root.path / LANES)
+                given += rewrite(self._logs, self._tables, log, self._state.last)
+                self._state = self._state._replace(rewrites=self._state.rewrites + 1)
+                self._say(self._state)
+        except (StoreError, Corrupted, OutcomeUnknown, Moved) as error:
+            self._is_stale = True
+            self._problems.append(Finding(LEFTOVER, f"log {log.number}", f"could not be written anew: {error.what}"))
+        return given
+
+    def compact(self) -> int:
+        with self._writing(), self._lock:
+            if STORE_LOG not in self._logs.known:
+                return 0
+            self._tables.collect(dict(self._tables.lanes))
+            self._tables.dropped.clear()
+            return max(0, self._give_back(self._all_logs()))
+
+    def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
+        damaged = []
+        with self._reading() if dry_run else self._writing(), self._lock:
+            damaged = [problem for problem in self._problems if problem.kind == DAMAGED]
+            if damaged and not dry_run:
+                for log in take_out(self._logs, self._root.path / "damaged"):
+                    self._give_back([log])
+                self._problems = [problem for problem in self._problems if problem.kind != DAMAGED]
+                self._load()
+        return [*damaged, *super().rebuild(dry_run, drop)]
+
+    # Reading that may come to bytes which were moved --------------------------------------------------------------
+
+    def head(self, lane: LaneKey) -> Head | None:
+        found = self._looking(lambda: super(DirectoryStore, self).head(lane))
+        with self._lock:
+            self._check_sound(lane, found)
+        return found
+
+    def find(self, query: Query) -> list[Row]:
+        return self._looking(lambda: super(DirectoryStore, self).find(query))
+
+    def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
+        wanted = list(ranges)
+        return self._looking(lambda: super(DirectoryStore, self).fetch(wanted))
+
+    def _looking(self, look: Callable[[], T]) -> T:
+        for _ in range(_TRIES_MAX):
+            try:
+                return look()
+            except Moved:
+                self._is_stale = True
+        raise Corrupted(f"the logs in {self._root.path} change without end", path=str(self._root.path))
+
+    def _check_sound(self, lane: LaneKey, found: Head | None) -> None:
+        """Refuse to go on from a branch whose last records cannot be read, or that may be one of those."""
+        for log in self._logs.known.values():
+            if log.broken is not None and log.number == (found.number if found else log.number):
+                hint = "Repair the store: see docs/repair.md. Everything before can still be read"
+                raise Corrupted(log.broken, thread=lane.thread, path=str(log.path), hint=hint)
+
+    def sizes(self) -> Sizes:
+        with self._reading():
+            sizes = super().sizes()
+            return Sizes(sum(self._logs.size(log) for log in self._logs.known.values()), sizes.sources, sizes.rows)
+
+    def check(self) -> list[Finding]:
+        with self._reading():
+            left = [Finding(LEFTOVER, f"file {path.name}", "a temporary file") for path in self._root.leftovers()]
+            return [*self._problems, *left, *super().check()]
+
+    def close(self) -> None:
+        with self._writer, self._lock:
+            if not self._closed:
+                super().close()
+                self._logs.abandon()
+                self._root.close()
+
+    def _sweep(self) -> None:
+        if not self._root.read_only:
+            for directory in (self._root.path, self._root.path / LANES):
+                for path in sweep(directory):
+                    self._problems.append(Finding(LEFTOVER, f"file {path.name}", "a crash left it; it was removed"))

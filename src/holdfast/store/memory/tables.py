@@ -1,0 +1,335 @@
+"""Everything a store knows, as dictionaries, and how each fact changes it. No question is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import singledispatchmethod
+
+from holdfast.errors import Corrupted, DecodeError
+from holdfast.pieces.coverage import Coverage
+from holdfast.pieces.manifest import Source
+from holdfast.store.base import Removed, Row, WriteRow
+from holdfast.store.boot import Moment
+from holdfast.store.lane import LaneKey
+from holdfast.store.memory.chunks import Body, KeptBytes
+from holdfast.store.memory.effect import EffectTable
+from holdfast.store.memory.fact import (
+    BytesKept,
+    Counters,
+    Deleted,
+    EffectSet,
+    Fact,
+    InterruptSet,
+    LaneDropped,
+    LaneSet,
+    Marked,
+    Rebuilt,
+    RowSet,
+    Saved,
+    SessionSet,
+    Several,
+    Tagged,
+    ThreadDeleted,
+    ThreadMark,
+    Wrote,
+)
+from holdfast.store.memory.interrupt import InterruptTable
+from holdfast.store.memory.lane import KeptLane, KeptThread
+from holdfast.store.memory.session import KeptSession, SessionTable
+from holdfast.store.survey import sources_of
+
+NOTHING = Removed()
+
+
+class Tables:
+    """Threads, lanes, rows and what belongs to them. ``collects`` is off while many facts are taken in at once."""
+
+    def __init__(self, kept: KeptBytes, collects: bool = True) -> None:
+        self.threads: dict[tuple[str, str], KeptThread] = {}
+        self.lanes: dict[LaneKey, KeptLane] = {}
+        self.rows: dict[tuple[str, str], Row] = {}
+        self.tags: dict[tuple[str, str], tuple[str, ...]] = {}
+        self.writes: dict[tuple[str, str, str, str], dict[tuple[str, int], WriteRow]] = {}
+        self.bytes = kept
+        self.sessions = SessionTable()
+        self.interrupts = InterruptTable()
+        self.effects = EffectTable()
+        self.last_number = 0
+        self.last_stream = 0
+        self.dropped: list[Body] = []  # bytes that were let go; whoever keeps files looks here
+        self._collects = collects
+        self._owed: set[LaneKey] = set()  # lanes whose bytes were not looked through when something of them went
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def counters(self) -> Counters:
+        """Return the numbers given out last."""
+        return Counters(
+            self.last_number,
+            self.last_stream,
+            self.interrupts.last_number,
+            self.effects.last_number,
+            self.sessions.last_order,
+        )
+
+    def thread_marks(self) -> list[ThreadMark]:
+        """Return every thread with its numbers."""
+        return [ThreadMark(*name, thread.number, thread.next_seq) for name, thread in self.threads.items()]
+
+    def number_of(self, lane: LaneKey) -> int:
+        """Return the number of the lane's thread, or the next one if there is no such thread yet."""
+        thread = self.threads.get(lane[:2])
+        return thread.number if thread is not None else self.last_number + 1
+
+    def shown(self, row: Row, payload: bool, writes: bool) -> Row:
+        """Return a row as ``find`` gives it."""
+        tags = self.tags.get((row.lane.namespace, row.id), ())
+        pending = self.writes.get((*row.lane[:3], row.id), {}) if writes else {}
+        ordered = tuple(sorted(pending.values(), key=lambda w: (w.task_path, w.task_id, w.index)))
+        if not payload:
+            return row._replace(tags=tags, writes=ordered, base=None, manifest=b"")
+        base = self.bytes.blobs.get(row.base) if row.base is not None else None
+        digest = row.parent_digest
+        if row.parent_id is not None and (row.lane.namespace, row.parent_id) in self.rows:
+            digest = digest or self.rows[row.lane.namespace, row.parent_id].digest
+        return row._replace(
+            tags=tags, writes=ordered, base_data=None if base is None else base.read(), parent_digest=digest
+        )
+
+    def is_head(self, row: Row) -> bool:
+        """Tell whether a row is the newest of its lane."""
+        lane = self.lanes.get(row.lane)
+        return lane is not None and bool(lane.rows) and lane.rows[-1].id == row.id
+
+    def has_more(self, namespace: str, thread: str, besides: LaneKey) -> bool:
+        """Tell whether a thread has or had anything but this one lane."""
+        name = (namespace, thread)
+        return (
+            self.threads[name].next_seq > 1
+            or any(key[:2] == name for key in self.lanes if key != besides)
+            or any(key[:2] == name for key, writes in self.writes.items() if writes)
+            or self.sessions.has_any(*name)
+            or self.effects.has_any(*name)
+        )
+
+    # Changing -----------------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def apply(self, fact: Fact) -> Removed:
+        """Take a fact in; return what it took away."""
+        raise AssertionError(f"no such fact: {type(fact).__name__}")
+
+    @apply.register
+    def _several(self, fact: Several) -> Removed:
+        return sum((self.apply(each) for each in fact.facts), NOTHING)
+
+    @apply.register
+    def _saved(self, fact: Saved) -> Removed:
+        row, space = fact.row, fact.row.lane.namespace
+        thread = self._thread(*row.lane[:2], row.thread_number)
+        lane = self._lane(row.lane, fact.lane_number)
+        if fact.replaced and (space, row.id) in self.rows:
+            self._forget({row.id: self.rows[space, row.id].digest}, space)
+        if not lane.last_seq:
+            lane.origin = fact.origin
+        if fact.tenure is not None:
+            lane.tenure = fact.tenure
+        thread.next_seq = max(thread.next_seq, row.seq + 1)
+        lane.last_seq = max(lane.last_seq, row.seq)
+        lane.rows.append(row)
+        self.rows[space, row.id] = row
+        if row.tags or fact.replaced:
+            self.tags[space, row.id] = row.tags
+        self.bytes.keep(fact.blobs, fact.chunks)
+        for source, own in fact.sources.items():
+            lane.sources.setdefault(source, own)
+        if fact.replaced:
+            self.collect({lane.key: lane})
+        return NOTHING
+
+    @apply.register
+    def _lane_set(self, fact: LaneSet) -> Removed:
+        self._thread(*fact.key[:2], fact.thread_number)
+        lane = self._lane(fact.key, fact.number)
+        lane.tenure = fact.tenure
+        lane.last_seq = max(lane.last_seq, fact.last_seq)
+        lane.origin = lane.origin or fact.origin
+        return NOTHING
+
+    @apply.register
+    def _lane_dropped(self, fact: LaneDropped) -> Removed:
+        if fact.key[:2] in self.threads and not self.has_more(*fact.key[:2], besides=fact.key):
+            del self.threads[fact.key[:2]]
+        self.lanes.pop(fact.key, None)
+        return NOTHING
+
+    @apply.register
+    def _wrote(self, fact: Wrote) -> Removed:
+        self._thread(*fact.lane[:2], fact.thread_number)
+        kept = self.writes.setdefault((*fact.lane[:3], fact.checkpoint), {})
+        kept.update({(row.task_id, row.index): row for row in fact.rows})
+        return NOTHING
+
+    @apply.register
+    def _tagged(self, fact: Tagged) -> Removed:
+        self.tags[fact.lane.namespace, fact.checkpoint] = fact.tags
+        return NOTHING
+
+    @apply.register
+    def _deleted(self, fact: Deleted) -> Removed:
+        self._mark(fact.counters, fact.threads)
+        space = fact.namespace
+        doomed = [row for name in fact.digests if (row := self.rows.get((space, name))) is not None]
+        touched = {row.lane: self.lanes[row.lane] for row in doomed}
+        self._forget(fact.digests, space)
+        for row in doomed:
+            self.writes.pop((*row.lane[:3], row.id), None)
+            self.interrupts.drop(space, row.id)
+        empty = [lane for lane in touched.values() if not lane.rows]
+        for lane in empty:
+            del self.lanes[lane.key]
+        if fact.keeps_bytes:
+            return Removed(len(doomed), len(empty))
+        for lane in empty:
+            self.effects.drop(*lane.key)
+        return Removed(len(doomed), len(empty), self.collect(touched))
+
+    @apply.register
+    def _thread_deleted(self, fact: ThreadDeleted) -> Removed:
+        name = (fact.namespace, fact.thread)
+        removed = self._deleted(Deleted(fact.namespace, fact.digests, fact.counters, ()))
+        for key in [key for key in self.lanes if key[:2] == name]:
+            del self.lanes[key]
+        for each in [each for each in self.writes if each[:2] == name]:
+            del self.writes[each]
+        self.sessions.drop_thread(*name)
+        self.effects.drop(*name)
+        self.threads.pop(name, None)
+        return removed
+
+    @apply.register
+    def _session_set(self, fact: SessionSet) -> Removed:
+        self._thread(*fact.row.lane[:2], fact.thread_number)
+        self.sessions.put(KeptSession(fact.row, Moment(fact.expires_us, fact.boot), fact.order))
+        return NOTHING
+
+    @apply.register
+    def _interrupt_set(self, fact: InterruptSet) -> Removed:
+        self.interrupts.put(fact.row)
+        return NOTHING
+
+    @apply.register
+    def _effect_set(self, fact: EffectSet) -> Removed:
+        self._thread(*fact.row.lane[:2], fact.thread_number)
+        self.effects.put(fact.row)
+        return NOTHING
+
+    @apply.register
+    def _marked(self, fact: Marked) -> Removed:
+        self._mark(fact.counters, fact.threads)
+        return NOTHING
+
+    @apply.register
+    def _bytes_kept(self, fact: BytesKept) -> Removed:
+        self.bytes.keep(fact.blobs, fact.chunks, replace=True)
+        return NOTHING
+
+    @apply.register
+    def _row_set(self, fact: RowSet) -> Removed:
+        row, lane = fact.row, self.lanes.get(fact.row.lane)
+        if lane is not None:
+            lane.rows = [row if each.seq == row.seq else each for each in lane.rows]
+            self.rows[row.lane.namespace, row.id] = row
+            for source in fact.sources:
+                lane.sources.setdefault(source, False)
+        return NOTHING
+
+    @apply.register
+    def _rebuilt(self, fact: Rebuilt) -> Removed:
+        for lane in self.lanes.values():
+            for row in lane.rows:
+                for source in sources_of(row, self.bytes.blob):
+                    lane.sources.setdefault(source, False)
+        if not fact.drops:
+            return NOTHING
+        for interrupt in list(self.interrupts):
+            if (interrupt.lane.namespace, interrupt.checkpoint) not in self.rows:
+                self.interrupts.drop(interrupt.lane.namespace, interrupt.checkpoint)
+        freed = self.collect(self.lanes)
+        return Removed(bytes=freed + (self._drop_unreferred() if self._collects else 0))
+
+    def settle(self) -> None:
+        """Make up, after many facts, for the collecting that was left out."""
+        self._collects = True
+        self.collect({key: self.lanes[key] for key in self._owed if key in self.lanes})
+        self._owed.clear()
+        self._drop_unreferred()
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _drop_unreferred(self) -> int:
+        referred = {source for lane in self.lanes.values() for source in lane.sources}
+        nothing = Coverage(self.bytes.blob)
+        gone = [
+            body for source in self.bytes.sizes().keys() - referred for body in self.bytes.trim(source, False, nothing)
+        ]
+        self.dropped += gone
+        return sum(body.stored for body in gone)
+
+    def _thread(self, namespace: str, thread: str, number: int) -> KeptThread:
+        self.last_number = max(self.last_number, number)
+        return self.threads.setdefault((namespace, thread), KeptThread(number))
+
+    def _lane(self, key: LaneKey, number: int) -> KeptLane:
+        self.last_number = max(self.last_number, number)
+        if key not in self.lanes:
+            self.lanes[key] = KeptLane(key, number)
+        return self.lanes[key]
+
+    def _mark(self, counters: Counters, threads: Iterable[ThreadMark]) -> None:
+        self.last_number = max(self.last_number, counters.number)
+        self.last_stream = max(self.last_stream, counters.stream)
+        self.interrupts.last_number = max(self.interrupts.last_number, counters.interrupt)
+        self.effects.last_number = max(self.effects.last_number, counters.effect)
+        self.sessions.last_order = max(self.sessions.last_order, counters.session)
+        for mark in threads:
+            thread = self._thread(mark.namespace, mark.thread, mark.number)
+            thread.next_seq = max(thread.next_seq, mark.next_seq)
+
+    def _forget(self, digests: Mapping[str, bytes], space: str) -> None:
+        """Take rows away; their children, wherever they are, keep their digests."""
+        for name in digests:
+            self.rows.pop((space, name), None)
+            self.tags.pop((space, name), None)
+        for lane in self.lanes.values():
+            if lane.key.namespace == space:
+                lane.rows = [self._orphaned(row, digests) for row in lane.rows if row.id not in digests]
+
+    def _orphaned(self, row: Row, digests: Mapping[str, bytes]) -> Row:
+        if row.parent_id is None or row.parent_id not in digests or row.parent_digest is not None:
+            return row
+        changed = row._replace(parent_digest=digests[row.parent_id])
+        self.rows[row.lane.namespace, row.id] = changed
+        return changed
+
+    def collect(self, touched: Mapping[LaneKey, KeptLane]) -> int:
+        """Drop the references the touched lanes no longer need, then the bytes nobody needs; return how many."""
+        if not self._collects:
+            self._owed.update(touched)
+            return 0
+        candidates = {source for lane in touched.values() for source in lane.sources}
+        coverage = Coverage(self.bytes.blob)
+        needs: dict[LaneKey, set[Source]] = {}
+        try:
+            for lane in self.lanes.values():
+                if lane.key in touched or candidates & lane.sources.keys():
+                    needs[lane.key] = {source for row in lane.rows for source in coverage.add(row.manifest, row.base)}
+        except (Corrupted, DecodeError):  # what is needed cannot be known, so everything stays
+            return 0
+        for key, needed in needs.items():
+            lane = self.lanes[key]
+            lane.sources = {source: own for source, own in lane.sources.items() if source in needed}
+        referred = {source for lane in self.lanes.values() for source in lane.sources}
+        gone = [body for source in candidates for body in self.bytes.trim(source, source in referred, coverage)]
+        self.dropped += gone
+        return sum(body.stored for body in gone)
