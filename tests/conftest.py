@@ -74,10 +74,12 @@ def show(record_property: Show, capsys: pytest.CaptureFixture[str]) -> Show:
     return write
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "dir", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_url"))
+    if request.param == "dir":
+        return f"dir:{tmp_path / 'checkpoints'}"
     return "memory:" if request.param == "memory" else str(tmp_path / "store.db")
 
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from holdfast.engine import AsyncContext, Context, Graph, Rejected, Retry, add, append, merge
+from holdfast.engine import AsyncContext, Context, Graph, Rejected, add, append, merge
 from holdfast.model.effect import EffectRecord, Outcome
+from holdfast.recovery import RetryPolicy
 
 NODES_MAX = 12
 DEPTH_MAX = 3
@@ -450,7 +451,7 @@ def _add(graph: Graph, node: NodeSpec, world: World) -> None:
         graph.subgraph(node.name, build(node.inner, world), into=into, out=out)
     else:
         body = _async_body(node, world) if node.is_async else _body(node, world)
-        graph.node(node.name, body, retry=Retry(attempts=node.attempts, first_s=0))
+        graph.node(node.name, body, retry=RetryPolicy(node.attempts - 1, first_s=0, on=(Exception,)))
 
 
 def _shown(graph: str, node: str) -> Callable[[State], dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.store.directory.store import DirectoryStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite.store import TIMEOUT_S, SqliteStore
 from holdfast.testing.machine import RAM_FOLDER
@@ -41,7 +42,8 @@ def test_stores_agree_on_who_may_write_whatever_the_clock_does(show: Callable[[s
     for seed in (*range(FIXED), *range(fresh, fresh + FRESH)):
         with tempfile.TemporaryDirectory(dir=RAM_FOLDER if RAM_FOLDER.is_dir() else None) as folder:
             sqlite = functools.partial(SqliteStore, str(Path(folder) / "agent.db"), TIMEOUT_S)
-            run = OwnerProgram([functools.partial(MemoryStore, "memory:"), sqlite])
+            logs = functools.partial(DirectoryStore, f"dir:{folder}/logs")
+            run = OwnerProgram([functools.partial(MemoryStore, "memory:"), sqlite, logs])
             try:
                 answers.update(run.run(owner_program(seed)))
             except AssertionError as error:

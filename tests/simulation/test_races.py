@@ -88,12 +88,14 @@ def threads() -> Iterator[Race]:
         yield Race(store, recorder, all_at_once)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "dir", "postgres"])
 def race(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Race]:
     if request.param == "memory":
         place = threads()
     elif request.param == "sqlite":
         place = processes(str(tmp_path / "agent.db"), tmp_path)
+    elif request.param == "dir":
+        place = processes(f"dir:{tmp_path / 'logs'}", tmp_path)
     else:
         place = processes(request.getfixturevalue("postgres_url"), tmp_path)
     with place as made:

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.errors import Conflict, HoldfastError, IdTaken, InvalidInput, NotFound
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
 from holdfast.store.base import Backend
+from holdfast.store.directory.store import DirectoryStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.model import Branch, Model, Place, Point
@@ -107,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open_backends(self) -> list[Backend]:
         """Return the stores to compare, open; called again to reopen those that keep what they have."""
         memory = self.backends[0] if hasattr(self, "backends") else MemoryStore()
-        return [memory, SqliteStore(str(self.folder / "agent.db"))]
+        return [memory, SqliteStore(str(self.folder / "agent.db")), DirectoryStore(f"dir:{self.folder}/logs")]
 
     def open_stores(self) -> list[Store]:
         """Wrap the stores for use, with one clock for all and ids that are the same in each."""
