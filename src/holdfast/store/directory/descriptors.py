@@ -49,6 +49,10 @@ class Descriptors:
         self._open[number] = (descriptor, mark)
         return descriptor, mark
 
+    def has(self, number: int) -> bool:
+        """Tell whether a log is open."""
+        return number in self._open
+
     def drop(self, number: int) -> None:
         """Close a log's descriptor, if it is open."""
         if number in self._open:

@@ -100,24 +100,41 @@ def is_whole(read: Read, frame: Frame) -> bool:
     return digest(read(frame.payload_at, frame.payload_bytes)) == frame.payload_digest
 
 
+def is_blank(read: Read, start: int, end: int) -> bool:
+    """Tell whether nothing was ever written there: room that a log was given in advance."""
+    return _last_written(read, start, end) == start
+
+
 def is_torn(read: Read, start: int, end: int, mark: bytes) -> bool:
     """Tell whether the end of a log looks like a write that a power failure cut short, rather than like damage.
 
-    It is torn if the record says that it is longer, or if a whole sector of it was never written and reads as zeros.
+    It is torn if the record says that it is longer, or if a sector of it was never written and reads as zeros.
     """
-    first = read(start, HEAD_BYTES)
-    if len(first) < HEAD_BYTES or not any(first):
+    fields = read(start, HEAD_BYTES)
+    extent = _last_written(read, start, end)
+    if len(fields) == HEAD_BYTES and fields.startswith(mark):
+        _, _, head_bytes, payload_bytes, _ = _HEAD.unpack_from(fields)
+        extent = start + HEAD_BYTES + head_bytes + payload_bytes
+    if extent > end or len(fields) < HEAD_BYTES:
         return True
-    found, _, head_bytes, payload_bytes, _ = _HEAD.unpack_from(first)
-    if found == mark and start + HEAD_BYTES + head_bytes + payload_bytes > end:
-        return True
-    position = start + -start % SECTOR_BYTES
-    while position + SECTOR_BYTES <= end:
-        if not any(read(position, SECTOR_BYTES)):
+    position = start
+    while position < extent:
+        until = min(extent, position + SECTOR_BYTES - position % SECTOR_BYTES)
+        if not any(read(position, until - position)):
             return True
-        position += SECTOR_BYTES
-    tail = read(position, end - position)
-    return bool(tail) and not any(tail)
+        position = until
+    return False
+
+
+def _last_written(read: Read, start: int, end: int) -> int:
+    """Return where the zeros at the end of a part begin."""
+    while end > start:
+        at = max(start, end - WINDOW_BYTES)
+        found = len(read(at, end - at).rstrip(b"\0"))
+        if found:
+            return at + found
+        end = at
+    return start
 
 
 def _frame(window: _Window, mark: bytes, position: int, end: int) -> Frame | None:

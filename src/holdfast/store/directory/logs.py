@@ -3,8 +3,10 @@
     store.log          what concerns no branch, or several at once
     lanes/00000012.log the branch with that number; no name of a user's ever becomes a path
 
-An append is one write and one ``fdatasync``; a log's first also syncs the directory that got its name. If any of it
-fails, the log is cut back to where it was and its descriptor closed: what a failed sync left in memory is not trusted.
+An append is one write and one ``fdatasync``; a log's first also syncs the directory that got its name. A log that must
+grow is given room in advance, as zeros: a sync that need not make a file longer takes two thirds of the time. If any of
+it fails, the log is cut back to where it was and its descriptor closed: what a failed sync left in memory is not
+trusted.
 
 Reading and writing have descriptors of their own, because a reader may come while a writer waits for the disk.
 """
@@ -26,6 +28,7 @@ from holdfast.store.directory.log import STORE_LOG, Log
 
 READERS_MAX = 64
 WRITERS_MAX = 32
+ROOM_BYTES_MAX = 1 << 18
 LANES = "lanes"
 _NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
@@ -110,6 +113,14 @@ class Logs:
             log.end += len(record)
         return log, log.end - len(payload)
 
+    def trim(self) -> None:
+        """Take back the room that logs were given in advance, as far as they are open here."""
+        for log in self.known.values():
+            if self._writers.has(log.number):
+                descriptor, mark = self._writers.get(log.number, log.path)
+                if mark == log.mark and not log.broken:
+                    _cut_back(descriptor, log.end)
+
     def cut(self, log: Log, end: int) -> None:
         """Take away what lies behind a place of a log, durably."""
         descriptor, _ = self._writers.get(log.number, log.path)
@@ -158,8 +169,9 @@ class Logs:
             raise Moved(f"log {log.number} was written anew")
         is_written = False
         try:
-            if os.fstat(descriptor).st_size != log.end:  # what a failed append could not take back
-                os.ftruncate(descriptor, log.end)
+            end = log.end + len(record)
+            if end > os.fstat(descriptor).st_size:
+                record += bytes(min(log.end, ROOM_BYTES_MAX))
             write_at(descriptor, record, log.end)
             is_written = True
             os.fdatasync(descriptor)

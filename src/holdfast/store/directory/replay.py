@@ -90,6 +90,8 @@ def _frames(logs: Logs, log: Log, newest: Entry | None, cuts: bool, result: Repl
         parts[-1] = frame.Gap(parts[-1].start, parts[-1].end)
     tail = parts.pop() if parts and isinstance(parts[-1], frame.Gap) else None
     log.end = size if tail is None else tail.start
+    if tail is not None and frame.is_blank(read, tail.start, tail.end):
+        tail = None
     for part in parts:
         if isinstance(part, frame.Frame):
             yield part

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
 
 from holdfast.errors import Corrupted, OutcomeUnknown, StoreError
@@ -81,7 +81,7 @@ class DirectoryStore(MemoryStore):
     def _fresh(self) -> Iterator[None]:
         self._lock.acquire()
         try:
-            while not self._catch_up():
+            while not self._catch_up(self._control.read()):
                 self._lock.release()
                 try:
                     with self._exclusive():
@@ -99,8 +99,7 @@ class DirectoryStore(MemoryStore):
             self._root.lock()
             try:
                 with self._lock:
-                    self._recover()
-                    if not self._catch_up():
+                    if not self._catch_up(self._recover(self._control.read())):
                         self._load()
                 yield
             finally:
@@ -125,9 +124,8 @@ class DirectoryStore(MemoryStore):
 
     # Knowing what others wrote ------------------------------------------------------------------------------------
 
-    def _catch_up(self) -> bool:
+    def _catch_up(self, state: State) -> bool:
         """Take in what other processes wrote; return False if everything must be read anew for that."""
-        state = self._control.read()
         if self._is_stale or state.rewrites != self._state.rewrites:
             return False
         if state.last == self._state.last:
@@ -164,17 +162,17 @@ class DirectoryStore(MemoryStore):
             self._control.write(self._state)
         self._is_stale = False
 
-    def _recover(self) -> None:
+    def _recover(self, state: State) -> State:
         """Finish or undo what a writer was about to do when it was killed, or met an error."""
-        state = self._control.read()
         if not state.pending_number or self._root.read_only:
-            return
+            return state
         entry = self._logs.recover(state.pending_log, state.pending_at, state.pending_number)
         if entry is None:
             self._control.write(State(state.last, state.rewrites))
         else:
             self._control.publish(State(entry.number, state.rewrites), entry)
         self._is_stale = True
+        return self._control.read()
 
     # Writing ------------------------------------------------------------------------------------------------------
 
@@ -325,9 +323,16 @@ class DirectoryStore(MemoryStore):
     def close(self) -> None:
         with self._writer, self._lock:
             if not self._closed:
+                self._trim()
                 super().close()
                 self._logs.abandon()
                 self._root.close()
+
+    def _trim(self) -> None:
+        """Leave no room behind that was taken in advance; if that cannot be had now, it does no harm."""
+        if not self._root.read_only and self._process == os.getpid():
+            with suppress(StoreError, OutcomeUnknown), self._exclusive():
+                self._logs.trim()
 
     def _sweep(self) -> None:
         if not self._root.read_only:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import singledispatchmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from holdfast.errors import Corrupted, DecodeError
 from holdfast.pieces.coverage import Coverage
@@ -114,16 +114,14 @@ class Tables:
 
     # Changing -----------------------------------------------------------------------------------------------------
 
-    @singledispatchmethod
     def apply(self, fact: Fact) -> Removed:
         """Take a fact in; return what it took away."""
-        raise AssertionError(f"no such fact: {type(fact).__name__}")
+        removed: Removed = _TAKEN_IN_BY[type(fact)](self, fact)
+        return removed
 
-    @apply.register
     def _several(self, fact: Several) -> Removed:
         return sum((self.apply(each) for each in fact.facts), NOTHING)
 
-    @apply.register
     def _saved(self, fact: Saved) -> Removed:
         row, space = fact.row, fact.row.lane.namespace
         thread = self._thread(*row.lane[:2], row.thread_number)
@@ -147,7 +145,6 @@ class Tables:
             self.collect({lane.key: lane})
         return NOTHING
 
-    @apply.register
     def _lane_set(self, fact: LaneSet) -> Removed:
         self._thread(*fact.key[:2], fact.thread_number)
         lane = self._lane(fact.key, fact.number)
@@ -156,26 +153,22 @@ class Tables:
         lane.origin = lane.origin or fact.origin
         return NOTHING
 
-    @apply.register
     def _lane_dropped(self, fact: LaneDropped) -> Removed:
         if fact.key[:2] in self.threads and not self.has_more(*fact.key[:2], besides=fact.key):
             del self.threads[fact.key[:2]]
         self.lanes.pop(fact.key, None)
         return NOTHING
 
-    @apply.register
     def _wrote(self, fact: Wrote) -> Removed:
         self._thread(*fact.lane[:2], fact.thread_number)
         kept = self.writes.setdefault((*fact.lane[:3], fact.checkpoint), {})
         kept.update({(row.task_id, row.index): row for row in fact.rows})
         return NOTHING
 
-    @apply.register
     def _tagged(self, fact: Tagged) -> Removed:
         self.tags[fact.lane.namespace, fact.checkpoint] = fact.tags
         return NOTHING
 
-    @apply.register
     def _deleted(self, fact: Deleted) -> Removed:
         self._mark(fact.counters, fact.threads)
         space = fact.namespace
@@ -194,7 +187,6 @@ class Tables:
             self.effects.drop(*lane.key)
         return Removed(len(doomed), len(empty), self.collect(touched))
 
-    @apply.register
     def _thread_deleted(self, fact: ThreadDeleted) -> Removed:
         name = (fact.namespace, fact.thread)
         removed = self._deleted(Deleted(fact.namespace, fact.digests, fact.counters, ()))
@@ -207,34 +199,28 @@ class Tables:
         self.threads.pop(name, None)
         return removed
 
-    @apply.register
     def _session_set(self, fact: SessionSet) -> Removed:
         self._thread(*fact.row.lane[:2], fact.thread_number)
         self.sessions.put(KeptSession(fact.row, Moment(fact.expires_us, fact.boot), fact.order))
         return NOTHING
 
-    @apply.register
     def _interrupt_set(self, fact: InterruptSet) -> Removed:
         self.interrupts.put(fact.row)
         return NOTHING
 
-    @apply.register
     def _effect_set(self, fact: EffectSet) -> Removed:
         self._thread(*fact.row.lane[:2], fact.thread_number)
         self.effects.put(fact.row)
         return NOTHING
 
-    @apply.register
     def _marked(self, fact: Marked) -> Removed:
         self._mark(fact.counters, fact.threads)
         return NOTHING
 
-    @apply.register
     def _bytes_kept(self, fact: BytesKept) -> Removed:
         self.bytes.keep(fact.blobs, fact.chunks, replace=True)
         return NOTHING
 
-    @apply.register
     def _row_set(self, fact: RowSet) -> Removed:
         row, lane = fact.row, self.lanes.get(fact.row.lane)
         if lane is not None:
@@ -244,7 +230,6 @@ class Tables:
                 lane.sources.setdefault(source, False)
         return NOTHING
 
-    @apply.register
     def _rebuilt(self, fact: Rebuilt) -> Removed:
         for lane in self.lanes.values():
             for row in lane.rows:
@@ -333,3 +318,22 @@ class Tables:
         gone = [body for source in candidates for body in self.bytes.trim(source, source in referred, coverage)]
         self.dropped += gone
         return sum(body.stored for body in gone)
+
+
+_TAKEN_IN_BY: dict[type, Callable[[Tables, Any], Removed]] = {
+    Saved: Tables._saved,
+    LaneSet: Tables._lane_set,
+    LaneDropped: Tables._lane_dropped,
+    Wrote: Tables._wrote,
+    Tagged: Tables._tagged,
+    Deleted: Tables._deleted,
+    ThreadDeleted: Tables._thread_deleted,
+    SessionSet: Tables._session_set,
+    InterruptSet: Tables._interrupt_set,
+    EffectSet: Tables._effect_set,
+    Marked: Tables._marked,
+    BytesKept: Tables._bytes_kept,
+    RowSet: Tables._row_set,
+    Rebuilt: Tables._rebuilt,
+    Several: Tables._several,
+}
