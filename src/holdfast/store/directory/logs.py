@@ -39,6 +39,7 @@ class Logs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.known: dict[int, Log] = {}
+        self._paths: dict[int, Path] = {}
         self._readers = Descriptors(os.O_RDONLY, READERS_MAX)
         self._writers = Descriptors(os.O_RDWR, WRITERS_MAX)
 
@@ -46,7 +47,11 @@ class Logs:
 
     def path(self, number: int) -> Path:
         """Return where a log is."""
-        return self.root / "store.log" if number == STORE_LOG else self.root / LANES / f"{number:08}.log"
+        path = self._paths.get(number)
+        if path is None:
+            path = self.root / "store.log" if number == STORE_LOG else self.root / LANES / f"{number:08}.log"
+            self._paths[number] = path
+        return path
 
     def numbers(self) -> list[int]:
         """Return the numbers of all logs that are there."""

@@ -148,7 +148,11 @@ class _Kind(NamedTuple):
 _KINDS = (
     _Kind(Saved, _pack_saved, _unpack_saved),
     _Kind(LaneSet, _pack_lane, _unpack_lane),
-    _Kind(LaneDropped, lambda fact, _: [fact.key], lambda fields, _: LaneDropped(LaneKey(*fields[0]))),
+    _Kind(
+        LaneDropped,
+        lambda fact, _: [fact.key, fact.counters],
+        lambda fields, _: LaneDropped(LaneKey(*fields[0]), Counters(*fields[1])),
+    ),
     _Kind(Wrote, _pack_wrote, _unpack_wrote),
     _Kind(
         Tagged,

@@ -92,6 +92,7 @@ class Root:
         """Release the descriptors."""
         if self._lock is not None:
             self._lock.close()
+            self._lock = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TypeVar
@@ -65,6 +66,7 @@ class DirectoryStore(MemoryStore):
         self._is_stale = True  # what is known of the logs cannot be trusted
         with self._exclusive():
             self._sweep()
+        _opened.add(self)
 
     # Who may look and who may write -------------------------------------------------------------------------------
 
@@ -111,12 +113,16 @@ class DirectoryStore(MemoryStore):
         if self._process != os.getpid():
             self._begin_anew()
 
-    def _begin_anew(self) -> None:
-        """Take nothing over from the process that this one was forked from: its locks and descriptors are its own."""
-        self._process = os.getpid()
-        self._lock, self._writer = threading.RLock(), threading.RLock()
+    def let_go(self) -> None:
+        """Close what this process got from the one that it was forked from: an open file would keep its lock."""
         self._logs.abandon()
         self._root.close()
+
+    def _begin_anew(self) -> None:
+        """Take nothing over from the process that this one was forked from."""
+        self._process = os.getpid()
+        self._lock, self._writer = threading.RLock(), threading.RLock()
+        self.let_go()
         self._root.reopen()
         self._control = self._root.control
         self._streams = range(0)
@@ -253,9 +259,11 @@ class DirectoryStore(MemoryStore):
                     continue  # nothing damaged is thrown away, nor what the store's log says of such a log
                 if log.number == STORE_LOG:
                     sync_directory(self._root.path / LANES)
-                given += rewrite(self._logs, self._tables, log, self._state.last)
+                # Said before it is done: who is told too early reads everything again, who is told too late writes
+                # into a file that has no name any more.
                 self._state = self._state._replace(rewrites=self._state.rewrites + 1)
                 self._say(self._state)
+                given += rewrite(self._logs, self._tables, log, self._state.last)
         except (StoreError, Corrupted, OutcomeUnknown, Moved) as error:
             self._is_stale = True
             self._problems.append(Finding(LEFTOVER, f"log {log.number}", f"could not be written anew: {error.what}"))
@@ -311,14 +319,15 @@ class DirectoryStore(MemoryStore):
                 raise Corrupted(log.broken, thread=lane.thread, path=str(log.path), hint=hint)
 
     def sizes(self) -> Sizes:
-        with self._reading():
-            sizes = super().sizes()
+        sizes = super().sizes()
+        with self._lock:
             return Sizes(sum(self._logs.size(log) for log in self._logs.known.values()), sizes.sources, sizes.rows)
 
     def check(self) -> list[Finding]:
-        with self._reading():
+        found = super().check()
+        with self._lock:
             left = [Finding(LEFTOVER, f"file {path.name}", "a temporary file") for path in self._root.leftovers()]
-            return [*self._problems, *left, *super().check()]
+            return [*self._problems, *left, *found]
 
     def close(self) -> None:
         with self._writer, self._lock:
@@ -339,3 +348,15 @@ class DirectoryStore(MemoryStore):
             for directory in (self._root.path, self._root.path / LANES):
                 for path in sweep(directory):
                     self._problems.append(Finding(LEFTOVER, f"file {path.name}", "a crash left it; it was removed"))
+
+
+_opened: weakref.WeakSet[DirectoryStore] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_opened):
+        store.let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

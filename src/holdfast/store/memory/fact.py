@@ -72,6 +72,7 @@ class LaneDropped:
     """A lane that never had a checkpoint went with its lease."""
 
     key: LaneKey
+    counters: Counters
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,7 +255,7 @@ class MemoryStore:
                 return
             tenure = found.tenure.released(lane, epoch, token, self._clock())
             if not found.last_seq:
-                self._keep(LaneDropped(lane))
+                self._keep(LaneDropped(lane, self._tables.counters()))
             elif tenure != found.tenure:
                 self._keep(self._leased_as(found, tenure))
 

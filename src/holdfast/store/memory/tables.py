@@ -154,6 +154,7 @@ class Tables:
         return NOTHING
 
     def _lane_dropped(self, fact: LaneDropped) -> Removed:
+        self._mark(fact.counters, ())
         if fact.key[:2] in self.threads and not self.has_more(*fact.key[:2], besides=fact.key):
             del self.threads[fact.key[:2]]
         self.lanes.pop(fact.key, None)

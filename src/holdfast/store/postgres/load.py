@@ -84,7 +84,9 @@ def _add_rows(
 
 def _missing_parents(connection: DeadlineConnection, commits: Sequence[Commit]) -> set[tuple[str | None, bytes | None]]:
     """Return which parents, named with their digests, are neither stored nor among these commits."""
-    named = {(commit.parent_id, commit.parent_digest) for commit in commits if commit.parent_digest is not None}
+    named: set[tuple[str | None, bytes | None]] = {
+        (commit.parent_id, commit.parent_digest) for commit in commits if commit.parent_digest is not None
+    }
     named -= {(commit.id, commit.digest) for commit in commits}
     if not named:
         return set()

@@ -1,0 +1,126 @@
+"""Several handles on one directory, as several processes have them: none may write where the others no longer look."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.store.base import LaneKey
+from holdfast.store.directory import store as directory
+from holdfast.store.directory.store import DirectoryStore
+from holdfast.store.leases import Claim
+from holdfast.testing.drafts import lane, long_list, put, state_of
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"dir:{tmp_path / 'logs'}"
+
+
+class Killed(BaseException):
+    """Stands for a process that ends at this very place."""
+
+
+def killed_after(function: Callable[..., int]) -> Callable[..., int]:
+    def call(*given: object) -> int:
+        function(*given)
+        raise Killed
+
+    return call
+
+
+@pytest.mark.row("C12")
+def test_nobody_writes_into_a_log_that_was_replaced_by_somebody_who_died_right_then(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = DirectoryStore(url), DirectoryStore(url)
+    put(first, lane(), {"list": long_list(9)}, "one")
+    put(second, lane(), {"list": long_list(18)}, "two")  # has the log open now
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "rewrite", killed_after(directory.rewrite))
+        with pytest.raises(Killed):
+            first.compact()
+    put(second, lane(), {"list": long_list(27)}, "three")
+    third = DirectoryStore(url)
+
+    assert [state_of(third, name) for name in ("one", "two", "three")] == [{"list": long_list(n)} for n in (9, 18, 27)]
+    for store in (first, second, third):
+        store.close()
+
+
+def test_a_reader_finds_what_was_moved_while_it_had_the_log_open(url: str) -> None:
+    reader, writer = DirectoryStore(url), DirectoryStore(url)
+    ids = [put(writer, lane(), {"list": long_list(n * 9)}) for n in range(1, 5)]
+    assert state_of(reader, ids[-1]) == {"list": long_list(36)}
+    writer.delete("", ids[1:3], False)
+    writer.compact()
+
+    assert [state_of(reader, name) for name in (ids[0], ids[3])] == [{"list": long_list(9)}, {"list": long_list(36)}]
+    assert reader.check() == []
+    reader.close()
+    writer.close()
+
+
+def test_the_number_of_a_lane_that_went_is_not_given_out_again_after_reopening(url: str) -> None:
+    store = DirectoryStore(url)
+    numbers = []
+    for name in ("a", "b"):
+        held = store.acquire(LaneKey("", name, "", "main"), Claim("me", name, HOUR_US))
+        store.release(held.lane, held.epoch, name)
+        numbers.append(held.number)
+        store.close()
+        store = DirectoryStore(url)
+    store.close()
+
+    assert numbers[1] > numbers[0]
+
+
+@pytest.mark.row("C11")
+def test_a_forked_child_goes_on_by_itself_and_keeps_no_lock_of_its_parent(url: str) -> None:
+    with holdfast.open(url) as store:
+        thread = store.thread("t")
+        thread.save({"n": 1})
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.close(read)
+                store.thread("t").append(set={"n": 2})
+                os.write(write, b"done")
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(write)
+        assert os.read(read, 10) == b"done"
+        os.close(read)
+        assert os.waitpid(child, 0)[1] == 0
+        newest = store.thread("t").latest()
+        assert newest is not None
+        assert newest.state == {"n": 2}
+        assert store.thread("t").append(set={"n": 3}).step == 3
+
+
+def test_the_room_taken_in_advance_is_given_back_when_the_store_is_closed(url: str) -> None:
+    with holdfast.open(url) as store:
+        thread = store.thread("t")
+        thread.save({"list": long_list(100)})
+        for n in range(10):
+            thread.append({"list": long_list(3, n)})
+        (log,) = (Path(url.removeprefix("dir:")) / "lanes").iterdir()
+        with log.open("rb") as file:
+            assert file.read().endswith(bytes(1000))
+    left = log.read_bytes()
+
+    assert not left.endswith(bytes(100))
+    with holdfast.open(url) as store:
+        assert store.verify()
+        newest = store.thread("t").latest()
+        assert newest is not None
+        assert len(newest.state["list"]) == 130
