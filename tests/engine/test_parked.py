@@ -116,9 +116,9 @@ def damage(store: holdfast.Store, thread: str) -> None:
     """Put something else in the place of a thread's newest manifest."""
     backend = store._backend
     assert isinstance(backend, MemoryStore)
-    lane = next(lane for key, lane in backend._lanes.items() if key.thread == thread)
+    lane = next(lane for key, lane in backend._tables.lanes.items() if key.thread == thread)
     lane.rows[-1] = lane.rows[-1]._replace(manifest=b"no manifest")
-    backend._rows["", lane.rows[-1].id] = lane.rows[-1]
+    backend._tables.rows["", lane.rows[-1].id] = lane.rows[-1]
 
 
 def test_more_runs_than_one_page_holds_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:

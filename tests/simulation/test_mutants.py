@@ -60,7 +60,8 @@ class DropsSharedBlobs(MemoryStore):
     def delete(
         self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        blobs = [b for row in self._doomed(namespace, checkpoints) for b in self._tables.bytes.blobs if b in row.manifest]
+        kept = self._tables.bytes.blobs
+        blobs = [b for row in self._doomed(namespace, checkpoints) for b in kept if b in row.manifest]
         removed = super().delete(namespace, checkpoints, spare, token, **more)
         for blob in blobs if removed.checkpoints else ():
             self._tables.bytes.blobs.pop(blob, None)
@@ -130,7 +131,7 @@ class ForgetsParents(MemoryStore):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._tables._orphaned = lambda row, _: row  # type: ignore[method-assign]
+        self._tables._orphaned = lambda row, digests: row  # type: ignore[method-assign]
 
 
 class Hoard(KeptBytes):

@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast.store.base import LaneKey
 from holdfast.store.directory import store as directory
+from holdfast.store.directory.rewrite import rewrite
 from holdfast.store.directory.store import DirectoryStore
 from holdfast.store.leases import Claim
 from holdfast.testing.drafts import lane, long_list, put, state_of
@@ -43,7 +44,7 @@ def test_nobody_writes_into_a_log_that_was_replaced_by_somebody_who_died_right_t
     put(first, lane(), {"list": long_list(9)}, "one")
     put(second, lane(), {"list": long_list(18)}, "two")  # has the log open now
     with monkeypatch.context() as patch:
-        patch.setattr(directory, "rewrite", killed_after(directory.rewrite))
+        patch.setattr(directory, "rewrite", killed_after(rewrite))
         with pytest.raises(Killed):
             first.compact()
     put(second, lane(), {"list": long_list(27)}, "three")

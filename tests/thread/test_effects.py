@@ -622,8 +622,8 @@ def test_a_damaged_effect_is_neither_done_nor_replayed(world: World) -> None:
     backend = MemoryStore()
     thread = holdfast.Store(backend, make_context("", None)).thread("t")
     died(thread, world)
-    (name,) = backend._effects._rows
-    backend._effects._rows[name] = replace(backend._effects._rows[name], status="failed", body=b"")
+    (name,) = backend._tables.effects._rows
+    backend._tables.effects._rows[name] = replace(backend._tables.effects._rows[name], status="failed", body=b"")
     with pytest.raises(holdfast.Corrupted):
         thread.effect("charge", world.charge, idempotent=True)
 

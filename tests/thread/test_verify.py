@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.store.memory import MemoryStore
+from holdfast.store.memory.chunks import Whole
 from holdfast.thread.store import Store, make_context
 
 
@@ -40,10 +41,10 @@ def test_an_intact_store_verifies(store: holdfast.Store) -> None:
 def test_damaged_bytes_are_named_with_their_place_and_harm_nothing_else() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    stream = max(backend._bytes.streams)
-    chunks = backend._bytes.streams[stream]
-    offset, data = chunks[3]
-    chunks[3] = (offset, bytes([data[0] ^ 1]) + data[1:])
+    stream = max(backend._tables.bytes.streams)
+    chunks = backend._tables.bytes.streams[stream]
+    offset, data = chunks[3][0], chunks[3][1].read()
+    chunks[3] = (offset, Whole(bytes([data[0] ^ 1]) + data[1:]))
     report = store.verify()
 
     assert {(finding.thread, finding.key) for finding in report.findings} == {("t", "m")}
@@ -59,10 +60,14 @@ def test_damaged_bytes_are_named_with_their_place_and_harm_nothing_else() -> Non
 def test_a_missing_blob_is_found() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    backend._bytes.blobs.pop(next(name for name, data in backend._bytes.blobs.items() if data == b"o" * 5000))
+    blobs = backend._tables.bytes.blobs
+    blobs.pop(next(name for name, body in blobs.items() if body.read() == b"o" * 5000))
     report = store.verify()
 
-    assert [(finding.thread, finding.key) for finding in report.findings] == [("other", "doc")]
+    assert [(finding.kind, finding.thread, finding.key) for finding in report.findings] == [
+        ("missing", None, None),
+        ("damaged", "other", "doc"),
+    ]
     with pytest.raises(holdfast.Corrupted):
         store.thread("other").latest()
 
@@ -71,18 +76,18 @@ def test_a_missing_blob_is_found() -> None:
 def test_a_changed_field_of_a_row_is_found(field: str) -> None:
     backend = MemoryStore()
     store = filled(backend)
-    row = backend._rows["", next(store.thread("t").history()).id]
+    row = backend._tables.rows["", next(store.thread("t").history()).id]
     changes: dict[str, Any] = {
         "notes": b"\x81\xa5label\xa1x",
         "digest": bytes(32),
         "parent_id": next(store.thread("other").history()).id,
         "step": row.step + 1,
         "created_us": row.created_us + 1,
-        "manifest": backend._rows["", next(store.thread("other").history()).id].manifest,
+        "manifest": backend._tables.rows["", next(store.thread("other").history()).id].manifest,
         "id": "renamed",
     }
-    lane = backend._lanes[row.lane]
-    lane.rows[-1] = backend._rows["", row.id] = row._replace(**{field: changes[field]})
+    lane = backend._tables.lanes[row.lane]
+    lane.rows[-1] = backend._tables.rows["", row.id] = row._replace(**{field: changes[field]})
 
     assert not store.verify()
     with pytest.raises(holdfast.HoldfastError):
@@ -93,11 +98,11 @@ def test_a_changed_field_of_a_row_is_found(field: str) -> None:
 def test_a_checkpoint_moved_to_another_thread_is_found() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    theirs = backend._lanes[next(key for key in backend._lanes if key.thread == "other")]
-    mine = backend._lanes[next(key for key in backend._lanes if key.thread == "t")]
+    theirs = backend._tables.lanes[next(key for key in backend._tables.lanes if key.thread == "other")]
+    mine = backend._tables.lanes[next(key for key in backend._tables.lanes if key.thread == "t")]
     moved = mine.rows[-1]._replace(lane=theirs.key)
     theirs.rows[-1] = moved
-    backend._rows["", moved.id] = moved
+    backend._tables.rows["", moved.id] = moved
 
     assert not store.verify()
 
@@ -105,7 +110,7 @@ def test_a_checkpoint_moved_to_another_thread_is_found() -> None:
 def test_bytes_that_belong_to_nothing_are_found() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    backend._bytes.blobs[bytes(32)] = b"left over"
+    backend._tables.bytes.blobs[bytes(32)] = Whole(b"left over")
     kinds = [finding.kind for finding in store.verify().findings]
 
     assert kinds == ["orphan"]
