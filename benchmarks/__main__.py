@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks import concurrency, directory, engine, loads, postgres, processes, saves, shapes, sizes
+from benchmarks import concurrency, directory, engine, loads, postgres, processes, saves, shapes, sizes, transfer
 from benchmarks.bench import Bench
 from benchmarks.machine import load_facts, machine_facts, print_facts, warn_if_busy
 from benchmarks.table import Table
@@ -29,6 +29,7 @@ FAMILIES: dict[str, Callable[[Bench], None]] = {
     "postgres": postgres.run,
     "engine": engine.run,
     "directory": directory.run,
+    "transfer": transfer.run,
 }
 
 

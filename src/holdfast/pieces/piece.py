@@ -76,6 +76,19 @@ def cut_pieces(pieces: Sequence[Piece], start: int, length: int) -> Iterator[Pie
             return
 
 
+def grown_by(old: Sequence[Piece], new: Sequence[Piece]) -> list[Piece] | None:
+    """Return the pieces that a value grew by; None if its beginning is not kept where it was."""
+    if not old or len(new) < len(old) or list(new[: len(old) - 1]) != list(old[:-1]):
+        return None
+    last, now = old[-1], new[len(old) - 1]
+    if isinstance(last, bytes) or isinstance(now, bytes):
+        return [*new[len(old) :]] if last == now else None
+    if (now.source, now.start) != (last.source, last.start) or now.length < last.length:
+        return None
+    rest = [Range(now.source, now.start + last.length, now.length - last.length)] if now.length > last.length else []
+    return [*rest, *new[len(old) :]]
+
+
 def pack_pieces(pieces: Iterable[Piece]) -> list[Any]:
     """Return a flat list of plain values: a literal as itself, a range as its three fields."""
     flat: list[Any] = []

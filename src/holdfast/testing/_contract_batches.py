@@ -136,7 +136,9 @@ class Batches:
         self, backend: Backend, gone: int, at_once: bool
     ) -> None:
         digests, commits = _line(4)
-        commits = [replace(commit, parent_digest=above) for commit, above in zip(commits, [None, *digests], strict=False)]
+        commits = [
+            replace(commit, parent_digest=above) for commit, above in zip(commits, [None, *digests], strict=False)
+        ]
         rest = commits[gone:]
         rest[0] = replace(rest[0], number=0, last_seq=0, head_seq=0, origin=rest[0].parent_id)
         if at_once:

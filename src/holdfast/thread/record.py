@@ -11,6 +11,7 @@ from typing import Any
 import ormsgpack
 
 from holdfast.codec import decode_stored, encode
+from holdfast.errors import DecodeError, InvalidInput
 from holdfast.model.checkpoint import (
     EPOCH,
     NOTE_KEYS,
@@ -44,7 +45,10 @@ def from_microseconds(count: int) -> datetime:
     """Return the UTC moment of ``to_microseconds``."""
     if 0 <= count < _EXACT_US:
         return _from_timestamp(count / 1_000_000, UTC)  # a third of the other way's time
-    return EPOCH + timedelta(microseconds=count)
+    try:
+        return EPOCH + timedelta(microseconds=count)
+    except OverflowError as error:
+        raise DecodeError("a stored moment is none that a calendar has") from error
 
 
 def new_meta(
@@ -85,7 +89,10 @@ def _packed(run_id: str) -> bytes | str:
 
 def decode_notes(notes: bytes) -> dict[str, Any]:
     """Return the described fields that differ from their defaults."""
-    values = notes_from_plain(decode_stored(notes))
+    try:
+        values = notes_from_plain(decode_stored(notes))
+    except (InvalidInput, AttributeError, KeyError, TypeError, ValueError) as error:  # damaged, yet something else
+        raise DecodeError("its description is not of the known form") from error
     run_id = values.get("run_id")
     if type(run_id) is bytes:
         values["run_id"] = uuid_text(run_id)

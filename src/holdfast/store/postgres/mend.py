@@ -16,7 +16,7 @@ from holdfast.pieces.piece import OFFSET_BITS
 from holdfast.store.base import Row
 from holdfast.store.finding import ORPHAN, REBUILD, Finding
 from holdfast.store.lane import LaneKey
-from holdfast.store.layout import address_of, pack_body
+from holdfast.store.layout import SEQ_MAX, address_of, pack_body
 from holdfast.store.leases import fenced
 from holdfast.store.patch import patched
 from holdfast.store.postgres import queries
@@ -112,6 +112,7 @@ def restore(
         described = (row.step, row.created_us, row.digest, row.size, row.notes)
         bound = (parent, row.parent_digest, *described, row.base or None, row.manifest, key)
         run(connection, queries.PUT_CHECKPOINT, bound)
+        run(connection, queries.OUTDATE_WRITERS, (lane, key & SEQ_MAX))
         _refer(connection, lane, sources_of(row, lambda name: read_blob(connection, name)))
 
 

@@ -438,3 +438,8 @@ PUT_CHECKPOINT = """
 UPDATE {schema}.checkpoint SET parent = %s, parent_digest = %s, step = %s, created = %s, digest = %s, size = %s,
   notes = %s, base = (SELECT b.id FROM {schema}.blob b WHERE b.digest = %s), manifest = %s
 WHERE key = %s"""
+OUTDATE_WRITERS = """
+WITH moved AS (
+  UPDATE {schema}.lane l SET last_seq = t.next_seq FROM {schema}.thread t
+  WHERE l.id = %s AND l.head = %s AND t.id = l.thread RETURNING l.thread, t.next_seq AS seq)
+UPDATE {schema}.thread t SET next_seq = m.seq + 1 FROM moved m WHERE t.id = m.thread"""

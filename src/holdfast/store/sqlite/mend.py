@@ -190,5 +190,8 @@ def _put_row(connection: apsw.Connection, row: Row) -> None:
     connection.execute(
         queries.PUT_CHECKPOINT, (parent, row.parent_digest, *described, row.base or None, row.manifest, key)
     )
+    if key & SEQ_MAX == lane.head:  # whoever saw it before relies on bytes that may go now
+        connection.execute(queries.MOVE_LANE, (lane.head, lane.next_seq, lane.number))
+        connection.execute(queries.NUMBER_THREAD, (lane.next_seq + 1, lane.thread))
     for source in sources_of(row, lambda name: read_blob(connection, name)):
         connection.execute(queries.ADD_REF, (lane.number, source, False))

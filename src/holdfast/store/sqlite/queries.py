@@ -249,3 +249,15 @@ PUT_CHECKPOINT = """
 UPDATE checkpoint SET parent = ?, parent_digest = ?, step = ?, created = ?, digest = ?, size = ?, notes = ?,
   base = (SELECT id FROM blob WHERE digest = ?), manifest = ?
 WHERE key = ?"""
+
+CHECK_FILE = "PRAGMA integrity_check(100)"
+CHECK_TABLE = "SELECT * FROM pragma_integrity_check(?)"
+TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"
+REINDEX = {
+    "blob": "REINDEX blob",
+    "checkpoint": "REINDEX checkpoint",
+    "chunk": "REINDEX chunk",
+    "effect": "REINDEX effect",
+    "ref": "REINDEX ref",
+}
+DISOWN = "UPDATE ref SET owned = 0"

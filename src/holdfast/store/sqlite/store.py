@@ -50,6 +50,7 @@ from holdfast.store.sqlite.database import Database, resolve_path, translated
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags, with_writes
 from holdfast.store.sqlite.gate import Gate, forget, register
 from holdfast.store.sqlite.lane import find_lane, thread_of
+from holdfast.store.sqlite.pages import adopt_pages, damaged_pages
 from holdfast.store.sqlite.rows import StoredId, pack_id, read_row, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 from holdfast.store.sqlite.writer import Writer
@@ -303,10 +304,16 @@ class SqliteStore:
             return check_database(connection)
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
-        if dry_run:
-            with self._reading() as connection:
-                return mending.plan_rebuild(connection, drop).findings
-        return self._write(lambda connection: mending.rebuild(connection, drop))
+        """Put pages right first, if any are damaged: only then can the rest be read, by the next rebuild."""
+        with self._reading() as connection:
+            pages = [finding for finding in damaged_pages(connection) if finding.repair]
+            if dry_run:
+                return pages or mending.plan_rebuild(connection, drop).findings
+        if not pages:
+            return self._write(lambda connection: mending.rebuild(connection, drop))
+        with self._alone() as connection:
+            adopt_pages(connection, [str(finding.key) for finding in pages])
+        return pages
 
     def restore(
         self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
@@ -318,13 +325,8 @@ class SqliteStore:
         self._write(lambda connection: mending.quarantine(connection, *given, self._clock()), checkpoint)
 
     def compact(self) -> int:
-        with self.gate:
-            self._database.lock.acquire()
-            try:
-                with translated(self._database.path), contextlib.closing(self._database.connect()) as connection:
-                    return compact_database(connection)
-            finally:
-                self._database.lock.release()
+        with self._alone() as connection:
+            return compact_database(connection)
 
     def close(self) -> None:
         if self.gate.close():
@@ -353,19 +355,25 @@ class SqliteStore:
                     connection.execute("COMMIT")
                 self._readers.append(connection)
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[apsw.Connection]:
+        """Give a connection of its own to work that is no transaction; no other process writes meanwhile."""
+        with self.gate:
+            self._database.lock.acquire()
+            try:
+                with translated(self._database.path), contextlib.closing(self._database.connect()) as connection:
+                    yield connection
+            finally:
+                self._database.lock.release()
+
     def _write(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
         with self.gate:
             return self._writer.submit(job, name)
 
     def _shrink(self, removed: Removed) -> None:
         if removed.bytes or removed.checkpoints:
-            with self.gate:
-                self._database.lock.acquire()
-                try:
-                    with translated(self._database.path), contextlib.closing(self._database.connect()) as connection:
-                        give_pages_back(connection)
-                finally:
-                    self._database.lock.release()
+            with self._alone() as connection:
+                give_pages_back(connection)
 
     def disconnect(self) -> None:
         self._writer.close()

@@ -1,0 +1,20 @@
+"""Moving checkpoints: between stores as a bundle, and out of the files and tables of other systems."""
+
+from __future__ import annotations
+
+from holdfast.transfer.bundle.export import export_bundle
+from holdfast.transfer.bundle.load import import_bundle
+from holdfast.transfer.bundle.reader import Totals, read_bundle, verify_bundle
+from holdfast.transfer.report import ExportReport, ImportReport, Note, Refused
+
+__all__ = [
+    "ExportReport",
+    "ImportReport",
+    "Note",
+    "Refused",
+    "Totals",
+    "export_bundle",
+    "import_bundle",
+    "read_bundle",
+    "verify_bundle",
+]
