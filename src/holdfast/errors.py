@@ -13,7 +13,8 @@
     ├── the author of a node: mend the graph's code, then resume
     │   ├── NodeFailed            a node raised an error, after all its attempts
     │   ├── BadUpdate             a node returned what the state cannot take; nothing of it was committed
-    │   └── MergeConflict         two nodes that ran side by side wrote the same key
+    │   ├── MergeConflict         two nodes that ran side by side wrote the same key
+    │   └── Unrecovered           an operation failed, or waits for a decision, and this process has no error of it
     ├── another writer: look at what happened, then go on from there
     │   ├── Conflict              the head moved since it was read; nothing of this save was stored
     │   │   ├── IdTaken           the checkpoint id exists with other content
@@ -144,6 +145,19 @@ class MergeConflict(HoldfastError):
             f"{first!r} and {second!r} ran side by side and both wrote {key!r}",
             hint="Let one of them write it, give the key a reducer (append, merge, add, a function), or use two keys",
         )
+
+
+class Unrecovered(HoldfastError):
+    """An operation has no value: it failed in an earlier process, whose error is gone, or waits for a decision.
+
+    ``interrupt`` is the question that waits (an ``InterruptRecord``), or None.
+    """
+
+    summary = "not recovered"
+
+    def __init__(self, what: str, *, interrupt: Any = None, **where: Any) -> None:
+        self.interrupt = interrupt
+        super().__init__(what, **where)
 
 
 class NotFound(HoldfastError, LookupError):

@@ -11,9 +11,10 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 import holdfast
-from holdfast.engine import Answer, Graph, Retry, Status, append, every, merge
+from holdfast.engine import Answer, Graph, Status, append, every, merge
 from holdfast.engine.event import EventLog, NodeFailed, NodeFinished
 from holdfast.errors import BadUpdate
+from holdfast.recovery import RetryPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -195,7 +196,7 @@ def test_what_a_failed_attempt_added_in_place_is_gone_in_the_next() -> None:
         return {"note": "done"}
 
     graph = graph_of(lambda state: None)
-    replace_node(graph, "bad", flaky, retry=Retry(3, first_s=0))
+    replace_node(graph, "bad", flaky, retry=RetryPolicy(2, first_s=0))
     result = graph.run_sync(None, before())
 
     assert (result.status, seen) == (Status.COMPLETED, [2, 2, 2])
@@ -211,7 +212,7 @@ def test_what_a_failed_attempt_did_and_nobody_can_undo_ends_the_run() -> None:
         raise ConnectionError
 
     graph = graph_of(lambda state: None)
-    replace_node(graph, "bad", flaky, retry=Retry(3, first_s=0))
+    replace_node(graph, "bad", flaky, retry=RetryPolicy(2, first_s=0))
 
     assert bad(graph.run_sync(None, before())).key == "facts"
     assert len(calls) == 1

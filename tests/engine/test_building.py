@@ -15,8 +15,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 import holdfast
-from holdfast.engine import DELETE, END, Graph, Retry, Status, add, append, merge, transient
+from holdfast.engine import DELETE, END, Graph, Status, add, append, merge, transient
 from holdfast.errors import InvalidGraph
+from holdfast.recovery import RetryPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -172,9 +173,9 @@ def test_a_name_that_could_be_mistaken_for_part_of_a_position_is_refused_at_once
         lambda: Graph("g").parallel("a", ["b"], on_error="ignore"),
         lambda: Graph("g").barrier("a", on_timeout="approve"),
         lambda: Graph("g").barrier("a", on_timeout="modify"),
-        lambda: Retry(attempts=0),
-        lambda: Retry(first_s=-1),
-        lambda: Retry(on=(BaseException,)),  # type: ignore[arg-type]
+        lambda: RetryPolicy(retries=-1),
+        lambda: RetryPolicy(first_s=-1),
+        lambda: RetryPolicy(on=(BaseException,)),  # type: ignore[arg-type]
     ],
 )
 def test_what_can_never_work_is_refused_where_it_is_said(declare: Callable[[], object]) -> None:

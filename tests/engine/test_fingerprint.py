@@ -19,8 +19,8 @@ from holdfast.engine.edge import END
 from holdfast.engine.fingerprint import fingerprint, fingerprint_of, hex_of, identity, shape, type_text
 from holdfast.engine.graph import Graph
 from holdfast.engine.reducer import add, append, merge
-from holdfast.engine.retry import Retry
 from holdfast.engine.schema import transient
+from holdfast.recovery import RetryPolicy
 
 Declare = Callable[[Graph], object]
 Show = Callable[[str, object], None]
@@ -218,7 +218,7 @@ def test_what_a_run_may_choose_is_no_part_of_it(options: dict[str, Any]) -> None
 
 def test_retries_timeouts_prompts_and_notes_are_no_part_of_it() -> None:
     changed = with_steps(
-        plan=lambda graph: graph.node("plan", work, retry=Retry(3), timeout=5, owner="us"),
+        plan=lambda graph: graph.node("plan", work, retry=RetryPolicy(3), timeout=5, owner="us"),
         ask=lambda graph: graph.barrier("ask", "Go on?", on_reject="more", timeout=60, payload=items),
     )
 

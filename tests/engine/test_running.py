@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.engine import END, Approve, Cancellation, Graph, MemorySink, NoSink, Reject, Retry, Status, every
+from holdfast.engine import END, Approve, Cancellation, Graph, MemorySink, NoSink, Reject, Status, every
 from holdfast.engine.event import (
     CheckpointSaved,
     Event,
@@ -27,6 +27,7 @@ from holdfast.engine.event import (
 from holdfast.engine.moment import Moment
 from holdfast.errors import BadUpdate, StepsExceeded
 from holdfast.errors import NodeFailed as FailedNode
+from holdfast.recovery import RetryPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -412,7 +413,7 @@ class Flaky:
 
 def retrying(node: Flaky, **retry: Any) -> Graph:
     graph = Graph("g", state=State)
-    graph.node("a", node, retry=Retry(**{"first_s": 0.0, **retry}))
+    graph.node("a", node, retry=RetryPolicy(**{"first_s": 0.0, **retry}))
     graph.start("a")
     graph.end("a")
     return graph
@@ -420,12 +421,12 @@ def retrying(node: Flaky, **retry: Any) -> Graph:
 
 def test_a_node_is_tried_as_often_as_it_may() -> None:
     log = EventLog()
-    result = retrying(Flaky(3), attempts=3).run_sync(None, on_event=log)
+    result = retrying(Flaky(3), retries=2).run_sync(None, on_event=log)
 
     assert result.values["note"] == "attempt 3"
     assert [(each.attempt, each.will_retry) for each in log.of(NodeFailed)] == [(1, True), (2, True)]
     log.check()
-    spent = retrying(Flaky(9), attempts=3).run_sync(None)
+    spent = retrying(Flaky(9), retries=2).run_sync(None)
     assert isinstance(spent.error, FailedNode)
     assert spent.error.attempts == 3
 
@@ -439,7 +440,7 @@ def test_only_the_errors_that_are_named_are_tried_again() -> None:
 def test_attempts_are_counted_on_after_a_crash(thread: holdfast.Thread) -> None:
     """The first worker dies between two attempts; whoever goes on has the attempts that are left."""
     node = Flaky(99)
-    graph = retrying(node, attempts=3)
+    graph = retrying(node, retries=2)
 
     class Dies(BaseException):
         pass
@@ -476,7 +477,7 @@ def test_attempts_are_counted_on_though_a_branch_beside_them_moved_on(thread: ho
     inner.end("then")
     graph = Graph("g", state=State)
     graph.node("begin", lambda state: None)
-    graph.node("flaky", node, retry=Retry(attempts=3, first_s=3600))  # waits for its next attempt until all die
+    graph.node("flaky", node, retry=RetryPolicy(retries=2, first_s=3600))  # waits for its next attempt until all die
     graph.subgraph("beside", inner)
     graph.parallel("begin", ["flaky", "beside"])
     graph.start("begin")
@@ -525,7 +526,7 @@ def test_a_node_that_takes_too_long_is_given_up() -> None:
         finally:
             ended.append(ctx.node)
 
-    graph.node("a", slow, timeout=0.01, retry=Retry(2, first_s=0))
+    graph.node("a", slow, timeout=0.01, retry=RetryPolicy(1, first_s=0))
     graph.start("a")
     graph.end("a")
     failed = graph.run_sync(None)

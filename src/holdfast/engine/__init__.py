@@ -17,7 +17,6 @@ from holdfast.engine.graph import Graph
 from holdfast.engine.reducer import DELETE, add, append, merge, replace
 from holdfast.engine.result import Result, Status
 from holdfast.engine.retained import Retained
-from holdfast.engine.retry import Retry
 from holdfast.engine.schema import transient
 from holdfast.engine.sink import EveryN, IfChanged, MemorySink, NoSink, OnFailure, OnlyNodes, Tee, Throttle
 from holdfast.engine.store_sink import StoreSink
@@ -52,7 +51,6 @@ __all__ = [
     "Reroute",
     "Result",
     "Retained",
-    "Retry",
     "Status",
     "StoreSink",
     "Tee",

@@ -36,6 +36,7 @@ class BaseContext:
         emit: Callable[[event.Event], None],
         answers: Mapping[str, Decision],
         attempt: int,
+        error: Exception | None = None,
     ) -> None:
         self._job = job
         self._options = options
@@ -47,6 +48,7 @@ class BaseContext:
         self._usage = (0, 0.0)
         self._wants_checkpoint = False
         self.attempt = attempt
+        self.error = error  # what the node failed with, for its fallback
         self._ledger = Ledger(desk, options, job, self._answered, self._replayed)
 
     @property

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from holdfast.engine.build import Built, build
 from holdfast.engine.edge import COLLECT_ALL, END, FAIL_FAST, Choice, Condition, Edge, ForEach, To, Together, name_of
+from holdfast.engine.failed import FAIL, PAUSE
 from holdfast.engine.node import Body, Inner, Node, NodeKind, Projection, Wait
-from holdfast.engine.retry import ONCE, Retry
 from holdfast.engine.schema import Schema
 from holdfast.errors import InvalidInput
 from holdfast.model.decision import DecisionKind
+from holdfast.recovery.policy import ONCE, RetryPolicy
 
 if TYPE_CHECKING:
     from holdfast.engine.migration import Migration
@@ -68,11 +69,28 @@ class Declaration:
     def node(self, function: F, /) -> F: ...
     @overload
     def node(
-        self, name: str | None = None, /, *, retry: Retry = ONCE, timeout: float | None = None, **notes: Any
+        self,
+        name: str | None = None,
+        /,
+        *,
+        retry: RetryPolicy = ONCE,
+        timeout: float | None = None,
+        fallback: Callable[..., Any] | None = None,
+        on_failure: str = FAIL,
+        **notes: Any,
     ) -> Callable[[F], F]: ...
     @overload
     def node(
-        self, name: str, function: F, /, *, retry: Retry = ONCE, timeout: float | None = None, **notes: Any
+        self,
+        name: str,
+        function: F,
+        /,
+        *,
+        retry: RetryPolicy = ONCE,
+        timeout: float | None = None,
+        fallback: Callable[..., Any] | None = None,
+        on_failure: str = FAIL,
+        **notes: Any,
     ) -> F: ...
     def node(
         self,
@@ -80,28 +98,33 @@ class Declaration:
         function: Any = None,
         /,
         *,
-        retry: Retry = ONCE,
+        retry: RetryPolicy = ONCE,
         timeout: float | None = None,
+        fallback: Callable[..., Any] | None = None,
+        on_failure: str = FAIL,
         **notes: Any,
     ) -> Any:
-        """Add a node: as ``@graph.node``, ``@graph.node("name", retry=Retry(3))`` or ``graph.node("name", function)``.
+        """Add a node: as ``@graph.node``, ``@graph.node("name", timeout=5)`` or ``graph.node("name", function)``.
 
         The function takes the state, and the run's context if it has a second parameter; it returns the keys to
-        update, or None. It may be a coroutine function. ``timeout`` is in seconds, for each attempt.
+        update, or None. It may be a coroutine function. ``timeout`` is in seconds, for each attempt. ``fallback`` is
+        such a function too: it is called when there are no attempts left, and finds the error in ``ctx.error``. With
+        ``on_failure="pause"`` a person is asked then, instead of ending the run as failed.
         """
+        options = {"retry": retry, "timeout": timeout, "fallback": fallback, "on_failure": on_failure, **notes}
         if callable(name):
             return self.node(name.__name__, name)
         if function is None:
-            return lambda decorated: self.node(
-                name or decorated.__name__, decorated, retry=retry, timeout=timeout, **notes
-            )
+            return lambda decorated: self.node(name or decorated.__name__, decorated, **options)
         self._add(
             Node(
                 name=check_name(name, "node"),
                 kind=NodeKind.TASK,
                 body=Body.of(_check_callable(function, f"node {name!r}")),
-                retry=retry,
+                retry=_check_retry(retry, name),
                 timeout_s=_check_timeout(timeout, name),
+                fallback=None if fallback is None else Body.of(_check_callable(fallback, f"fallback of {name!r}")),
+                pauses=_check_on_failure(on_failure, name),
                 notes=notes,
             )
         )
@@ -281,6 +304,18 @@ def _check_timeout(timeout: float | None, name: str) -> float | None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
         raise InvalidInput(f"timeout of {name!r} must be a number of seconds above 0, not {timeout!r:.40}")
     return float(timeout)
+
+
+def _check_retry(retry: RetryPolicy, name: str) -> RetryPolicy:
+    if not isinstance(retry, RetryPolicy):
+        raise InvalidInput(f"retry of {name!r} must be a RetryPolicy, not {type(retry).__name__}")
+    return retry
+
+
+def _check_on_failure(on_failure: str, name: str) -> bool:
+    if on_failure not in (FAIL, PAUSE):
+        raise InvalidInput(f"on_failure of {name!r} is {on_failure!r:.40}", hint=f"Use {FAIL!r} or {PAUSE!r}")
+    return on_failure == PAUSE
 
 
 def check_limit(limit: int) -> int:

@@ -17,6 +17,7 @@ from holdfast.engine.build import Built
 from holdfast.engine.cancellation import Cancellation
 from holdfast.engine.compat import migrate, names_now
 from holdfast.engine.desk import Desk, attempts, finished
+from holdfast.engine.failed import incidents
 from holdfast.engine.fingerprint import identity
 from holdfast.engine.live import LiveState, Plan
 from holdfast.engine.moment import Cause
@@ -35,6 +36,7 @@ from holdfast.model.checkpoint import Checkpoint, bare
 from holdfast.model.continuation import NextNode
 from holdfast.model.decision import Decision
 from holdfast.model.frame import FrameStack
+from holdfast.model.interrupt import Interrupt
 from holdfast.thread import front, interrupts
 from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.perform import Flow, ask
@@ -188,6 +190,7 @@ async def resume(setup: Setup, taking: Taking) -> Result:
             options.version += 1
         root.live.apply(edit)
         runner = _runner(setup, recorder, desk, checkpoint)
+        runner.tasks.incidents.update(incidents(_asked(checkpoint, waiting)))
         setup.emit(event.RunStarted(options.run_id, setup.built.name, options.attempt, True))
         begins: Cause | None = "manual" if is_migrated or taking.update else None
         if begins is None:
@@ -261,6 +264,14 @@ async def _waiting(desk: Desk, frames: FrameStack) -> list[InterruptRecord]:
         if record is not None:
             records.append(record)
     return records
+
+
+def _asked(checkpoint: Checkpoint, waiting: list[InterruptRecord]) -> list[Interrupt]:
+    """Return what a run waits for; also what a process that died had stored with the position, and not yet recorded."""
+    asked = [record.interrupt for record in waiting]
+    if checkpoint.trigger not in _COPIES and checkpoint.interrupt is not None:
+        asked.append(checkpoint.interrupt)
+    return asked
 
 
 def _found(namespace: str, name: str) -> Flow[InterruptRecord | None]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from holdfast.engine.retry import ONCE, Retry
 from holdfast.model.decision import DecisionKind
+from holdfast.recovery.policy import ONCE, RetryPolicy
 
 if TYPE_CHECKING:
     from holdfast.engine.declaration import Declaration
@@ -80,6 +80,8 @@ class Node:
     body: Body | None = None
     inner: Inner | None = None
     wait: Wait | None = None
-    retry: Retry = ONCE
+    retry: RetryPolicy = ONCE
+    fallback: Body | None = None  # called instead, once there are no attempts left
+    pauses: bool = False  # when that did not help either, a person is asked; else the run fails
     timeout_s: float | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)  # the caller's own, for drawings and lists

@@ -10,6 +10,7 @@ exception is the store's or another writer's business; what becomes of nodes and
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from holdfast.engine import event
 from holdfast.engine.cancellation import Cancellation
 from holdfast.engine.context import BaseContext
 from holdfast.engine.desk import Desk
-from holdfast.engine.gate import Gate, check_target
+from holdfast.engine.gate import Gate, check_state_answer, check_target
 from holdfast.engine.moment import Cause
 from holdfast.engine.node import NodeKind
 from holdfast.engine.position import Activation, Job
@@ -273,15 +274,16 @@ class Runner:
             job.update, job.path, job.done = found["update"], list(found["path"]), True
             job.given, job.inner = found["given"], None
 
-    async def _task(self, activation: Activation, job: Job) -> BaseContext:
+    async def _task(self, activation: Activation, job: Job) -> BaseContext | None:
         """Run a node's function, again from its beginning whenever it got an answer to what it asked."""
         answers: dict[str, Decision] = {}
         while True:
             try:
                 return await self.tasks.run(activation, job, answers)
             except Ask as signal:
+                check = check_state_answer if signal.of_state else check_target
                 answers[signal.question.position] = await self.gate.ask(
-                    activation, signal.question, lambda decision: check_target(activation, decision)
+                    activation, signal.question, functools.partial(check, activation)
                 )
             except Rejected as refusal:
                 raise TurnedDown(job.node, refusal.reason) from refusal

@@ -12,11 +12,15 @@ from holdfast.thread.question import Question
 
 
 class Ask(BaseException):
-    """A node wants to know something: it is run again from its beginning once there is an answer."""
+    """A node wants to know something: it is run again from its beginning once there is an answer.
 
-    def __init__(self, question: Question) -> None:
+    With ``of_state`` the answer, if it modifies something, is an update of the state.
+    """
+
+    def __init__(self, question: Question, of_state: bool = False) -> None:
         super().__init__(question.position)
         self.question = question
+        self.of_state = of_state
 
 
 class Paused(BaseException):
