@@ -43,7 +43,7 @@ WRITES = frozenset(
     {
         *("acquire", "renew", "release", "claim", "begin", "beat", "end", "interrupt", "decide", "consume"),
         *("begin_effect", "end_effect", "settle_effect", "reserve", "commit", "commit_all", "write", "tag", "delete"),
-        *("delete_thread", "compact"),
+        *("delete_thread", "compact", "rebuild", "restore", "quarantine"),
     }
 )
 READS = frozenset(
