@@ -6,9 +6,13 @@ Layers, each importing only those above it:
     model     what is kept: frozen values
     codec     values <-> bytes, exact or refused
     pieces    bytes of a state <-> what is new of them
-    store     bytes <-> durable records: the contract, memory, SQLite
+    store     bytes <-> durable records: the contract, memory, SQLite, directories, PostgreSQL
     thread    save, load, fork, rewind, diff, history, retention, effects, loops: what a user calls
+    recovery  what becomes of errors: retries, fallbacks, incidents
     engine    graphs: nodes, edges, runs, pauses, time travel
+    compat    other systems' names and files
+    transfer  bundles between stores, imports
+    upkeep    check and repair
     api       the public names
     cli, testing
 
