@@ -1,0 +1,242 @@
+"""The record of a session's checkpoint: its fields, its forms, and what may be saved."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.compat import sessions
+from holdfast.compat.sessions import (
+    AgentId,
+    AgentState,
+    CheckpointData,
+    CheckpointId,
+    CheckpointMeta,
+    MessageRole,
+    SessionId,
+    SyncCheckpointWriter,
+    TaskId,
+)
+from holdfast.errors import DecodeError, EncodeError, HoldfastError, InvalidInput
+
+NOW = datetime(2026, 1, 31, 9, 30, 15, 123456, tzinfo=UTC)
+
+
+@pytest.mark.row("S1-02", "S1-03", "S1-04", "S1-05", "S1-06", "S1-07", "W1-31")
+def test_every_part_of_the_system_is_reachable_from_the_package() -> None:
+    parts = {"CheckpointWriter", "AtomicFileWriter", "CrashRecovery", "ChecksumUtils", "ErrorRecovery"}
+    wanted = parts | {
+        "ErrorCategory",
+        "FallbackStrategy",
+        "InterruptedSession",
+        "RecoveryAction",
+        "RecoveryLayer",
+        "RecoveryResult",
+        "RetryPolicy",
+        "SessionRecovery",
+    }
+
+    assert wanted <= set(sessions.__all__)
+    assert sessions.__all__ == sorted(sessions.__all__)
+    assert all(inspect.isclass(getattr(sessions, name)) for name in wanted)
+    # One name, one thing: what recover_session returns is not the result of an error recovery.
+    fields = {field.name for field in dataclasses.fields(sessions.RecoveryReport)}
+    assert {"data", "path", "from_backup", "skipped"} <= fields
+    assert sessions.RecoveryReport.__module__ != sessions.RecoveryResult.__module__
+
+
+# Fields -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("S1-08", "S1-09", "S1-10", "S1-11", "S1-12", "S1-13", "S1-14", "S1-15", "S1-16", "S1-17")
+@pytest.mark.row("S1-18", "S1-19", "S1-20")
+def test_the_record_has_all_its_fields_and_can_be_printed_copied_and_serialised() -> None:
+    data = CheckpointData(
+        checkpoint_id=CheckpointId("c1"),
+        session_id=SessionId("s1"),
+        created_at=NOW,
+        trigger="manual",
+        iteration=2**31 - 1,
+        messages=[{"role": "user", "content": ["any", {"json": None}]}],
+        tool_calls_pending=[1, "two", None, {"three": [3.5]}],
+        tool_results={"search": [True]},
+        tokens_used=2**63 - 1,
+        cost_estimate=0.25,
+        resume_hint="go on",
+    )
+
+    assert CheckpointData.from_dict(data.to_dict()) == data
+    assert copy.deepcopy(data) == data
+    assert dataclasses.replace(data, iteration=1).iteration == 1
+    assert "session_id='s1'" in repr(data)
+    assert [field.name for field in dataclasses.fields(data)] == [
+        "checkpoint_id",
+        "session_id",
+        "created_at",
+        "trigger",
+        "iteration",
+        "messages",
+        "tool_calls_pending",
+        "tool_results",
+        "tokens_used",
+        "cost_estimate",
+        "resume_hint",
+    ]
+
+
+@pytest.mark.row("S1-21", "S1-13")
+def test_an_empty_record_is_valid(tmp_path: Path) -> None:
+    data = CheckpointData()
+
+    assert (data.trigger, data.iteration, data.messages, data.tool_calls_pending) == ("manual", 0, [], [])
+    assert (data.tool_results, data.tokens_used, data.cost_estimate, data.resume_hint) == (None, 0, 0.0, None)
+    writer = SyncCheckpointWriter(tmp_path)
+    writer.save(data)
+    assert writer.load(data.session_id) == data
+
+
+@pytest.mark.row("S1-22", "S1x-01", "W1-07")
+def test_new_ids_are_made_without_arguments_and_do_not_repeat() -> None:
+    made = [CheckpointId.new() for _ in range(10_000)]
+
+    assert len(set(made)) == len(made)
+    assert made == sorted(made)
+    for kind in (SessionId, CheckpointId, AgentId, TaskId):
+        fresh = kind.new()
+        assert type(fresh) is kind
+        assert len(fresh.replace("-", "")) == 32  # 128 bits, not 32
+    assert SessionId("any text") == "any text"
+    assert CheckpointData(session_id=SessionId("s")).to_dict()["session_id"] == "s"
+
+
+@pytest.mark.row("S1x-02", "W1-01")
+def test_the_summary_has_all_its_fields_and_all_are_required() -> None:
+    fields = {field.name: field.default for field in dataclasses.fields(CheckpointMeta)}
+    required = {name for name, default in fields.items() if default is dataclasses.MISSING}
+
+    assert required == {"checkpoint_id", "session_id", "created_at", "trigger", "iteration", "checksum"}
+
+
+@pytest.mark.row("S1x-04")
+def test_agent_states_have_their_wire_names_both_ways() -> None:
+    wire = ["idle", "running", "tool_calling", "waiting_tool", "stopped", "error", "completed"]
+
+    assert [str(state) for state in AgentState] == wire
+    assert [AgentState.parse(name) for name in wire] == list(AgentState)
+    with pytest.raises(InvalidInput, match="no agent state is called 'sleeping'"):
+        AgentState.parse("sleeping")
+
+
+@pytest.mark.row("S1x-33", "S1-12")
+def test_moments_are_written_as_rfc_3339_in_utc_and_read_in_any_zone() -> None:
+    there = NOW.astimezone(timezone(timedelta(hours=5, minutes=30)))
+
+    assert CheckpointData(created_at=there).to_dict()["created_at"] == "2026-01-31T09:30:15.123456Z"
+    stored = CheckpointData(created_at=NOW).to_dict()
+    for text in ("2026-01-31T09:30:15.123456Z", "2026-01-31T10:30:15.123456789+01:00", "2026-01-31T09:30:15.123456"):
+        assert CheckpointData.from_dict({**stored, "created_at": text}).created_at == NOW
+
+
+@pytest.mark.parametrize("name", list(CheckpointData().to_dict()))
+def test_a_field_that_is_missing_or_of_another_kind_is_named(name: str) -> None:
+    stored = CheckpointData().to_dict()
+    wrong: Any = {"tool_results": None, "resume_hint": 7}.get(name, {"no": "such"})
+
+    if name != "resume_hint":  # the one that may be absent
+        with pytest.raises(DecodeError, match=name):
+            CheckpointData.from_dict({key: value for key, value in stored.items() if key != name})
+    if name != "tool_results":  # which may be anything
+        with pytest.raises(DecodeError, match=name):
+            CheckpointData.from_dict({**stored, name: wrong})
+
+
+# What may be saved ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("W1-37", "W1-09", "S1x-30", "S1x-06")
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"iteration": -1}, "iteration"),
+        ({"iteration": 2**31}, "iteration"),
+        ({"iteration": True}, "iteration"),
+        ({"tokens_used": -1}, "tokens_used"),
+        ({"tokens_used": 2**63}, "tokens_used"),
+        ({"cost_estimate": -0.01}, "cost_estimate"),
+        ({"cost_estimate": math.nan}, "cost_estimate"),
+        ({"cost_estimate": math.inf}, "cost_estimate"),
+        ({"messages": [{"role": "user"}, {"content": "no role"}]}, r"messages\[1\].role"),
+        ({"messages": [{"role": "robot"}]}, r"messages\[0\].role"),
+        ({"messages": [{"role": ["user"]}]}, r"messages\[0\].role"),
+        ({"messages": ["text"]}, r"messages\[0\]"),
+        ({"messages": ()}, "messages"),
+        ({"trigger": 7}, "trigger"),
+        ({"resume_hint": 7}, "resume_hint"),
+        ({"created_at": datetime(2026, 1, 1)}, "created_at"),
+        ({"created_at": "today"}, "created_at"),
+    ],
+)
+def test_what_is_no_valid_record_is_refused_before_anything_is_written(
+    tmp_path: Path, fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        SyncCheckpointWriter(tmp_path).save(CheckpointData(**fields))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.row("W1-09", "W1-11")
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ({"a": [1, math.nan]}, r"tool_results\.a\[1\] is nan"),
+        ([-math.inf], r"tool_results\[0\] is -inf"),
+        ((1, 2), r"tool_results is tuple"),
+        ({1: "x"}, r"tool_results has a key of type int"),
+        ({"when": NOW}, r"tool_results\.when is datetime"),
+        ("\ud800", r"tool_results holds a lone surrogate"),
+        (2**64, r"tool_results has more than 64 bits"),
+        (-(2**63) - 1, r"tool_results has more than 64 bits"),
+        (b"bytes", r"tool_results is bytes"),
+    ],
+)
+def test_what_json_cannot_give_back_is_refused_with_its_place(tmp_path: Path, value: Any, where: str) -> None:
+    with pytest.raises(EncodeError, match=where):
+        SyncCheckpointWriter(tmp_path).save(CheckpointData(tool_results=value))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    deep: Any = None
+    for _ in range(200):
+        deep = [deep]
+
+    with pytest.raises(EncodeError, match="nested"):
+        SyncCheckpointWriter(tmp_path).save(CheckpointData(tool_results=deep))
+
+
+@pytest.mark.row("S1x-06")
+def test_all_four_roles_are_accepted(tmp_path: Path) -> None:
+    messages = [{"role": str(role), "content": "x", "name": "n", "tool_call_id": "t"} for role in MessageRole]
+    data = CheckpointData(messages=messages)
+    writer = SyncCheckpointWriter(tmp_path)
+
+    writer.save(data)
+
+    assert [str(role) for role in MessageRole] == ["system", "user", "assistant", "tool"]
+    loaded = writer.load(data.session_id)
+    assert loaded is not None
+    assert loaded.messages == messages
+
+
+def test_save_takes_a_record_and_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="CheckpointData"):
+        SyncCheckpointWriter(tmp_path).save({"session_id": "s"})  # type: ignore[arg-type]
