@@ -2,7 +2,8 @@
 
 SQLite's own write lock is taken by trying again after a pause, and whoever pauses longest loses: with four busy
 writers one may wait for more than a second. ``flock`` queues in the kernel instead. It lives in a file of its own
-beside the database, because closing any descriptor of the database itself would drop SQLite's locks.
+beside the database, because closing any descriptor of the database itself would drop SQLite's locks. The directory
+store and the session files use it too.
 
 ``flock`` has no timeout, so a wait that must be able to end happens in a helper thread with a descriptor of its own;
 without contention there is neither thread nor wait.
@@ -14,7 +15,7 @@ import os
 import sys
 import threading
 
-from holdfast.errors import StoreBusy, StoreRefused
+from holdfast.errors import StoreBusy, StoreError, StoreRefused
 
 if sys.platform != "win32":
     import fcntl
@@ -38,6 +39,8 @@ class ProcessLock:
             self._held = self._fd
         except BlockingIOError:
             self._held = self._wait()
+        except OSError as error:
+            raise StoreError(f"cannot lock {self._path}: {error.strerror}", path=self._path) from error
 
     def release(self) -> None:
         """Give the lock back."""

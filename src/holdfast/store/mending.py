@@ -24,7 +24,8 @@ class Mending(Protocol):
         That is: each lane's head and last seq, each thread's next seq, which lane needs which source. With ``drop``
         also what belongs to nothing goes: bytes that no manifest needs, tags and interrupts without a checkpoint. If
         any manifest cannot be read, nobody knows what it needs, so nothing is dropped. With ``dry_run`` nothing is
-        changed. Every finding returned has ``repair`` = "rebuild"; on a sound store there are none.
+        changed. Every finding returned has ``repair`` = "rebuild"; on a sound store there are none. A store whose own
+        records cannot all be read may put only those in order (kind "damaged"); the next rebuild does the rest.
         """
 
     def restore(
@@ -37,7 +38,8 @@ class Mending(Protocol):
 
         ``chunks`` are (stream, offset, bytes). What is there is overwritten, what lacks is added; bytes beside it stay
         as they are. Where the bytes of a stream can no longer be unpacked, what was not given is lost. Of a row, seq,
-        tags and writes stay, and the lane refers to what its manifest needs; NotFound if there is none with its id.
+        tags and writes stay, and the lane refers to what its manifest needs; NotFound if there is none with its id. A
+        writer that saw a head before it was put back is out of date, for it relies on where the bytes were: Conflict.
         """
 
     def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from holdfast.errors import Corrupted, Fenced, NotFound
+from holdfast.errors import Conflict, Corrupted, Fenced, NotFound
 from holdfast.pieces.manifest import decode_manifest
 from holdfast.pieces.piece import Range
 from holdfast.store.base import Backend, Query, Row
@@ -118,7 +118,8 @@ class MendingRules:
         assert (after.tags, after.writes, after.seq) == (("kept",), (pending("task", 0),), right.seq)
 
     def test_a_row_that_is_put_back_may_keep_its_values_elsewhere(self, mending: Backend) -> None:
-        put(mending, lane(), {"list": long_list(9)}, "one")
+        put(mending, lane(), {"list": long_list(5)}, "zero")
+        put(mending, lane(), {"list": long_list(9)}, "one")  # it grew, so its bytes are in a stream
         put(mending, lane("u"), {"list": long_list(9)}, "whole")
         put(mending, lane(), {"list": long_list(20)}, "two")
         one, whole = row_of(mending, "one"), row_of(mending, "whole")
@@ -126,6 +127,18 @@ class MendingRules:
         mending.delete_thread("", "u")  # its bytes are needed by the other thread now
 
         assert state_of(mending, "one") == {"list": long_list(9)}
+        assert mending.rebuild(True, True) == []
+
+    def test_who_saw_a_head_before_it_was_put_back_is_out_of_date(self, mending: Backend) -> None:
+        put(mending, lane(), {"text": TEXT}, "one")
+        put(mending, lane(branch="b"), {"text": TEXT}, "beside")
+        late = draft(mending, lane(), {"text": TEXT, "n": 1}, "late")
+        mending.restore({}, [], [row_of(mending, "one"), row_of(mending, "beside")])
+        with pytest.raises(Conflict):
+            mending.commit(late)
+        put(mending, lane(), {"text": TEXT, "n": 2}, "two")
+
+        assert state_of(mending, "two") == {"text": TEXT, "n": 2}
         assert mending.rebuild(True, True) == []
 
     def test_no_row_is_put_where_there_is_none(self, mending: Backend) -> None:

@@ -189,8 +189,8 @@ _KINDS = (
     ),
     _Kind(
         RowSet,
-        lambda fact, _: [_pack_row(fact.row), fact.sources],
-        lambda fields, _: RowSet(_unpack_row(fields[0]), tuple(fields[1])),
+        lambda fact, _: [_pack_row(fact.row), fact.sources, fact.last_seq],
+        lambda fields, _: RowSet(_unpack_row(fields[0]), tuple(fields[1]), fields[2]),
     ),
     _Kind(Rebuilt, lambda fact, _: [fact.drops], lambda fields, _: Rebuilt(fields[0])),
 )

@@ -159,10 +159,14 @@ class BytesKept:
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
-    """A checkpoint's row is like this now; its lane needs these sources too."""
+    """A checkpoint's row is like this now; its lane needs these sources too.
+
+    Of a head ``last_seq`` is the lane's from now on, so that whoever saw it before is out of date; else 0.
+    """
 
     row: Row
     sources: tuple[Source, ...]
+    last_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ def restored(
         facts.append(BytesKept({}, [(stream, start, Whole(whole))]))
         patched.keep({}, [(stream, start, Whole(whole))], replace=True)
     facts.append(BytesKept({name: Whole(data) for name, data in blobs.items()}))
+    numbers = {row.lane[:2]: thread.next_seq for row in rows if (thread := tables.threads.get(row.lane[:2]))}
     for row in rows:
         stored = tables.rows.get((row.lane.namespace, row.id))
         if stored is None or stored.lane != row.lane:
@@ -78,7 +79,10 @@ def restored(
         kept = row._replace(
             seq=stored.seq, thread_number=stored.thread_number, tags=stored.tags, writes=(), base_data=None
         )
-        facts.append(RowSet(kept, tuple(sources_of(row, lambda name: blobs.get(name) or tables.bytes.blob(name)))))
+        needs = tuple(sources_of(row, lambda name: blobs.get(name) or tables.bytes.blob(name)))
+        is_head = tables.is_head(stored)
+        facts.append(RowSet(kept, needs, numbers[row.lane[:2]] if is_head else 0))
+        numbers[row.lane[:2]] += is_head
     return Several(facts)
 
 

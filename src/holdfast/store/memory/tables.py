@@ -229,6 +229,9 @@ class Tables:
             self.rows[row.lane.namespace, row.id] = row
             for source in fact.sources:
                 lane.sources.setdefault(source, False)
+            thread = self.threads[row.lane[:2]]
+            thread.next_seq = max(thread.next_seq, fact.last_seq + 1)
+            lane.last_seq = max(lane.last_seq, fact.last_seq)
         return NOTHING
 
     def _rebuilt(self, fact: Rebuilt) -> Removed:
