@@ -125,3 +125,20 @@ def test_the_room_taken_in_advance_is_given_back_when_the_store_is_closed(url: s
         newest = store.thread("t").latest()
         assert newest is not None
         assert len(newest.state["list"]) == 130
+
+
+def test_a_torn_end_is_cut_and_told_and_nothing_is_wrong_with_that(url: str) -> None:
+    with holdfast.open(url) as store:
+        store.thread("t").save({"n": 1})
+    folder = Path(url.removeprefix("dir:"))
+    (log,) = (folder / "lanes").iterdir()
+    whole = log.read_bytes()
+    log.write_bytes(whole + whole[24:90])  # the beginning of a record that was never finished
+    with holdfast.open(url) as store:
+        report = store.verify()
+
+        assert report, str(report)
+        assert [finding.kind for finding in report.findings] == ["leftover"]
+        assert store.thread("t").append(set={"n": 2}).step == 2
+    with holdfast.open(url) as store:
+        assert store.verify().findings == ()

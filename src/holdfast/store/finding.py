@@ -55,6 +55,11 @@ class Finding:
     namespace: str = ""
     repair: str | None = None
 
+    @property
+    def is_harmless(self) -> bool:
+        """Tell whether nothing is wrong with what is stored: a leftover was never part of it."""
+        return self.kind in (GOOD, LEFTOVER)
+
     def to_dict(self) -> dict[str, str | None]:
         """Return it as plain values under fixed names, for programs."""
         return {name: getattr(self, name) for name in self.__slots__}

@@ -34,13 +34,13 @@ Note = Callable[[Row, list[Finding]], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a verification looked at and what it found. It is true if nothing is wrong."""
+    """What a verification looked at and found. It is true if nothing is wrong; what a crash left behind is harmless."""
 
     checkpoints: int
     findings: tuple[Finding, ...]
 
     def __bool__(self) -> bool:
-        return not self.findings
+        return all(finding.is_harmless for finding in self.findings)
 
     def __str__(self) -> str:
         if not self.findings:

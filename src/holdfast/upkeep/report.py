@@ -55,7 +55,7 @@ class CheckReport:
         return json.dumps(self.to_dict(), indent=2)
 
     def __bool__(self) -> bool:
-        return not self.findings
+        return all(finding.is_harmless for finding in self.findings)
 
     def __str__(self) -> str:
         good = ", ".join(f"{count} {word}" for word, count in self.good.items() if count) or "nothing stored"
@@ -127,7 +127,7 @@ class RepairReport:
         return json.dumps(self.to_dict(), indent=2)
 
     def __bool__(self) -> bool:
-        return not self.left
+        return all(finding.is_harmless for finding in self.left)
 
     def __str__(self) -> str:
         if not self.before.findings and not self.actions:
