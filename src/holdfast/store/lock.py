@@ -29,6 +29,7 @@ class ProcessLock:
         self._timeout_s = timeout_s
         self._fd = self._open()
         self._held = -1
+        self._waiting: set[int] = set()  # descriptors of waits, and of the lock if it had to be waited for
 
     def acquire(self) -> None:
         """Take the lock; raise StoreBusy if it cannot be had within the timeout."""
@@ -42,15 +43,36 @@ class ProcessLock:
         except OSError as error:
             raise StoreError(f"cannot lock {self._path}: {error.strerror}", path=self._path) from error
 
+    def acquire_now(self) -> bool:
+        """Take the lock if nobody has it; return whether it was taken."""
+        if sys.platform == "win32":  # as above
+            return True
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        self._held = self._fd
+        return True
+
     def release(self) -> None:
         """Give the lock back."""
         if sys.platform == "win32":  # no flock there: SQLite's busy handler alone decides who is next
             return
         held, self._held = self._held, -1
-        if held == self._fd:
-            fcntl.flock(held, fcntl.LOCK_UN)
-        else:
-            os.close(held)
+        try:
+            fcntl.flock(held, fcntl.LOCK_UN)  # closing alone does not do it if a forked process has the file open too
+        finally:
+            if held != self._fd:
+                self._waiting.discard(held)
+                os.close(held)
+
+    def abandon(self) -> None:
+        """Close everything in a forked process, which shares its parent's locks as long as it has the file open."""
+        for descriptor in (*self._waiting, self._fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._waiting.clear()
+        self._fd = self._held = -1
 
     def close(self) -> None:
         """Release the descriptor."""
@@ -65,7 +87,7 @@ class ProcessLock:
             raise StoreRefused(f"cannot make the lock file {self._path}: {error.strerror}", path=self._path) from error
 
     def _wait(self) -> int:
-        waiter = _Waiter(self._open())
+        waiter = _Waiter(self._open(), self._waiting)
         if waiter.wait(self._timeout_s):
             return waiter.fd
         raise StoreBusy(
@@ -78,9 +100,11 @@ class ProcessLock:
 class _Waiter(threading.Thread):
     """Waits for the lock; whoever gave up waiting leaves the descriptor to this thread to close."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, waiting: set[int]) -> None:
         super().__init__(name="holdfast-lock", daemon=True)
         self.fd = fd
+        self._waiting = waiting
+        waiting.add(fd)
         self._done = threading.Event()
         self._handover = threading.Lock()
         self._abandoned = False
@@ -92,6 +116,7 @@ class _Waiter(threading.Thread):
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         with self._handover:
             if self._abandoned:
+                self._waiting.discard(self.fd)
                 os.close(self.fd)
             self._done.set()
 

@@ -9,9 +9,13 @@ acknowledged must be there, and if it is not, that is damage and not a torn end.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+from pathlib import Path
 from typing import NamedTuple
+
+from holdfast.store.atomic import failure
 
 _HEAD = struct.Struct("<16sQQQQQ")
 _ENTRY = struct.Struct("<QQQ8s")
@@ -43,23 +47,24 @@ class Entry(NamedTuple):
 class Control:
     """The content of the control file, by a descriptor that its owner closes."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor = descriptor
+        self._path = path
 
     def read(self) -> State:
         """Return what it says; nothing if it says nothing that can be understood."""
-        data = os.pread(self._descriptor, _HEAD.size, 0)
+        data = self._read(_HEAD.size, 0)
         if len(data) < _HEAD.size or not data.startswith(_TITLE):
             return State()
         return State(*_HEAD.unpack(data)[1:])
 
     def write(self, state: State) -> None:
         """Say this from now on."""
-        os.pwrite(self._descriptor, _HEAD.pack(_TITLE, *state), 0)
+        self._write(_HEAD.pack(_TITLE, *state), 0)
 
     def publish(self, state: State, entry: Entry) -> None:
         """Tell readers of a record that is durable."""
-        os.pwrite(self._descriptor, _ENTRY.pack(*entry), _RING_AT + entry.number % RING_ENTRIES * _ENTRY.size)
+        self._write(_ENTRY.pack(*entry), _RING_AT + entry.number % RING_ENTRIES * _ENTRY.size)
         self.write(state)
 
     def entries(self, first: int, last: int) -> list[Entry] | None:
@@ -68,7 +73,7 @@ class Control:
             return None
         found = []
         for number in range(first, last + 1):
-            data = os.pread(self._descriptor, _ENTRY.size, _RING_AT + number % RING_ENTRIES * _ENTRY.size)
+            data = self._read(_ENTRY.size, _RING_AT + number % RING_ENTRIES * _ENTRY.size)
             entry = Entry(*_ENTRY.unpack(data)) if len(data) == _ENTRY.size else None
             if entry is None or entry.number != number:
                 return None
@@ -77,10 +82,22 @@ class Control:
 
     def acknowledged(self) -> list[Entry]:
         """Return the newest record of each log that is known here to have been acknowledged."""
-        data = os.pread(self._descriptor, _ENTRY.size * RING_ENTRIES, _RING_AT)
+        data = self._read(_ENTRY.size * RING_ENTRIES, _RING_AT)
         newest: dict[int, Entry] = {}
-        for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
-            entry = Entry(*_ENTRY.unpack_from(data, at))
-            if entry.number and (entry.log not in newest or entry.number > newest[entry.log].number):
-                newest[entry.log] = entry
+        for fields in sorted(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size])):
+            if fields[0]:
+                newest[fields[1]] = Entry(*fields)
         return list(newest.values())
+
+    def _read(self, length: int, at: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, length, at)
+        except OSError as error:
+            raise failure(error, "read", self._path) from error
+
+    def _write(self, data: bytes, at: int) -> None:
+        try:
+            if os.pwrite(self._descriptor, data, at) < len(data):
+                raise OSError(errno.EIO, "only a part could be written")
+        except OSError as error:
+            raise failure(error, "write", self._path) from error

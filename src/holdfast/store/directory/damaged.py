@@ -15,10 +15,14 @@ def take_out(logs: Logs, directory: Path) -> list[Log]:
     """Copy what is damaged to a directory; return the logs that can be written anew without it now."""
     make_directory(directory)
     for number in logs.numbers():
-        if logs.look(number) is None:
+        log = logs.look(number)
+        if log is None or log.is_misplaced:
             _move(logs, number, directory)
     damaged = [log for log in logs.known.values() if log.gaps]
     for log in damaged:
+        first = logs.first_bytes(log.number)
+        if first != frame.file_head(log.mark):
+            write_whole(directory / f"{log.path.stem}-0-{len(first)}.bin", first)
         for part in logs.scan(log, frame.FILE_HEAD_BYTES, logs.size(log)):
             end = part.end
             if isinstance(part, frame.Gap) or not frame.is_whole(logs.reader(log), part):
@@ -29,7 +33,7 @@ def take_out(logs: Logs, directory: Path) -> list[Log]:
 
 
 def _move(logs: Logs, number: int, directory: Path) -> None:
-    """Put a file away that does not begin as a log does."""
+    """Put a file away that does not begin as a log does, or as another one."""
     path = logs.path(number)
     logs.forget(number)
     try:

@@ -11,7 +11,7 @@ from holdfast.errors import HoldfastError, StoreRefused
 from holdfast.store.atomic import failure
 from holdfast.store.directory import frame
 
-_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe would wait
 
 
 class Moved(HoldfastError):
@@ -38,9 +38,10 @@ class Descriptors:
         except OSError as error:
             raise failure(error, "open", path) from error
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
                 raise StoreRefused(f"{path} is no plain file", path=str(path), hint="Look who put it there")
-            mark = frame.mark_of(read_at(descriptor, 0, frame.FILE_HEAD_BYTES, path)) or b""
+            mark = frame.mark_in(lambda at, length: read_at(descriptor, at, length, path), found.st_size) or b""
         except BaseException:
             os.close(descriptor)
             raise

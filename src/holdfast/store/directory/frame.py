@@ -61,6 +61,18 @@ def mark_of(head: bytes) -> bytes | None:
     return head[len(TITLE) :] if len(head) == FILE_HEAD_BYTES and head.startswith(TITLE) else None
 
 
+def mark_in(read: Read, size: int) -> bytes | None:
+    """Return the mark of a log of this size; None if it is none.
+
+    If its first bytes are damaged, the first record tells: its digest covers the mark that it begins with.
+    """
+    first = read(0, FILE_HEAD_BYTES + MARK_BYTES)
+    told, repeated = mark_of(first[:FILE_HEAD_BYTES]), first[FILE_HEAD_BYTES:]
+    if told == repeated or len(repeated) < MARK_BYTES:
+        return told
+    return repeated if _frame(_Window(read, size), repeated, FILE_HEAD_BYTES, size) is not None else told
+
+
 def pack(mark: bytes, number: int, head: bytes, payload: bytes) -> bytes:
     """Return a record."""
     fields = _HEAD.pack(mark, number, len(head), len(payload), digest(payload))

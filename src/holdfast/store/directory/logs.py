@@ -39,6 +39,7 @@ class Logs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.known: dict[int, Log] = {}
+        self.unreadable: set[int] = set()  # what is there in the place of a log and is none; nothing is written there
         self._paths: dict[int, Path] = {}
         self._readers = Descriptors(os.O_RDONLY, READERS_MAX)
         self._writers = Descriptors(os.O_RDWR, WRITERS_MAX)
@@ -73,6 +74,11 @@ class Logs:
                 return None
             self.known[number] = Log(number, self.path(number), mark, frame.FILE_HEAD_BYTES)
         return self.known[number]
+
+    def first_bytes(self, number: int) -> bytes:
+        """Return how a file begins, be it a log or not."""
+        path = self.path(number)
+        return read_at(self._readers.get(number, path)[0], 0, frame.FILE_HEAD_BYTES, path)
 
     def size(self, log: Log) -> int:
         """Return how long a log's file is."""
@@ -137,36 +143,33 @@ class Logs:
             raise failure(error, "cut the end of", log.path) from error
 
     def recover(self, number: int, at: int, record_number: int) -> Entry | None:
-        """Finish a record that a writer was about to write at this place; None if it is not whole, and then cut it off.
+        """Finish a record that a writer was about to write at this place; None if it is not there, whole, as the last.
 
-        It is written again rather than synced again: if a sync of it failed, another one would say nothing.
+        It is written again rather than synced again: if a sync of it failed, another one would say nothing. It is
+        written over itself, and nothing is cut off here, because after a power failure the note may be an old one:
+        then there are others behind it, or another one in its place, and they were acknowledged.
         """
-        self._readers.drop(number)
-        self._writers.drop(number)
+        self.forget(number)  # it may have been written anew since it was looked into
         path = self.path(number)
-        if not path.exists():
+        log = self.look(number) if path.exists() else None
+        if log is None:
             return None
-        log = self.look(number)
-        start = at or frame.FILE_HEAD_BYTES
-        found = None if log is None else next(self.scan(log, start, self.size(log)), None)
-        if log is None or not isinstance(found, frame.Frame) or not self._is_meant(log, found, start, record_number):
-            if at == 0:
-                self.remove(number)
-            elif log is not None and self.size(log) > at:
-                self.cut(log, at)
+        size, start = self.size(log), at or frame.FILE_HEAD_BYTES
+        found = next(self.scan(log, start, size), None)
+        if not isinstance(found, frame.Frame) or (found.start, found.number) != (start, record_number):
+            return None
+        if not frame.is_whole(self.reader(log), found) or not frame.is_blank(self.reader(log), found.end, size):
             return None
         data = self.read(number, log.mark, at, found.end - at)
-        if at == 0:
-            self._begin(path, data)
-        else:
-            log.end = at
-            self._extend(log, data)
-        self._readers.drop(number)
-        log.end = found.end
+        try:
+            descriptor, _ = self._writers.get(number, path)
+            write_at(descriptor, data, at)
+            os.fdatasync(descriptor)
+        except OSError as error:
+            self._writers.drop(number)
+            raise failure(error, "write", path) from error
+        sync_directory(path.parent)
         return Entry(record_number, number, found.end, log.mark)
-
-    def _is_meant(self, log: Log, found: frame.Frame, start: int, number: int) -> bool:
-        return (found.start, found.number) == (start, number) and frame.is_whole(self.reader(log), found)
 
     def _extend(self, log: Log, record: bytes) -> None:
         descriptor, mark = self._writers.get(log.number, log.path)
@@ -174,10 +177,8 @@ class Logs:
             raise Moved(f"log {log.number} was written anew")
         is_written = False
         try:
-            end = log.end + len(record)
-            if end > os.fstat(descriptor).st_size:
-                record += bytes(min(log.end, ROOM_BYTES_MAX))
-            write_at(descriptor, record, log.end)
+            is_longer = log.end + len(record) > os.fstat(descriptor).st_size
+            _write_with_room(descriptor, record, log.end, min(log.end, ROOM_BYTES_MAX) if is_longer else 0)
             is_written = True
             os.fdatasync(descriptor)
         except OSError as error:
@@ -232,6 +233,7 @@ class Logs:
         self._readers.close()
         self._writers.close()
         self.known.clear()
+        self.unreadable.clear()
 
 
 def write_at(descriptor: int, data: bytes, at: int) -> None:
@@ -243,6 +245,17 @@ def write_at(descriptor: int, data: bytes, at: int) -> None:
             raise OSError(errno.EIO, "nothing could be written")
         at += count
         view = view[count:]
+
+
+def _write_with_room(descriptor: int, record: bytes, at: int, room_bytes: int) -> None:
+    """Write a record, and zeros behind it if there is space for them."""
+    try:
+        write_at(descriptor, record + bytes(room_bytes), at)
+    except OSError as error:
+        if not room_bytes or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.ftruncate(descriptor, at)
+        write_at(descriptor, record, at)
 
 
 def _cut_back(descriptor: int, end: int) -> bool:

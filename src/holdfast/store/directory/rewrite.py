@@ -20,6 +20,7 @@ from holdfast.store.directory.replay import fact_of
 from holdfast.store.memory.chunks import Body, Whole
 from holdfast.store.memory.fact import (
     BytesKept,
+    Counters,
     EffectSet,
     Fact,
     InterruptSet,
@@ -45,6 +46,8 @@ def rewrite(logs: Logs, tables: Tables, log: Log, last: int) -> int:
     before = logs.size(log)
     if not facts and log.number != STORE_LOG:
         return logs.remove(log.number)
+    if not facts or facts[-1][0] < last:
+        facts.append((last, Marked(Counters())))  # the log's end: one that ends before this was cut short
     mark = secrets.token_bytes(frame.MARK_BYTES)
     with replacing(log.path) as file:
         _write(file, mark, facts)

@@ -41,6 +41,8 @@ class Root:
         self.path = path.absolute()
         self._timeout_s = timeout_s
         self.read_only = False
+        self._lock: ProcessLock | None = None
+        self._descriptor = -1
         if not self._is_ours():
             self._make()
         self.reopen()
@@ -56,24 +58,41 @@ class Root:
                 raise failure(error, "open", path) from error
             self.read_only = True
             self._descriptor = self._open_to_read(path, flags)
-        self.control = Control(self._descriptor)
-        self._lock = None if self.read_only else ProcessLock(str(path), self._timeout_s)
-        if not self.read_only and os.fstat(self._descriptor).st_size < CONTROL_BYTES:
-            try:
+        self.control = Control(self._descriptor, path)
+        try:
+            self._lock = None if self.read_only else ProcessLock(str(path), self._timeout_s)
+            if not self.read_only and os.fstat(self._descriptor).st_size < CONTROL_BYTES:
                 os.fchmod(self._descriptor, FILE_MODE)
                 os.posix_fallocate(self._descriptor, 0, CONTROL_BYTES)  # else a full disk could stop a later hint
-            except OSError as error:
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
                 raise failure(error, "write", path) from error
+            raise
 
     def lock(self) -> None:
         """Keep all other processes from writing; raise StoreBusy if that cannot be had in time."""
         if self._lock is not None:
             self._lock.acquire()
 
+    def lock_now(self) -> bool:
+        """Keep all other processes from writing if none of them is just writing; return whether that is so."""
+        return self._lock is not None and self._lock.acquire_now()
+
     def unlock(self) -> None:
         """Let others write again."""
         if self._lock is not None:
-            self._lock.release()
+            try:
+                self._lock.release()
+            except OSError:  # closing the file lets go of the lock too
+                self._lock.close()
+                self._lock = ProcessLock(str(self.path / "control"), self._timeout_s)
+
+    def sync(self) -> None:
+        """Make all names in the directory survive a power failure."""
+        for directory in (self.path, self.path / LANES):
+            if directory.is_dir():
+                sync_directory(directory)
 
     def leftovers(self) -> list[Path]:
         """Return the temporary files of writers, dead or alive."""
@@ -88,10 +107,13 @@ class Root:
                 hint="Let this user write there, or mount the file system for writing",
             )
 
-    def close(self) -> None:
-        """Release the descriptors."""
+    def close(self, is_forked: bool = False) -> None:
+        """Release the descriptors; in a forked process also those of threads that are not there any more."""
         if self._lock is not None:
-            self._lock.close()
+            if is_forked:
+                self._lock.abandon()
+            else:
+                self._lock.close()
             self._lock = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -129,6 +151,8 @@ class Root:
             )
         make_directory(self.path)
         make_directory(self.path / LANES)
+        if os.access(self.path.parent, os.R_OK):  # who made the directory may have been killed before it was synced
+            sync_directory(self.path.parent)
         said = json.dumps({"format": FORMAT, "version": VERSION}, indent=2) + "\n"
         write_whole(self.path / "holdfast.json", said.encode())
         sync_directory(self.path)

@@ -20,13 +20,13 @@ from typing import TypeVar
 
 from holdfast.errors import Corrupted, OutcomeUnknown, StoreError
 from holdfast.pieces.piece import Range
-from holdfast.store.atomic import failure, sweep, sync_directory
+from holdfast.store.atomic import sweep, sync_directory
 from holdfast.store.base import Head, LaneKey, Query, Removed, Row, Sizes
 from holdfast.store.boot import Clock, boot_clock
 from holdfast.store.directory.control import Entry, State
 from holdfast.store.directory.damaged import take_out
 from holdfast.store.directory.descriptors import Moved
-from holdfast.store.directory.frame import HEAD_BYTES, Frame
+from holdfast.store.directory.frame import FILE_HEAD_BYTES, HEAD_BYTES, Frame
 from holdfast.store.directory.garbage import garbage_of, home_of
 from holdfast.store.directory.log import STORE_LOG, Log
 from holdfast.store.directory.logs import LANES, Logs
@@ -64,8 +64,13 @@ class DirectoryStore(MemoryStore):
         self._problems: list[Finding] = []
         self._state = State()
         self._is_stale = True  # what is known of the logs cannot be trusted
-        with self._exclusive():
-            self._sweep()
+        try:
+            with self._exclusive():
+                self._sweep()
+        except BaseException:
+            self._logs.abandon()
+            self._root.close()
+            raise
         _opened.add(self)
 
     # Who may look and who may write -------------------------------------------------------------------------------
@@ -115,13 +120,13 @@ class DirectoryStore(MemoryStore):
 
     def let_go(self) -> None:
         """Close what this process got from the one that it was forked from: an open file would keep its lock."""
+        self._lock, self._writer = threading.RLock(), threading.RLock()
         self._logs.abandon()
-        self._root.close()
+        self._root.close(is_forked=True)
 
     def _begin_anew(self) -> None:
         """Take nothing over from the process that this one was forked from."""
         self._process = os.getpid()
-        self._lock, self._writer = threading.RLock(), threading.RLock()
         self.let_go()
         self._root.reopen()
         self._control = self._root.control
@@ -159,25 +164,27 @@ class DirectoryStore(MemoryStore):
         """Read everything."""
         self._is_stale = True
         self._logs.abandon()
-        found = replay(self._logs, self._control.acknowledged(), cuts=not self._root.read_only)
+        said = self._control.read()
+        pending = (said.pending_log, said.pending_at or FILE_HEAD_BYTES) if said.pending_number else None
+        if not self._root.read_only:
+            self._root.sync()  # a name that a killed writer made, or could not sync, may be lost with the power still
+        found = replay(self._logs, self._control.acknowledged(), not self._root.read_only, pending)
         self._tables = found.tables
         self._tables.dropped.clear()
         self._problems += [finding for finding in found.findings if finding not in self._problems]
-        self._state = State(found.last, self._control.read().rewrites)
+        self._state = State(found.last, said.rewrites)
         if not self._root.read_only:
             self._control.write(self._state)
         self._is_stale = False
 
     def _recover(self, state: State) -> State:
-        """Finish or undo what a writer was about to do when it was killed, or met an error."""
+        """Finish what a writer was about to do when it was killed, or met an error; ``_load`` undoes what it cannot."""
         if not state.pending_number or self._root.read_only:
             return state
-        entry = self._logs.recover(state.pending_log, state.pending_at, state.pending_number)
-        if entry is None:
-            self._control.write(State(state.last, state.rewrites))
-        else:
-            self._control.publish(State(entry.number, state.rewrites), entry)
         self._is_stale = True
+        entry = self._logs.recover(state.pending_log, state.pending_at, state.pending_number)
+        if entry is not None:
+            self._control.publish(State(max(entry.number, state.last), state.rewrites), entry)
         return self._control.read()
 
     # Writing ------------------------------------------------------------------------------------------------------
@@ -188,6 +195,8 @@ class DirectoryStore(MemoryStore):
         log = self._logs.known.get(home)
         if log is not None and log.broken is not None:
             raise Corrupted(log.broken, path=str(log.path), hint="Repair the store: see docs/repair.md")
+        if home in self._logs.unreadable:
+            raise self._unreadable()
         garbage = garbage_of(fact, self._tables)
         head, payload = encode(fact)
         try:
@@ -211,11 +220,10 @@ class DirectoryStore(MemoryStore):
                 self._control.write(state)
             else:
                 self._control.publish(state, entry)
-        except OSError as error:
-            told = failure(error, "write", self._root.path / "control")
+        except StoreError as error:
             if entry is None:
-                raise told from error
-            raise OutcomeUnknown(told.what, path=told.path, hint="Do it again with the same id") from error
+                raise
+            raise OutcomeUnknown(error.what, path=error.path, hint="Do it again with the same id") from error
 
     def reserve(self, count: int) -> int:
         with self._writing():
@@ -297,7 +305,11 @@ class DirectoryStore(MemoryStore):
         return found
 
     def find(self, query: Query) -> list[Row]:
-        return self._looking(lambda: super(DirectoryStore, self).find(query))
+        found = self._looking(lambda: super(DirectoryStore, self).find(query))
+        if query.ids is not None and len(found) < min(len(set(query.ids)), query.limit):
+            with self._lock:
+                self._check_complete()
+        return found
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         wanted = list(ranges)
@@ -317,14 +329,33 @@ class DirectoryStore(MemoryStore):
             if log.broken is not None and log.number == (found.number if found else log.number):
                 hint = "Repair the store: see docs/repair.md. Everything before can still be read"
                 raise Corrupted(log.broken, thread=lane.thread, path=str(log.path), hint=hint)
+        if found is None and self._logs.unreadable:
+            raise self._unreadable()
+
+    def _check_complete(self) -> None:
+        """Refuse to say that something is not there while it may be in a part of a log that cannot be read."""
+        if self._logs.unreadable:
+            raise self._unreadable()
+        for log in self._logs.known.values():
+            if log.gaps:
+                what = f"it is not in what can be read, and a part of {log.path} cannot be read"
+                raise Corrupted(what, path=str(log.path), hint="Repair the store: see docs/repair.md")
+
+    def _unreadable(self) -> Corrupted:
+        path = str(self._logs.path(min(self._logs.unreadable)))
+        what = f"{path} is damaged, and which branch it is cannot be known"
+        return Corrupted(what, path=path, hint="Repair the store: see docs/repair.md")
 
     def sizes(self) -> Sizes:
         sizes = super().sizes()
-        with self._lock:
-            return Sizes(sum(self._logs.size(log) for log in self._logs.known.values()), sizes.sources, sizes.rows)
+        return self._looking(lambda: Sizes(self._logs_bytes(), sizes.sources, sizes.rows))
+
+    def _logs_bytes(self) -> int:
+        with self._reading():
+            return sum(self._logs.size(log) for log in self._logs.known.values())
 
     def check(self) -> list[Finding]:
-        found = super().check()
+        found = self._looking(super().check)
         with self._lock:
             left = [Finding(LEFTOVER, f"file {path.name}", "a temporary file") for path in self._root.leftovers()]
             return [*self._problems, *left, *found]
@@ -338,10 +369,16 @@ class DirectoryStore(MemoryStore):
                 self._root.close()
 
     def _trim(self) -> None:
-        """Leave no room behind that was taken in advance; if that cannot be had now, it does no harm."""
-        if not self._root.read_only and self._process == os.getpid():
-            with suppress(StoreError, OutcomeUnknown), self._exclusive():
-                self._logs.trim()
+        """Leave no room behind that was taken in advance. If somebody writes just now it stays, and does no harm."""
+        if self._process != os.getpid() or not self._root.lock_now():
+            return
+        try:
+            with suppress(StoreError):
+                state = self._control.read()
+                if not state.pending_number and self._catch_up(state):
+                    self._logs.trim()
+        finally:
+            self._root.unlock()
 
     def _sweep(self) -> None:
         if not self._root.read_only:

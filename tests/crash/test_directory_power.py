@@ -1,0 +1,245 @@
+"""The power fails at any moment of a story on a directory store, and leaves any part of what was not synced.
+
+Every state of the disk that ``power`` enumerates must open, hold all that was acknowledged before the cut, and take the
+next save. Then the same for a cut while a store is opened that a first cut left; and for disks that failed before.
+Stores that sync too little, or too late, must be noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from directory_story import Story, check, folder_in_memory, prepare, tried
+from power import Disk, Op, Recorder, Tree, write_tree
+
+from holdfast.store import atomic
+from holdfast.store.base import Removed
+from holdfast.store.directory import logs
+from holdfast.store.directory.control import Entry
+from holdfast.store.directory.frame import FILE_HEAD_BYTES, HEAD_BYTES
+from holdfast.store.directory.garbage import home_of
+from holdfast.store.directory.record import encode
+from holdfast.store.directory.store import DirectoryStore
+from holdfast.store.memory.fact import Fact
+
+SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+STATES_A_STEP = int(os.environ.get("HOLDFAST_POWER_STATES", "14"))
+SECOND_CUTS = 30
+
+Show = Callable[[str, object], None]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with folder_in_memory(tmp_path) as made:
+        yield made
+
+
+@dataclass
+class Cuts:
+    """Power cuts that were tried, and what they broke."""
+
+    folder: Path
+    tried: int = 0
+    broken: list[str] = field(default_factory=list)
+    states: list[tuple[Tree, list[str]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(SEED)
+        self._seen: set[bytes] = set()
+
+    def everywhere(
+        self, ops: list[Op], most: int, before: Tree | None = None, told: list[str] | None = None, share: float = 1.0
+    ) -> None:
+        """Cut the power before the first and after each thing that was done, or after a share of them."""
+        disk, said = Disk(before), list(told or [])
+        for op in (Op("told", name=""), *ops):
+            disk.play(op)
+            if op.kind == "told":
+                said.append(op.name)
+            if self._rng.random() < share:
+                for tree in disk.states(self._rng, most):
+                    self._try(tree, said)
+
+    def _try(self, tree: Tree, told: list[str]) -> None:
+        hasher = hashlib.sha256(repr(told).encode())
+        for path, data in sorted(tree.items()):
+            hasher.update(f"{path} {'-' if data is None else len(data)} ".encode() + (data or b""))
+        if hasher.digest() in self._seen:
+            return
+        self._seen.add(hasher.digest())
+        self.tried += 1
+        self.states.append((tree, list(told)))
+        with _placed(self.folder, tree) as place:
+            try:
+                check(f"dir:{place}/store", *_steps(told))
+            except Exception as error:
+                self.broken.append(f"after {told[-1:]}: {type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def _placed(folder: Path, tree: Tree | None = None) -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(dir=folder))
+    write_tree(place, tree or {})
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def _steps(told: list[str]) -> tuple[set[str], dict[str, str]]:
+    begun = {event.removeprefix("begin ") for event in told if event.startswith("begin ")}
+    return begun, {event.removeprefix("done "): "" for event in told if event.startswith("done ")}
+
+
+def record(folder: Path, patch: pytest.MonkeyPatch, fails: Callable[[str, str], None] | None = None) -> list[Op]:
+    """Tell the story and return all that was done to the disk."""
+    with _placed(folder) as place, patch.context() as patched:
+        recorder = Recorder(place)
+        recorder.before = fails or recorder.before
+        recorder.install(patched.setattr)
+        story = Story(f"dir:{place}/store")
+        for step, function in story.steps():
+            recorder.told(f"begin {step}")
+            tried(story, step, function, lambda _: None)
+            recorder.told(f"done {step}")
+        return recorder.ops
+
+
+@pytest.mark.slow
+def test_no_power_cut_loses_what_was_acknowledged(folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show) -> None:
+    prepare(patch=monkeypatch.setattr, in_parts=False)
+    ops = record(folder, monkeypatch)
+    cuts = Cuts(folder)
+
+    cuts.everywhere(ops, STATES_A_STEP)
+
+    show("power cuts", f"seed {SEED}, {len(ops)} operations, {cuts.tried} states, {len(cuts.broken)} broken")
+    assert cuts.broken == []
+    assert cuts.tried >= 1000
+
+
+@pytest.mark.slow
+def test_nor_does_another_cut_while_the_store_is_opened_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show
+) -> None:
+    prepare(patch=monkeypatch.setattr, in_parts=False)
+    first, second = Cuts(folder), Cuts(folder)
+    first.everywhere(record(folder, monkeypatch), 3, share=0.5)
+    for tree, told in random.Random(SEED).sample(first.states, SECOND_CUTS):
+        with _placed(folder, tree) as place, monkeypatch.context() as patched:
+            recorder = Recorder(place, tree)
+            recorder.install(patched.setattr)
+            check(f"dir:{place}/store", *_steps(told))
+        second.everywhere(recorder.ops, 3, tree, told, share=0.5)
+
+    show("second power cuts", f"seed {SEED}, {second.tried} states, {len(second.broken)} broken")
+    assert second.broken == []
+    assert second.tried >= 400
+
+
+@pytest.mark.slow
+@pytest.mark.row("C12")
+@pytest.mark.parametrize(("call", "every"), [("pwrite", 13), ("fdatasync", 3), ("fsync", 5)])
+def test_nor_does_a_cut_after_the_disk_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show, call: str, every: int
+) -> None:
+    """A failed sync throws away what it should have written."""
+    prepare(patch=monkeypatch.setattr, in_parts=False)
+    failed: list[str] = []
+    calls = 0
+
+    def fails(name: str, path: str) -> None:
+        nonlocal calls
+        calls += name == call
+        if name == call and calls % every == every - 1:
+            failed.append(path)
+            raise OSError(errno.EIO, "the disk failed")
+
+    ops = record(folder, monkeypatch, fails)
+    cuts = Cuts(folder)
+    cuts.everywhere(ops, 4, share=0.5)
+
+    show(f"power cuts after failures of {call}", f"{len(failed)} failures, {cuts.tried} states, 0 broken")
+    assert len(failed) >= 3, "the disk did not fail"
+    assert cuts.broken == []
+    assert cuts.tried >= 100
+
+
+# Stores that sync too little --------------------------------------------------------------------------------------
+
+
+class _Without:
+    """``os`` without one of its functions."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *_: None) if name == self._name else getattr(os, name)
+
+
+def _publish_first(patch: pytest.MonkeyPatch) -> None:
+    real = DirectoryStore._keep
+
+    def keep(self: DirectoryStore, fact: Fact) -> Removed:
+        home, number = home_of(fact, self._tables), self._state.last + 1
+        log = self._logs.known.get(home)
+        if log is not None:
+            end = log.end + HEAD_BYTES + sum(map(len, encode(fact)))
+            self._control.publish(self._state._replace(last=number), Entry(number, home, end, log.mark))
+        return real(self, fact)
+
+    patch.setattr(DirectoryStore, "_keep", keep)
+
+
+def _believe_old_notes(patch: pytest.MonkeyPatch) -> None:
+    real = logs.Logs.recover
+
+    def recover(self: logs.Logs, number: int, at: int, record_number: int) -> Entry | None:
+        entry = real(self, number, at, record_number)
+        log = self.look(number) if self.path(number).exists() else None
+        if entry is None and log is not None:
+            self.cut(log, max(at, FILE_HEAD_BYTES))
+        return entry
+
+    patch.setattr(logs.Logs, "recover", recover)
+
+
+BROKEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "does not sync a new name": lambda patch: patch.setattr(logs, "sync_directory", lambda _: None),
+    "does not sync records": lambda patch: patch.setattr(logs, "os", _Without("fdatasync")),
+    "does not sync a log written anew": lambda patch: patch.setattr(atomic, "os", _Without("fsync")),
+    "publishes before it syncs": _publish_first,
+    "believes old notes": _believe_old_notes,
+}
+
+
+@pytest.mark.row("G16")
+@pytest.mark.parametrize("mutant", BROKEN)
+def test_a_store_that_syncs_too_little_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show, mutant: str
+) -> None:
+    prepare(patch=monkeypatch.setattr, in_parts=False)
+    BROKEN[mutant](monkeypatch)
+    cuts = Cuts(folder)
+
+    cuts.everywhere(record(folder, monkeypatch), 2, share=0.6)
+
+    show(f"a store that {mutant}", f"{cuts.tried} states, {len(cuts.broken)} broken")
+    assert cuts.broken
