@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import holdfast
 from holdfast.store.base import LaneKey
 from holdfast.store.directory import store as directory
 from holdfast.store.directory.rewrite import rewrite
+from holdfast.store.directory.root import Root
 from holdfast.store.directory.store import DirectoryStore
 from holdfast.store.leases import Claim
 from holdfast.testing.drafts import lane, long_list, put, state_of
@@ -142,3 +144,18 @@ def test_a_torn_end_is_cut_and_told_and_nothing_is_wrong_with_that(url: str) -> 
         assert store.thread("t").append(set={"n": 2}).step == 2
     with holdfast.open(url) as store:
         assert store.verify().findings == ()
+
+
+def test_two_may_make_the_store_at_the_same_moment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Root._is_ours
+
+    def look_too_early(root: Root) -> bool:
+        monkeypatch.setattr(Root, "_is_ours", look)
+        is_ours = look(root)
+        with contextlib.closing(DirectoryStore(url)) as other:
+            put(other, lane(), {"n": 1}, "one")
+        return is_ours
+
+    monkeypatch.setattr(Root, "_is_ours", look_too_early)
+    with contextlib.closing(DirectoryStore(url)) as store:
+        assert state_of(store, "one") == {"n": 1}

@@ -144,6 +144,8 @@ class Root:
         if self.path.exists() and not self.path.is_dir():
             raise StoreRefused(f"{self.path} is no directory", path=str(self.path), hint="Choose another name")
         if self.path.is_dir() and self._has_foreign_files():
+            if self._is_ours():  # another process made it just now
+                return
             raise StoreRefused(
                 f"{self.path} has files in it that are not Holdfast's",
                 path=str(self.path),
