@@ -159,3 +159,32 @@ def test_two_may_make_the_store_at_the_same_moment(url: str, monkeypatch: pytest
     monkeypatch.setattr(Root, "_is_ours", look_too_early)
     with contextlib.closing(DirectoryStore(url)) as store:
         assert state_of(store, "one") == {"n": 1}
+
+
+@pytest.mark.parametrize("fate", ["stays", "is replaced again", "is deleted"])
+def test_a_child_of_a_checkpoint_that_was_replaced_keeps_its_digest_whichever_log_is_written_anew(
+    url: str, fate: str
+) -> None:
+    """The child lies in another log, which does not say what its parent was before."""
+    with holdfast.open(url) as store:
+        thread = store.thread("a")
+        thread.save({"n": 0})
+        thread.save({"n": 1}, id="parent")
+        thread.fork("parent", to="first", set={"x": 1})
+        thread.save({"n": 2}, id="parent", replace=True)
+        if fate == "is replaced again":
+            thread.fork("parent", to="second", set={"x": 2})
+            thread.save({"n": 3}, id="parent", replace=True)
+        elif fate == "is deleted":
+            store.delete_thread("a")
+        backend = store._backend
+        assert isinstance(backend, DirectoryStore)
+        for _ in range(2):
+            with backend._writing(), backend._lock:
+                number = min(number for number in backend._logs.known if number)  # that of thread "a"
+                backend._give_back([backend._logs.known[number]])
+    with holdfast.open(url) as store:
+        assert store.verify(), str(store.verify())
+        store.compact()
+    with holdfast.open(url) as store:
+        assert store.verify(), str(store.verify())

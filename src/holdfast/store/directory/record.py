@@ -76,14 +76,14 @@ def _pack_saved(fact: Saved, parts: list[bytes]) -> list[Any]:
         needs,
         fact.origin,
         fact.tenure,
-        fact.replaced,
+        fact.replaces,
     ]
 
 
 def _unpack_saved(fields: list[Any], placed: Placed) -> Saved:
-    row, number, kept, needs, origin, tenure, replaced = fields
+    row, number, kept, needs, origin, tenure, replaces = fields
     extended = None if tenure is None else Tenure(*tenure)
-    return Saved(_unpack_row(row), number, *_unpack_bytes(kept, placed), dict(needs), origin, extended, replaced)
+    return Saved(_unpack_row(row), number, *_unpack_bytes(kept, placed), dict(needs), origin, extended, replaces)
 
 
 def _pack_lane(fact: LaneSet, _: list[bytes]) -> list[Any]:

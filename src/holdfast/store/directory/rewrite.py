@@ -21,6 +21,7 @@ from holdfast.store.memory.chunks import Body, Whole
 from holdfast.store.memory.fact import (
     BytesKept,
     Counters,
+    Deleted,
     EffectSet,
     Fact,
     InterruptSet,
@@ -84,12 +85,13 @@ def _needed(logs: Logs, tables: Tables, log: Log, last: int) -> Iterator[Numbere
     yield from ((first, kept) for kept in _bytes_in(tables, log.number))
     lane = next((lane for lane in tables.lanes.values() if lane.number == log.number), None)
     sources = dict(lane.sources) if lane is not None else {}
+    orphans = _orphans(tables)
     for number, fact in found:
-        if isinstance(fact, Saved):
-            if lane is not None and (row := _living(tables, fact, lane)) is not None:
-                yield number, replace(row, sources=sources)
-                sources = {}
-        elif (kept := _current(tables, fact)) is not None:
+        row = _living(tables, fact, lane) if isinstance(fact, Saved) and lane is not None else None
+        if row is not None:
+            yield number, replace(row, sources=sources)
+            sources = {}
+        elif (kept := _told_to_children(fact, orphans) or _current(tables, fact)) is not None:
             yield number, kept
     if lane is not None:
         thread = tables.number_of(lane.key)
@@ -112,7 +114,27 @@ def _living(tables: Tables, fact: Saved, lane: KeptLane) -> Saved | None:
     row = tables.rows.get(name)
     if row is None or (row.lane, row.seq) != (lane.key, fact.row.seq):
         return None
-    return Saved(row._replace(tags=tables.tags.get(name, ())), lane.number, origin=lane.origin)
+    kept = row._replace(tags=tables.tags.get(name, ()))
+    return Saved(kept, lane.number, origin=lane.origin, replaces=fact.replaces)
+
+
+def _orphans(tables: Tables) -> set[tuple[str, str | None, bytes]]:
+    """Return the parents that somebody's digest covers and that are not there any more, as they were then."""
+    return {
+        (space, row.parent_id, row.parent_digest)
+        for (space, _), row in tables.rows.items()
+        if row.parent_digest is not None
+    }
+
+
+def _told_to_children(fact: Fact, orphans: set[tuple[str, str | None, bytes]]) -> Deleted | None:
+    """Return what a checkpoint that went, and had replaced another, says to that one's children in other logs."""
+    if isinstance(fact, Saved) and fact.replaces is not None:
+        fact = Deleted(fact.row.lane.namespace, {fact.row.id: fact.replaces}, Counters(), (), True)
+    elif not isinstance(fact, Deleted) or not fact.keeps_bytes:
+        return None
+    wanted = {name: digest for name, digest in fact.digests.items() if (fact.namespace, name, digest) in orphans}
+    return replace(fact, digests=wanted) if wanted else None
 
 
 def _current(tables: Tables, fact: Fact) -> Fact | None:

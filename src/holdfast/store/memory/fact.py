@@ -52,7 +52,7 @@ class Saved:
     sources: Mapping[Source, bool] = field(default_factory=dict)  # -> whether the lane owns the stream
     origin: str | None = None  # of the lane, if this is its first
     tenure: Tenure | None = None  # the lease as it was extended
-    replaced: bool = False  # the head had this very id
+    replaces: bytes | None = None  # the digest of the head, if it had this very id; its children keep it
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class MemoryStore:
                     raise id_is_taken(commit)
                 return Committed(lane.number, existing.seq, False)
             self._check_writer(lane, commit)
-            fact = self._saved(commit, self._next_seq(key), existing is not None)
+            fact = self._saved(commit, self._next_seq(key), existing)
             self._keep(fact)
             return Committed(fact.lane_number, fact.row.seq, True)
 
@@ -172,7 +172,7 @@ class MemoryStore:
             self._check_writer(lane, commits[0])
             first_seq = self._next_seq(key)
             facts = [
-                self._saved(commit, first_seq + at, False, commits[at - 1] if at else None)
+                self._saved(commit, first_seq + at, None, commits[at - 1] if at else None)
                 for at, commit in enumerate(commits)
             ]
             self._keep(Several(facts))
@@ -438,12 +438,12 @@ class MemoryStore:
         parent = self._tables.rows.get((commit.lane.namespace, commit.parent_id))
         return parent is not None and parent.digest == commit.parent_digest
 
-    def _saved(self, commit: Commit, seq: int, replaced: bool, before: Commit | None = None) -> Saved:
+    def _saved(self, commit: Commit, seq: int, replaced: Row | None, before: Commit | None = None) -> Saved:
         """Return the fact of a commit; ``before`` is the one right before it in the same batch."""
         tables, key = self._tables, commit.lane
         lane = tables.lanes.get(key)
         row = commit.row(tables.number_of(key), seq)
-        if replaced or (commit.keeps_parent_digest and not self._has_parent(commit, before)):
+        if replaced is not None or (commit.keeps_parent_digest and not self._has_parent(commit, before)):
             row = row._replace(parent_digest=commit.parent_digest)
         tenure = None
         if commit.claim is not None:
@@ -456,7 +456,7 @@ class MemoryStore:
             {source: source in commit.owned for source in commit.sources},
             commit.forked_from,
             tenure,
-            replaced,
+            None if replaced is None else replaced.digest,
         )
 
     def _check_writer(self, lane: KeptLane | None, commit: Commit) -> None:

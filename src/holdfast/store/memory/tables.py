@@ -126,8 +126,8 @@ class Tables:
         row, space = fact.row, fact.row.lane.namespace
         thread = self._thread(*row.lane[:2], row.thread_number)
         lane = self._lane(row.lane, fact.lane_number)
-        if fact.replaced and (space, row.id) in self.rows:
-            self._forget({row.id: self.rows[space, row.id].digest}, space)
+        if fact.replaces is not None:
+            self._forget({row.id: fact.replaces}, space)
         if not lane.last_seq:
             lane.origin = fact.origin
         if fact.tenure is not None:
@@ -136,12 +136,12 @@ class Tables:
         lane.last_seq = max(lane.last_seq, row.seq)
         lane.rows.append(row)
         self.rows[space, row.id] = row
-        if row.tags or fact.replaced:
+        if row.tags:
             self.tags[space, row.id] = row.tags
         self.bytes.keep(fact.blobs, fact.chunks)
         for source, own in fact.sources.items():
             lane.sources.setdefault(source, own)
-        if fact.replaced:
+        if fact.replaces is not None:
             self.collect({lane.key: lane})
         return NOTHING
 
