@@ -41,7 +41,7 @@ LAZY_IMPORTS = {
     ("cli", "holdfast"),  # a command imports what it needs, so that --version stays fast
     ("cli", "rich"),
     ("cli", "click"),
-    ("store/open.py", "holdfast"),  # PostgreSQL's driver is an extra, and not needed by who uses a file
+    ("store/open.py", "holdfast"),  # PostgreSQL's driver is an extra; and who uses one store should not load the others
     ("__init__.py", "holdfast"),  # loads the public names when one is first used
 }
 """(file or layer, package): the only imports inside functions. Each has its reason."""

@@ -7,9 +7,14 @@ from collections.abc import Callable
 
 from holdfast.errors import InvalidInput, StoreRefused
 from holdfast.store.base import Backend
-from holdfast.store.directory.store import DirectoryStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite.store import SqliteStore
+
+
+def _directory(url: str) -> Backend:
+    from holdfast.store.directory.store import DirectoryStore
+
+    return DirectoryStore(url)
 
 
 def _postgres(url: str) -> Backend:
@@ -27,7 +32,7 @@ def _postgres(url: str) -> Backend:
 STORES: dict[str, Callable[[str], Backend]] = {
     "memory": MemoryStore,
     "sqlite": SqliteStore,
-    "dir": DirectoryStore,
+    "dir": _directory,
     "postgresql": _postgres,
     "postgres": _postgres,
 }
