@@ -17,7 +17,7 @@ from holdfast.store.directory.log import STORE_LOG, Log, Place
 from holdfast.store.directory.logs import Logs
 from holdfast.store.directory.record import encode
 from holdfast.store.directory.replay import fact_of
-from holdfast.store.memory.chunks import Body, Whole
+from holdfast.store.memory.chunks import Body, Chunk, Whole
 from holdfast.store.memory.fact import (
     BytesKept,
     Counters,
@@ -41,9 +41,30 @@ RECORD_BYTES = 1 << 22
 Numbered = tuple[int, Fact]
 
 
-def rewrite(logs: Logs, tables: Tables, log: Log, last: int) -> int:
+class Needs:
+    """What of the tables lies in which log: looked through once, however many logs are written anew then."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.lanes = {lane.number: lane for lane in tables.lanes.values()}
+        self.blobs: dict[int, dict[bytes, Body]] = {}
+        self.chunks: dict[int, dict[int, list[Chunk]]] = {}
+        for name, body in tables.bytes.blobs.items():
+            if isinstance(body, Place):
+                self.blobs.setdefault(body.log, {})[name] = body
+        for stream, kept in tables.bytes.streams.items():
+            for chunk in kept:
+                if isinstance(chunk[1], Place):
+                    self.chunks.setdefault(chunk[1].log, {}).setdefault(stream, []).append(chunk)
+        self.orphans = {  # the parents that somebody's digest covers and that are not there any more, as they were then
+            (space, row.parent_id, row.parent_digest)
+            for (space, _), row in tables.rows.items()
+            if row.parent_digest is not None
+        }
+
+
+def rewrite(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> int:
     """Write a log anew, or remove it if nothing of it is needed; return how many bytes that gave back."""
-    facts = list(_needed(logs, tables, log, last))
+    facts = list(_needed(logs, tables, needs, log, last))
     before = logs.size(log)
     if not facts and log.number != STORE_LOG:
         return logs.remove(log.number)
@@ -73,7 +94,7 @@ def _find_bytes(logs: Logs, tables: Tables, number: int) -> None:
             tables.apply(fact)
 
 
-def _needed(logs: Logs, tables: Tables, log: Log, last: int) -> Iterator[Numbered]:
+def _needed(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> Iterator[Numbered]:
     """Give what stays of a log, in order."""
     found = [
         (part.number, each)
@@ -82,16 +103,15 @@ def _needed(logs: Logs, tables: Tables, log: Log, last: int) -> Iterator[Numbere
         for each in _flat(fact_of(logs, log, part))
     ]
     first = found[0][0] if found else last
-    yield from ((first, kept) for kept in _bytes_in(tables, log.number))
-    lane = next((lane for lane in tables.lanes.values() if lane.number == log.number), None)
+    yield from ((first, kept) for kept in _bytes_in(needs, log.number))
+    lane = needs.lanes.get(log.number)
     sources = dict(lane.sources) if lane is not None else {}
-    orphans = _orphans(tables)
     for number, fact in found:
         row = _living(tables, fact, lane) if isinstance(fact, Saved) and lane is not None else None
         if row is not None:
             yield number, replace(row, sources=sources)
             sources = {}
-        elif (kept := _told_to_children(fact, orphans) or _current(tables, fact)) is not None:
+        elif (kept := _told_to_children(fact, needs) or _current(tables, fact)) is not None:
             yield number, kept
     if lane is not None:
         thread = tables.number_of(lane.key)
@@ -118,22 +138,13 @@ def _living(tables: Tables, fact: Saved, lane: KeptLane) -> Saved | None:
     return Saved(kept, lane.number, origin=lane.origin, replaces=fact.replaces)
 
 
-def _orphans(tables: Tables) -> set[tuple[str, str | None, bytes]]:
-    """Return the parents that somebody's digest covers and that are not there any more, as they were then."""
-    return {
-        (space, row.parent_id, row.parent_digest)
-        for (space, _), row in tables.rows.items()
-        if row.parent_digest is not None
-    }
-
-
-def _told_to_children(fact: Fact, orphans: set[tuple[str, str | None, bytes]]) -> Deleted | None:
+def _told_to_children(fact: Fact, needs: Needs) -> Deleted | None:
     """Return what a checkpoint that went, and had replaced another, says to that one's children in other logs."""
     if isinstance(fact, Saved) and fact.replaces is not None:
         fact = Deleted(fact.row.lane.namespace, {fact.row.id: fact.replaces}, Counters(), (), True)
     elif not isinstance(fact, Deleted) or not fact.keeps_bytes:
         return None
-    wanted = {name: digest for name, digest in fact.digests.items() if (fact.namespace, name, digest) in orphans}
+    wanted = {name: digest for name, digest in fact.digests.items() if (fact.namespace, name, digest) in needs.orphans}
     return replace(fact, digests=wanted) if wanted else None
 
 
@@ -155,20 +166,18 @@ def _current(tables: Tables, fact: Fact) -> Fact | None:
             return None
 
 
-def _bytes_in(tables: Tables, number: int) -> Iterator[BytesKept]:
+def _bytes_in(needs: Needs, number: int) -> Iterator[BytesKept]:
     """Give the bytes that are needed and lie in this log, some megabytes at a time."""
     blobs: dict[bytes, Body] = {}
     chunks: list[tuple[int, int, Body]] = []
     size = 0
-    for name, body in tables.bytes.blobs.items():
-        if isinstance(body, Place) and body.log == number:
-            blobs[name] = body
-            size += body.size
-            if size >= RECORD_BYTES:
-                yield BytesKept(blobs)
-                blobs, size = {}, 0
-    for stream, kept in tables.bytes.streams.items():
-        here = [(at, body) for at, body in kept if isinstance(body, Place) and body.log == number]
+    for name, body in needs.blobs.get(number, {}).items():
+        blobs[name] = body
+        size += body.size
+        if size >= RECORD_BYTES:
+            yield BytesKept(blobs)
+            blobs, size = {}, 0
+    for stream, here in needs.chunks.get(number, {}).items():
         for at, data in _runs(here):
             chunks.append((stream, at, Whole(data)))
             size += len(data)
@@ -179,7 +188,7 @@ def _bytes_in(tables: Tables, number: int) -> Iterator[BytesKept]:
         yield BytesKept(blobs, chunks)
 
 
-def _runs(chunks: Sequence[tuple[int, Body]]) -> Iterator[tuple[int, bytes]]:
+def _runs(chunks: Sequence[Chunk]) -> Iterator[tuple[int, bytes]]:
     """Give chunks that follow each other as runs of about ``RUN_BYTES``."""
     run: list[bytes] = []
     start = length = 0

@@ -32,7 +32,7 @@ from holdfast.store.directory.log import STORE_LOG, Log
 from holdfast.store.directory.logs import LANES, Logs
 from holdfast.store.directory.record import encode
 from holdfast.store.directory.replay import fact_of, replay
-from holdfast.store.directory.rewrite import rewrite
+from holdfast.store.directory.rewrite import Needs, rewrite
 from holdfast.store.directory.root import Root, path_of
 from holdfast.store.finding import DAMAGED, LEFTOVER, Finding
 from holdfast.store.memory.fact import Counters, Fact, Marked
@@ -244,15 +244,22 @@ class DirectoryStore(MemoryStore):
             if log is not None:
                 garbage[log] = garbage.get(log, 0) + body.stored
         self._tables.dropped.clear()
-        for number, size in garbage.items():
-            log = self._logs.known.get(number)
-            if log is None or log.gaps:
-                continue
-            log.garbage += size
-            if number != STORE_LOG and not any(lane.number == number for lane in self._tables.lanes.values()):
-                self._give_back([log])
-            elif log.garbage > max(GARBAGE_BYTES_MIN, log.end // 2):
-                self._give_back([log] if number != STORE_LOG else self._all_logs())
+        if not garbage:
+            return
+        alive = {lane.number for lane in self._tables.lanes.values()} | {STORE_LOG}
+        useless = [log for number, size in garbage.items() if (log := self._useless(number, size, alive)) is not None]
+        if any(log.number == STORE_LOG for log in useless):
+            useless = self._all_logs()
+        if useless:
+            self._give_back(useless)
+
+    def _useless(self, number: int, size: int, alive: set[int]) -> Log | None:
+        """Note that so much of a log is not needed any more; return it if it is worth writing anew."""
+        log = self._logs.known.get(number)
+        if log is None or log.gaps:
+            return None
+        log.garbage += size
+        return log if number not in alive or log.garbage > max(GARBAGE_BYTES_MIN, log.end // 2) else None
 
     def _all_logs(self) -> list[Log]:
         """Return all logs, the store's own last: what it says of others holds until they were written anew."""
@@ -261,6 +268,7 @@ class DirectoryStore(MemoryStore):
     def _give_back(self, logs: list[Log]) -> int:
         """Write logs anew; return how many bytes that gave back. What was stored before is not touched by a failure."""
         given = 0
+        needs = Needs(self._tables)
         try:
             for log in logs:
                 if log.gaps or (log.number == STORE_LOG and any(each.gaps for each in self._logs.known.values())):
@@ -271,7 +279,7 @@ class DirectoryStore(MemoryStore):
                 # into a file that has no name any more.
                 self._state = self._state._replace(rewrites=self._state.rewrites + 1)
                 self._say(self._state)
-                given += rewrite(self._logs, self._tables, log, self._state.last)
+                given += rewrite(self._logs, self._tables, needs, log, self._state.last)
         except (StoreError, Corrupted, OutcomeUnknown, Moved) as error:
             self._is_stale = True
             self._problems.append(Finding(LEFTOVER, f"log {log.number}", f"could not be written anew: {error.what}"))
