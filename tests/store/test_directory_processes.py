@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from forking import ended_well, forked
 
 import holdfast
 from holdfast.errors import StoreBusy, StoreError
@@ -35,25 +38,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
-
-
-def forked(function: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        signal.alarm(30)  # ends the child if it hangs
-        function()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def ended_well(pid: int) -> bool:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def save_many(store: Store, name: str) -> None:

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections import UserDict
 from collections.abc import Callable, ItemsView, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from forking import ended_well, forked
 
 import holdfast
 from holdfast.errors import Conflict, StoreBusy, StoreError
@@ -57,25 +60,6 @@ sys.stdin.readline()
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "agent.db"
-
-
-def forked(function: Callable[[], object]) -> int:
-    """Run a function in a forked child and return the child's id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        function()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def ended_well(pid: int) -> bool:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def save_many(store: Store, name: str) -> None:

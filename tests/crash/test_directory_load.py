@@ -1,0 +1,36 @@
+"""One directory store, many processes that save, load, delete and compact at the same time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
+
+from test_prune_and_save import EVERYTHING, run_load
+
+LOAD_SECONDS = 6.0
+SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+
+Show = Callable[[str, object], None]
+
+
+@pytest.mark.slow
+@pytest.mark.row("C8", "C11")
+def test_what_is_deleted_and_written_anew_meanwhile_never_breaks_what_is_saved_or_read(
+    tmp_path: Path, show: Show
+) -> None:
+    """Five processes save, load, delete, prune and compact: whoever holds places in a log sees it move all the time."""
+    load = run_load(f"dir:{tmp_path}/store", tmp_path, EVERYTHING, LOAD_SECONDS)
+
+    show("prune and save on a directory", f"seed {SEED}, {load}")
+    assert load.told.wrong == [], load.told.wrong[0]
+    assert [finding for finding in load.found if not finding.startswith("leftover")] == []
+    assert load.counts["deleted"] > 20
+    assert load.counts["compact ok"] > 0
+    assert load.told.loads
