@@ -113,6 +113,14 @@ def test_a_path_that_is_missing_has_no_sessions(tmp_path: Path) -> None:
     assert CrashRecovery(tmp_path).recover_session("unknown").data is None
 
 
+@pytest.mark.row("S1x-19")
+def test_a_session_that_saved_before_it_was_recorded_is_recorded_as_far_as_it_came(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    CrashRecovery(tmp_path).mark_session_active("s1")
+
+    assert meta_of(tmp_path)["last_iteration"] == 3
+
+
 @pytest.mark.row("S1x-18", "S1x-19", "W1-28", "W1-21")
 def test_marking_makes_the_record_and_keeps_it_current(tmp_path: Path) -> None:
     recovery = CrashRecovery(tmp_path)

@@ -61,7 +61,7 @@ class SessionDirectories:
                 is_active=True,
                 termination_reason=None,
                 last_updated=now,
-                last_iteration=0 if before is None else before.last_iteration,
+                last_iteration=_reached(folder) if before is None else before.last_iteration,
                 owner=check_label(short_name() if owner is None else owner, "owner"),
                 process=str(this_process()),
                 started_at=now,
@@ -101,6 +101,12 @@ def _readable(folder: SessionFolder) -> SessionMeta | None:
         return read_meta(folder)
     except HoldfastError:
         return None
+
+
+def _reached(folder: SessionFolder) -> int:
+    """Return how far a session came that saved before anybody recorded it."""
+    data = newest_intact(Index(folder)).data
+    return 0 if data is None else data.iteration
 
 
 def _shown(meta: SessionMeta) -> InterruptedSession:
