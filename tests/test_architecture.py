@@ -29,10 +29,11 @@ LAYERS = [
     "api",
     "cli",
     "testing",
+    "integrations",
 ]
 """Imports go up this list only: a module may import from its own layer and from those before it."""
 
-TOP = {"cli", "testing", "__init__"}
+TOP = {"cli", "testing", "integrations", "__init__"}
 """Nothing below may import these."""
 
 LAZY_IMPORTS = {

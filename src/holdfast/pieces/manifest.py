@@ -11,8 +11,8 @@ Entries that stay as they are need not be repeated in every manifest: they move 
 manifests refer to and override. A manifest is self-contained but for its base and tables: no chains, no replay.
 
 Keys are text for the caller's state and small integers for what Holdfast itself keeps beside it (``FRAMES``, ``PATH``,
-``RUN``), so neither can be mistaken for the other. The **root** digest is over the sorted content only: it does not
-depend on where the bytes are, so every store gives the same one.
+``RUN``, ``MARKS``), so neither can be mistaken for the other. The **root** digest is over the sorted content only: it
+does not depend on where the bytes are, so every store gives the same one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ Key = str | int
 FRAMES = 0
 PATH = 1
 RUN = 2
+MARKS = 3  # what changes with every step of a run that another engine's adapter keeps; RUN holds the rest
 
 Source = int | bytes
 

@@ -12,6 +12,7 @@ from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, bare
 from holdfast.pieces.body import from_body
 from holdfast.pieces.manifest import (
     FRAMES,
+    MARKS,
     PATH,
     RUN,
     Entries,
@@ -147,14 +148,19 @@ def expected_digest(row: Row, meta: CheckpointMeta, entries: Entries, parent_dig
     return checkpoint_digest(parent_digest, root_digest(entries), list(entries), meta, row.notes)
 
 
+def verify_digest(row: Row, values: Mapping[str, Any], entries: Entries) -> None:
+    """Raise Corrupted unless a row's digest is that of its description (its record's fields) and its entries."""
+    parent = parent_digest(row)
+    if parent is None:
+        raise _damaged(row, f"its parent {row.parent_id} is missing")
+    if expected_digest(row, bare(CheckpointMeta, dict(values)), entries, parent) != row.digest:
+        raise _damaged(row, "its description or content does not match its digest")
+
+
 def _finish(row: Row, tip: Tip, verify: bool) -> Checkpoint:
     values = values_of(row)
     if verify:
-        parent = parent_digest(row)
-        if parent is None:
-            raise _damaged(row, f"its parent {row.parent_id} is missing")
-        if expected_digest(row, bare(CheckpointMeta, dict(values)), tip.entries(), parent) != row.digest:
-            raise _damaged(row, "its description or content does not match its digest")
+        verify_digest(row, values, tip.entries())
     return assemble(row, values, {key: partial(decode_live, live) for key, live in tip.lives.items()})
 
 
@@ -222,7 +228,7 @@ def _damaged(row: Row, what: str, key: Key | None = None) -> Corrupted:
     )
 
 
-_SYSTEM = {FRAMES: "frames", PATH: "path", RUN: "run"}
+_SYSTEM = {FRAMES: "frames", PATH: "path", RUN: "run", MARKS: "marks"}
 
 
 def _key_name(key: Key) -> str:

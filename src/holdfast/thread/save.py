@@ -110,7 +110,7 @@ def fork(
         )
     tip = yield from _open_source(row, {})
     step = request.notes.get("step", row.step)
-    saving = _commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
+    saving = commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
     yield from _or_settled(context, cursor, change, request, saving)
     return cursor
 
@@ -140,7 +140,7 @@ def rewind(context: Context, cursor: Cursor, source: str, request: Request) -> F
     owned = head.owned if head is not None and row.lane == cursor.lane else {}
     tip = yield from _open_source(row, owned)
     step = _next_step(request, seen)
-    saving = _commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
+    saving = commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
     return (yield from _or_settled(context, cursor, change, request, saving))
 
 
@@ -170,7 +170,7 @@ def _save(context: Context, cursor: Cursor, make: MakeChange, request: Request) 
     parent = head
     if request.replaces_head:
         parent = yield from _parent_of_replaced(cursor, head, request)
-    saving = _commit_on(context, cursor, tip, make(tip), request, parent, step)
+    saving = commit_on(context, cursor, tip, make(tip), request, parent, step)
     return (yield from _or_settled(context, cursor, make, request, saving))
 
 
@@ -246,7 +246,7 @@ def _next_step(request: Request, seen: Seen) -> int:
     return step
 
 
-def _commit_on(
+def commit_on(
     context: Context,
     cursor: Cursor,
     tip: Tip,

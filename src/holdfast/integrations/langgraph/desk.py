@@ -1,0 +1,111 @@
+"""What a saver remembers of branches between two puts: the tip, the versions, fingerprints of lists.
+
+It is only ever what is faster to know than to read again. A desk belongs to one head: a put takes it away, changes it,
+and puts it back under the new head; whoever finds none reads the store. So no two puts share one, and what failed is
+forgotten by not being put back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.thread.cursor import Cursor
+
+DESKS_MAX = 512
+DESKS_BYTES_MAX = 64 * 1024 * 1024
+"""How much of states' bytes is remembered in all; the branch that was used longest ago is forgotten first."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A list as it is stored: how long it is, and what tells whether another one begins with it."""
+
+    count: int
+    fingerprint: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Desk:
+    """One branch whose head is known."""
+
+    cursor: Cursor
+    versions: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Known] = field(default_factory=dict)
+    serde: object = None  # the serializer that wrote what is known
+
+    @property
+    def head(self) -> str | None:
+        """Return the id of the checkpoint that is next to be built on."""
+        seen = self.cursor.seen
+        return None if seen is None or seen.head is None else seen.head.id
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes are remembered."""
+        seen = self.cursor.seen
+        prints = sum(len(known.fingerprint) for known in self.known.values())
+        return prints + (0 if seen is None or seen.head is None else seen.head.size)
+
+
+class Desks:
+    """The desks of a saver, by the head they know."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def take(self, head: str) -> Desk | None:
+        """Return the desk of a branch with this head and forget it, or None."""
+        self._check_process()
+        with self._lock:
+            desk = self._desks.pop(head, None)
+            if desk is not None:
+                self._bytes -= self._sizes.pop(head)
+        if desk is None or desk.cursor.tip is None or desk.cursor.seen is None:
+            return None
+        return desk
+
+    def keep(self, desk: Desk) -> None:
+        """Remember a desk whose head was just stored."""
+        self._check_process()
+        head = desk.head
+        if head is None:
+            return
+        with self._lock:
+            self._desks[head] = desk
+            self._sizes[head] = desk.size
+            self._bytes += self._sizes[head]
+            while len(self._desks) > DESKS_MAX or (self._bytes > DESKS_BYTES_MAX and len(self._desks) > 1):
+                oldest, _ = self._desks.popitem(last=False)
+                self._bytes -= self._sizes.pop(oldest)
+
+    def forget_thread(self, thread: str) -> None:
+        """Forget everything about a thread."""
+        with self._lock:
+            for head in [head for head, desk in self._desks.items() if desk.cursor.lane.thread == thread]:
+                del self._desks[head]
+                self._bytes -= self._sizes.pop(head)
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():  # a forked child: what was being done in the parent is not being done here
+            self._renew()
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._desks: OrderedDict[str, Desk] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
+        self._process = os.getpid()
+
+
+def unchanged(versions: Mapping[str, Any], known: Mapping[str, Any], changed: Mapping[str, Any]) -> set[str]:
+    """Return the channels that are as they were: same version, and not among those said to have changed."""
+    return {
+        channel
+        for channel, version in versions.items()
+        if channel not in changed and channel in known and known[channel] == version
+    }

@@ -1,0 +1,176 @@
+"""A checkpoint that is about to be put: everything that may still change is encoded here, in the caller's own thread.
+
+LangGraph hands over live objects and goes on with them. So what a put needs of them is taken before anything waits: a
+channel that has changed is encoded, one that has not (same version as in the parent) is not even looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from langgraph.checkpoint.base import Checkpoint
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from holdfast.integrations.langgraph.description import notes_for, run_and_marks
+from holdfast.integrations.langgraph.desk import Desk, Known, unchanged
+from holdfast.integrations.langgraph.fingerprint import fingerprint
+from holdfast.integrations.langgraph.names import Place
+from holdfast.integrations.langgraph.sealed import SEALED_LIST, SealedList, encrypting
+from holdfast.integrations.langgraph.values import LIST, dump, to_body
+from holdfast.model.checkpoint import Notes
+from holdfast.pieces.body import Body
+from holdfast.pieces.body import to_body as encode_own
+from holdfast.pieces.manifest import MARKS, RUN, Key
+from holdfast.pieces.tip import Change, Live, Tip
+
+
+class News(Protocol):
+    """What becomes of one channel."""
+
+    def into(self, change: Change, key: str, live: Live | None) -> None:
+        """Add it to the change of a state in which the channel is now ``live``."""
+
+
+@dataclass(slots=True)
+class Whole:
+    """A value that is compared with what is stored, whatever that is."""
+
+    body: Body
+
+    def into(self, change: Change, key: str, live: Live | None) -> None:
+        """Replace the value; what it has in common with the stored one is found by comparing bytes."""
+        change.put[key] = self.body
+
+
+@dataclass(slots=True)
+class Grown:
+    """A list whose beginning is known to be stored."""
+
+    before: int
+    tail: Body
+
+    def into(self, change: Change, key: str, live: Live | None) -> None:
+        """Append what is new."""
+        assert live is not None
+        assert (live.entry.kind, live.entry.count) == (LIST, self.before)
+        if self.tail.count:
+            change.append[key] = self.tail
+
+
+@dataclass(slots=True)
+class Later:
+    """A channel that is said not to have changed: encoded only if the parent turns out not to have it."""
+
+    make: Callable[[], News]
+
+    def into(self, change: Change, key: str, live: Live | None) -> None:
+        """Encode it now."""
+        self.make().into(change, key, live)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One put, ready to be stored."""
+
+    place: Place
+    checkpoint_id: str
+    parent: str | None
+    changed: Mapping[str, Any]
+    versions: dict[str, Any]
+    notes: Notes
+    run: Body
+    marks: Body
+    serde: SerializerProtocol
+    is_first: bool  # of its thread, as far as the run knows
+    news: dict[str, News] = field(default_factory=dict)
+    known: dict[str, Known] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return our id of the checkpoint."""
+        return self.place.name(self.checkpoint_id)
+
+    @property
+    def parent_name(self) -> str | None:
+        """Return our id of its parent."""
+        return None if self.parent is None else self.place.name(self.parent)
+
+    def needed(self, tip: Tip) -> list[Key]:
+        """Return the keys whose stored bytes must be at hand to know the change."""
+        return [
+            key
+            for key, live in tip.lives.items()
+            if key in (RUN, MARKS) or (live.entry.kind == SEALED_LIST and key in self.news)
+        ]
+
+    def change(self, tip: Tip, versions: Mapping[str, Any]) -> Change:
+        """Return what makes a state with these channel versions the one that was put."""
+        change = Change(put={RUN: self.run, MARKS: self.marks})
+        same = unchanged(self.versions, versions, self.changed)
+        for channel, news in self.news.items():
+            live = tip.lives.get(channel)
+            if live is None or channel not in same:
+                news.into(change, channel, live)
+        change.delete = {key for key in tip.lives if key not in self.news and key not in change.put}
+        return change
+
+
+def prepare(
+    place: Place,
+    checkpoint: Checkpoint,
+    parent: str | None,
+    metadata: Mapping[str, Any],
+    new_versions: Mapping[str, Any],
+    serde: SerializerProtocol,
+    desk: Desk | None,
+) -> Prepared:
+    """Encode what a put must store. ``desk`` is what is known of the parent, if anything."""
+    run, marks = run_and_marks(checkpoint, serde)
+    prepared = Prepared(
+        place,
+        str(checkpoint["id"]),
+        parent,
+        new_versions,
+        dict(checkpoint["channel_versions"]),
+        notes_for(place, checkpoint, parent, metadata),
+        encode_own(run, "run"),
+        encode_own(marks, "marks"),
+        serde,
+        is_first=metadata.get("step", 0) < 0 and metadata.get("source") != "fork",
+    )
+    trusted = desk.known if desk is not None and desk.serde is serde else {}
+    same = set() if desk is None else unchanged(prepared.versions, desk.versions, new_versions)
+    for channel, value in checkpoint["channel_values"].items():
+        if channel in same and desk is not None:
+            prepared.news[channel] = Later(_later(prepared, channel, value))
+            if channel in trusted:
+                prepared.known[channel] = trusted[channel]
+        elif desk is None and channel in prepared.versions and channel not in new_versions:
+            prepared.news[channel] = Later(_later(prepared, channel, value))
+        else:
+            prepared.news[channel] = _news(prepared, channel, value, trusted.get(channel))
+    return prepared
+
+
+def _later(prepared: Prepared, channel: str, value: Any) -> Callable[[], News]:
+    return lambda: _news(prepared, channel, value, None)
+
+
+def _news(prepared: Prepared, channel: str, value: Any, known: Known | None) -> News:
+    """Encode a channel, or only the end of a list whose beginning is known."""
+    serde, path = prepared.serde, f"channel_values.{channel}"
+    cipher = encrypting(serde)
+    if type(value) is list and cipher is not None:
+        sealed = SealedList(cipher, value, path, None if known is None else known.fingerprint)
+        prepared.known[channel] = Known(len(value), sealed.fingerprint)
+        return sealed
+    prints = fingerprint(value) if type(value) is list and isinstance(serde, JsonPlusSerializer) else None
+    if prints is None:
+        return Whole(to_body(dump(serde, value, path)))
+    prepared.known[channel] = Known(len(value), prints)
+    if known is not None and known.count and prints.startswith(known.fingerprint):
+        return Grown(known.count, to_body(dump(serde, value[known.count :], f"{path}[{known.count}:]")))
+    return Whole(to_body(dump(serde, value, path)))
