@@ -16,7 +16,7 @@ from typing import Any
 import ormsgpack
 from langchain_core import messages
 
-_CLASSES: dict[type, int] = {
+MESSAGE_CLASSES: dict[type, int] = {
     getattr(messages, name): number
     for number, name in enumerate(
         (
@@ -47,7 +47,7 @@ def fingerprint(elements: Sequence[Any]) -> bytes | None:
     The fingerprint of a longer list begins with that of a shorter one with the same elements.
     """
     try:
-        plain = [[_CLASSES[type(each)], each.__dict__, each.__pydantic_extra__] for each in elements]
+        plain = [[MESSAGE_CLASSES[type(each)], each.__dict__, each.__pydantic_extra__] for each in elements]
         packed = ormsgpack.packb(plain, option=_PLAIN_ONLY)
     except (KeyError, TypeError, ValueError):
         return None

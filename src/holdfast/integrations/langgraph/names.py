@@ -6,7 +6,7 @@ it can be turned back. Any other id becomes a hash, and the original is kept bes
 
 Configs that the saver returns carry ids as ``ReadId``: text that remembers whether the checkpoint had been superseded
 when it was read. Who goes on from a superseded one wants a fork; who goes on from a newest one wants to be the only
-one. LangGraph hands the id of what a run read to the first ``put`` of that run, and nothing else that could tell the two
+one. LangGraph hands the id of what a run read to the first ``put`` of that run, and nothing else that could tell them
 apart.
 """
 

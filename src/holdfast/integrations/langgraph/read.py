@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from holdfast.errors import Corrupted, DecodeError, HoldfastError
+from holdfast.integrations.langgraph.batch import Batch
 from holdfast.integrations.langgraph.delta import is_carried
 from holdfast.integrations.langgraph.description import (
     ID,
@@ -28,11 +30,11 @@ from holdfast.pieces.tip import Live, Tip
 from holdfast.store.base import Query, Row, WriteRow
 from holdfast.thread.cursor import Context
 from holdfast.thread.history import Filter
-from holdfast.thread.load import decode_live, fill, is_there, open_tip, verify_digest
+from holdfast.thread.load import decode_live, is_there, verify_digest
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import values_of
 
-PAGE_ROWS = 32
+PAGE_ROWS_MAX = 128
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class Reader:
             row = rows[0]
             heads = {row.id} if checkpoint_id is None else (yield from self.heads(place.thread, place.scope))
             try:
-                return (yield from self.read(row, heads))
+                return (yield from self.read([row], heads))[0]
             except Corrupted:
                 if failed == row or (yield from is_there(row)):
                     raise
@@ -68,20 +70,26 @@ class Reader:
         lanes = yield from ask(lambda store: store.lanes(self.context.namespace, thread, scope))
         return {lane.head for lane in lanes if lane.head is not None}
 
-    def read(self, row: Row, heads: set[str]) -> Flow[CheckpointTuple]:
-        """Return the checkpoint of a row that was found with payload and writes."""
-        values = values_of(row)
-        tip = yield from open_tip(row, {})
-        yield from fill(tip, list(tip.lives), row)
-        verify_digest(row, values, tip.entries())
-        return self._tuple(row, values, tip, heads)
+    def read(self, rows: Sequence[Row], heads: set[str]) -> Flow[list[CheckpointTuple]]:
+        """Return the checkpoints of rows that were found with payload and writes."""
+        batch = yield from Batch.load(rows)
+        found = []
+        for row, tip in batch.rows:
+            values = values_of(row)
+            verify_digest(row, values, tip.entries())
+            found.append(self._tuple(row, values, tip, heads, batch))
+        return found
 
-    def _tuple(self, row: Row, values: dict[str, Any], tip: Tip, heads: set[str]) -> CheckpointTuple:
+    def _tuple(self, row: Row, values: dict[str, Any], tip: Tip, heads: set[str], batch: Batch) -> CheckpointTuple:
         meta = bare(CheckpointMeta, values)
         place = place_of_row(row, meta.metadata)
         try:
             checkpoint_id = id_of_row(place, row, meta.metadata)
-            channels = {key: self._value(key, live) for key, live in tip.lives.items() if isinstance(key, str)}
+            channels = {
+                key: batch.value(live, partial(self._value, key))
+                for key, live in tip.lives.items()
+                if isinstance(key, str)
+            }
             run, marks = (decode_live(tip.lives[key]) if key in tip.lives else None for key in (RUN, MARKS))
             if run is None or marks is None:
                 raise DecodeError("it was not saved by LangGraph", hint="Read it with store.thread(…)")
@@ -126,7 +134,7 @@ class Listing:
     before_id: str | None = None  # only those with a lower id, if the one to begin before is of another namespace
     left: int | None = None
     done: bool = False
-    size: int = 2
+    size: int = 8
     heads: set[str] | None = None
 
     def next_page(self) -> Flow[list[CheckpointTuple]]:
@@ -134,25 +142,31 @@ class Listing:
         if self.heads is None:
             assert self.query.thread is not None
             self.heads = yield from self.reader.heads(self.query.thread, self.query.scope)
-        size = self.size if self.left is None else min(self.left, PAGE_ROWS)
+        size = self.size if self.left is None else min(self.left, PAGE_ROWS_MAX)
         query = replace(self.query, limit=size)
         rows = yield from ask(lambda store: store.find(query))
-        self.size = min(self.size * 4, PAGE_ROWS)
-        self.done = len(rows) < size
+        self.size = min(self.size * 4, PAGE_ROWS_MAX)
+        if rows:
+            self.query = replace(self.query, before=rows[-1].seq)
+        wanted = [row for row in rows if self._matches(row)]
+        found = yield from self._read(wanted, self.heads)
+        if self.left is not None:
+            self.left -= len(found)
+        self.done = len(rows) < size or self.left == 0
+        return found
+
+    def _read(self, rows: list[Row], heads: set[str]) -> Flow[list[CheckpointTuple]]:
+        try:
+            return (yield from self.reader.read(rows, heads))
+        except Corrupted:
+            pass
         found = []
-        for row in rows:
-            self.query = replace(self.query, before=row.seq)
-            if self.left == 0 or not self._matches(row):
-                continue
+        for row in rows:  # one by one, to leave out what was deleted while the list was read, and nothing else
             try:
-                found.append((yield from self.reader.read(row, self.heads)))
+                found += yield from self.reader.read([row], heads)
             except Corrupted:
                 if (yield from is_there(row)):
                     raise
-                continue  # deleted while the list was read
-            if self.left is not None:
-                self.left -= 1
-        self.done = self.done or self.left == 0
         return found
 
     def _matches(self, row: Row) -> bool:
