@@ -6,6 +6,7 @@ waits for a disk; both may be used at the same time, from any thread and any loo
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -23,10 +24,13 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.integrations.langgraph import delta, keep
+from holdfast.integrations.langgraph.description import ID, NS
 from holdfast.integrations.langgraph.desk import Desk, Desks
+from holdfast.integrations.langgraph.inbox import Inbox
 from holdfast.integrations.langgraph.names import (
+    Place,
     checkpoint_id_of,
     config_of,
     may_fork,
@@ -36,9 +40,15 @@ from holdfast.integrations.langgraph.names import (
 from holdfast.integrations.langgraph.prepared import Prepared, prepare
 from holdfast.integrations.langgraph.put import OnConflict, Putter
 from holdfast.integrations.langgraph.read import Reader, listing
+from holdfast.integrations.langgraph.safe import OnChange, hardened
+from holdfast.integrations.langgraph.sealed import encrypting
+from holdfast.integrations.langgraph.trusted import Allow
 from holdfast.integrations.langgraph.values import dump, to_body
-from holdfast.model.checkpoint import MAIN
+from holdfast.integrations.langgraph.view import compare
+from holdfast.model.checkpoint import MAIN, CheckpointMeta
 from holdfast.store.base import LaneKey, Query, WriteRow
+from holdfast.thread.diff import Diff
+from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.offload import Offload
 from holdfast.thread.perform import Flow, ask, drive
 from holdfast.thread.removal import thread_names
@@ -47,6 +57,7 @@ from holdfast.thread.store import Store
 from holdfast.thread.store import open as open_store
 
 T = TypeVar("T")
+_DURABILITY = "__pregel_durability"  # where LangGraph's config says when checkpoints are stored
 
 
 class HoldfastSaver(BaseCheckpointSaver[Any]):
@@ -55,6 +66,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     ``store`` is an open store, or the URL of one, which the saver then closes with itself.
     ``on_conflict`` says what becomes of a run that went on from a checkpoint from which another has gone on meanwhile:
     it is told (``"raise"``), or what it saves is kept as a branch of its own (``"branch"``).
+    ``allow``, ``strict`` and ``on_change`` say which classes may be loaded, and what becomes of a value that would come
+    back changed: see ``SafeSerializer``, which takes the place of LangGraph's ``JsonPlusSerializer``, also inside an
+    ``EncryptedSerializer``. Any other ``serde`` is used as it is.
     """
 
     def __init__(
@@ -63,8 +77,11 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         *,
         serde: SerializerProtocol | None = None,
         on_conflict: OnConflict = "raise",
+        allow: Allow = (),
+        strict: bool = False,
+        on_change: OnChange = "warn",
     ) -> None:
-        super().__init__(serde=serde)
+        super().__init__(serde=hardened(serde, allow=allow, strict=strict, on_change=on_change))
         if on_conflict not in ("raise", "branch"):
             raise InvalidInput(f"on_conflict is {on_conflict!r}", hint='Pass "raise" or "branch"')
         self._owns_store = not isinstance(store, Store)
@@ -73,6 +90,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self._offload = Offload(self.store._backend)
         self._desks = Desks()
         self._putter = Putter(self._context, self._desks, on_conflict)
+        self._inbox = Inbox(self._context)
 
     # Opening and closing ------------------------------------------------------------------------------------------
 
@@ -149,6 +167,26 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         """Do what ``get_delta_channel_history`` does."""
         return await self._arun(self._history(config, channels))
 
+    def diff(self, before: RunnableConfig, after: RunnableConfig) -> Diff:
+        """Return what has changed in the channels between two checkpoints, with messages as plain data."""
+        return self._run(self._diff(before, after))
+
+    async def adiff(self, before: RunnableConfig, after: RunnableConfig) -> Diff:
+        """Do what ``diff`` does."""
+        return await self._arun(self._diff(before, after))
+
+    def config_of(self, checkpoint: CheckpointMeta) -> RunnableConfig:
+        """Return the config under which LangGraph knows a checkpoint that a list of the store shows."""
+        place = Place(checkpoint.thread_id, checkpoint.metadata.get(NS, checkpoint.scope))
+        checkpoint_id = checkpoint.metadata.get(ID) or place.original(checkpoint.id)
+        if checkpoint_id is None:
+            raise InvalidInput(
+                f"checkpoint {checkpoint.id} was not saved by LangGraph",
+                thread=checkpoint.thread_id,
+                checkpoint=checkpoint.id,
+            )
+        return config_of(place, str(checkpoint_id))  # type: ignore[return-value]
+
     # Writing ------------------------------------------------------------------------------------------------------
 
     def put(
@@ -160,7 +198,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         prepared, desk = self._prepare(config, checkpoint, metadata, new_versions)
-        self._run(self._putter.put(prepared, desk))
+        self._run(self._put(prepared, desk, config))
         return _config_after(prepared)
 
     async def aput(
@@ -172,7 +210,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Do what ``put`` does."""
         prepared, desk = self._prepare(config, checkpoint, metadata, new_versions)
-        await self._arun(self._putter.put(prepared, desk))
+        await self._arun(self._put(prepared, desk, config))
         return _config_after(prepared)
 
     def put_writes(
@@ -238,6 +276,16 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         """Do what ``retain`` does."""
         return await self._arun(keep.retain(self._context, _name_or_none(thread_id), rules, dry_run))
 
+    # What waits ---------------------------------------------------------------------------------------------------
+
+    def interrupts(self, thread_id: str | None = None) -> builtins.list[InterruptRecord]:
+        """Return what waits for an answer, oldest first: in a thread or in all, subgraphs included."""
+        return self._run(self._inbox.waiting(_name_or_none(thread_id)))
+
+    async def ainterrupts(self, thread_id: str | None = None) -> builtins.list[InterruptRecord]:
+        """Do what ``interrupts`` does."""
+        return await self._arun(self._inbox.waiting(_name_or_none(thread_id)))
+
     # Flows --------------------------------------------------------------------------------------------------------
 
     def _run(self, flow: Flow[T]) -> T:
@@ -250,7 +298,37 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         return Reader(self._context, self.serde)  # read at each call: graphs swap it on their copies of the saver
 
     def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
-        return self._reader().get(place_of(config), checkpoint_id_of(config))
+        place, checkpoint_id = place_of(config), checkpoint_id_of(config)
+        found = yield from self._reader().get(place, checkpoint_id)
+        if found is not None and checkpoint_id is None:
+            yield from self._inbox.read(
+                place,
+                found.checkpoint["id"],
+                found.pending_writes,
+                encrypted=encrypting(self.serde) is not None,
+                outer=_outer(config),
+            )
+        return found
+
+    def _diff(self, before: RunnableConfig, after: RunnableConfig) -> Flow[Diff]:
+        reader, found = self._reader(), []
+        for config in (before, after):
+            place, checkpoint_id = place_of(config), checkpoint_id_of(config)
+            each = yield from reader.get(place, checkpoint_id)
+            if each is None:
+                raise NotFound(checkpoint_id or "the newest checkpoint", thread=place.thread)
+            found.append(each)
+        return compare(*found)
+
+    def _put(self, prepared: Prepared, desk: Desk | None, config: RunnableConfig) -> Flow[None]:
+        yield from self._putter.put(prepared, desk)
+        yield from self._inbox.stored(
+            prepared.place,
+            prepared.checkpoint_id,
+            prepared.parent,
+            prepared.notes.get("trigger", ""),
+            at_exit=config["configurable"].get(_DURABILITY) == "exit",
+        )
 
     def _lists(
         self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None
@@ -260,7 +338,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         begin_before = None if before is None else checkpoint_id_of(before)
         threads: Collection[str]
         if config is None or "thread_id" not in config.get("configurable", {}):
-            threads, ns, checkpoint_id = list((yield from thread_names(self._context))), None, None
+            threads, ns, checkpoint_id = (yield from thread_names(self._context)), None, None
         else:
             place = place_of(config)
             ns = place.ns if "checkpoint_ns" in config["configurable"] else None
@@ -314,11 +392,25 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
         lane = LaneKey(self._context.namespace, place.thread, place.scope, MAIN)
         name = place.name(checkpoint_id)
-        return ask(lambda store: store.write(lane, name, rows, replace))
+
+        def write() -> Flow[None]:
+            yield from ask(lambda store: store.write(lane, name, rows, replace))
+            yield from self._inbox.wrote(
+                place,
+                checkpoint_id,
+                task_id,
+                task_path,
+                writes,
+                encrypted=encrypting(self.serde) is not None,
+                outer=_outer(config),
+            )
+
+        return write()
 
     def _delete_thread(self, thread_id: str) -> Flow[None]:
         thread = thread_name(thread_id)
         self._desks.forget_thread(thread)
+        self._inbox.forget(thread)
         yield from ask(lambda store: store.delete_thread(self._context.namespace, thread))
 
     def _prune(self, thread_ids: Sequence[str], strategy: str) -> Flow[None]:
@@ -333,6 +425,11 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
 def _config_after(prepared: Prepared) -> RunnableConfig:
     return config_of(prepared.place, prepared.checkpoint_id)  # type: ignore[return-value]
+
+
+def _outer(config: RunnableConfig) -> Mapping[str, str] | None:
+    """Return which checkpoints of the graphs around it a subgraph runs in."""
+    return config["configurable"].get("checkpoint_map")
 
 
 def _name_or_none(thread_id: str | None) -> str | None:
