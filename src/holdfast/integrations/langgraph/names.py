@@ -36,6 +36,17 @@ class ReadId(str):
         made.forks = forks
         return made
 
+    def __eq__(self, other: object) -> bool:
+        # Another kind of text, such as one that equals any text, decides for itself, as it would beside plain text.
+        if isinstance(other, str) and type(other) not in (str, ReadId):
+            return NotImplemented
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
     def __getnewargs__(self) -> tuple[str, bool]:  # type: ignore[override]  # a copy remembers it too
         return str(self), self.forks
 
