@@ -16,6 +16,8 @@ from itertools import islice
 from typing import Any, cast
 
 from holdfast.integrations.langgraph.fingerprint import MESSAGE_CLASSES
+from holdfast.integrations.langgraph.sealed import SEALED_LIST
+from holdfast.integrations.langgraph.values import LIST, MAP
 from holdfast.pieces.manifest import Key
 from holdfast.pieces.piece import Range
 from holdfast.pieces.tip import Live, Tip
@@ -26,6 +28,8 @@ from holdfast.thread.perform import Flow, ask
 Decode = Callable[[Live], Any]
 _SHARED = frozenset({str, int, float, bool, bytes, type(None), *MESSAGE_CLASSES})
 _UNKNOWN = object()
+COUNTED = frozenset({LIST, MAP, SEALED_LIST})
+"""The kinds of values that have a count of elements, so that it is known how many a beginning of them has."""
 
 
 @dataclass(slots=True)
@@ -66,11 +70,11 @@ class Batch:
         if known is _UNKNOWN:
             value = decode(top)
             known = self._decoded[id(top)] = value if _is_flat(value) else None
-        if type(known) is list:
-            return known[: live.entry.count]
-        if type(known) is dict:
-            return dict(islice(known.items(), live.entry.count))
-        return decode(live)
+        # Only some kinds tell how many elements a beginning has.
+        count = len(known) if live.entry.digest == top.entry.digest and known is not None else live.entry.count
+        if known is None or (count != len(known) and live.entry.kind not in COUNTED):
+            return decode(live)
+        return known[:count] if type(known) is list else dict(islice(known.items(), count))
 
     def _share(self, top: Live, lives: list[Live]) -> None:
         """Give values that are a beginning of the longest one its bytes."""
