@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from holdfast.integrations.langgraph import HoldfastSaver
 from holdfast.integrations.langgraph.exact import ExactSerializer
 
-SERIALIZERS = {
+SERIALIZERS: dict[str, Callable[[], SerializerProtocol | None]] = {
     "default": lambda: None,
     "exact": ExactSerializer,
     "encrypted": lambda: EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef"),
@@ -58,13 +59,13 @@ def put_all(saver: HoldfastSaver, thread: str, values: list[Any]) -> None:
         config = saver.put(config, checkpoint, {"source": "loop", "step": version}, changed)
 
 
-@pytest.mark.parametrize("serializer", SERIALIZERS)
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize(
+    ("story", "serializer"),
+    # The exact codec refuses classes that it does not know.
+    [(story, each) for story in STORIES for each in SERIALIZERS if (story, each) != ("objects", "exact")],
+)
 def test_a_list_shows_what_each_checkpoint_alone_shows(story: str, serializer: str) -> None:
-    if serializer == "exact" and story == "objects":
-        pytest.skip("the exact codec refuses classes that it does not know")
-    serde: SerializerProtocol | None = SERIALIZERS[serializer]()
-    with HoldfastSaver("memory:", serde=serde) as saver:
+    with HoldfastSaver("memory:", serde=SERIALIZERS[serializer]()) as saver:
         put_all(saver, story, STORIES[story])
 
         listed = list(saver.list({"configurable": {"thread_id": story}}))
