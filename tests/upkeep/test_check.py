@@ -109,7 +109,7 @@ def test_a_damaged_interrupt_or_decision_is_found(path: Path, column: str) -> No
 
 
 def test_a_pending_write_that_cannot_be_read_is_found(path: Path) -> None:
-    change(path, "UPDATE write SET kind = 'v', body = x'c1'")
+    change(path, "UPDATE write SET body = x'c1'")
 
     assert found(path) == [("damaged", "checkpoint a7, writes[task][0]")]
 

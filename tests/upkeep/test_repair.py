@@ -374,6 +374,16 @@ def test_a_quarantine_file_holds_everything_that_could_be_read(path: Path, tmp_p
     assert "a6" not in "".join(report.files)
 
 
+def test_damaged_writes_do_not_keep_their_checkpoint_from_being_taken_out(path: Path, tmp_path: Path) -> None:
+    change(path, "UPDATE write SET body = x'c1'")
+    change(path, "UPDATE checkpoint SET manifest = x'c1' WHERE id = 'a7'")
+    with holdfast.open(path) as store:
+        (file,) = repair(store, dry_run=False, quarantine_dir=tmp_path / "q").files
+        assert check(store)
+
+    assert read_quarantine(file).writes == [{"task_id": "task", "index": 0, "body": b"\xc1", "task_path": ""}]
+
+
 def test_a_damaged_quarantine_file_is_refused(path: Path, tmp_path: Path) -> None:
     flip_notes(path)
     with holdfast.open(path) as store:

@@ -18,7 +18,7 @@ from holdfast.store.postgres.link import Link
 from holdfast.store.postgres.select import every, run, scalar
 
 WINDOW_BYTES = 262_144
-TABLES = ("fresh", "chunk", "blob", "checkpoint", "lane", "thread")
+TABLES = ("fresh", "chunk", "blob", "checkpoint", "write", "lane", "thread")
 
 
 def compact_tables(link: Link, schema: str) -> int:

@@ -118,17 +118,9 @@ UPDATE {schema}.thread t SET next_seq = %(seq)s + 1 FROM moved m WHERE t.id = m.
 RESERVE = "UPDATE {schema}.counter SET value = value + %s WHERE name = 'stream' RETURNING value"
 MAKE_THREAD = "SELECT thread_id FROM {schema}.make_thread(%s, %s)"
 
-_WRITE = """
-INSERT INTO {schema}.write (thread, scope, checkpoint, task, position, path, channel, kind, count, body)
-SELECT m.thread_id, %(scope)s, %(checkpoint)s, w.* FROM {schema}.make_thread(%(namespace)s, %(thread)s) m,
-  unnest(%(tasks)s::text[], %(positions)s::bigint[], %(paths)s::text[], %(channels)s::text[], %(kinds)s::text[],
-         %(counts)s::bigint[], %(bodies)s::bytea[]) w"""
-ADD_WRITES = _WRITE + " ON CONFLICT DO NOTHING"
-PUT_WRITES = (
-    _WRITE
-    + """ ON CONFLICT (thread, scope, checkpoint, task, position) DO UPDATE SET path = excluded.path,
-  channel = excluded.channel, kind = excluded.kind, count = excluded.count, body = excluded.body"""
-)
+_WRITES = "SELECT * FROM {schema}.put_writes(%s, %s, %s, %s, %s::bytea[], %s::int[], %s::bytea[]"
+ADD_WRITES = f"{_WRITES})"
+SWAP_WRITES = f"{_WRITES}, p_was => %s::bytea[])"
 
 TAG = """
 WITH found AS (SELECT key FROM {schema}.checkpoint WHERE id = %(id)s FOR KEY SHARE),

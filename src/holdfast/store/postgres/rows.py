@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.store.base import LaneKey, Row, WriteRow
 from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, uuid_bytes, uuid_text
+from holdfast.store.writes import Packed, read
 
 _UUID, _TEXT = b"\0", b"\1"
 
@@ -29,15 +30,24 @@ def unpack_id(stored: bytes) -> str:
         return f"?{stored.hex()}"
 
 
+def pack_task(task: str) -> bytes:
+    """Return a task's id as it is stored: a UUID as its bytes."""
+    raw = uuid_bytes(task)
+    return _UUID + raw if raw is not None else _TEXT + task.encode()
+
+
+def unpack_task(stored: bytes) -> str:
+    """Return the id that ``pack_task`` stored."""
+    return uuid_text(stored[1:]) if stored[:1] == _UUID else stored[1:].decode(errors="replace")
+
+
 LANE_COLUMNS = "l.id, t.id, t.namespace, t.name, l.scope, l.branch"
 ROW_COLUMNS = """c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes,
   ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = c.key ORDER BY g.name)"""
 # A base whose row is gone has an empty name, which no blob has: that is damage, and not the same as to have none.
 BASE_NAME = "CASE WHEN c.base IS NOT NULL THEN coalesce(b.digest, ''::bytea) END"
 PAYLOAD_COLUMNS = f"{BASE_NAME}, b.size, b.body, c.manifest, p.digest"
-WRITE_COLUMNS = """(SELECT array_agg(ARRAY[convert_to(w.task, 'UTF8'), int8send(w.position), convert_to(w.path, 'UTF8'),
-    convert_to(w.channel, 'UTF8'), convert_to(w.kind, 'UTF8'), int8send(w.count), w.body]
-    ORDER BY w.path, w.task, w.position)
+WRITE_COLUMNS = """(SELECT array_agg(ARRAY[w.task, int4send(w.size), w.body])
   FROM {schema}.write w WHERE w.thread = t.id AND w.scope = l.scope AND w.checkpoint = c.id)"""
 
 
@@ -50,12 +60,12 @@ def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool,
         base, base_size, base_body, manifest, present_parent_digest = fields[10:15]
         parent_digest = parent_digest or present_parent_digest
         base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
-    found = fields[-1] if writes else None
+    name = unpack_id(name)
     return Row(
         lane,
         thread,
         key & SEQ_MAX,
-        unpack_id(name),
+        name,
         None if parent is None else unpack_id(parent),
         parent_digest,
         step,
@@ -64,21 +74,15 @@ def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool,
         notes,
         size,
         tuple(tags),
-        tuple(map(_read_write, found)) if found else (),
+        _read_writes(fields[-1], lane, name) if writes else (),
         base,
         base_data,
         manifest,
     )
 
 
-def _read_write(fields: list[bytes]) -> WriteRow:
-    task, position, path, channel, kind, count, body = fields
-    return WriteRow(
-        task.decode(),
-        int.from_bytes(position, signed=True),
-        channel.decode(),
-        kind.decode(),
-        int.from_bytes(count, signed=True),
-        body,
-        path.decode(),
-    )
+def _read_writes(found: list[list[bytes]] | None, lane: LaneKey, checkpoint: str) -> tuple[WriteRow, ...]:
+    if not found:
+        return ()
+    tasks = [(unpack_task(task), Packed(int.from_bytes(size, signed=True), body)) for task, size, body in found]
+    return read(tasks, lane.thread, checkpoint)

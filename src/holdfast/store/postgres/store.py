@@ -44,8 +44,9 @@ from holdfast.store.postgres.database import prepare
 from holdfast.store.postgres.find import find_head, find_rows
 from holdfast.store.postgres.link import Link
 from holdfast.store.postgres.load import add_checkpoints
+from holdfast.store.postgres.pending import put_writes
 from holdfast.store.postgres.rows import pack_id, unpack_id
-from holdfast.store.postgres.select import every, one, run, scalar
+from holdfast.store.postgres.select import every, one, scalar
 from holdfast.store.postgres.target import parse_url
 from holdfast.store.sessions import SessionRow
 
@@ -115,21 +116,8 @@ class PostgresStore:
         return self._link.change(lambda connection: add_checkpoints(connection, commits), commits[0].id, again=True)
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
-        bound = {
-            "namespace": lane.namespace,
-            "thread": lane.thread,
-            "scope": lane.scope,
-            "checkpoint": pack_id(lane.namespace, checkpoint),
-            "tasks": [row.task_id for row in writes],
-            "positions": [row.index for row in writes],
-            "paths": [row.task_path for row in writes],
-            "channels": [row.channel for row in writes],
-            "kinds": [row.kind for row in writes],
-            "counts": [row.count for row in writes],
-            "bodies": [row.body for row in writes],
-        }
-        statement = queries.PUT_WRITES if replace else queries.ADD_WRITES
-        self._link.write(lambda connection: run(connection, statement, bound), checkpoint)
+        given = (lane, checkpoint, writes, replace)
+        self._link.write(lambda connection: put_writes(connection, *given), checkpoint)
 
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
         bound = {"id": pack_id(namespace, checkpoint), "add": list(add), "remove": list(remove)}

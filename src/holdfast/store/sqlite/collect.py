@@ -19,6 +19,7 @@ from holdfast.store.base import Removed
 from holdfast.store.layout import SEQ_BITS, SEQ_MAX, address_of, span_of
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import read_blob
+from holdfast.store.sqlite.pending import drop_writes
 from holdfast.store.sqlite.rows import StoredId
 from holdfast.store.sqlite.select import every, one, scalar
 
@@ -44,7 +45,7 @@ def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
         lanes.add(key >> SEQ_BITS)
         connection.execute(queries.DROP_TAGS, (key,))
         thread, _, _, scope, _ = lane_of(connection, key)
-        connection.execute(queries.DROP_WRITES, (thread, scope, row[0]))
+        drop_writes(connection, queries.DROP_WRITES, (thread, scope, row[0]))
         connection.execute(queries.DROP_INTERRUPTS, (thread, row[0]))
     before = {lane: _sources(connection, lane) for lane in lanes}
     keep_parents(connection, digests, lanes)
@@ -58,9 +59,9 @@ def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
     lanes = [lane for (lane,) in every(connection, queries.LANE_IDS, (thread,))]
     keys = [key for lane in lanes for (key,) in every(connection, queries.KEYS_OF_LANE, span_of(lane))]
     removed = delete_rows(connection, keys)
+    drop_writes(connection, queries.DROP_WRITES_OF_THREAD, (thread,))
     for statement in (
         queries.DROP_LANES_OF_THREAD,  # those that were only leased so far
-        queries.DROP_WRITES_OF_THREAD,
         queries.DROP_SESSIONS_OF_THREAD,
         queries.DROP_EFFECTS_OF_THREAD,
         queries.DROP_THREAD,

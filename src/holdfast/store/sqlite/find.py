@@ -12,7 +12,7 @@ from holdfast.store.base import PAGE_ROWS_MAX, LaneKey, Query, Row
 from holdfast.store.layout import SEQ_BITS, SEQ_MAX, span_of
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.collect import lane_of
-from holdfast.store.sqlite.rows import pack_id, read_row, read_rows, read_write, unpack_id
+from holdfast.store.sqlite.rows import pack_id, read_row, read_rows, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 
 
@@ -30,13 +30,6 @@ def id_of(connection: apsw.Connection, key: int) -> str | None:
 def tags(connection: apsw.Connection, key: int) -> tuple[str, ...]:
     """Return a checkpoint's tags in order."""
     return tuple(name for (name,) in every(connection, queries.TAGS, (key,)))
-
-
-def with_writes(connection: apsw.Connection, row: Row) -> Row:
-    """Return the row with its pending writes."""
-    name = pack_id(row.lane.namespace, row.id)
-    writes = every(connection, queries.WRITES, (row.thread_number, row.lane.scope, name))
-    return row._replace(writes=tuple(map(read_write, writes))) if writes else row
 
 
 def _conditions(query: Query) -> tuple[str, dict[str, Any]]:

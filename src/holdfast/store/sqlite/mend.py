@@ -21,6 +21,7 @@ from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.chunks import read_blob
 from holdfast.store.sqlite.collect import keep_parents
 from holdfast.store.sqlite.lane import find_lane
+from holdfast.store.sqlite.pending import drop_writes, lost_pieces
 from holdfast.store.sqlite.rows import pack_id, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 from holdfast.store.survey import (
@@ -123,7 +124,7 @@ def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, for
         stored = find_lane(connection, LaneKey(*lane[1:]))
         if stored is not None and not force:
             stored.tenure.check_delete(LaneKey(*lane[1:]), None, now)
-        connection.execute(queries.DROP_WRITES, (lane[0], lane[3], name))
+        drop_writes(connection, queries.DROP_WRITES, (lane[0], lane[3], name))
         connection.execute(queries.DROP_INTERRUPTS, (lane[0], name))
     connection.execute(queries.DROP_TAGS, (key,))
     one(connection, queries.DROP_CHECKPOINT, (key,))
@@ -179,6 +180,9 @@ def _plan_rows(connection: apsw.Connection, plan: Rebuild) -> None:
     for number, name, thread, checkpoint in every(connection, queries.INTERRUPTS_WITHOUT_CHECKPOINT):
         what = without_checkpoint("interrupt", unpack_id(name), unpack_id(checkpoint), thread)
         plan.add(what, (queries.DROP_INTERRUPT, (number,)))
+    if pieces := lost_pieces(connection):
+        what = Finding(ORPHAN, f"{len(pieces)} pieces of pending writes", "no row needs them", repair=REBUILD)
+        plan.add(what, *((queries.DROP_PIECES, (number, number + 1)) for number in pieces))
 
 
 def _put_row(connection: apsw.Connection, row: Row) -> None:

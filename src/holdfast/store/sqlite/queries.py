@@ -174,16 +174,18 @@ ADD_TAG = "INSERT INTO tag VALUES (?, ?) ON CONFLICT DO NOTHING"
 DROP_TAG = "DELETE FROM tag WHERE checkpoint = ? AND name = ?"
 DROP_TAGS = "DELETE FROM tag WHERE checkpoint = ?"
 
-WRITES = """
-SELECT task, position, path, channel, kind, count, body FROM write
-WHERE thread = ? AND scope = ? AND checkpoint = ? ORDER BY path, task, position"""
-ADD_WRITE = "INSERT INTO write VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-PUT_WRITE = """
-INSERT INTO write VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET path = excluded.path, channel = excluded.channel, kind = excluded.kind,
-  count = excluded.count, body = excluded.body"""
-DROP_WRITES = "DELETE FROM write WHERE thread = ? AND scope = ? AND checkpoint = ?"
-DROP_WRITES_OF_THREAD = "DELETE FROM write WHERE thread = ?"
+WRITES = "SELECT task, size, pieces, body FROM write WHERE thread = ? AND scope = ? AND checkpoint = ?"
+_OF_TASK = "thread = ? AND scope = ? AND checkpoint = ? AND task = ?"
+WRITES_OF_TASK = f"SELECT size, pieces, body FROM write WHERE {_OF_TASK}"
+ADD_WRITES = "INSERT INTO write VALUES (?, ?, ?, ?, ?, ?, ?)"
+DROP_WRITES = "DELETE FROM write WHERE thread = ? AND scope = ? AND checkpoint = ? RETURNING pieces, body"
+DROP_WRITES_OF_TASK = f"DELETE FROM write WHERE {_OF_TASK} RETURNING pieces, body"
+DROP_WRITES_OF_THREAD = "DELETE FROM write WHERE thread = ? RETURNING pieces, body"
+
+PIECES_OF = "SELECT body FROM write_piece WHERE number >= ? AND number < ? ORDER BY number"
+NEXT_PIECE = "SELECT coalesce(max(number), 0) + 1 FROM write_piece"
+ADD_PIECE = "INSERT INTO write_piece VALUES (?, ?)"
+DROP_PIECES = "DELETE FROM write_piece WHERE number >= ? AND number < ?"
 
 # Bytes ------------------------------------------------------------------------------------------------------------
 
@@ -234,6 +236,8 @@ UNION ALL SELECT 'session', count(*) FROM session WHERE thread NOT IN (SELECT id
 UNION ALL SELECT 'write', count(*) FROM write WHERE thread NOT IN (SELECT id FROM thread)
 UNION ALL SELECT 'interrupt', count(*) FROM interrupt WHERE thread NOT IN (SELECT id FROM thread)"""
 ALL_CHUNK_SIZES = "SELECT address, size FROM chunk ORDER BY address"
+PIECES = "SELECT number FROM write_piece ORDER BY number"
+PIECES_NEEDED = "SELECT body, pieces FROM write WHERE typeof(body) = 'integer'"
 INTERRUPTS_WITHOUT_CHECKPOINT = """
 SELECT i.number, i.id, t.name, i.checkpoint FROM interrupt i LEFT JOIN thread t ON t.id = i.thread
 WHERE NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.id = i.checkpoint)"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.store.base import LaneKey, Row, WriteRow
+from holdfast.store.base import LaneKey, Row
 from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, uuid_bytes, uuid_text
 
 StoredId = str | bytes
@@ -76,9 +76,3 @@ def read_rows(
             )
         )
     return rows
-
-
-def read_write(fields: tuple[Any, ...]) -> WriteRow:
-    """Return a pending write from its columns."""
-    task, position, path, channel, kind, count, body = fields
-    return WriteRow(task, position, channel, kind, count, body, path)

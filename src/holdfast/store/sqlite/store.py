@@ -47,10 +47,11 @@ from holdfast.store.sqlite.collect import delete_rows, delete_thread
 from holdfast.store.sqlite.commit import add_checkpoint, add_checkpoints
 from holdfast.store.sqlite.compact import compact_database, give_pages_back
 from holdfast.store.sqlite.database import Database, resolve_path, translated
-from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags, with_writes
+from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags
 from holdfast.store.sqlite.gate import Gate, forget, register
-from holdfast.store.sqlite.lane import find_lane, thread_of
+from holdfast.store.sqlite.lane import find_lane
 from holdfast.store.sqlite.pages import adopt_pages, damaged_pages
+from holdfast.store.sqlite.pending import put_writes, with_writes
 from holdfast.store.sqlite.rows import StoredId, pack_id, read_row, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 from holdfast.store.sqlite.writer import Writer
@@ -143,17 +144,8 @@ class SqliteStore:
         return self._write(lambda connection: add_checkpoints(connection, commits, self._clock()), commits[0].id)
 
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
-        statement = queries.PUT_WRITE if replace else queries.ADD_WRITE
-        name = pack_id(lane.namespace, checkpoint)
-
-        def job(connection: apsw.Connection) -> bool:
-            thread = thread_of(connection, lane)[0]
-            for row in writes:
-                fields = (row.task_id, row.index, row.task_path, row.channel, row.kind, row.count, row.body)
-                connection.execute(statement, (thread, lane.scope, name, *fields))
-            return True
-
-        self._write(job, checkpoint)
+        given = (lane, checkpoint, writes, replace)
+        self._write(lambda connection: put_writes(connection, *given), checkpoint)
 
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
         def job(connection: apsw.Connection) -> tuple[str, ...]:

@@ -100,19 +100,18 @@ CREATE TABLE {schema}.tag (
 );
 CREATE INDEX tag_name ON {schema}.tag (name, checkpoint);
 
+-- One row for all writes of a task, packed as store/writes.py says. task: 0x00 and a UUID's 16 bytes, or 0x01 and its
+-- text. size is the length before compression; a body of that very length is not compressed.
 CREATE TABLE {schema}.write (
   thread     bigint NOT NULL,
-  position   bigint NOT NULL,
-  count      bigint NOT NULL,
+  size       int NOT NULL,
   scope      text COLLATE "C" NOT NULL,
   checkpoint bytea NOT NULL,
-  task       text COLLATE "C" NOT NULL,
-  path       text COLLATE "C" NOT NULL,
-  channel    text NOT NULL,
-  kind       text NOT NULL,
+  task       bytea NOT NULL,
   body       bytea NOT NULL,
-  PRIMARY KEY (thread, scope, checkpoint, task, position)
+  PRIMARY KEY (thread, scope, checkpoint, task)
 );
+ALTER TABLE {schema}.write ALTER body SET STORAGE EXTERNAL;
 
 CREATE TABLE {schema}.session (
   id      bytea PRIMARY KEY,
@@ -361,6 +360,28 @@ BEGIN
       ON CONFLICT DO NOTHING RETURNING t.id, t.next_seq INTO thread_id, next_seq;
     EXIT WHEN FOUND;
   END LOOP;
+END $$;
+
+-- Puts the writes of tasks if each row is still what the writer thinks: p_was has the SHA-256 of its body, NULL where there
+-- is none. Otherwise nothing is stored, and the answer is the rows that differ, as they are. The thread's row, locked,
+-- keeps all others away meanwhile.
+CREATE FUNCTION {schema}.put_writes(
+  p_namespace text, p_thread text, p_scope text, p_checkpoint bytea,
+  p_tasks bytea[], p_sizes int[], p_bodies bytea[], p_was bytea[] DEFAULT NULL
+) RETURNS TABLE (other_task bytea, other_size int, other_body bytea) LANGUAGE plpgsql AS $$
+DECLARE
+  v_thread bigint;
+BEGIN
+  SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
+  RETURN QUERY SELECT n.task, w.size, w.body
+    FROM unnest(p_tasks, p_was) n (task, was) LEFT JOIN {schema}.write w
+      ON w.thread = v_thread AND w.scope = p_scope AND w.checkpoint = p_checkpoint AND w.task = n.task
+    WHERE sha256(w.body) IS DISTINCT FROM n.was;
+  IF NOT FOUND THEN
+    INSERT INTO {schema}.write (thread, scope, checkpoint, task, size, body)
+      SELECT v_thread, p_scope, p_checkpoint, n.* FROM unnest(p_tasks, p_sizes, p_bodies) n
+      ON CONFLICT (thread, scope, checkpoint, task) DO UPDATE SET size = excluded.size, body = excluded.body;
+  END IF;
 END $$;
 
 -- Takes a lane's lease; see the contract's acquire. outcome: 0 taken, 1 held by somebody else.

@@ -80,20 +80,23 @@ CREATE TABLE tag (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX tag_name ON tag (name, checkpoint);
 
--- Results of finished tasks beside a checkpoint, which may come later than they do.
+-- Results of finished tasks beside a checkpoint, which may come later than they do: one row for all of a task, packed as
+-- store/writes.py says. A task that is a UUID is kept as its 16 bytes. `size` is the length before compression; bytes of
+-- that very length are not compressed. The bytes are `body`, or if there are `pieces`, so many rows from that number on.
 CREATE TABLE write (
   thread     INTEGER NOT NULL REFERENCES thread (id),
   scope      TEXT NOT NULL,
   checkpoint ANY NOT NULL,
-  task       TEXT NOT NULL,
-  position   INTEGER NOT NULL,
-  path       TEXT NOT NULL,
-  channel    TEXT NOT NULL,
-  kind       TEXT NOT NULL,
-  count      INTEGER NOT NULL,
-  body       BLOB NOT NULL,
-  PRIMARY KEY (thread, scope, checkpoint, task, position)
+  task       ANY NOT NULL,
+  size       INTEGER NOT NULL,
+  pieces     INTEGER NOT NULL,
+  body       ANY NOT NULL,
+  PRIMARY KEY (thread, scope, checkpoint, task)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE write_piece (
+  number INTEGER PRIMARY KEY,
+  body   BLOB NOT NULL
+) STRICT;
 
 -- Runs: active until they end; overdue if `expires` has passed and they have not. Every index is a page of 4 KiB in the
 -- smallest file, so there is one for all lists: it tells those of a thread, and those that have not ended.
