@@ -1,0 +1,48 @@
+"""A process that imports from LangGraph's saver and is killed at a call of the store, before it or right after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import holdfast
+from holdfast.integrations.langgraph.moving import import_langgraph
+
+CHANGING = {"commit", "write"}
+
+
+class Mortal:
+    """A store that counts the calls which change something, and ends the process at one of them."""
+
+    def __init__(self, backend: Any, deadline: int, after: bool) -> None:
+        self._backend = backend
+        self._deadline = deadline
+        self._after = after
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._backend, name)
+        return self._watched(verb) if name in CHANGING else verb
+
+    def _watched(self, verb: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls += 1
+            if self.calls == self._deadline and not self._after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            answer = verb(*arguments)
+            if self.calls == self._deadline:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return answer
+
+        return call
+
+
+def import_until(url: str, source: str, deadline: int, after: bool) -> None:
+    """Import, and die at the call; print how many calls there were if it was never reached."""
+    store = holdfast.open(url)
+    mortal: Any = Mortal(store._backend, deadline, after)
+    store._backend = mortal
+    report = import_langgraph(store, source)
+    assert report, str(report)
+    os.write(1, f"{mortal.calls}\n".encode())
