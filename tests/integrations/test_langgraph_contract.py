@@ -276,7 +276,6 @@ def test_metadata_takes_in_what_the_config_says(face: Face, thread: str) -> None
     assert ids(face.listed(at(thread), filter={"tenant": 7, "user": "u1"})) == [id_of(found.config)]
 
 
-@pytest.mark.xfail(reason="LangGraph's savers give lists; ours gives back the tuple")
 def test_metadata_comes_back_as_from_langgraphs_own_savers(line: Line) -> None:
     line.put({}, metadata={"counters_since_delta_snapshot": {"channel": (2, 4)}})
     found: Any = line.face.read(line.config).metadata

@@ -541,3 +541,23 @@ def test_asynchronous_retention_does_the_same(saver: HoldfastSaver, thread: str)
     assert sorted(done.checkpoints) == sorted(plan.checkpoints)
     assert len(stage.history(graph)) == 1
     assert states(stage, graph) == before
+
+
+@pytest.mark.parametrize("way", ["prune", "store.prune", "delete_before"])
+def test_rules_of_the_store_spare_what_channels_are_rebuilt_from(saver: HoldfastSaver, thread: str, way: str) -> None:
+    """Values that are kept as writes are in the ancestors: a rule that knows nothing of graphs must leave those."""
+    stage = Stage(saver)
+    stage.thread = thread
+    graph = delta_graph(saver)
+    for number in range(4):
+        stage.run(graph, {"items": [number], "rare": [number]})
+    before = states(stage, graph)
+    ours = saver.store.thread(thread)
+    if way == "prune":
+        ours.prune(holdfast.Keep(last=1))
+    elif way == "store.prune":
+        saver.store.prune(holdfast.Keep(last=1))
+    else:
+        ours.delete_before(10_000)
+
+    assert states(stage, graph) == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,29 @@ def test_the_log_is_folded_into_the_file_on_close(tmp_path: Path) -> None:
     connection = apsw.Connection(str(tmp_path / "x.db"), flags=apsw.SQLITE_OPEN_READONLY)
     assert connection.execute("SELECT count(*) FROM checkpoint").get == 1
     connection.close()
+
+
+def test_saves_of_others_are_no_finding(store: holdfast.Store) -> None:
+    """A report made while somebody saves tells what is wrong in the store, not that it was looked at twice."""
+    begun, stop = threading.Event(), threading.Event()
+
+    def save() -> None:
+        busy = store.thread("busy")
+        while not stop.is_set():
+            busy.save({"number": 1})
+            begun.set()
+
+    saver = threading.Thread(target=save)
+    saver.start()
+    try:
+        assert begun.wait(30)
+        deadline = time.monotonic() + 30
+        seen: list[int] = []
+        while len(seen) < 20 or seen[-1] == seen[0]:  # until it was surely saving meanwhile
+            assert time.monotonic() < deadline
+            report = store.verify()
+            assert report, str(report)
+            seen.append(report.checkpoints)
+    finally:
+        stop.set()
+        saver.join()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from holdfast.model.checkpoint import CheckpointMeta
 from holdfast.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query, Removed, Row
 from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.interrupts import pending_checkpoints
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import meta_of
 from holdfast.thread.retention import Keep, Pruned
+
+REBUILT_FROM = "counters_since_delta_snapshot"
+"""Metadata by which LangGraph says that some values are not in a checkpoint, but in the writes of its ancestors."""
 
 
 def rows_of(lane: LaneKey, payload: bool) -> Flow[list[Row]]:
@@ -26,8 +30,13 @@ def rows_of(lane: LaneKey, payload: bool) -> Flow[list[Row]]:
         before = page[-1].seq
 
 
-def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool, token: str | None) -> Flow[Pruned]:
-    """Delete what the rules do not want, branch by branch."""
+def prune(
+    context: Context, thread: str | None, keep: Keep, dry_run: bool, token: str | None, spare_ancestors: bool = True
+) -> Flow[Pruned]:
+    """Delete what the rules do not want, branch by branch.
+
+    ``spare_ancestors`` keeps the ancestors from whose writes a checkpoint that stays is rebuilt.
+    """
     lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
     every = lanes if thread is None else (yield from ask(lambda store: store.lanes(context.namespace, None, None)))
     needed = {lane.origin for lane in every if lane.origin is not None}
@@ -37,7 +46,10 @@ def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool, token
     removed = Removed()
     for lane in lanes:
         rows = yield from rows_of(lane.key, payload=False)
-        going = keep.doomed([meta_of(row) for row in rows], context.now(), needed)
+        metas = [meta_of(row) for row in rows]
+        going = keep.doomed(metas, context.now(), needed)
+        if spare_ancestors:
+            going = without_ancestors(metas, going)
         doomed += going
         kept += len(rows) - len(going)
         if going and not dry_run:
@@ -46,10 +58,22 @@ def prune(context: Context, thread: str | None, keep: Keep, dry_run: bool, token
     return Pruned(deleted, kept, removed.bytes, dry_run, tuple(doomed))
 
 
+def without_ancestors(branch: Sequence[CheckpointMeta], doomed: Sequence[str]) -> list[str]:
+    """Return what may go of a branch, given newest first, without changing what those that stay are rebuilt from."""
+    going, needed = set(doomed), set[str | None]()
+    for meta in branch:
+        if meta.id in needed:
+            going.discard(meta.id)
+        if meta.id not in going and REBUILT_FROM in meta.metadata:
+            needed.add(meta.parent_id)
+    return [name for name in doomed if name in going]
+
+
 def delete_before(context: Context, cursor: Cursor, step: int) -> Flow[Removed]:
     """Delete a branch's checkpoints before a step, but never its newest nor one that waits for a decision."""
-    rows = yield from rows_of(cursor.lane, payload=False)
-    going = [row.id for row in rows if row.step < step]
+    metas = [meta_of(row) for row in (yield from rows_of(cursor.lane, payload=False))]
+    stay = yield from pending_checkpoints(context.namespace, cursor.lane.thread)
+    going = without_ancestors(metas, [meta.id for meta in metas[1:] if meta.step < step and meta.id not in stay])
     return (yield from ask(_deleting(context.namespace, going, cursor.token)))
 
 

@@ -127,9 +127,28 @@ def _verify_lane(lane: Lane, note: Note) -> Flow[list[Finding]]:
             if newest is None or row.seq > newest.seq:  # else some went meanwhile, and older ones came again
                 newest = row
                 note(row, (yield from _verify_row(row, checked)))
-    if newest is not None and (newest.id, newest.seq) != (lane.head, lane.head_seq):
+    seems_newest = newest is None or (newest.id, newest.seq) == (lane.head, lane.head_seq)
+    if not seems_newest and not (yield from _head_is_newest(lane.key)):  # else it moved while this was being read
         findings.append(head_is_not_newest(lane.key))
     return findings
+
+
+def _head_is_newest(lane: LaneKey) -> Flow[bool]:
+    """Tell whether a branch's head is its newest checkpoint, looking until nobody changes it meanwhile."""
+    query = Query(*lane, limit=1)
+    head = yield from _place_of_head(lane)
+    while True:
+        rows = yield from ask(_finding_rows(query))
+        newest = (rows[0].id, rows[0].seq) if rows else None
+        again = yield from _place_of_head(lane)
+        if head == again:
+            return newest == head
+        head = again
+
+
+def _place_of_head(lane: LaneKey) -> Flow[tuple[str, int] | None]:
+    lanes = yield from ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
+    return next(((each.head or "", each.head_seq) for each in lanes if each.key == lane), None)
 
 
 def _verify_row(row: Row, checked: dict[Key, _Checked]) -> Flow[list[Finding]]:

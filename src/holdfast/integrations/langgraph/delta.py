@@ -18,14 +18,12 @@ from holdfast.pieces.manifest import Entries, Key, decode_base, decode_manifest
 from holdfast.store.base import Query, Row, WriteRow
 from holdfast.thread.load import fill, find_row, open_tip
 from holdfast.thread.perform import Flow, ask
+from holdfast.thread.removal import REBUILT_FROM
 
 CARRIED = "holdfast:carried"
 """The task id of carried writes."""
 
 _SEED = "seed"
-COUNTERS = "counters_since_delta_snapshot"
-"""LangGraph's metadata: which channels of a checkpoint must be rebuilt from its ancestors."""
-
 _PAGE_ROWS_MIN, _PAGE_ROWS_MAX = 64, 1000
 
 
@@ -44,7 +42,7 @@ class Trail:
 
 def rebuilt_channels(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the channels of a checkpoint whose value is in its ancestors' writes."""
-    counters = metadata.get(COUNTERS)
+    counters = metadata.get(REBUILT_FROM)
     return tuple(counters) if isinstance(counters, dict) else ()
 
 

@@ -121,12 +121,12 @@ def metadata_of(trigger: str, kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a metadata value with plain texts: ids come along as ``ReadId``."""
+    """Return a metadata value as LangGraph's own savers give it back: plain texts (ids are ``ReadId``), no tuples."""
     if isinstance(value, str):
         return str(value) if type(value) is not str else value
     if type(value) is dict:
         return {_plain(key): _plain(each) for key, each in value.items()}
-    if type(value) is list:
+    if type(value) in (list, tuple):
         return [_plain(each) for each in value]
     return value
 

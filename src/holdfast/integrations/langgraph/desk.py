@@ -2,7 +2,7 @@
 
 It is only ever what is faster to know than to read again. A desk belongs to one head: a put takes it away, changes it,
 and puts it back under the new head; whoever finds none reads the store. So no two puts share one, and what failed is
-forgotten by not being put back.
+forgotten by not being put back. A desk that a read left has the bytes, but does not know yet what it takes to write.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.store.base import Row
 from holdfast.thread.cursor import Cursor
 
 DESKS_MAX = 512
@@ -49,7 +50,9 @@ class Desk:
         """Return about how many bytes are remembered."""
         seen = self.cursor.seen
         prints = sum(len(known.fingerprint) for known in self.known.values())
-        return prints + (0 if seen is None or seen.head is None else seen.head.size)
+        if seen is None or seen.head is None:
+            return sum(live.entry.size for live in self.cursor.tip.lives.values()) if self.cursor.tip else 0
+        return prints + seen.head.size
 
 
 class Desks:
@@ -65,17 +68,19 @@ class Desks:
             desk = self._desks.pop(head, None)
             if desk is not None:
                 self._bytes -= self._sizes.pop(head)
-        if desk is None or desk.cursor.tip is None or desk.cursor.seen is None:
-            return None
-        return desk
+        return None if desk is None or desk.cursor.tip is None else desk
 
-    def keep(self, desk: Desk) -> None:
-        """Remember a desk whose head was just stored."""
+    def keep(self, desk: Desk, read: Row | None = None) -> None:
+        """Remember a desk whose head was just stored, or ``read``; what a put knows is not replaced by that."""
         self._check_process()
-        head = desk.head
+        head = desk.head if read is None else read.id
         if head is None:
             return
         with self._lock:
+            if head in self._desks:
+                if read is not None:
+                    return
+                self._bytes -= self._sizes.pop(head)
             self._desks[head] = desk
             self._sizes[head] = desk.size
             self._bytes += self._sizes[head]

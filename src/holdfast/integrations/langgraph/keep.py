@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.codec import encode
 from holdfast.errors import Conflict
-from holdfast.integrations.langgraph.delta import COUNTERS, carried_writes, rebuilt_channels, walk
+from holdfast.integrations.langgraph.delta import carried_writes, rebuilt_channels, walk
 from holdfast.integrations.langgraph.description import PARENT
 from holdfast.integrations.langgraph.names import Place
 from holdfast.integrations.langgraph.read import id_of_row, parent_of_row, place_of_row
@@ -20,7 +20,7 @@ from holdfast.thread.history import Filter
 from holdfast.thread.load import open_tip
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import NO_PARENT, checkpoint_digest, encode_notes, meta_of, values_of
-from holdfast.thread.removal import prune, thread_names
+from holdfast.thread.removal import REBUILT_FROM, prune, thread_names
 from holdfast.thread.retention import Keep, Pruned
 
 
@@ -49,13 +49,13 @@ def delete_runs(context: Context, run_ids: Collection[str]) -> Flow[Removed]:
 
 def retain(context: Context, thread: str | None, keep: Keep, dry_run: bool) -> Flow[Pruned]:
     """Delete what the rules do not want; what stays is as it was, channels that are kept as writes included."""
-    plan = yield from prune(context, thread, keep, True, None)
+    plan = yield from prune(context, thread, keep, True, None, spare_ancestors=False)
     if dry_run or not plan.checkpoints:
         return plan
     names = [thread] if thread is not None else (yield from thread_names(context))
     for name in names:
         yield from carry_over(context, name, set(plan.checkpoints))
-    return (yield from prune(context, thread, keep, False, None))
+    return (yield from prune(context, thread, keep, False, None, spare_ancestors=False))
 
 
 def delete(context: Context, thread: str, doomed: Collection[str]) -> Flow[Removed]:
@@ -68,7 +68,7 @@ def delete(context: Context, thread: str, doomed: Collection[str]) -> Flow[Remov
 
 def carry_over(context: Context, thread: str, doomed: set[str]) -> Flow[None]:
     """Give checkpoints that stay what they need of a parent that goes."""
-    for row in (yield from rows_of_thread(context, thread, (encode(COUNTERS),), writes=True)):
+    for row in (yield from rows_of_thread(context, thread, (encode(REBUILT_FROM),), writes=True)):
         if row.id in doomed or row.parent_id not in doomed:
             continue
         channels = rebuilt_channels(meta_of(row).metadata)

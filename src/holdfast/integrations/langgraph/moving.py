@@ -32,14 +32,13 @@ from holdfast.model.ids import check_id
 from holdfast.store.base import Backend, LaneKey, Query, Row, WriteRow
 from holdfast.store.sqlite.database import resolve_path
 from holdfast.thread.perform import Flow, ask
+from holdfast.thread.removal import REBUILT_FROM
 from holdfast.thread.store import Store
 from holdfast.transfer.intake import Arrival, Intake
 from holdfast.transfer.progress import Progress, Teller
 from holdfast.transfer.report import ImportReport, Note, Refused
 
 ORDER = "the checkpoints' ids, which tell their time, but a parent before its children"
-
-_DELTA = "counters_since_delta_snapshot"  # in the metadata if values are made of the writes of earlier checkpoints
 
 
 def import_langgraph(
@@ -288,7 +287,7 @@ class _Line:
 
     def _orphan(self, parent: str, metadata: Mapping[str, Any]) -> str:
         what = f"its parent {parent} is not there"
-        return f"{what}, and values that are made of earlier writes may lack some" if _DELTA in metadata else what
+        return f"{what}, and values that are made of earlier writes may lack some" if REBUILT_FROM in metadata else what
 
     def _changed(self, found: StockCheckpoint) -> dict[str, Any]:
         """Return the versions of channels whose bytes may differ from the parent's: a version alone proves nothing."""

@@ -69,6 +69,11 @@ class Place(NamedTuple):
             return self.ns
         return _HASHED + hashlib.sha256(self.ns.encode()).hexdigest()
 
+    @property
+    def is_of_one_task(self) -> bool:
+        """Tell whether the namespace is that of a subgraph that lives no longer than the task which calls it."""
+        return ":" in self.ns.rpartition("|")[2]
+
     def name(self, checkpoint_id: str) -> str:
         """Return our id of a checkpoint here."""
         raw = uuid_bytes(checkpoint_id)

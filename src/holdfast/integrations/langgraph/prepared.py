@@ -21,6 +21,7 @@ from holdfast.integrations.langgraph.names import Place
 from holdfast.integrations.langgraph.sealed import SEALED_LIST, SealedList, encrypting
 from holdfast.integrations.langgraph.values import LIST, dump, to_body
 from holdfast.model.checkpoint import Notes
+from holdfast.model.ids import check_id
 from holdfast.pieces.body import Body
 from holdfast.pieces.body import to_body as encode_own
 from holdfast.pieces.manifest import MARKS, RUN, Key
@@ -84,7 +85,7 @@ class Prepared:
     run: Body
     marks: Body
     serde: SerializerProtocol
-    is_first: bool  # of its thread, as far as the run knows
+    begins: bool  # it is the first one of its namespace, as far as the run knows
     news: dict[str, News] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
 
@@ -126,8 +127,13 @@ def prepare(
     new_versions: Mapping[str, Any],
     serde: SerializerProtocol,
     desk: Desk | None,
+    begins_thread: bool = False,
 ) -> Prepared:
-    """Encode what a put must store. ``desk`` is what is known of the parent, if anything."""
+    """Encode what a put must store. ``desk`` is what is known of the parent, if anything.
+
+    ``begins_thread`` says that a checkpoint without a parent is one because the run found nothing to go on from.
+    """
+    check_id(str(checkpoint["id"]), "checkpoint_id")
     run, marks = run_and_marks(checkpoint, serde)
     prepared = Prepared(
         place,
@@ -139,8 +145,10 @@ def prepare(
         encode_own(run, "run"),
         encode_own(marks, "marks"),
         serde,
-        is_first=metadata.get("step", 0) < 0 and metadata.get("source") != "fork",
+        begins=parent is None and begins_thread,
     )
+    if desk is not None and desk.cursor.seen is None:
+        desk = None  # a read left it: of the parent's channels only the bytes are known
     trusted = desk.known if desk is not None and desk.serde is serde else {}
     same = set() if desk is None else unchanged(prepared.versions, desk.versions, new_versions)
     for channel, value in checkpoint["channel_values"].items():

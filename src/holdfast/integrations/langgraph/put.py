@@ -21,7 +21,7 @@ from holdfast.integrations.langgraph.names import may_fork
 from holdfast.integrations.langgraph.prepared import Prepared
 from holdfast.model.checkpoint import MAIN, CheckpointMeta
 from holdfast.pieces.manifest import MARKS, RUN, root_digest
-from holdfast.pieces.tip import Change, Tip
+from holdfast.pieces.tip import Change, Live, Tip
 from holdfast.store.base import Head, LaneKey, Query, Row
 from holdfast.thread.cursor import Context, Cursor, Seen
 from holdfast.thread.load import decode_live, fill, find_row, open_tip, winner_of
@@ -44,8 +44,10 @@ class Putter:
         """Store a checkpoint; ``desk`` is what is known of its parent, and is given back under the new head."""
         stored: Cursor | None
         try:
-            if desk is not None and (prepared.parent is None or not may_fork(prepared.parent)):
+            if desk is not None and desk.cursor.seen is not None:
                 stored = yield from self._next(prepared, desk.cursor, desk.versions)
+            elif desk is not None:
+                stored = yield from self._seen(prepared, desk.cursor)
             else:
                 stored = yield from self._place(prepared)
         except IdTaken:
@@ -82,9 +84,9 @@ class Putter:
         if head is None or head.row is None:
             cursor = Cursor(lane, Seen.of(head), Tip())
             return (yield from self._next(prepared, cursor, {}))
-        # The first checkpoint of a thread that has others: another run began it at the same time. Below the root it is
-        # a subgraph that is run again from its beginning, which its parent graph decides.
-        if prepared.is_first and not prepared.place.ns:
+        # The first checkpoint where there are others: another run began at the same time. Only a subgraph that lives no
+        # longer than one task is run again from its beginning: that is decided by the graph around it.
+        if prepared.begins and not prepared.place.is_of_one_task:
             return (yield from self._lost(prepared, lane))
         return (yield from self._root(prepared, "root"))
 
@@ -101,10 +103,19 @@ class Putter:
         prepared.notes["metadata"] = {**prepared.notes["metadata"], PARENT: str(prepared.parent)}
         return (yield from self._begin(prepared))
 
-    def _on_head(self, prepared: Prepared, lane: LaneKey, head: Head) -> Flow[Cursor]:
+    def _seen(self, prepared: Prepared, cursor: Cursor) -> Flow[Cursor | None]:
+        """Store a checkpoint whose parent was read, as the head of its branch: its bytes are at hand."""
+        head = yield from ask(lambda store: store.head(cursor.lane))
+        if head is None or head.row is None or head.row.id != prepared.parent_name:
+            return (yield from self._place(prepared))
+        return (yield from self._on_head(prepared, cursor.lane, head, cursor.tip))
+
+    def _on_head(self, prepared: Prepared, lane: LaneKey, head: Head, read: Tip | None = None) -> Flow[Cursor]:
         assert head.row is not None
         try:
             tip = yield from open_tip(head.row, head.owned)
+            if read is not None:
+                _take_bytes(tip, read)
             versions = yield from _versions(prepared, tip, head.row)
         except Corrupted:
             if (yield from find_row(self.context.namespace, head.row.id)) is not None:
@@ -212,6 +223,18 @@ class Putter:
 
     def _lane(self, prepared: Prepared, branch: str) -> LaneKey:
         return LaneKey(self.context.namespace, prepared.place.thread, prepared.place.scope, branch[:255])
+
+
+def _take_bytes(tip: Tip, read: Tip) -> None:
+    """Give a tip the bytes that were read, and checked, before; only those that are the very same."""
+    for key, live in tip.lives.items():
+        known = read.lives.get(key)
+        if live.parts is None and known is not None and known.hasher is not None and _is_same_value(live, known):
+            live.parts, live.hasher = known.parts, known.hasher.copy()
+
+
+def _is_same_value(one: Live, other: Live) -> bool:
+    return (one.entry.kind, one.entry.digest) == (other.entry.kind, other.entry.digest)
 
 
 def _versions(prepared: Prepared, tip: Tip, row: Row) -> Flow[dict[str, Any]]:

@@ -21,6 +21,7 @@ from holdfast.integrations.langgraph.description import (
     checkpoint_from,
     metadata_of,
 )
+from holdfast.integrations.langgraph.desk import Desk, Desks
 from holdfast.integrations.langgraph.names import Place, ReadId, config_of, forking
 from holdfast.integrations.langgraph.sealed import SEALED_LIST, load_sealed
 from holdfast.integrations.langgraph.values import from_body, load
@@ -28,7 +29,7 @@ from holdfast.model.checkpoint import CheckpointMeta, bare
 from holdfast.pieces.manifest import MARKS, RUN
 from holdfast.pieces.tip import Live, Tip
 from holdfast.store.base import Query, Row, WriteRow
-from holdfast.thread.cursor import Context
+from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.history import Filter
 from holdfast.thread.load import decode_live, is_there, verify_digest
 from holdfast.thread.perform import Flow, ask
@@ -39,10 +40,11 @@ PAGE_ROWS_MAX = 128
 
 @dataclass(slots=True)
 class Reader:
-    """Reads with one serializer."""
+    """Reads with one serializer. ``desks`` remembers what a put on it would have to read again."""
 
     context: Context
     serde: SerializerProtocol
+    desks: Desks | None = None
 
     def get(self, place: Place, checkpoint_id: str | None) -> Flow[CheckpointTuple | None]:
         """Return a checkpoint, or the newest of its namespace."""
@@ -78,6 +80,8 @@ class Reader:
             values = values_of(row)
             verify_digest(row, values, tip.entries())
             found.append(self._tuple(row, values, tip, heads, batch))
+            if self.desks is not None and len(rows) == 1 and row.id in heads:
+                self.desks.keep(Desk(Cursor(row.lane, None, tip)), row)
         return found
 
     def _tuple(self, row: Row, values: dict[str, Any], tip: Tip, heads: set[str], batch: Batch) -> CheckpointTuple:
@@ -85,14 +89,14 @@ class Reader:
         place = place_of_row(row, meta.metadata)
         try:
             checkpoint_id = id_of_row(place, row, meta.metadata)
+            if RUN not in tip.lives or MARKS not in tip.lives:
+                raise _stranger()
+            run, marks = (decode_live(tip.lives[key]) for key in (RUN, MARKS))
             channels = {
                 key: batch.value(live, partial(self._value, key))
                 for key, live in tip.lives.items()
                 if isinstance(key, str)
             }
-            run, marks = (decode_live(tip.lives[key]) if key in tip.lives else None for key in (RUN, MARKS))
-            if run is None or marks is None:
-                raise DecodeError("it was not saved by LangGraph", hint="Read it with store.thread(…)")
             checkpoint = checkpoint_from(run, marks, channels, checkpoint_id, meta.created_at, self.serde)
             writes = [self._write(write) for write in row.writes if not is_carried(write)]
         except HoldfastError as error:
@@ -229,8 +233,15 @@ def id_of_row(place: Place, row: Row, metadata: Mapping[str, Any]) -> str:
     """Return LangGraph's id of a row."""
     found = metadata.get(ID) or place.original(row.id)
     if found is None:
-        raise DecodeError("it was not saved by LangGraph", hint="Read it with store.thread(…)", checkpoint=row.id)
+        raise _stranger()
     return str(found)
+
+
+def _stranger() -> DecodeError:
+    return DecodeError(
+        "the checkpoint was not saved by LangGraph",
+        hint="Change a graph's thread with graph.update_state(…), and keep others under names of their own",
+    )
 
 
 def parent_of_row(place: Place, row: Row, metadata: Mapping[str, Any]) -> str | None:

@@ -295,7 +295,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         return await self._offload.run(flow)
 
     def _reader(self) -> Reader:
-        return Reader(self._context, self.serde)  # read at each call: graphs swap it on their copies of the saver
+        # The serializer of the moment: graphs swap it on their copies of the saver.
+        return Reader(self._context, self.serde, self._desks)
 
     def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         place, checkpoint_id = place_of(config), checkpoint_id_of(config)
@@ -375,7 +376,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         is_next = parent is not None and not may_fork(parent) and parent != checkpoint["id"]
         desk = self._desks.take(place.name(str(parent))) if is_next else None
         described = get_checkpoint_metadata(config, metadata)
-        return prepare(place, checkpoint, parent, described, new_versions, self.serde, desk), desk
+        begins = _found_nothing(config, metadata)
+        return prepare(place, checkpoint, parent, described, new_versions, self.serde, desk, begins), desk
 
     def _write(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
@@ -425,6 +427,18 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
 def _config_after(prepared: Prepared) -> RunnableConfig:
     return config_of(prepared.place, prepared.checkpoint_id)  # type: ignore[return-value]
+
+
+def _found_nothing(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
+    """Tell whether a checkpoint without a parent has none because its run found its namespace empty.
+
+    It is otherwise if it is a copy of a first one, if the graph around a subgraph is replayed from before it was
+    called, or if it is no run of LangGraph's at all that puts it.
+    """
+    configurable = config["configurable"]
+    if metadata.get("source") == "fork" or configurable.get("__pregel_replay_state"):
+        return False
+    return _DURABILITY in configurable or metadata.get("step", 0) < 0
 
 
 def _outer(config: RunnableConfig) -> Mapping[str, str] | None:
