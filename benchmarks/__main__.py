@@ -14,7 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks import concurrency, directory, engine, loads, postgres, processes, saves, shapes, sizes, transfer
+from benchmarks import (
+    concurrency,
+    directory,
+    engine,
+    langgraph,
+    loads,
+    postgres,
+    processes,
+    saves,
+    shapes,
+    sizes,
+    transfer,
+)
 from benchmarks.bench import Bench
 from benchmarks.machine import load_facts, machine_facts, print_facts, warn_if_busy
 from benchmarks.table import Table
@@ -30,6 +42,7 @@ FAMILIES: dict[str, Callable[[Bench], None]] = {
     "engine": engine.run,
     "directory": directory.run,
     "transfer": transfer.run,
+    "langgraph": langgraph.run,
 }
 
 
@@ -76,7 +89,7 @@ def _scratch(folder: Path | None) -> Path:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less of everything and no peers: under a minute")
+    parser.add_argument("--quick", action="store_true", help="less of everything, few peers: some minutes")
     parser.add_argument("--only", action="append", metavar="NAME", choices=[*FAMILIES, "peers"], help="one family")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--dir", type=Path, help="where the files go; should be a real disk")

@@ -1,0 +1,67 @@
+"""A LangGraph agent on a Holdfast store: it asks, it is killed, it goes on. Run it until nothing is left to do.
+
+First run: the agent wants to send a mail and waits for somebody. Second run: you approve, the mail goes out, and the
+process is killed before its node is done. Third run: the node runs again, and the mail is not sent again.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.messages import AIMessage, AnyMessage
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import interrupt
+
+from holdfast.integrations.langgraph import HoldfastSaver
+from holdfast.integrations.langgraph.effects import effect
+from holdfast.integrations.langgraph.question import resume_of
+
+OUTBOX = Path("outbox.txt")  # stands for the world outside
+KILLED = Path("killed.txt")  # so that it is killed once only
+
+
+class State(TypedDict):
+    """A conversation, as LangGraph has it."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+def send_mail(to: str, text: str) -> str:
+    with OUTBOX.open("a", encoding="utf-8") as outbox:
+        outbox.write(f"{to}: {text}\n")
+    return f"mail sent to {to}"
+
+
+def agent(_: State) -> dict[str, Any]:
+    call = interrupt({"tool": "send_mail", "to": "bob@example.org", "text": "The train leaves at nine"})
+    sent = effect("mail", send_mail, call["to"], call["text"])
+    if not KILLED.exists():
+        KILLED.touch()
+        print("The mail is out. Now the process is killed. Run me again.", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"messages": [AIMessage(f"Done: {sent}")]}
+
+
+builder: Any = StateGraph(State)
+builder.add_node("agent", agent)
+builder.add_edge(START, "agent")
+config: Any = {"configurable": {"thread_id": "bob"}}
+
+with HoldfastSaver("mail.db") as saver:
+    graph: Any = builder.compile(checkpointer=saver)
+    waiting = saver.interrupts("bob")
+    if graph.get_state(config).created_at is None:
+        graph.invoke({"messages": [("user", "Tell Bob when the train leaves")]}, config)
+        print(f"It asks: {saver.interrupts('bob')[0].interrupt.payload['value']}. Run me again to approve.")
+    elif waiting:
+        record = waiting[0]
+        if record.decision is None:  # else it was made before the process was killed, and is stored
+            call = record.interrupt.payload["value"]
+            record = saver.store.thread("bob").decide(record, "modify", by="you", value=call)
+        done = graph.invoke(resume_of(record), config)
+        mails = len(OUTBOX.read_text(encoding="utf-8").splitlines())
+        print(f"{done['messages'][-1].content} ({mails} mail in the outbox)")
+    else:
+        print("Nothing is left to do.")
