@@ -14,9 +14,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import interrupt
 
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.effects import effect
-from holdfast.integrations.langgraph.question import resume_of
+from holdfast.integrations.langgraph import HoldfastSaver, effect, resume_of
 
 OUTBOX = Path("outbox.txt")  # stands for the world outside
 KILLED = Path("killed.txt")  # so that it is killed once only

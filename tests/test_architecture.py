@@ -43,7 +43,7 @@ LAZY_IMPORTS = {
     ("cli", "rich"),
     ("cli", "click"),
     ("store/open.py", "holdfast"),  # PostgreSQL's driver is an extra; and who uses one store should not load the others
-    ("integrations/langgraph/moving.py", "holdfast"),  # PostgreSQL's driver is an extra
+    ("integrations/langgraph/stock/moving.py", "holdfast"),  # PostgreSQL's driver is an extra
     ("__init__.py", "holdfast"),  # loads the public names when one is first used
 }
 """(file or layer, package): the only imports inside functions. Each has its reason."""

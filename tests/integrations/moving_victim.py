@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import holdfast
-from holdfast.integrations.langgraph.moving import import_langgraph
+from holdfast.integrations.langgraph.stock.moving import import_langgraph
 
 CHANGING = {"commit", "write"}
 

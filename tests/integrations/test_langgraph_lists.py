@@ -14,7 +14,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.exact import ExactSerializer
+from holdfast.integrations.langgraph.serde.exact import ExactSerializer
 
 SERIALIZERS: dict[str, Callable[[], SerializerProtocol | None]] = {
     "default": lambda: None,

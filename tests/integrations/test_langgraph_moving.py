@@ -17,9 +17,9 @@ from moving_stories import STORIES, account, config_of, go_on, tell
 import holdfast
 from holdfast.errors import Conflict, InvalidInput, StoreError, StoreRefused
 from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.moving import import_langgraph
 from holdfast.integrations.langgraph.names import Place
-from holdfast.integrations.langgraph.stock_postgres import PAGE_CHECKPOINTS
+from holdfast.integrations.langgraph.stock.moving import import_langgraph
+from holdfast.integrations.langgraph.stock.postgres import PAGE_CHECKPOINTS
 from holdfast.store.base import Query, Row
 
 Show = Callable[[str, object], None]

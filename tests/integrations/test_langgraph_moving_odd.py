@@ -29,7 +29,7 @@ from nursery import Nursery
 
 import holdfast
 from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.moving import import_langgraph
+from holdfast.integrations.langgraph.stock.moving import import_langgraph
 from holdfast.testing.machine import RAM_FOLDER
 
 Show = Callable[[str, object], None]
@@ -388,7 +388,7 @@ def test_a_file_in_use_is_read_with_its_log_and_not_changed(file: Origin, target
 READ_ONLY = """
 import os, sys
 import holdfast
-from holdfast.integrations.langgraph.moving import import_langgraph
+from holdfast.integrations.langgraph.stock.moving import import_langgraph
 with holdfast.open("memory:") as store:
     if os.geteuid() == 0:
         os.setuid(65534)

@@ -15,8 +15,8 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.errors import DecodeError
-from holdfast.integrations.langgraph import raw
-from holdfast.integrations.langgraph.stock import Spot, checked, split
+from holdfast.integrations.langgraph.stock import raw
+from holdfast.integrations.langgraph.stock.tables import Spot, checked, split
 
 Show = Callable[[str, object], None]
 

@@ -26,9 +26,9 @@ from serde_values import COMMANDS, EXACT, REFUSED, REPORTED, Color, Model, Note,
 
 from holdfast import Corrupted, DecodeError, EncodeError, HoldfastError
 from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.exact import ExactSerializer
-from holdfast.integrations.langgraph.fidelity import ValueChanged
-from holdfast.integrations.langgraph.safe import Opened, SafeSerializer, hardened, plain_of
+from holdfast.integrations.langgraph.serde.exact import ExactSerializer
+from holdfast.integrations.langgraph.serde.fidelity import ValueChanged
+from holdfast.integrations.langgraph.serde.safe import Opened, SafeSerializer, hardened, plain_of
 
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_V1, PYDANTIC_V2, NUMPY, SNAPSHOT = range(8)
 KEY = b"0123456789abcdef"

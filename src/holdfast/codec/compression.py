@@ -38,7 +38,32 @@ def compress(data: bytes) -> bytes:
 
 def decompress(data: bytes, size: int) -> bytes:
     """Return the ``size`` bytes a frame holds; never allocates more, whatever the frame claims."""
-    decompressor = zstd.ZstdDecompressor()
+    return _decompress(zstd.ZstdDecompressor(), data, size)
+
+
+class Words:
+    """Compression of short texts that use the same words: these need not be in each of them.
+
+    The words are part of the stored format: a frame can only be read with the very ones it was written with.
+    """
+
+    def __init__(self, words: bytes) -> None:
+        self._words = zstd.ZstdDict(words, is_raw=True)
+        self._local = threading.local()
+
+    def compress(self, data: bytes) -> bytes:
+        """Return one zstd frame holding the data."""
+        compressor = getattr(self._local, "compressor", None)
+        if compressor is None:
+            compressor = self._local.compressor = zstd.ZstdCompressor(level=_LEVEL, zstd_dict=self._words)
+        return compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        """Return the ``size`` bytes a frame holds."""
+        return _decompress(zstd.ZstdDecompressor(zstd_dict=self._words), data, size)
+
+
+def _decompress(decompressor: zstd.ZstdDecompressor, data: bytes, size: int) -> bytes:
     try:
         # One byte more than expected, so that a longer content shows itself.
         plain = decompressor.decompress(data, max_length=size + 1)

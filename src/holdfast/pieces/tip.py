@@ -8,6 +8,8 @@ What a value becomes:
 - up to 256 bytes it stays inline in the manifest;
 - a value that is new, or mostly new, is one blob, shared with every thread that has the same bytes;
 - a value that grew keeps its pieces and adds one range of the branch's own stream for that key;
+- a value that comes with the change that takes away another one which contains it is a part of that one's bytes: an
+  input that becomes a part of the state is not stored twice;
 - a value that was edited keeps what it shares with its previous bytes; many small pieces are consolidated when their
   table has cost more than rewriting the cheapest half of them.
 """
@@ -49,6 +51,9 @@ SEED_BYTES_MAX = 4096
 
 BASE_WASTE_MIN = 512
 """Bytes that repeating unchanged entries may waste, beyond the size of a new base, before a base is written."""
+
+MOVED_BYTES_MIN = 1024
+"""Smaller values are stored anew where they come from another one: a range into a blob is no shorter than that much."""
 
 CONSOLIDATE_PIECES_MIN = 16
 PART_BYTES_MIN = 1024
@@ -168,10 +173,11 @@ class Tip:
         """Take the change in and return what must be written for it."""
         draft = Draft()
         before = {key: live.entry for key, live in self.lives.items()}
-        for key in change.delete:
-            self.lives.pop(key, None)
+        gone = [live for key in change.delete if (live := self.lives.pop(key, None)) is not None]
         for key, body in change.put.items():
-            self.lives[key] = self._put(self.lives.get(key), body, draft, new_stream)
+            old = self.lives.get(key)
+            moved = _moved(body, gone) if old is None else None
+            self.lives[key] = moved or self._put(old, body, draft, new_stream)
         for key, body in change.append.items():
             self.lives[key] = self._append(self.lives.get(key), body, draft, new_stream)
         if change.order is not None:
@@ -318,6 +324,23 @@ class Tip:
         draft.root = root_digest(entries)
         draft.keys = tuple(entries)
         draft.size = sum(entry.size for entry in entries.values())
+
+
+def _moved(body: Body, gone: Iterable[Live]) -> Live | None:
+    """Return the value as a part of one that goes with the same change and is at hand; None if none contains it."""
+    size = len(body.data)
+    if size < MOVED_BYTES_MIN:
+        return None
+    for old in gone:
+        start = old.data().find(body.data) if old.parts is not None and old.entry.size >= size else -1
+        if start < 0 or not old.pieces:
+            continue
+        pieces = list(cut_pieces(old.pieces, start, size))
+        if len(pieces) <= PIECES_MAX_INLINE:
+            hasher = hashlib.sha256(body.data)
+            entry = Entry(body.kind, body.count, size, hasher.digest(), pieces=tuple(pieces))
+            return Live(entry, pieces, parts=[body.data], hasher=hasher)
+    return None
 
 
 def _whole(body: Body, draft: Draft, stream: int | None = None, end: int = 0) -> Live:

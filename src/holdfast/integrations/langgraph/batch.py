@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
-from holdfast.integrations.langgraph.fingerprint import MESSAGE_CLASSES
+from holdfast.integrations.langgraph.messages import MESSAGE_CLASSES
 from holdfast.integrations.langgraph.sealed import SEALED_LIST
 from holdfast.integrations.langgraph.values import LIST, MAP
 from holdfast.pieces.manifest import Key

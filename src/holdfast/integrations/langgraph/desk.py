@@ -14,20 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.integrations.langgraph.messages import KnownMessages
+from holdfast.integrations.langgraph.sealed import SealedPrints
 from holdfast.store.base import Row
 from holdfast.thread.cursor import Cursor
+
+Known = KnownMessages | SealedPrints
 
 DESKS_MAX = 512
 DESKS_BYTES_MAX = 64 * 1024 * 1024
 """How much of states' bytes is remembered in all; the branch that was used longest ago is forgotten first."""
-
-
-@dataclass(slots=True)
-class Known:
-    """A list as it is stored: how long it is, and what tells whether another one begins with it."""
-
-    count: int
-    fingerprint: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +32,7 @@ class Desk:
 
     cursor: Cursor
     versions: dict[str, Any] = field(default_factory=dict)
-    known: dict[str, Known] = field(default_factory=dict)
+    known: dict[str, Known] = field(default_factory=dict)  # of lists: what tells whether another begins with them
     serde: object = None  # the serializer that wrote what is known
 
     @property
@@ -49,10 +45,10 @@ class Desk:
     def size(self) -> int:
         """Return about how many bytes are remembered."""
         seen = self.cursor.seen
-        prints = sum(len(known.fingerprint) for known in self.known.values())
+        kept = sum(known.size for known in self.known.values())
         if seen is None or seen.head is None:
             return sum(live.entry.size for live in self.cursor.tip.lives.values()) if self.cursor.tip else 0
-        return prints + seen.head.size
+        return kept + seen.head.size
 
 
 class Desks:

@@ -6,7 +6,7 @@ channel that has changed is encoded, one that has not (same version as in the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,9 +16,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.integrations.langgraph.description import notes_for, run_and_marks
 from holdfast.integrations.langgraph.desk import Desk, Known, unchanged
-from holdfast.integrations.langgraph.fingerprint import fingerprint
+from holdfast.integrations.langgraph.messages import KnownMessages
 from holdfast.integrations.langgraph.names import Place
-from holdfast.integrations.langgraph.sealed import SEALED_LIST, SealedList, encrypting
+from holdfast.integrations.langgraph.sealed import SEALED_LIST, SealedList, SealedPrints, encrypting
 from holdfast.integrations.langgraph.values import LIST, dump, to_body
 from holdfast.model.checkpoint import Notes
 from holdfast.model.ids import check_id
@@ -65,11 +65,12 @@ class Grown:
 class Later:
     """A channel that is said not to have changed: encoded only if the parent turns out not to have it."""
 
-    make: Callable[[], News]
+    serde: SerializerProtocol
+    value: Any
 
     def into(self, change: Change, key: str, live: Live | None) -> None:
         """Encode it now."""
-        self.make().into(change, key, live)
+        _encoded(self.serde, key, self.value).into(change, key, live)
 
 
 @dataclass(slots=True)
@@ -153,32 +154,43 @@ def prepare(
     same = set() if desk is None else unchanged(prepared.versions, desk.versions, new_versions)
     for channel, value in checkpoint["channel_values"].items():
         if channel in same and desk is not None:
-            prepared.news[channel] = Later(_later(prepared, channel, value))
+            prepared.news[channel] = Later(serde, value)
             if channel in trusted:
                 prepared.known[channel] = trusted[channel]
         elif desk is None and channel in prepared.versions and channel not in new_versions:
-            prepared.news[channel] = Later(_later(prepared, channel, value))
+            prepared.news[channel] = Later(serde, value)
         else:
             prepared.news[channel] = _news(prepared, channel, value, trusted.get(channel))
     return prepared
 
 
-def _later(prepared: Prepared, channel: str, value: Any) -> Callable[[], News]:
-    return lambda: _news(prepared, channel, value, None)
-
-
 def _news(prepared: Prepared, channel: str, value: Any, known: Known | None) -> News:
-    """Encode a channel, or only the end of a list whose beginning is known."""
-    serde, path = prepared.serde, f"channel_values.{channel}"
+    """Encode a channel, or only the end of a list whose beginning is known; note what is known of it now."""
+    serde = prepared.serde
+    if type(value) is not list or ((cipher := encrypting(serde)) is None and not isinstance(serde, JsonPlusSerializer)):
+        return _encoded(serde, channel, value)
+    if cipher is not None:
+        sealed = SealedList(cipher, value, _path(channel), known if isinstance(known, SealedPrints) else None)
+        prepared.known[channel] = sealed.prints
+        return sealed
+    if isinstance(known, KnownMessages) and known.count and known.begin(value):
+        before = known.count
+        if known.extend(value[before:]):
+            prepared.known[channel] = known
+        return Grown(before, to_body(dump(serde, value[before:], f"{_path(channel)}[{before}:]")))
+    messages = KnownMessages.of(value)
+    if messages is not None:
+        prepared.known[channel] = messages
+    return _encoded(serde, channel, value)
+
+
+def _encoded(serde: SerializerProtocol, channel: str, value: Any) -> News:
+    """Encode a channel as a whole."""
     cipher = encrypting(serde)
     if type(value) is list and cipher is not None:
-        sealed = SealedList(cipher, value, path, None if known is None else known.fingerprint)
-        prepared.known[channel] = Known(len(value), sealed.fingerprint)
-        return sealed
-    prints = fingerprint(value) if type(value) is list and isinstance(serde, JsonPlusSerializer) else None
-    if prints is None:
-        return Whole(to_body(dump(serde, value, path)))
-    prepared.known[channel] = Known(len(value), prints)
-    if known is not None and known.count and prints.startswith(known.fingerprint):
-        return Grown(known.count, to_body(dump(serde, value[known.count :], f"{path}[{known.count}:]")))
-    return Whole(to_body(dump(serde, value, path)))
+        return SealedList(cipher, value, _path(channel), None)
+    return Whole(to_body(dump(serde, value, _path(channel))))
+
+
+def _path(channel: str) -> str:
+    return f"channel_values.{channel}"

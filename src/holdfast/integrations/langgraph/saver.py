@@ -40,9 +40,9 @@ from holdfast.integrations.langgraph.names import (
 from holdfast.integrations.langgraph.prepared import Prepared, prepare
 from holdfast.integrations.langgraph.put import OnConflict, Putter
 from holdfast.integrations.langgraph.read import Reader, listing
-from holdfast.integrations.langgraph.safe import OnChange, hardened
 from holdfast.integrations.langgraph.sealed import encrypting
-from holdfast.integrations.langgraph.trusted import Allow
+from holdfast.integrations.langgraph.serde.safe import OnChange, hardened
+from holdfast.integrations.langgraph.serde.trusted import Allow
 from holdfast.integrations.langgraph.values import dump, to_body
 from holdfast.integrations.langgraph.view import compare
 from holdfast.model.checkpoint import MAIN, CheckpointMeta

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ormsgpack
@@ -33,22 +34,36 @@ def encrypting(serde: SerializerProtocol) -> EncryptedSerializer | None:
     return serde if isinstance(serde, EncryptedSerializer) else None
 
 
+@dataclass(frozen=True, slots=True)
+class SealedPrints:
+    """Keyed hashes of the elements of a stored list, one after the other."""
+
+    prints: bytes
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes this takes."""
+        return len(self.prints)
+
+
 class SealedList:
     """A list that is to be stored; its elements' plain bytes are taken here and now."""
 
-    def __init__(self, serde: EncryptedSerializer, elements: Sequence[Any], path: str, known: bytes | None) -> None:
+    def __init__(
+        self, serde: EncryptedSerializer, elements: Sequence[Any], path: str, known: SealedPrints | None
+    ) -> None:
         self._serde = serde
         self._plain = [dump(serde.serde, each, f"{path}[{number}]") for number, each in enumerate(elements)]
         self._known = known
-        self.fingerprint = b"".join(map(_print, self._plain))
+        self.prints = SealedPrints(b"".join(map(_print, self._plain)))
 
     def into(self, change: Change, key: str, live: Live | None) -> None:
         """Add what is new to the change."""
         if live is None or live.entry.kind != SEALED_LIST:
             change.put[key] = Body(SEALED_LIST, len(self._plain), self._sealed(0))
             return
-        known = self._known if self._known is not None else self._prints_of(live)
-        same = _common(known, self.fingerprint)
+        known = self._known.prints if self._known is not None else self._prints_of(live)
+        same = _common(known, self.prints.prints)
         if same == live.entry.count:
             if same < len(self._plain):
                 change.append[key] = Body(SEALED_LIST, len(self._plain) - same, self._sealed(same))

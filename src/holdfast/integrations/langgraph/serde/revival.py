@@ -39,8 +39,8 @@ from holdfast.codec import arrays
 from holdfast.codec.depth import deeper_than
 from holdfast.codec.plain import END, END_BYTES, PAIR
 from holdfast.errors import DecodeError
-from holdfast.integrations.langgraph import trusted
-from holdfast.integrations.langgraph.trusted import Missing, Trust
+from holdfast.integrations.langgraph.serde import trusted
+from holdfast.integrations.langgraph.serde.trusted import Missing, Trust
 
 EXT_DEPTH_MAX: Final = 64
 """Objects nested in each other."""

@@ -14,8 +14,8 @@ from typing import Any, LiteralString, Self
 import psycopg
 
 from holdfast.errors import DecodeError, StoreRefused
-from holdfast.integrations.langgraph import raw
-from holdfast.integrations.langgraph.stock import (
+from holdfast.integrations.langgraph.stock import raw
+from holdfast.integrations.langgraph.stock.tables import (
     SENDS,
     SENDS_VERSION,
     Spot,

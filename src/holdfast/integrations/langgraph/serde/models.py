@@ -30,10 +30,10 @@ from langchain_core.messages import (
 )
 from pydantic import AfterValidator, BaseModel, BeforeValidator, PlainValidator, WrapValidator
 
-from holdfast.integrations.langgraph import census, trusted
+from holdfast.integrations.langgraph.serde import census, trusted
 
 if TYPE_CHECKING:
-    from holdfast.integrations.langgraph.packing import Packing
+    from holdfast.integrations.langgraph.serde.packing import Packing
 
 Packer = Callable[["Packing", Any], Any]
 

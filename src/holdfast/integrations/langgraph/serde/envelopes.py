@@ -14,7 +14,7 @@ from langchain_core.load.load import Reviver
 from langchain_core.load.serializable import Serializable
 
 from holdfast.errors import DecodeError
-from holdfast.integrations.langgraph.trusted import SINGLE, Trust
+from holdfast.integrations.langgraph.serde.trusted import SINGLE, Trust
 
 _LANGCHAIN: Final = Reviver(
     allowed_objects=[

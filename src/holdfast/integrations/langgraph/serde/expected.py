@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from langgraph.types import Interrupt
 
-from holdfast.integrations.langgraph.fidelity import Change, pattern_of
+from holdfast.integrations.langgraph.serde.fidelity import Change, pattern_of
 
 UNNAMED: Final = "value"
 """The path of a value of which nobody said where it is."""

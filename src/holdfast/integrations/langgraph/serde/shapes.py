@@ -25,11 +25,11 @@ from langgraph.types import Interrupt, Overwrite, TimeoutPolicy
 from pydantic import SecretBytes, SecretStr
 
 from holdfast.codec import arrays
-from holdfast.integrations.langgraph import models, trusted
-from holdfast.integrations.langgraph.models import Packer, head_of, rebuilt
+from holdfast.integrations.langgraph.serde import models, trusted
+from holdfast.integrations.langgraph.serde.models import Packer, head_of, rebuilt
 
 if TYPE_CHECKING:
-    from holdfast.integrations.langgraph.packing import Packing
+    from holdfast.integrations.langgraph.serde.packing import Packing
 
 _RECORDS: Final = (Interrupt, Overwrite, TimeoutPolicy)
 """Dataclasses of LangGraph's whose constructors give for their fields these very fields."""

@@ -16,7 +16,7 @@ import ormsgpack
 from langgraph.checkpoint.serde.base import CipherProtocol
 
 from holdfast.errors import DecodeError
-from holdfast.integrations.langgraph import raw
+from holdfast.integrations.langgraph.stock import raw
 from holdfast.integrations.langgraph.values import MSGPACK, Typed
 
 VALUES = "channel_values"

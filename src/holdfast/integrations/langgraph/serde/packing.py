@@ -29,11 +29,11 @@ from langgraph.types import Command, Send
 
 from holdfast.codec.depth import deeper_than
 from holdfast.errors import DecodeError
-from holdfast.integrations.langgraph import census, shapes, trusted
-from holdfast.integrations.langgraph.fidelity import name_of, same
-from holdfast.integrations.langgraph.models import HANDED_OVER
-from holdfast.integrations.langgraph.revival import EXT_DEPTH_MAX, FREE_LEVELS, INNER_DEPTH_MAX, Revival
-from holdfast.integrations.langgraph.trusted import Missing, Trust
+from holdfast.integrations.langgraph.serde import census, shapes, trusted
+from holdfast.integrations.langgraph.serde.fidelity import name_of, same
+from holdfast.integrations.langgraph.serde.models import HANDED_OVER
+from holdfast.integrations.langgraph.serde.revival import EXT_DEPTH_MAX, FREE_LEVELS, INNER_DEPTH_MAX, Revival
+from holdfast.integrations.langgraph.serde.trusted import Missing, Trust
 
 _ANY_KEYS: Final = HANDED_OVER | ormsgpack.OPT_NON_STR_KEYS
 _ANY_TEXT: Final = _ANY_KEYS | ormsgpack.OPT_REPLACE_SURROGATES

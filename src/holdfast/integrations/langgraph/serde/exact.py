@@ -22,8 +22,8 @@ from langgraph.types import Command, Interrupt, Overwrite, Send, TimeoutPolicy
 from holdfast.codec import decode, encode, register
 from holdfast.codec.registry import BY_CLASS
 from holdfast.errors import DecodeError
-from holdfast.integrations.langgraph.expected import UNNAMED, is_errors
-from holdfast.integrations.langgraph.safe import SafeSerializer
+from holdfast.integrations.langgraph.serde.expected import UNNAMED, is_errors
+from holdfast.integrations.langgraph.serde.safe import SafeSerializer
 
 TAG: Final = "holdfast"
 """The tag of values in our own codec."""

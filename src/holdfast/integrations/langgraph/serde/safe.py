@@ -24,13 +24,13 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.errors import Corrupted, DecodeError, EncodeError, InvalidInput
-from holdfast.integrations.langgraph import fidelity
-from holdfast.integrations.langgraph.envelopes import open_json
-from holdfast.integrations.langgraph.expected import UNNAMED, is_expected, place_of
-from holdfast.integrations.langgraph.fidelity import Change
-from holdfast.integrations.langgraph.packing import Packing, Unstorable
-from holdfast.integrations.langgraph.revival import revive
-from holdfast.integrations.langgraph.trusted import Allow, Trust
+from holdfast.integrations.langgraph.serde import fidelity
+from holdfast.integrations.langgraph.serde.envelopes import open_json
+from holdfast.integrations.langgraph.serde.expected import UNNAMED, is_expected, place_of
+from holdfast.integrations.langgraph.serde.fidelity import Change
+from holdfast.integrations.langgraph.serde.packing import Packing, Unstorable
+from holdfast.integrations.langgraph.serde.revival import revive
+from holdfast.integrations.langgraph.serde.trusted import Allow, Trust
 
 OnChange = Literal["warn", "raise", "ignore"]
 

@@ -24,8 +24,16 @@ from holdfast.errors import Conflict, Corrupted, Fenced, InvalidInput, StoreRefu
 from holdfast.integrations.langgraph.description import PARENT
 from holdfast.integrations.langgraph.names import Place, forking
 from holdfast.integrations.langgraph.saver import HoldfastSaver
-from holdfast.integrations.langgraph.stock import VALUES, Source, Spot, StockCheckpoint, StockThread, StockWrite, sealed
-from holdfast.integrations.langgraph.stock_sqlite import SqliteSource
+from holdfast.integrations.langgraph.stock.sqlite import SqliteSource
+from holdfast.integrations.langgraph.stock.tables import (
+    VALUES,
+    Source,
+    Spot,
+    StockCheckpoint,
+    StockThread,
+    StockWrite,
+    sealed,
+)
 from holdfast.integrations.langgraph.values import to_body
 from holdfast.model.checkpoint import MAIN
 from holdfast.model.ids import check_id
@@ -79,7 +87,7 @@ def open_source(source: str | Path, cipher: CipherProtocol | None = None) -> Sou
 
 def _postgres(url: str) -> Source:
     try:
-        from holdfast.integrations.langgraph.stock_postgres import PostgresSource
+        from holdfast.integrations.langgraph.stock.postgres import PostgresSource
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("psycopg"):
             raise

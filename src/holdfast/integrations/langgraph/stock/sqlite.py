@@ -17,7 +17,15 @@ import apsw
 from langgraph.checkpoint.serde.base import CipherProtocol
 
 from holdfast.errors import Corrupted, DecodeError, StoreBusy, StoreRefused
-from holdfast.integrations.langgraph.stock import Spot, StockCheckpoint, metadata_of, opened, ordered, split, writes_of
+from holdfast.integrations.langgraph.stock.tables import (
+    Spot,
+    StockCheckpoint,
+    metadata_of,
+    opened,
+    ordered,
+    split,
+    writes_of,
+)
 
 BUSY_MS = 10_000
 

@@ -1,0 +1,1 @@
+"""What LangGraph's serializers write, read and written without their trust: ``SafeSerializer``, ``ExactSerializer``."""

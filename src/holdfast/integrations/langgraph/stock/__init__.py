@@ -1,0 +1,1 @@
+"""The tables of LangGraph's own savers, and moving in from them."""
