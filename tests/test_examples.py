@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -50,8 +52,9 @@ def test_the_plain_loop_needs_three_lines_of_ours() -> None:
     ]
 
 
-def test_the_approved_mail_goes_out_once_although_the_process_is_killed(tmp_path: Path) -> None:
-    asked, killed, ended, again = (outcome("graph_approval.py", tmp_path) for _ in range(4))
+@pytest.mark.parametrize("example", ["graph_approval.py", "langgraph_agent.py"])
+def test_the_approved_mail_goes_out_once_although_the_process_is_killed(tmp_path: Path, example: str) -> None:
+    asked, killed, ended, again = (outcome(example, tmp_path) for _ in range(4))
 
     assert asked[0] == 0
     assert asked[1][0].startswith("It asks: {'tool': 'send_mail'")

@@ -193,7 +193,8 @@ def test_the_exact_one_reads_what_langgraphs_wrote() -> None:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_stories_end_alike_with_the_exact_one(story: Any) -> None:
-    assert story(Stage(InMemorySaver(serde=ExactSerializer()))) == story(Stage(InMemorySaver()))
+    with HoldfastSaver("memory:", serde=ExactSerializer()) as saver:
+        assert story(Stage(saver)) == story(Stage(InMemorySaver()))
 
 
 # In graphs ----------------------------------------------------------------------------------------------------------

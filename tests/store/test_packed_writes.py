@@ -120,6 +120,29 @@ def test_a_flipped_bit_gives_writes_or_a_decode_error(story: list[Call], choice:
         unpack(TASK, Packed(size, body[:place]))
 
 
+def test_the_words_that_compression_begins_with_are_those_of_the_format() -> None:
+    """What was stored with other words could not be read: these bytes must be readable for ever."""
+    stored = Packed(
+        122,
+        bytes.fromhex(
+            "28b52ffd207af50100640293b46c6c2c206e6f64659500a8a901c432c710202068656c6c6f9501aea53d6e756c6c00c4"
+            "0007005e08608bd80eb86bb5ae9210cd869798ccdc6a03"
+        ),
+    )
+
+    first, second = unpack("t", stored)
+
+    assert (first.channel, first.kind, first.count, first.task_path) == (
+        "messages",
+        "=[msgpack",
+        1,
+        "~__pregel_pull, node",
+    )
+    assert first.body == b"\xc7\x10langchain_core.messages.human HumanMessage hello"
+    assert (second.index, second.channel, second.kind, second.body) == (1, "branch:to:node", "=null", b"")
+    assert len(stored.body) < stored.size * 2 // 3
+
+
 def test_what_has_another_shape_is_no_writes() -> None:
     assert unpack("a", pack([pending("a", 0)])) == [pending("a", 0)]
     for data in (b"\x90", b"\x91\xa0", b"\x81\xa0\xc0", b"\xa1x", b"\xc0", b"\x92\xa0\x95\x00\xa0\xa0\x00\xa0"):

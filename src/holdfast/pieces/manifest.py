@@ -37,6 +37,8 @@ PATH = 1
 RUN = 2
 MARKS = 3  # what changes with every step of a run that another engine's adapter keeps; RUN holds the rest
 
+SYSTEM_NAMES = {FRAMES: "frames", PATH: "path", RUN: "run", MARKS: "marks"}
+
 Source = int | bytes
 
 

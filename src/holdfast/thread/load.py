@@ -12,9 +12,9 @@ from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, bare
 from holdfast.pieces.body import from_body
 from holdfast.pieces.manifest import (
     FRAMES,
-    MARKS,
     PATH,
     RUN,
+    SYSTEM_NAMES,
     Entries,
     Key,
     decode_base,
@@ -228,11 +228,8 @@ def _damaged(row: Row, what: str, key: Key | None = None) -> Corrupted:
     )
 
 
-_SYSTEM = {FRAMES: "frames", PATH: "path", RUN: "run", MARKS: "marks"}
-
-
 def _key_name(key: Key) -> str:
-    return f"state.{key}" if isinstance(key, str) else _SYSTEM.get(key, f"entry {key}")
+    return f"state.{key}" if isinstance(key, str) else SYSTEM_NAMES.get(key, f"entry {key}")
 
 
 def _fetching(ranges: Sequence[Range]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.pieces.manifest import Source
+from holdfast.pieces.manifest import SYSTEM_NAMES, Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import LaneKey
 from holdfast.thread.cursor import Context
@@ -68,9 +68,10 @@ def _thread_stats(name: str, lanes: list[LaneKey], sizes: dict[Source, int]) -> 
             own += len(row.manifest) + len(row.notes)
             tip = yield from open_tip(row, {})
             for key, live in tip.lives.items():
+                shown = key if isinstance(key, str) else f"({SYSTEM_NAMES.get(key, key)})"
                 sources = {piece.source for piece in live.pieces if isinstance(piece, Range)}
-                keys.setdefault(str(key), set()).update(sources)
-                inline[str(key)] = inline.get(str(key), 0) + len(live.entry.body or b"")
+                keys.setdefault(shown, set()).update(sources)
+                inline[shown] = inline.get(shown, 0) + len(live.entry.body or b"")
     by_key = {key: sum(sizes.get(s, 0) for s in found) + inline.get(key, 0) for key, found in keys.items()}
     stored = own + sum(sizes.get(source, 0) for source in set().union(*keys.values()))
     return ThreadStats(name, count, len(lanes), stored, full, by_key)
