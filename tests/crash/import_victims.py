@@ -9,7 +9,7 @@ from typing import Any
 import holdfast
 from holdfast.transfer import import_bundle
 
-CHANGING = {"commit_all", "write", "interrupt", "decide", "consume", "begin_effect", "end_effect", "reserve"}
+CHANGING = {"commit", "commit_all", "write", "interrupt", "decide", "consume", "begin_effect", "end_effect", "reserve"}
 
 
 class Mortal:

@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import Any
+
+from import_victims import Mortal
 
 import holdfast
 from holdfast.integrations.langgraph.stock.moving import import_langgraph
-
-CHANGING = {"commit", "write"}
-
-
-class Mortal:
-    """A store that counts the calls which change something, and ends the process at one of them."""
-
-    def __init__(self, backend: Any, deadline: int, after: bool) -> None:
-        self._backend = backend
-        self._deadline = deadline
-        self._after = after
-        self.calls = 0
-
-    def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._backend, name)
-        return self._watched(verb) if name in CHANGING else verb
-
-    def _watched(self, verb: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            self.calls += 1
-            if self.calls == self._deadline and not self._after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            answer = verb(*arguments)
-            if self.calls == self._deadline:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return answer
-
-        return call
 
 
 def import_until(url: str, source: str, deadline: int, after: bool) -> None:
