@@ -31,8 +31,8 @@ from holdfast.pieces.tip import Change, Live, Tip
 class News(Protocol):
     """What becomes of one channel."""
 
-    def into(self, change: Change, key: str, live: Live | None) -> None:
-        """Add it to the change of a state in which the channel is now ``live``."""
+    def into(self, change: Change, key: str, live: Live | None, is_parents: bool) -> None:
+        """Add it to the change of a state in which the channel is ``live``: the parent's value, or not at all that."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Whole:
 
     body: Body
 
-    def into(self, change: Change, key: str, live: Live | None) -> None:
+    def into(self, change: Change, key: str, live: Live | None, is_parents: bool) -> None:
         """Replace the value; what it has in common with the stored one is found by comparing bytes."""
         change.put[key] = self.body
 
@@ -52,10 +52,13 @@ class Grown:
 
     before: int
     tail: Body
+    whole: Later  # if it is not put on the parent after all, but in the place of one that has its id
 
-    def into(self, change: Change, key: str, live: Live | None) -> None:
+    def into(self, change: Change, key: str, live: Live | None, is_parents: bool) -> None:
         """Append what is new."""
-        assert live is not None
+        if live is None or not is_parents:
+            self.whole.into(change, key, live, is_parents)
+            return
         assert (live.entry.kind, live.entry.count) == (LIST, self.before)
         if self.tail.count:
             change.append[key] = self.tail
@@ -68,9 +71,9 @@ class Later:
     serde: SerializerProtocol
     value: Any
 
-    def into(self, change: Change, key: str, live: Live | None) -> None:
+    def into(self, change: Change, key: str, live: Live | None, is_parents: bool) -> None:
         """Encode it now."""
-        _encoded(self.serde, key, self.value).into(change, key, live)
+        _encoded(self.serde, key, self.value).into(change, key, live, is_parents)
 
 
 @dataclass(slots=True)
@@ -108,14 +111,14 @@ class Prepared:
             if key in (RUN, MARKS) or (live.entry.kind == SEALED_LIST and key in self.news)
         ]
 
-    def change(self, tip: Tip, versions: Mapping[str, Any]) -> Change:
-        """Return what makes a state with these channel versions the one that was put."""
+    def change(self, tip: Tip, versions: Mapping[str, Any] | None) -> Change:
+        """Return what makes the parent's state, with these channel versions, the one that was put; None: any other."""
         change = Change(put={RUN: self.run, MARKS: self.marks})
-        same = unchanged(self.versions, versions, self.changed)
+        same = set() if versions is None else unchanged(self.versions, versions, self.changed)
         for channel, news in self.news.items():
             live = tip.lives.get(channel)
             if live is None or channel not in same:
-                news.into(change, channel, live)
+                news.into(change, channel, live, versions is not None)
         change.delete = {key for key in tip.lives if key not in self.news and key not in change.put}
         return change
 
@@ -177,7 +180,8 @@ def _news(prepared: Prepared, channel: str, value: Any, known: Known | None) -> 
         before = known.count
         if known.extend(value[before:]):
             prepared.known[channel] = known
-        return Grown(before, to_body(dump(serde, value[before:], f"{_path(channel)}[{before}:]")))
+        tail = to_body(dump(serde, value[before:], f"{_path(channel)}[{before}:]"))
+        return Grown(before, tail, Later(serde, value))
     messages = KnownMessages.of(value)
     if messages is not None:
         prepared.known[channel] = messages

@@ -197,7 +197,7 @@ class Putter:
         tip = yield from open_tip(row, head.owned if head is not None and is_head else {})
         yield from fill(tip, list(tip.lives), row)
         root = root_digest(tip.entries())
-        change = prepared.change(tip, {})
+        change = prepared.change(tip, None)
         if _is_same(prepared, row) and _root_after(tip, change) == root:
             return None
         if head is None or not is_head:
@@ -218,7 +218,7 @@ class Putter:
         if row.parent_id is not None:
             parent = yield from find_row(self.context.namespace, row.parent_id)
         request = Request(prepared.notes, prepared.name, replaces_head=True)
-        yield from commit_on(self.context, cursor, tip, prepared.change(tip, {}), request, parent, row.step)
+        yield from commit_on(self.context, cursor, tip, prepared.change(tip, None), request, parent, row.step)
         return cursor
 
     def _lane(self, prepared: Prepared, branch: str) -> LaneKey:

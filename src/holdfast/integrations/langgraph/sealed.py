@@ -57,12 +57,12 @@ class SealedList:
         self._known = known
         self.prints = SealedPrints(b"".join(map(_print, self._plain)))
 
-    def into(self, change: Change, key: str, live: Live | None) -> None:
+    def into(self, change: Change, key: str, live: Live | None, is_parents: bool) -> None:
         """Add what is new to the change."""
         if live is None or live.entry.kind != SEALED_LIST:
             change.put[key] = Body(SEALED_LIST, len(self._plain), self._sealed(0))
             return
-        known = self._known.prints if self._known is not None else self._prints_of(live)
+        known = self._known.prints if self._known is not None and is_parents else self._prints_of(live)
         same = _common(known, self.prints.prints)
         if same == live.entry.count:
             if same < len(self._plain):
