@@ -21,7 +21,7 @@ from langgraph.types import Command, Interrupt, Send, interrupt
 import holdfast
 from holdfast.errors import InvalidInput
 from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.inbox import BY, NULL_TASK, Inbox
+from holdfast.integrations.langgraph.inbox import BY, Inbox
 from holdfast.integrations.langgraph.names import Place
 from holdfast.integrations.langgraph.question import interrupt_id_of, resume_of
 from holdfast.model.decision import DecisionKind
@@ -296,10 +296,24 @@ def test_what_a_crash_left_open_is_closed_by_who_looks(saver: HoldfastSaver) -> 
     assert past(saver) == [("how many?", "defer", None, BY)]
 
 
+def test_an_answer_that_is_stored_late_is_not_taken_for_one_to_the_next_question(saver: HoldfastSaver) -> None:
+    """LangGraph stores what a run is resumed with in the background: possibly after the task has asked again."""
+    graph = builder(ask=asks("first?", "second?")).compile(checkpointer=saver)
+    graph.invoke(NEW, at())
+    graph.invoke(Command(resume="one"), at())
+    late = graph.get_state(at()).config
+    saver.put_writes(late, [("__resume__", "one")], "00000000-0000-0000-0000-000000000000")
+
+    (record,) = saver.interrupts()
+    assert record.interrupt.payload["value"] == "second?"
+    assert record.decision is None
+    assert graph.invoke(Command(resume="two"), at()) == {"found": ["one", "two"]}
+
+
 def test_a_run_without_questions_asks_the_store_nothing() -> None:
     inbox, place = Inbox(holdfast.open("memory:")._context), Place("t", "")
     assert list(inbox.wrote(place, "1", "task", "", [("found", [1]), ("branch:to:x", None)])) == []
-    assert list(inbox.wrote(place, "1", NULL_TASK, "", [("__resume__", 1)])) == []
+    assert list(inbox.wrote(place, "1", "00000000-0000-0000-0000-000000000000", "", [("__resume__", 1)])) == []
     assert list(inbox.stored(place, "2", "1", "loop")) == []
     assert list(inbox.read(place, "2", [("task", "found", [1]), ("task", "__error__", "x")])) == []
 

@@ -26,12 +26,10 @@ from holdfast.integrations.langgraph.names import Place
 from holdfast.integrations.langgraph.question import (
     CONTROL,
     INTERRUPT,
-    RESUME,
     Question,
     Spot,
     Writes,
     answer_in,
-    answered,
     gone_on,
     is_langgraph,
     questions,
@@ -44,7 +42,6 @@ from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.interrupts import PAGE_ROWS, InterruptRecord, paging, record_of
 from holdfast.thread.perform import Flow, ask
 
-NULL_TASK = "00000000-0000-0000-0000-000000000000"
 BY = "langgraph"
 """Who decided, if all that is known is that the answer came through LangGraph; and who consumes."""
 
@@ -74,11 +71,11 @@ class Inbox:
         *,
         encrypted: bool = False,
         outer: Mapping[str, str] | None = None,
-        by: str = BY,
     ) -> Flow[None]:
-        """Take note of writes that were just stored. ``outer`` is the config's ``checkpoint_map``, ``by`` who resumes.
+        """Take note of writes that were just stored. ``outer`` is the config's ``checkpoint_map``.
 
-        The checkpoint need not be stored yet; ``stored`` makes up for it.
+        The checkpoint need not be stored yet; ``stored`` makes up for it. That a run is resumed decides nothing by
+        itself: LangGraph stores it in the background, possibly after the answered task has asked its next question.
         """
         asks = any(write[0] == INTERRUPT for write in writes)
         if not asks and not self._open:
@@ -87,9 +84,7 @@ class Inbox:
         tasks = self._open.get(spot)
         if not asks and tasks is None:
             return
-        if task_id == NULL_TASK:
-            yield from self._resumed(spot, writes, encrypted, by)
-        elif asks:
+        if asks:
             made = questions(spot, task_id, task_path, writes, encrypted=encrypted, outer=outer)
             yield from self._asked(spot, task_id, made, writes, encrypted)
         elif tasks and any(write[0] not in CONTROL for write in writes):
@@ -179,19 +174,6 @@ class Inbox:
         query = Query(self.context.namespace, ids=(spot.place.name(spot.checkpoint_id),), writes=True)
         rows = yield from ask(lambda store: store.find(query))
         return any(write.task_id == task_id and write.channel not in CONTROL for row in rows for write in row.writes)
-
-    def _resumed(self, spot: Spot, writes: Writes, encrypted: bool, by: str) -> Flow[None]:
-        """Decide the question that somebody resumes the run with one value for; LangGraph takes one if one waits."""
-        values = [value for channel, value in writes if channel == RESUME]
-        waiting = [each for asked in list(self._open.get(spot, {}).values()) for each in asked if not each.finished]
-        names = {each.row for each in waiting if each.row is not None}
-        if not values or len(names) != 1:
-            return
-        namespace, name = self.context.namespace, names.pop()
-        row = yield from ask(lambda store: store.find_interrupt(namespace, name))
-        if row is not None and row.decision is None:
-            with contextlib.suppress(Conflict, NotFound):  # somebody decided it meanwhile, or it is gone
-                yield from self._decided(record_of(row), answered(values[-1], encrypted), by)
 
     def _superseded(self, spot: Spot, done: bool, at_exit: bool) -> Flow[None]:
         """Close what was asked on a checkpoint that has a successor, except what a result is on its way for."""
@@ -285,13 +267,11 @@ class Inbox:
         with contextlib.suppress(Conflict, NotFound):  # somebody else has closed it, or it is gone
             if record.decision is None:
                 try:
-                    record = yield from self._decided(record, decision, BY)
+                    cursor = Cursor(self._lane(record))
+                    record = yield from interrupts.decide(self.context, cursor, record, decision, BY)
                 except Conflict as lost:
                     record = lost.winner
             yield from interrupts.consume(self.context, Cursor(self._lane(record)), record, BY)
-
-    def _decided(self, record: InterruptRecord, decision: Decision, by: str) -> Flow[InterruptRecord]:
-        return (yield from interrupts.decide(self.context, Cursor(self._lane(record)), record, decision, by))
 
     def _waits(self, record: InterruptRecord) -> Flow[bool]:
         """Tell whether its checkpoint, and every one around it, is the newest of its branch, or not stored yet."""
