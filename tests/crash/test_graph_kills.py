@@ -34,7 +34,7 @@ from nursery import Nursery
 from holdfast.store.base import Backend
 
 CHUNKS = 8
-SEEDS = 160
+SEEDS = 128
 KILLS_PER_GRAPH = 6
 KILLS_PER_RUN = (1, 1, 4, 4, *[1] * 20)
 """How often each run of a graph is killed; later runs make up for points that were not reached."""

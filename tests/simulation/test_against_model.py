@@ -31,7 +31,7 @@ from holdfast.thread.store import open as open_store
 @pytest.mark.row("W2-20", "W3-01", "W3-02", "W3-03", "W3-07", "W3-08", "W3-10", "W4-17")
 def test_every_store_gives_the_answers_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.store.directory.store.GARBAGE_BYTES_MIN", 500)  # logs are written anew all the time
-    run_state_machine_as_test(StoreMachine, settings=programs(160))
+    run_state_machine_as_test(StoreMachine, settings=programs(128))
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_postgresql_gives_the_answers_of_the_model(postgres_url: str) -> None:
             return [MemoryStore(), PostgresStore(postgres_url)]
 
     PostgresStore(postgres_url).close()
-    run_state_machine_as_test(PostgresMachine, settings=programs(64))
+    run_state_machine_as_test(PostgresMachine, settings=programs(48))
 
 
 def programs(count: int) -> settings:
