@@ -561,3 +561,19 @@ def test_rules_of_the_store_spare_what_channels_are_rebuilt_from(saver: Holdfast
         ours.delete_before(10_000)
 
     assert states(stage, graph) == before
+
+
+def test_a_diff_and_the_list_of_questions_are_the_same_awaited(saver: HoldfastSaver, thread: str) -> None:
+    stage = Stage(saver)
+    stage.thread = thread
+    graph = chat(saver)
+    for word in ("one", "two"):
+        stage.run(graph, say(word, f"in-{word}"))
+    newest, *_, oldest = [saver.config_of(meta) for meta in saver.store.thread(thread).history()]
+
+    diff = saver.diff(oldest, newest)
+
+    assert "two" in str(diff.patch)
+    assert asyncio.run(saver.adiff(oldest, newest)) == diff
+    assert not saver.diff(newest, newest)
+    assert asyncio.run(saver.ainterrupts(thread)) == saver.interrupts(thread) == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
@@ -30,13 +30,6 @@ class Typed:
 
     tag: str
     data: bytes
-
-
-class PathAware(Protocol):
-    """A serializer whose errors say where in the state the value is."""
-
-    def dumps_at(self, obj: Any, path: str) -> tuple[str, bytes]:
-        """Return what ``dumps_typed`` returns."""
 
 
 def dump(serde: SerializerProtocol, value: Any, path: str) -> Typed:
