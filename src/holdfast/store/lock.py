@@ -84,10 +84,10 @@ class ProcessLock:
         file = io.FileIO(self._path, "r+", opener=_open_private)
         try:
             _flock(file.fileno(), how)
+            return file
         except BaseException:
             file.close()
             raise
-        return file
 
     def _failed(self, error: OSError) -> StoreError:
         what = f"cannot lock {self._path}: {error.strerror}"
