@@ -271,12 +271,12 @@ def _notes(face: str, draft: Draft, step: int, parent: str | None) -> Notes:
 def _stand_on(cursor: Cursor, last: CheckpointMeta | None) -> Flow[None]:
     """Let the next save build on this very version of this very checkpoint, or on nothing; else Conflict."""
     if last is None:
-        cursor.seen = Seen()
+        cursor.seen, cursor.tip = Seen(), None
         return
     head = yield from ask(lambda store: store.head(cursor.lane))
     if head is None or head.row is None or (head.row.id, head.row.seq) != (last.id, last.seq):
         raise Conflict("the branch has moved on since it was looked at", thread=last.thread_id)
-    cursor.seen = Seen.of(head)
+    cursor.seen, cursor.tip = Seen.of(head), None
 
 
 def _lane(context: Context, thread: str, branch: str) -> LaneKey:

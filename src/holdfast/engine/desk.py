@@ -14,7 +14,7 @@ from holdfast.model.checkpoint import Write
 from holdfast.model.decision import Decision
 from holdfast.thread import front, pause, question
 from holdfast.thread.interrupts import InterruptRecord
-from holdfast.thread.perform import Flow, drive, locked
+from holdfast.thread.perform import Flow, drive
 from holdfast.thread.question import Question
 from holdfast.thread.thread import Thread
 from holdfast.thread.thread_async import AsyncThread
@@ -49,7 +49,7 @@ class Desk:
 
     def ask_now(self, flow: Flow[T], on_cancel: Flow[object] | None = None) -> T:
         """Run a flow on the store, here and now, from whichever thread of the program."""
-        return drive(locked(self.cursor.lock, flow), self.thread._store._backend)
+        return drive(flow, self.thread._store._backend, self.cursor.lock)
 
     async def settle(self, checkpoint_id: str, asked: Question) -> Decision | InterruptRecord:
         """Return the decision on a question, or the record that waits for one."""

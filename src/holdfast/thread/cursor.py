@@ -1,7 +1,11 @@
 """What a thread handle remembers between calls, and what all handles of a store share.
 
-A cursor builds on the head it last loaded or wrote. If a save fails, its tip may be ahead of the store, so it is thrown
-away; what the cursor has *seen* stays, so that the next save cannot quietly build on somebody else's checkpoint.
+A cursor builds on the head it last loaded or wrote. Whoever works on its tip takes it out, and puts it back when the
+store is known to have the same. So whatever comes between (an error, Ctrl-C, a signal handler that saves through this
+very handle) finds a cursor without a tip and reads the store. What the cursor has *seen* stays, so that the next save
+cannot quietly build on somebody else's checkpoint.
+
+A signal handler may run wherever a call is made. So what belongs together is changed in one statement without a call.
 """
 
 from __future__ import annotations
@@ -9,7 +13,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
@@ -33,31 +38,31 @@ class Context:
         self.now = now
         self.new_id = new_id
         self.heartbeat = Heartbeat()
-        self._streams: list[int] = []
-        self._lock = threading.Lock()
+        self._streams: deque[int] = deque()
         _renewed_in_children.add(self)
 
     def renew(self) -> None:
         """Begin anew in a forked process: stream numbers in hand stay with the parent."""
-        self._streams, self._lock = [], threading.Lock()
+        self._streams = deque()
         self.heartbeat.renew()
 
     def take_streams(self, count: int) -> list[int] | None:
-        """Return ``count`` unused stream numbers, or None if more must be reserved first."""
-        if not count:
-            return []
-        with self._lock:
-            if len(self._streams) < count:
-                return None
-            taken, self._streams = self._streams[:count], self._streams[count:]
-            return taken
+        """Return ``count`` unused stream numbers, or None if more must be reserved first.
 
-    def give_streams(self, streams: list[int]) -> None:
+        Each number leaves in one step, so that none is given out twice. An interrupt may lose some: there are enough.
+        """
+        taken: list[int] = []
+        try:
+            while len(taken) < count:
+                taken.append(self._streams.popleft())
+        except IndexError:
+            self._streams.extendleft(reversed(taken))
+            return None
+        return taken
+
+    def give_streams(self, streams: Sequence[int]) -> None:
         """Put unused stream numbers back, or new ones in."""
-        if not streams:
-            return
-        with self._lock:
-            self._streams.extend(streams)
+        self._streams.extend(streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class Cursor:
 
     lane: LaneKey
     seen: Seen | None = None
-    tip: Tip | None = None
+    tip: Tip | None = None  # the pieces of what was seen, unless somebody works on them
     hold: Hold | None = None  # the lease that this handle's saves are written under
     leftovers: list[Flow[object]] = field(default_factory=list)  # what cancelled callers began and nobody waited for
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -99,11 +104,18 @@ class Cursor:
     @property
     def token(self) -> str | None:
         """Return what shows the store that this handle holds the lease."""
-        return None if self.hold is None else self.hold.claim.token
+        hold = self.hold
+        return None if hold is None else hold.claim.token
 
-    def forget_tip(self) -> None:
-        """Throw away what may be ahead of the store."""
-        self.tip = None
+    def take(self) -> tuple[Seen | None, Tip | None]:
+        """Return what was seen and take its tip out, to work on it."""
+        seen, tip, self.tip = self.seen, self.tip, None
+        return seen, tip
+
+    def move(self, before: Seen | None, seen: Seen, tip: Tip | None) -> None:
+        """Go on from ``before`` to what is stored now, unless a signal handler went on from it meanwhile."""
+        if self.seen is before:
+            self.seen, self.tip = seen, tip
 
     def tidy(self) -> Flow[None]:
         """Undo what cancelled callers left behind; to be run with the handle's lock, before anything else is done."""
@@ -120,7 +132,7 @@ class Cursor:
         self.lock = threading.RLock()
         self.hold = None  # it is the parent's, and so is
         self.leftovers = []
-        self.forget_tip()
+        self.tip = None
 
 
 _renewed_in_children: weakref.WeakSet[Context | Cursor] = weakref.WeakSet()

@@ -304,8 +304,8 @@ def _result_of(record: EffectRecord) -> Any:
 
 def _begun(cursor: Cursor, row: EffectRow, retry_of: int | None) -> Flow[EffectRow]:
     """Store an intent as a checkpoint would be: under the handle's lease, or where nobody has one."""
-    hold = cursor.hold
-    epoch, token = None if cursor.seen is None else cursor.seen.epoch, None
+    hold, seen = cursor.hold, cursor.seen
+    epoch, token = None if seen is None else seen.epoch, None
     if hold is not None:
         if (refusal := hold.refusal()) is not None:
             raise refusal

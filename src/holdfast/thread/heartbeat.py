@@ -10,9 +10,11 @@ renewed by one thread, one after the other, so a store that blocks keeps them al
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 
 from holdfast.errors import Fenced
 
@@ -32,6 +34,7 @@ class Pulse:
         self, ttl: float, began: float, renew: Callable[[], bool], give_up: Callable[[Exception], None] | None = None
     ) -> None:
         self.ttl = ttl
+        self.stopped = False  # True: it is not renewed any more. One assignment, which nothing can come between
         self._since = began
         self._retry_at = 0.0
         self._renew = renew
@@ -52,6 +55,8 @@ class Pulse:
 
     def beat(self) -> bool:
         """Renew it and tell whether to go on."""
+        if self.stopped:
+            return False
         began = time.monotonic()
         try:
             going_on = self._renew()
@@ -80,35 +85,37 @@ class Heartbeat:
 
     def renew(self) -> None:
         """Begin anew in a forked process: what the parent keeps alive is the parent's."""
-        self._changed = threading.Condition()
+        # Both may be used by a signal handler that interrupts their user, and neither stays locked if that raises.
+        self._lock = threading.RLock()
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._pulses: set[Pulse] = set()
         self._thread: threading.Thread | None = None
 
     def add(self, pulse: Pulse) -> None:
         """Keep it alive from now on."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._pulses.add(pulse)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            if self._thread is None or not self._thread.is_alive():  # an interrupt may have kept it from starting
+                self._thread = thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+                thread.start()
+        self._wake.put(None)
 
     def remove(self, pulse: Pulse) -> None:
         """Let it go."""
-        with self._changed:
+        with self._lock:
             self._pulses.discard(pulse)
-            self._changed.notify()
+        self._wake.put(None)
 
     def close(self) -> None:
         """Let all go and end the thread."""
-        with self._changed:
-            self._closed = True
+        self._closed = True
+        with self._lock:
             self._pulses.clear()
-            self._changed.notify()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        self._wake.put(None)
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(CLOSE_S_MAX)
 
     def _run(self) -> None:
@@ -118,12 +125,17 @@ class Heartbeat:
 
     def _next(self) -> Pulse | None:
         """Wait until a pulse is due and return it; None if there is none left."""
-        with self._changed:
-            while self._pulses:
+        while True:
+            with self._lock:
+                if self._thread is not threading.current_thread():
+                    return None  # another one was started meanwhile
+                self._pulses = {pulse for pulse in self._pulses if not pulse.stopped}
+                if not self._pulses:
+                    self._thread = None
+                    return None
                 pulse = min(self._pulses, key=Pulse.due)
-                wait_s = pulse.due() - time.monotonic()
-                if wait_s <= 0:
-                    return pulse
-                self._changed.wait(wait_s)
-            self._thread = None
-            return None
+            wait_s = pulse.due() - time.monotonic()
+            if wait_s <= 0:
+                return pulse
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=wait_s)

@@ -2,6 +2,9 @@
 
 The store decides who may write. What is kept here only lets the holder know early, and once. It is lost when the store
 says so, or when it could not be renewed for its whole time. It is over when it was given back, which is no loss.
+
+It knows its owner, the lease object, only as long as somebody else does: an interrupt in the very first line of leaving
+a ``with`` block keeps it from being given back, and then nobody may keep it alive for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +31,15 @@ class Loss:
 class Hold:
     """The right to write one branch."""
 
-    def __init__(self, store: Leases, held: Held, claim: Claim, began: float, on_loss: Callable[[Loss], None]) -> None:
+    def __init__(
+        self,
+        store: Leases,
+        held: Held,
+        claim: Claim,
+        began: float,
+        on_loss: Callable[[Loss], None],
+        owner: Callable[[], object] = object,
+    ) -> None:
         self.lane = held.lane
         self.epoch = held.epoch
         self.claim = claim
@@ -36,15 +47,21 @@ class Hold:
         self.loss: Loss | None = None
         self._store = store
         self._on_loss = on_loss
+        self._owner = owner  # gives None when it is gone
         self._ending = False
         self._over = False
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may save while it is held
 
     @property
     def is_elsewhere(self) -> bool:
         """Tell whether it belongs to the process that forked this one. No lock: the parent may have held it then."""
         return os.getpid() != self._process
+
+    @property
+    def is_forsaken(self) -> bool:
+        """Tell whether nobody is left who could give it back."""
+        return self._owner() is None
 
     @property
     def is_over(self) -> bool:
@@ -98,6 +115,8 @@ class Hold:
 
     def _beat(self) -> bool:
         # Without the handle's lock: a save that takes long must not keep its own lease from being renewed.
+        if self.is_forsaken:
+            return False
         self._store.renew(self.lane, self.epoch, self.claim)
         return True
 

@@ -21,6 +21,7 @@ from holdfast.model.interrupt import Interrupt, InterruptKind
 from holdfast.store.base import Backend, LaneKey, Query
 from holdfast.store.interrupts import InterruptRow
 from holdfast.thread.cursor import Context, Cursor
+from holdfast.thread.hold import Hold
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.process import this_process
 from holdfast.thread.record import from_microseconds, to_microseconds
@@ -265,7 +266,7 @@ def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | 
         raise refusal
     # The epochs of different branches have nothing to do with each other.
     epoch = hold.epoch if hold is not None and hold.lane == stored.lane else 0
-    name = _name(cursor) if by is None else check_id(by, "by")
+    name = _name(hold) if by is None else check_id(by, "by")
     now_us = to_microseconds(context.now())
     row = yield from ask(lambda store: store.consume(stored.lane.namespace, stored.id, name, epoch, now_us))
     _check_place(shown, row)
@@ -288,11 +289,9 @@ def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | 
     return answered.decision
 
 
-def _name(cursor: Cursor) -> str:
+def _name(hold: Hold | None) -> str:
     """Return a name that no other worker has, now or later."""
-    if cursor.hold is not None:
-        return f"{cursor.hold.claim.owner} {cursor.hold.claim.token}"
-    return str(this_process())
+    return str(this_process()) if hold is None else f"{hold.claim.owner} {hold.claim.token}"
 
 
 def _decided(answered: InterruptRecord) -> str:

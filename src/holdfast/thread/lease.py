@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -101,6 +102,7 @@ class LeaseBase:
         self._cursor = cursor
         self._terms = terms
         self._hold: Hold | None = None
+        self._claim: Claim | None = None  # what was shown to the store
         self._entered = False
         self._abandoned = False
         self._failure: BaseException | None = None  # what on_lost raised
@@ -137,17 +139,24 @@ class LeaseBase:
 
     def _take(self, held: Held, claim: Claim, began: float) -> None:
         """Be the lease that the store gave out by a call that began at this moment."""
-        hold = Hold(self._backend, held, claim, began, self._lost)
+        me = weakref.ref(self)
+
+        def on_loss(loss: Loss) -> None:
+            lease = me()
+            if lease is not None:
+                lease._lost(loss)
+
+        self._claim = claim
+        self._hold = self._cursor.hold = hold = Hold(self._backend, held, claim, began, on_loss, me)
         if self._terms.heartbeat:
             self._context.heartbeat.add(hold.pulse)
-        self._hold = self._cursor.hold = hold
 
     # The steps of its life, as flows ------------------------------------------------------------------------------
 
     def _acquiring(self) -> Flow[None]:
         """Take the lease; to be run with the handle's lock."""
-        cursor, claim = self._cursor, self._terms.claim()
-        if cursor.hold is not None:
+        cursor, claim, other = self._cursor, self._terms.claim(), self._cursor.hold
+        if other is not None and not other.is_forsaken:
             raise InvalidInput(
                 f"this handle holds the lease on branch {cursor.lane.branch!r} already",
                 thread=cursor.lane.thread,
@@ -155,13 +164,18 @@ class LeaseBase:
             )
         if self._abandoned:
             return
+        if other is not None:
+            cursor.hold = None
+            with contextlib.suppress(HoldfastError):
+                yield from ask(lambda store: store.release(other.lane, other.epoch, other.claim.token))
         began = time.monotonic()
+        self._claim = claim
         held = yield from ask(lambda store: store.acquire(cursor.lane, claim))
-        if cursor.seen is not None and cursor.seen.last_seq:
-            cursor.seen = replace(cursor.seen, epoch=held.epoch)
-        else:
-            cursor.forget_tip()  # look again when saving: the branch may have been made just now, for the lease
         self._take(held, claim, began)
+        seen, tip = cursor.take()
+        if seen is not None and seen.last_seq:
+            cursor.move(seen, replace(seen, epoch=held.epoch), tip)
+        # Else look again when saving: the branch may have been made just now, for the lease.
 
     def _deadline(self) -> float:
         """Return until when it is waited for."""
@@ -194,9 +208,9 @@ class LeaseBase:
             return
         if hold.is_elsewhere:
             self.check()
+        hold.pulse.stopped, cursor.hold = True, None
         hold.end()
         self._context.heartbeat.remove(hold.pulse)
-        cursor.hold = None
         try:
             yield from ask(lambda store: store.release(hold.lane, hold.epoch, hold.claim.token))
         except Fenced as error:
@@ -204,8 +218,19 @@ class LeaseBase:
         finally:
             hold.ended()
         if cursor.seen is not None and not cursor.seen.last_seq:
-            cursor.forget_tip()  # a branch without a checkpoint has gone with its lease
+            cursor.tip = None  # a branch without a checkpoint has gone with its lease
         self._raise_loss(hold)
+
+    def _undoing(self) -> Flow[None]:
+        """Give back what an interrupted caller may have taken without knowing; to be run with the handle's lock."""
+        claim, hold, lane = self._claim, self._hold, self._cursor.lane
+        if claim is not None:
+            with contextlib.suppress(HoldfastError):
+                # If the answer was lost: the same token gives the same lease again, and so tells its epoch.
+                taken = hold or (yield from ask(lambda store: store.acquire(lane, claim)))
+                yield from ask(lambda store: store.release(lane, taken.epoch, claim.token))
+        if hold is not None:
+            hold.ended()
 
     def _resuming(self) -> Flow[None]:
         """Make sure, before its block begins, that a lease taken earlier is still held; with the handle's lock."""
@@ -283,17 +308,26 @@ class Lease(LeaseBase):
 
     def __enter__(self) -> Lease:
         self._enter()
-        if self._hold is None:
-            deadline = self._deadline()
-            while True:
-                try:
-                    self.thread._run(self._acquiring())
-                    break
-                except Fenced as error:
-                    time.sleep(self._rest_s(deadline, error))
-        elif self.lost:
-            self.thread._run(self._resuming())
+        try:
+            if self._hold is None:
+                self._wait()
+            elif self.lost:
+                self.thread._run(self._resuming())
+        except HoldfastError:
+            raise
+        except BaseException:
+            self._let_go()
+            raise
         return self
+
+    def _wait(self) -> None:
+        deadline = self._deadline()
+        while True:
+            try:
+                self.thread._run(self._acquiring())
+                return
+            except Fenced as error:
+                time.sleep(self._rest_s(deadline, error))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -305,6 +339,18 @@ class Lease(LeaseBase):
                 raise
             if not isinstance(failure, Fenced):
                 note_beside(error, failure)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        """Make sure that an interrupt leaves no lease behind. If another comes in here, its time runs out by itself."""
+        hold, cursor = self._hold, self._cursor
+        if hold is not None:
+            hold.pulse.stopped = True
+            if cursor.hold is hold:
+                cursor.hold = None
+        self.thread._run(self._undoing())
 
 
 class AsyncLease(LeaseBase):

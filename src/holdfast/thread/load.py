@@ -49,8 +49,10 @@ def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
 
 def _load_head(cursor: Cursor, head: Head, row: Row) -> Flow[Checkpoint]:
     seen = Seen.of(head)
-    known = cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen)
-    tip = cursor.tip if known and cursor.tip is not None else (yield from open_tip(row, head.owned))
+    before, tip = cursor.take()
+    known = tip is not None and before is not None and before.same_place(seen)
+    if tip is None or not known:
+        tip = yield from open_tip(row, head.owned)
     yield from fill(tip, list(tip.lives), row)
     checkpoint = _finish(row, tip, verify=not known)
     cursor.seen, cursor.tip = seen, tip

@@ -180,19 +180,13 @@ class LoopBase:
 
     def _advancing(self) -> Flow[bool]:
         """Store the turn that is done, if there is one; tell whether another one is to run."""
-        if not self._entered:
-            raise InvalidInput("the loop has not begun", hint="Write: with thread.loop(…) as loop: …")
-        try:
-            if self._turn is not None:
-                yield from self._saving(self._turn)
-            if self.status is LoopStatus.RUNNING:
-                yield from self._looking()
-            if self.status is not LoopStatus.RUNNING:
-                return False
-            self._check_limit()
-        except BaseException:
-            self.status = LoopStatus.FAILED
-            raise
+        if self._turn is not None:
+            yield from self._saving(self._turn)
+        if self.status is LoopStatus.RUNNING:
+            yield from self._looking()
+        if self.status is not LoopStatus.RUNNING:
+            return False
+        self._check_limit()
         return True
 
     def _saving(self, turn: TurnBase) -> Flow[None]:
@@ -274,6 +268,10 @@ class LoopBase:
         self._entered = True
         return self._cursor.hold is None
 
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise InvalidInput("the loop has not begun", hint="Write: with thread.loop(…) as loop: …")
+
     def _metadata(self, now: Round) -> dict[str, Any]:
         return {**self._plan.metadata, **now.metadata()}
 
@@ -336,7 +334,8 @@ class Loop(LoopBase):
 
     def __enter__(self) -> Loop:
         if self._enter():
-            self._lease = Lease(self.thread, self._plan.terms).__enter__()
+            self._lease = Lease(self.thread, self._plan.terms)
+            self._lease.__enter__()
         try:
             self.thread._run(self._beginning())
         except BaseException as failure:
@@ -350,7 +349,13 @@ class Loop(LoopBase):
         return self
 
     def __next__(self) -> Turn:
-        if not self.thread._run(self._advancing()):
+        self._check_entered()
+        try:
+            going_on = self.thread._run(self._advancing())
+        except BaseException:  # wherever it came from: nobody knows any more whether the last turn is stored
+            self.status = LoopStatus.FAILED
+            raise
+        if not going_on:
             raise StopIteration
         self._turn = turn = Turn(self, self._cursor.lane, self._round, self._state)
         return turn
@@ -400,7 +405,13 @@ class AsyncLoop(LoopBase):
         return self
 
     async def __anext__(self) -> AsyncTurn:
-        if not await self.thread._run(self._advancing()):
+        self._check_entered()
+        try:
+            going_on = await self.thread._run(self._advancing())
+        except BaseException:
+            self.status = LoopStatus.FAILED
+            raise
+        if not going_on:
             raise StopAsyncIteration
         self._turn = turn = AsyncTurn(self, self._cursor.lane, self._round, self._state)
         return turn

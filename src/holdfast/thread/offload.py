@@ -11,7 +11,8 @@ import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 from holdfast.store.base import Backend
 from holdfast.thread.perform import Flow, drive
@@ -30,17 +31,22 @@ class Offload:
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
-    async def run(self, flow: Flow[T], on_cancel: Callable[[], Flow[object]] | None = None) -> T:
-        """Run a flow in a worker and wait for it.
+    async def run(
+        self,
+        flow: Flow[T],
+        on_cancel: Callable[[], Flow[object]] | None = None,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> T:
+        """Run a flow in a worker, holding a lock, and wait for it.
 
         A cancelled caller leaves at once; the flow goes on to its end, so that a commit under way is never torn. The
         other flow is run then, to undo what nobody would know of, such as a lease just taken. It may also come first.
         """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._workers(), drive, flow, self._store)
+            return await asyncio.get_running_loop().run_in_executor(self._workers(), drive, flow, self._store, lock)
         except asyncio.CancelledError:
             if on_cancel is not None:
-                self._workers().submit(drive, on_cancel(), self._store)
+                self._workers().submit(drive, on_cancel(), self._store, lock)
             raise
 
     def close(self) -> None:

@@ -28,8 +28,15 @@ def ask(call: Callable[[Backend], T]) -> Flow[T]:
     return answer
 
 
-def drive(flow: Flow[T], store: Backend) -> T:
-    """Run a flow to its end in this thread."""
+def drive(flow: Flow[T], store: Backend, lock: AbstractContextManager[Any] | None = None) -> T:
+    """Run a flow to its end in this thread, holding a handle's lock: its operations happen one after the other.
+
+    The lock is held here, not by the flow: a signal handler may raise between any two lines, also between two steps of
+    a flow, which would then be left waiting with all that it holds until nobody remembers the error.
+    """
+    if lock is not None:
+        with lock:
+            return drive(flow, store)
     try:
         call = next(flow)
         while True:
@@ -41,9 +48,5 @@ def drive(flow: Flow[T], store: Backend) -> T:
                 call = flow.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # a generator's return value, typed by Flow[T]
-
-
-def locked(lock: AbstractContextManager[Any], flow: Flow[T]) -> Flow[T]:
-    """Run a flow while holding a handle's lock: the operations of one handle happen one after the other."""
-    with lock:
-        return (yield from flow)
+    finally:
+        flow.close()

@@ -92,7 +92,8 @@ def fork(
 ) -> Flow[Cursor]:
     """Begin a branch (or a thread) with the state of a checkpoint; return a cursor on it."""
     row = yield from _must_find(context, source)
-    cursor = Cursor(target, seen=Seen())
+    seen = Seen()
+    cursor = Cursor(target, seen)
     request.keep, request.copies = _kept_notes(row, "fork"), row.id
     doomed = tuple(delete)
 
@@ -100,8 +101,7 @@ def fork(
         return append_change({}, put, doomed, request.notes, tip, carry=True)
 
     if (yield from _is_settled(context, cursor, change, request)) is not None:
-        cursor.seen = None
-        return cursor
+        return Cursor(target)
     if (yield from ask(lambda store: store.head(target))) is not None:
         raise Conflict(
             f"branch {target.branch!r} of thread {target.thread!r} exists already",
@@ -110,7 +110,7 @@ def fork(
         )
     tip = yield from _open_source(row, {})
     step = request.notes.get("step", row.step)
-    saving = commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
+    saving = commit_on(context, cursor, seen, tip, change(tip), request, row, step, takes_over=True)
     yield from _or_settled(context, cursor, change, request, saving)
     return cursor
 
@@ -133,14 +133,15 @@ def rewind(context: Context, cursor: Cursor, source: str, request: Request) -> F
     settled = yield from _is_settled(context, cursor, change, request)
     if settled is not None:
         return settled
+    before, _ = cursor.take()
     head = yield from ask(lambda store: store.head(cursor.lane))
     seen = Seen.of(head)
-    yield from _expect(cursor, seen, request.on)
-    cursor.seen = seen
+    yield from _expect(cursor, before, seen, request.on)
+    cursor.move(before, seen, None)
     owned = head.owned if head is not None and row.lane == cursor.lane else {}
     tip = yield from _open_source(row, owned)
     step = _next_step(request, seen)
-    saving = commit_on(context, cursor, tip, change(tip), request, row, step, takes_over=True)
+    saving = commit_on(context, cursor, seen, tip, change(tip), request, row, step, takes_over=True)
     return (yield from _or_settled(context, cursor, change, request, saving))
 
 
@@ -163,14 +164,13 @@ def _save(context: Context, cursor: Cursor, make: MakeChange, request: Request) 
     settled = yield from _is_settled(context, cursor, make, request)
     if settled is not None:
         return settled
-    tip = yield from _ready(cursor, request.on)
-    assert cursor.seen is not None
-    head = cursor.seen.head
-    step = _next_step(request, cursor.seen)
+    seen, tip = yield from _ready(cursor, request.on)
+    head = seen.head
+    step = _next_step(request, seen)
     parent = head
     if request.replaces_head:
         parent = yield from _parent_of_replaced(cursor, head, request)
-    saving = commit_on(context, cursor, tip, make(tip), request, parent, step)
+    saving = commit_on(context, cursor, seen, tip, make(tip), request, parent, step)
     return (yield from _or_settled(context, cursor, make, request, saving))
 
 
@@ -187,16 +187,17 @@ def _or_settled(
         return settled
 
 
-def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
-    """Return the tip to build on: the one in memory, or the head's if it is still the one the cursor has seen."""
-    if cursor.tip is not None and cursor.seen is not None and on is None:
-        return cursor.tip
+def _ready(cursor: Cursor, on: str | None) -> Flow[tuple[Seen, Tip]]:
+    """Return what to build on: the tip in memory, or the head's if it is still the one the cursor has seen."""
+    before, tip = cursor.take()
+    if tip is not None and before is not None and on is None:
+        return before, tip
     head = yield from ask(lambda store: store.head(cursor.lane))
     seen = Seen.of(head)
-    yield from _expect(cursor, seen, on)
-    if cursor.tip is not None and cursor.seen is not None and cursor.seen.same_place(seen):
-        cursor.seen = seen
-        return cursor.tip
+    yield from _expect(cursor, before, seen, on)
+    cursor.move(before, seen, None)
+    if tip is not None and before is not None and before.same_place(seen):
+        return seen, tip
     tip = Tip()
     if head is not None and head.row is not None:
         try:
@@ -204,8 +205,7 @@ def _ready(cursor: Cursor, on: str | None) -> Flow[Tip]:
         except Corrupted:
             yield from _conflict_unless_there(cursor, head.row)
             raise
-    cursor.seen, cursor.tip = seen, tip
-    return tip
+    return seen, tip
 
 
 def _conflict_unless_there(cursor: Cursor, row: Row) -> Flow[None]:
@@ -214,7 +214,7 @@ def _conflict_unless_there(cursor: Cursor, row: Row) -> Flow[None]:
         raise (yield from _conflict(cursor, f"checkpoint {row.id} is no longer there", None)) from None
 
 
-def _expect(cursor: Cursor, seen: Seen, on: str | None) -> Flow[None]:
+def _expect(cursor: Cursor, before: Seen | None, seen: Seen, on: str | None) -> Flow[None]:
     """Raise Conflict unless the store's head is the one this save builds on, Fenced if the lease is no longer ours."""
     hold = cursor.hold
     if hold is not None and hold.epoch != seen.epoch:
@@ -224,7 +224,7 @@ def _expect(cursor: Cursor, seen: Seen, on: str | None) -> Flow[None]:
     if on is not None:
         if seen.head is None or seen.head.id != on:
             raise (yield from _conflict(cursor, f"{on} is not the newest checkpoint of the branch", None))
-    elif cursor.seen is not None and not cursor.seen.same_place(seen):
+    elif before is not None and not before.same_place(seen):
         raise (yield from _conflict(cursor, "the branch has moved on since it was last loaded", None))
 
 
@@ -249,6 +249,7 @@ def _next_step(request: Request, seen: Seen) -> int:
 def commit_on(
     context: Context,
     cursor: Cursor,
+    seen: Seen,
     tip: Tip,
     change: Change,
     request: Request,
@@ -256,36 +257,29 @@ def commit_on(
     step: int,
     takes_over: bool = False,
 ) -> Flow[SavedCheckpoint]:
-    """Plan the change on a tip and commit it at the end of the cursor's branch."""
-    seen = cursor.seen
-    assert seen is not None
+    """Plan the change on a tip, which nobody else has, and commit it at the end of the branch as it was seen."""
+    hold = cursor.hold
     name = request.name or context.new_id()
     meta = _meta(context, cursor.lane, name, parent, step, request)
     notes = encode_notes(meta)
     yield from _load_for(cursor, tip, change, parent if takes_over else seen.head)
     streams = yield from _streams(context, tip.streams_wanted(change))
+    draft = tip.plan(change, streams.pop)
+    digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, notes)
+    commit = _commit(cursor.lane, hold, seen, meta, notes, draft, digest, tip.sources if takes_over else draft.sources)
+    commit.replaces_head = request.replaces_head
+    commit.requires = parent.id if takes_over and parent else None
+    commit.parent_digest = parent.digest if parent and (takes_over or request.replaces_head) else None
     try:
-        draft = tip.plan(change, streams.pop)
-        digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, notes)
-        commit = _commit(cursor, seen, meta, notes, draft, digest, tip.sources if takes_over else draft.sources)
-        commit.replaces_head = request.replaces_head
-        commit.requires = parent.id if takes_over and parent else None
-        commit.parent_digest = parent.digest if parent and (takes_over or request.replaces_head) else None
-        committed = yield from _stored(cursor.hold, commit)
+        committed = yield from _stored(hold, commit)
     except IdTaken:
-        cursor.forget_tip()
         raise
     except Conflict as lost:
-        cursor.forget_tip()
         raise (yield from _conflict(cursor, lost.what, lost)) from lost
-    except BaseException:
-        cursor.forget_tip()
-        raise
     context.give_streams(streams)
     row = commit.row(0, committed.seq)
-    cursor.seen = Seen(committed.number, committed.seq, commit.epoch, row)
-    cursor.tip = tip
     tip.items = request.items
+    cursor.move(seen, Seen(committed.number, committed.seq, commit.epoch, row), tip)
     return bare(
         SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
     )
@@ -313,20 +307,26 @@ def _load_for(cursor: Cursor, tip: Tip, change: Change, row: Row | None) -> Flow
     try:
         yield from fill(tip, unloaded, row)
     except Corrupted:
-        cursor.forget_tip()
         yield from _conflict_unless_there(cursor, row)
         raise
 
 
 def _commit(
-    cursor: Cursor, seen: Seen, meta: CheckpointMeta, notes: bytes, draft: Draft, digest: bytes, sources: set[Source]
+    lane: LaneKey,
+    hold: Hold | None,
+    seen: Seen,
+    meta: CheckpointMeta,
+    notes: bytes,
+    draft: Draft,
+    digest: bytes,
+    sources: set[Source],
 ) -> Commit:
     return Commit(
-        lane=cursor.lane,
+        lane=lane,
         number=seen.number,
         last_seq=seen.last_seq,
         head_seq=seen.head.seq if seen.head is not None else 0,
-        epoch=seen.epoch if cursor.hold is None else cursor.hold.epoch,
+        epoch=seen.epoch if hold is None else hold.epoch,
         id=meta.id,
         parent_id=meta.parent_id,
         step=meta.step,
@@ -341,18 +341,18 @@ def _commit(
         chunks=draft.chunks,
         sources=sources,
         owned=draft.owned,
-        claim=None if cursor.hold is None else cursor.hold.claim,
+        claim=None if hold is None else hold.claim,
     )
 
 
 def _streams(context: Context, wanted: int) -> Flow[list[int]]:
+    taken = context.take_streams(wanted)
+    if taken is not None:
+        return taken
     size = wanted + STREAMS_AT_ONCE
-    while True:
-        taken = context.take_streams(wanted)
-        if taken is not None:
-            return taken
-        first = yield from ask(lambda store: store.reserve(size))
-        context.give_streams(list(range(first, first + size)))
+    first = yield from ask(lambda store: store.reserve(size))
+    context.give_streams(range(first + wanted, first + size))
+    return list(range(first, first + wanted))
 
 
 def _meta(

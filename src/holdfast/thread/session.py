@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -66,8 +67,9 @@ class SessionBase:
             return
         began, now_us = time.monotonic(), self._now_us()
         row = SessionRow(self.id, self._lane, self.owner, str(this_process()), self.note, now_us, now_us)
+        me = weakref.ref(self)  # an interrupt may keep it from being ended; then it must not be kept alive for ever
+        self._pulse = Pulse(self.ttl, began, lambda: (run := me()) is not None and run._beat())
         yield from ask(lambda store: store.begin(row, to_us(self.ttl)))
-        self._pulse = Pulse(self.ttl, began, self._beat)
         self._context.heartbeat.add(self._pulse)
         try:
             yield from self._taking_over()
@@ -89,10 +91,11 @@ class SessionBase:
         """
         if self._ended or self._process != os.getpid():
             return
-        self._ended = True
         if self._pulse is not None:
+            self._pulse.stopped = True
             self._context.heartbeat.remove(self._pulse)
             yield from self._recording(self.id, reason)
+        self._ended = True
 
     def _recording(self, name: str, reason: str) -> Flow[None]:
         namespace, now_us = self._lane.namespace, self._now_us()
@@ -128,7 +131,13 @@ class RunSession(SessionBase):
 
     def __enter__(self) -> RunSession:
         self._enter()
-        self.thread._run(self._beginning())
+        try:
+            self.thread._run(self._beginning())
+        except HoldfastError:
+            raise
+        except BaseException as interrupt:
+            self.thread._run(self._ending(_reason(interrupt)))
+            raise
         return self
 
     def __exit__(
@@ -140,6 +149,9 @@ class RunSession(SessionBase):
             if error is None:
                 raise
             note_beside(error, failure)
+        except BaseException as interrupt:  # once more: else it would seem to go on for as long as the process lives
+            self.thread._run(self._ending(_reason(interrupt)))
+            raise
 
 
 class AsyncRunSession(SessionBase):

@@ -18,7 +18,7 @@ from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.lease import Lease, check_terms
 from holdfast.thread.ledger import Ledger, settle
 from holdfast.thread.loop import PAUSE_CHECK_S, Loop, check_plan
-from holdfast.thread.perform import Flow, drive, locked
+from holdfast.thread.perform import Flow, drive
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.session import RunSession
 from holdfast.thread.stats import Stats
@@ -350,7 +350,7 @@ class Thread:
         return self._run(front.stats(self._store._context, self.id))
 
     def _run(self, flow: Flow[T]) -> T:
-        return drive(locked(self._cursor.lock, flow), self._store._backend)
+        return drive(flow, self._store._backend, self._cursor.lock)
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
         backend, namespace, name = self._store._backend, saved.namespace, saved.id

@@ -18,7 +18,7 @@ from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.lease import AsyncLease, check_terms
 from holdfast.thread.ledger import Ledger, settle
 from holdfast.thread.loop import PAUSE_CHECK_S, AsyncLoop, check_plan
-from holdfast.thread.perform import Flow, drive, locked
+from holdfast.thread.perform import Flow, drive
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.session import AsyncRunSession
 from holdfast.thread.stats import Stats
@@ -358,10 +358,10 @@ class AsyncThread:
 
         def leave(undo: Flow[object]) -> Flow[None]:
             cursor.leftovers.append(undo)
-            return locked(cursor.lock, cursor.tidy())
+            return cursor.tidy()
 
         on_cancel = None if undo is None else partial(leave, undo)
-        return await self._store._offload.run(locked(cursor.lock, cursor.tidied(flow)), on_cancel)
+        return await self._store._offload.run(cursor.tidied(flow), on_cancel, cursor.lock)
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
         backend, namespace, name = self._store._backend, saved.namespace, saved.id

@@ -178,11 +178,13 @@ class Putter:
         parent: Row | None,
         takes_over: bool = False,
     ) -> Flow[Cursor]:
-        assert cursor.tip is not None
+        seen, tip = cursor.take()
+        assert seen is not None
+        assert tip is not None
         request = Request(prepared.notes, prepared.name)
         step = 0 if parent is None else parent.step + 1
-        change = prepared.change(cursor.tip, versions)
-        yield from commit_on(self.context, cursor, cursor.tip, change, request, parent, step, takes_over)
+        change = prepared.change(tip, versions)
+        yield from commit_on(self.context, cursor, seen, tip, change, request, parent, step, takes_over)
         return cursor
 
     # What is there already ----------------------------------------------------------------------------------------
@@ -213,12 +215,13 @@ class Putter:
     def _replace(self, prepared: Prepared, head: Head, row: Row) -> Flow[Cursor]:
         tip = yield from open_tip(row, head.owned)
         yield from fill(tip, list(tip.lives), row)
-        cursor = Cursor(row.lane, Seen.of(head), tip)
+        seen = Seen.of(head)
+        cursor = Cursor(row.lane, seen)
         parent = None
         if row.parent_id is not None:
             parent = yield from find_row(self.context.namespace, row.parent_id)
         request = Request(prepared.notes, prepared.name, replaces_head=True)
-        yield from commit_on(self.context, cursor, tip, prepared.change(tip, None), request, parent, row.step)
+        yield from commit_on(self.context, cursor, seen, tip, prepared.change(tip, None), request, parent, row.step)
         return cursor
 
     def _lane(self, prepared: Prepared, branch: str) -> LaneKey:
