@@ -70,7 +70,7 @@ def interrupted(frame: FrameType | None) -> bool:
 
 
 def rearm(chance: random.Random) -> None:
-    signal.setitimer(signal.ITIMER_REAL, chance.choice((2e-5, 1e-4, 1e-3)) * (0.5 + chance.random()))
+    signal.setitimer(signal.ITIMER_REAL, chance.choice((2e-5, 1e-3, 1e-2)) * (0.5 + chance.random()))
 
 
 def under_interrupts(saver: Saver, times: int, chance: random.Random) -> int:

@@ -33,14 +33,15 @@ Job = Callable[[apsw.Connection], Any]
 
 
 class _Ticket:
-    __slots__ = ("error", "is_settled", "job", "name", "result", "wake")
+    __slots__ = ("error", "is_durable", "is_settled", "job", "name", "result", "wake")
 
     def __init__(self, job: Job, name: str | None) -> None:
         self.job = job
         self.name = name
         self.result: Any = None
         self.error: BaseException | None = None
-        self.is_settled = False  # its result or error is known
+        self.is_durable = False  # its transaction was committed, so the result counts
+        self.is_settled = False  # nobody will run it any more
         self.wake = threading.Lock()  # free when there is something to look at
         self.wake.acquire()
 
@@ -89,6 +90,8 @@ class Writer:
             raise
         if ticket.error is not None:
             raise ticket.error
+        if not ticket.is_durable:  # the leader was interrupted more than once, and could not even say so
+            raise _unknown(ticket, None)
         return ticket.result  # type: ignore[no-any-return]  # the result of the caller's own job
 
     def alone(self, work: Callable[[apsw.Connection], T]) -> T:
@@ -111,9 +114,9 @@ class Writer:
         try:
             while not mine.is_settled:
                 group = self._next_group()
-                if not group:
-                    # Who led before took it and was interrupted so often that it could not even say so.
-                    raise _unknown(mine, None)
+                if not group:  # who led before took it and never came to the end
+                    mine.settle()
+                    break
                 self._settle(group, mine)
         finally:
             self._is_led = False
@@ -132,15 +135,16 @@ class Writer:
                 if not self._attempt(group):
                     for ticket in group:
                         self._attempt([ticket])
+        except HoldfastError as error:
+            self._fail(group, error)  # the lock could not be had, so nothing was begun
         except BaseException as error:
             # A result only says that a job ran. Whether its transaction was committed nobody knows here, so none is
             # called stored, and a transaction still open ends with its connection.
             self.close()
             for ticket in group:
-                if ticket.error is None:
-                    ticket.error = error if ticket is mine else _unknown(ticket, error)
-            if mine not in group:
-                raise
+                if ticket is not mine and ticket.error is None and not ticket.is_durable:
+                    ticket.error = _unknown(ticket, error)
+            raise
         finally:
             for ticket in group:
                 ticket.settle()
@@ -168,23 +172,28 @@ class Writer:
         if all(ticket.error is not None for ticket in group):
             self._roll_back(connection)
             return True
-        self._commit(connection, group)
+        if self._commit(connection, group):
+            for ticket in group:
+                ticket.is_durable = True
         return True
 
-    def _commit(self, connection: apsw.Connection, group: list[_Ticket]) -> None:
+    def _commit(self, connection: apsw.Connection, group: list[_Ticket]) -> bool:
+        """Commit and tell whether that is certain; else each ticket has its error."""
         try:
             connection.execute("COMMIT")
+            return True
         except apsw.Error as error:
             if isinstance(error, apsw.BusyError | apsw.FullError):
                 # Neither leaves a commit in the log: a full disk fails before its last frame is written.
                 self._roll_back(connection)
                 self._fail(group, error)
-                return
+                return False
             # Rolling back or trying again on this descriptor could hide a failed fsync: leave it, open another.
             self.close()
             for ticket in group:
                 if ticket.error is None:
                     ticket.error = _unknown(ticket, error)
+            return False
 
     def _connected(self) -> apsw.Connection:
         if self._connection is not None and self._connection.in_transaction:
