@@ -10,10 +10,11 @@ handler between the end of a block and the call of ``__exit__``, so an error the
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,13 +38,17 @@ def _with_blocks(path: str) -> dict[int, int]:
 
 
 class Lines:
-    """Counts the line events of our code in this thread, and lets something happen at one of them."""
+    """Counts the line events of our code in this thread, and lets something happen at one of them.
+
+    What our code uses of the standard library for locks and ``with`` blocks is written in Python too, so it counts.
+    """
 
     def __init__(self, *places: str) -> None:
-        self._prefixes = tuple(str(OURS / place) for place in places)
+        self._prefixes = (*(str(OURS / place) for place in places), contextlib.__file__, threading.__file__)
         self._seen: dict[FrameType, int] = {}
         self._happen: Happen | None = None
         self._at = -1
+        self._own: FrameType | None = None  # who traces: its own ``with`` is not to be struck
         self.count = 0
         self.place = ""
 
@@ -59,9 +64,9 @@ class Lines:
         with self._traced():
             return run()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _traced(self) -> Iterator[None]:
-        self.count = 0
+        self.count, self._own = 0, sys._getframe(2)
         before = sys.gettrace()
         sys.settrace(self._enter)
         try:
@@ -71,7 +76,8 @@ class Lines:
             self._seen.clear()
 
     def _enter(self, frame: FrameType, event: str, _: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(self._prefixes) else None
+        is_counted = frame.f_code.co_filename.startswith(self._prefixes) and frame.f_back is not self._own
+        return self._line if is_counted else None
 
     def _line(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "line" and not self._is_exit(frame):
