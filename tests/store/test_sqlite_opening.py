@@ -17,15 +17,8 @@ import pytest
 
 import holdfast
 from holdfast.errors import Corrupted, StoreError, StoreRefused
-from holdfast.store.sqlite.database import (
-    APPLICATION_ID,
-    CHECKSUM_BYTES,
-    CHECKSUM_VFS,
-    PAGE_BYTES,
-    Database,
-    migrate,
-    migration_scripts,
-)
+from holdfast.store.sqlite.database import CHECKSUM_BYTES, CHECKSUM_VFS, PAGE_BYTES, Database
+from holdfast.store.sqlite.schema import APPLICATION_ID, migrate, migration_scripts
 
 OPEN_AND_SAVE = """
 import sys, holdfast

@@ -47,9 +47,11 @@ from holdfast.store.sqlite.collect import delete_rows, delete_thread
 from holdfast.store.sqlite.commit import add_checkpoint, add_checkpoints
 from holdfast.store.sqlite.compact import compact_database, give_pages_back
 from holdfast.store.sqlite.database import Database, resolve_path, translated
+from holdfast.store.sqlite.files import Connection
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags
 from holdfast.store.sqlite.gate import Gate, forget, register
 from holdfast.store.sqlite.lane import find_lane
+from holdfast.store.sqlite.log import log_findings
 from holdfast.store.sqlite.pages import adopt_pages, damaged_pages
 from holdfast.store.sqlite.pending import put_writes, with_writes
 from holdfast.store.sqlite.rows import StoredId, pack_id, read_row, unpack_id
@@ -71,7 +73,7 @@ class SqliteStore:
         self.gate = Gate()
         self._database = Database(resolve_path(url), timeout_s)
         self._writer = Writer(self._database)
-        self._readers: list[apsw.Connection] = []
+        self._readers: list[Connection] = []
         register(self)
 
     # Reading ------------------------------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ class SqliteStore:
 
     def check(self) -> list[Finding]:
         with self._reading() as connection:
-            return check_database(connection)
+            return [*check_database(connection), *log_findings(connection, self._database.path)]
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
         """Put pages right first, if any are damaged: only then can the rest be read, by the next rebuild."""
@@ -329,7 +331,7 @@ class SqliteStore:
     # Inside -------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[apsw.Connection]:
+    def _reading(self) -> Iterator[Connection]:
         """Give a connection of its own, inside one snapshot, to a read that may be made of several statements."""
         with self.gate, translated(self._database.path):
             try:
@@ -337,6 +339,7 @@ class SqliteStore:
             except IndexError:
                 connection = self._database.connect()
             try:
+                self._database.check_in_place(connection)
                 connection.execute("BEGIN")
                 yield connection
             except BaseException:
@@ -348,13 +351,14 @@ class SqliteStore:
                 self._readers.append(connection)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[apsw.Connection]:
+    def _alone(self) -> Iterator[Connection]:
         """Give a connection of its own to work that is no transaction; no other process writes meanwhile."""
         with self.gate:
             self._database.lock.acquire()
             try:
                 with translated(self._database.path), contextlib.closing(self._database.connect()) as connection:
                     yield connection
+                    self._database.confirm(connection)
             finally:
                 self._database.lock.release()
 

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.errors import HoldfastError, OutcomeUnknown
+from holdfast.errors import HoldfastError, OutcomeUnknown, StoreRefused
 from holdfast.store.sqlite.database import Database, translate
+from holdfast.store.sqlite.files import Connection
 
 GROUP_JOBS_MAX = 256
 
@@ -50,7 +51,7 @@ class Writer:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._connection: apsw.Connection | None = None
+        self._connection: Connection | None = None
         self._mutex = threading.Lock()
         self._queue: list[_Ticket] = []
         self._led = False
@@ -128,7 +129,7 @@ class Writer:
         """Run the jobs in one transaction; return False if a group was rolled back and is to be tried one by one."""
         try:
             connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE")
+            self._database.begin(connection)
         except (HoldfastError, apsw.Error) as error:
             self._fail(group, error)
             return True
@@ -150,10 +151,11 @@ class Writer:
         self._commit(connection, group)
         return True
 
-    def _commit(self, connection: apsw.Connection, group: list[_Ticket]) -> None:
+    def _commit(self, connection: Connection, group: list[_Ticket]) -> None:
         try:
             connection.execute("COMMIT")
-        except apsw.Error as error:
+            self._database.confirm(connection)
+        except (apsw.Error, StoreRefused) as error:
             if isinstance(error, apsw.BusyError | apsw.FullError):
                 # Neither leaves a commit in the log: a full disk fails before its last frame is written.
                 self._roll_back(connection)
@@ -165,7 +167,7 @@ class Writer:
                 if ticket.error is None:
                     ticket.error = _unknown(ticket, error)
 
-    def _connected(self) -> apsw.Connection:
+    def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = self._database.connect()
         return self._connection
