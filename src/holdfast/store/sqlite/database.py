@@ -22,7 +22,7 @@ import apsw.sqlite_extra
 from holdfast.errors import Corrupted, HoldfastError, StoreBusy, StoreError, StoreFull, StoreRefused
 from holdfast.store.atomic import FILE_MODE, make_directory, sync_directory
 from holdfast.store.lock import ProcessLock
-from holdfast.store.sqlite.files import Connection, Identity, OpenFiles, identity_of
+from holdfast.store.sqlite.files import Connection, Identity, OpenFiles, database_problem, identity_of
 from holdfast.store.sqlite.log import LOG_BYTES, LogLimit
 from holdfast.store.sqlite.schema import APPLICATION_ID, check_schema, migrate, migration_scripts
 
@@ -84,12 +84,12 @@ class Database:
                 raise
 
     def check_in_place(self, connection: Connection) -> None:
-        """Refuse to go on if the files at the path are not the connection's; call it before every transaction."""
+        """Refuse to go on if the files at the path are not the connection's; to be called before every read."""
         self._check(None if connection.files is None else connection.files.problem())
 
     def begin(self, connection: Connection) -> None:
         """Begin to write, with the lock held; refuse it if files or tables are not what they were."""
-        self.check_in_place(connection)
+        self._check(None if connection.files is None else connection.files.problem_for_writer())
         connection.execute("BEGIN IMMEDIATE")
         try:
             if connection.execute("PRAGMA data_version").get != connection.others:
@@ -103,7 +103,7 @@ class Database:
 
         Nothing may be acknowledged before.
         """
-        self._check(None if connection.files is None else connection.files.problem_after_write())
+        self._check(None if connection.files is None else connection.files.problem_for_writer())
         self._log.keep(connection)
 
     def _check(self, problem: str | None) -> None:
@@ -137,11 +137,14 @@ class Database:
 
     def _open(self) -> Connection:
         """Return a new connection with our settings. It has the file that was at the path before and after."""
-        before = identity_of(self.path)
+        if self._identity is None:
+            self._identity = identity_of(self.path)
+        else:
+            self._check(database_problem(self.path, self._identity))
         connection = Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
         try:
-            if before is None or before != (self._identity or before) or identity_of(self.path) != before:
-                self._check("the database was deleted, moved or replaced while the store was open")
+            if identity_of(self.path) != self._identity:
+                self._check("the database was deleted, moved or replaced while it was opened")
             connection.set_busy_timeout(int(self.timeout_s * 1000))
             for setting, value in _SETTINGS.items():
                 connection.config(setting, value)
@@ -152,7 +155,6 @@ class Database:
         except BaseException:
             connection.close()
             raise
-        self._identity = before
         return connection
 
     def _prepare(self) -> None:
@@ -164,7 +166,6 @@ class Database:
                 _identify(connection, self.path)
                 _switch_to_wal(connection, self.path)
                 migrate(connection)
-                check_schema(connection, self.path)
                 _check_length(connection, self.path)
         except Corrupted as error:
             raise (_cut(self.path) if is_cut(self.path) else error) from error.__cause__
@@ -279,6 +280,8 @@ def _identify(connection: apsw.Connection, path: str) -> None:
             path=path,
             hint="Restore the original file, or import it",
         )
+    if version == len(migration_scripts()):
+        check_schema(connection, path)
 
 
 def _lay_out(connection: apsw.Connection) -> None:

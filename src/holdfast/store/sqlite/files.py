@@ -40,6 +40,23 @@ def identity_of(path: str) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
+def database_problem(path: str, mine: Identity | None) -> str | None:
+    """Return what happened to the database itself, None if it is in place."""
+    if sys.platform == "win32":
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return _happened(path, "was deleted or moved")
+    if (found.st_dev, found.st_ino) != mine:
+        return _happened(path, "was replaced by another file")
+    return None if found.st_size else _happened(path, "was emptied")
+
+
+def _happened(path: str, what: str) -> str:
+    return f"{os.path.basename(path)} {what} while the store was open"
+
+
 class OpenFiles:
     """The files one connection has open, and a look at whether they are in place.
 
@@ -59,11 +76,6 @@ class OpenFiles:
         """Return where the write-ahead log is."""
         return self._paths[1]
 
-    @property
-    def database(self) -> Identity | None:
-        """Return which file the database is."""
-        return self._identities[0]
-
     def problem(self) -> str | None:
         """Return what happened to the files, None if all are in place."""
         if sys.platform == "win32":
@@ -75,25 +87,14 @@ class OpenFiles:
         for path, mine in zip(self._paths, self._identities, strict=True):
             found = identity_of(path)
             if mine is None or found != mine:
-                happened = "was deleted or moved" if found is None else "was replaced by another file"
-                return f"{os.path.basename(path)} {happened} while the store was open"
+                return _happened(path, "was deleted or moved" if found is None else "was replaced by another file")
         if folder is not None and time.time_ns() - folder.changed_ns > SETTLED_NS:
             self._folder = folder
         return None
 
-    def problem_after_write(self) -> str | None:
-        """Return what happened to the files or to the database's length, which no look at the folder tells."""
-        if sys.platform == "win32":
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return self.problem()
-        if (found.st_dev, found.st_ino) != self.database:
-            self._folder = None  # a link that leads elsewhere now leaves the folder of the file as it was
-        elif not found.st_size:
-            return f"{os.path.basename(self._path)} was emptied while the store was open"
-        return self.problem()
+    def problem_for_writer(self) -> str | None:
+        """Return what happened to the files, and to the database's length, which no look at the folder tells."""
+        return database_problem(self._path, self._identities[0]) or self.problem()
 
     def log_bytes(self) -> int:
         """Return how long the write-ahead log is."""
