@@ -19,12 +19,14 @@ from holdfast.thread.store import Store, make_context
 
 OTHER = """
 import json, sys, holdfast
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.thread.store import Store, make_context
 stores = []
 for line in sys.stdin:
     verb, path, name = json.loads(line)
     try:
         if verb == "open":
-            stores.append(holdfast.open(path))
+            stores.append(Store(SqliteStore(path, timeout_s=0.5), make_context("", None)))
         elif verb == "save":
             stores[-1].thread("other").save({"n": name}, id=name)
         else:
