@@ -173,8 +173,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def is_told(error: BaseException, way: str) -> bool:
-    """Tell whether an error says what happened. Who reads an emptied file may find that first."""
-    if way == "database emptied" and isinstance(error, Corrupted | StoreRefused):
+    """Tell whether an error says what happened. No look at names tells that a file was emptied: that shows later."""
+    if way == "database emptied" and isinstance(error, Corrupted | OutcomeUnknown | StoreRefused):
         return True
     return type(error) is StoreRefused and "while the store was open" in str(error)
 

@@ -76,7 +76,9 @@ class Database:
                 connection.execute("BEGIN")
                 self._check_tables(connection)
                 connection.execute("COMMIT")
-                connection.files = OpenFiles(self.path)  # the transaction has opened the log and its index
+                connection.files = OpenFiles(
+                    self.path, self._identity
+                )  # the transaction has opened the log and its index
                 self.check_in_place(connection)
                 return connection
             except BaseException:
@@ -89,7 +91,7 @@ class Database:
 
     def begin(self, connection: Connection) -> None:
         """Begin to write, with the lock held; refuse it if files or tables are not what they were."""
-        self._check(None if connection.files is None else connection.files.problem_for_writer())
+        self.check_in_place(connection)
         connection.execute("BEGIN IMMEDIATE")
         try:
             if connection.execute("PRAGMA data_version").get != connection.others:
@@ -103,7 +105,7 @@ class Database:
 
         Nothing may be acknowledged before.
         """
-        self._check(None if connection.files is None else connection.files.problem_for_writer())
+        self._check(None if connection.files is None else connection.files.problem_after_write())
         self._log.keep(connection)
 
     def _check(self, problem: str | None) -> None:

@@ -11,10 +11,10 @@ so as long as that stands still one look at the folder tells of all three.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from typing import NamedTuple
 
 import apsw
 
@@ -23,12 +23,6 @@ SETTLED_NS = 1_000_000_000
 """A folder that changed less than this ago may change again without its time moving: clocks of kernels tick slowly."""
 
 Identity = tuple[int, int]  # device and inode
-
-
-class _Folder(NamedTuple):
-    device: int
-    inode: int
-    changed_ns: int
 
 
 def identity_of(path: str) -> Identity | None:
@@ -63,52 +57,47 @@ class OpenFiles:
     On Windows nobody can delete, move or replace a file that SQLite has open, so there is nothing to look for.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, database: Identity | None) -> None:
         self._path = path
         real = os.path.realpath(path)  # SQLite keeps the companions beside the file that a link leads to
         self._paths = (path, *(real + companion for companion in COMPANIONS))
         self._folder_path = os.path.dirname(real if os.path.islink(path) else path)
-        self._identities = [identity_of(each) for each in self._paths]
-        self._folder: _Folder | None = None
-
-    @property
-    def log_path(self) -> str:
-        """Return where the write-ahead log is."""
-        return self._paths[1]
+        self._identities = (database, *(identity_of(each) for each in self._paths[1:]))
+        self._folder: tuple[int, int, int] | None = None  # when it had last changed, and which it is
 
     def problem(self) -> str | None:
         """Return what happened to the files, None if all are in place."""
         if sys.platform == "win32":
             return None
-        folder = self._look()
-        if folder is not None and folder == self._folder:
+        try:
+            found = os.stat(self._folder_path)
+        except OSError:
+            return self._first_problem()
+        folder = (found.st_ctime_ns, found.st_ino, found.st_dev)
+        if folder == self._folder:
             return None
-        self._folder = None
-        for path, mine in zip(self._paths, self._identities, strict=True):
-            found = identity_of(path)
-            if mine is None or found != mine:
-                return _happened(path, "was deleted or moved" if found is None else "was replaced by another file")
-        if folder is not None and time.time_ns() - folder.changed_ns > SETTLED_NS:
-            self._folder = folder
-        return None
+        problem = self._first_problem()
+        is_settled = time.time_ns() - found.st_ctime_ns > SETTLED_NS
+        self._folder = folder if is_settled and problem is None else None
+        return problem
 
-    def problem_for_writer(self) -> str | None:
+    def problem_after_write(self) -> str | None:
         """Return what happened to the files, and to the database's length, which no look at the folder tells."""
         return database_problem(self._path, self._identities[0]) or self.problem()
 
     def log_bytes(self) -> int:
         """Return how long the write-ahead log is."""
         try:
-            return os.stat(self.log_path).st_size
+            return os.stat(self._paths[1]).st_size
         except OSError:
             return 0
 
-    def _look(self) -> _Folder | None:
-        try:
-            found = os.stat(self._folder_path)
-        except OSError:
-            return None
-        return _Folder(found.st_dev, found.st_ino, found.st_ctime_ns)
+    def _first_problem(self) -> str | None:
+        for path, mine in zip(self._paths, self._identities, strict=True):
+            found = identity_of(path)
+            if mine is None or found != mine:
+                return _happened(path, "was deleted or moved" if found is None else "was replaced by another file")
+        return None
 
 
 class Connection(apsw.Connection):
@@ -122,5 +111,6 @@ class Connection(apsw.Connection):
     def close(self, force: bool = False) -> None:
         """Close it. The last one to close folds the log in and deletes it, by name: not if that is another's by now."""
         if self.files is not None and self.files.problem() is not None:
-            self.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            with contextlib.suppress(apsw.ConnectionClosedError):
+                self.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         super().close(force)
