@@ -177,11 +177,30 @@ class Database:
 
 @contextlib.contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn the driver's errors into ours: the one border they cross."""
+    """Turn the driver's errors into ours, and those that odd values in rows cause: the one border they cross."""
     try:
         yield
     except apsw.Error as error:
         raise translate(error, path) from error
+    except HoldfastError:
+        raise
+    except ODD_VALUE_ERRORS as error:
+        raise odd_value(error, path) from error
+
+
+ODD_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def odd_value(error: Exception, path: str) -> Corrupted:
+    """Return our error for one that only a value can have caused that Holdfast never writes.
+
+    What callers hand in was checked long before, so it came from a row.
+    """
+    return Corrupted(
+        f"a row of the database holds a value that Holdfast never writes ({type(error).__name__})",
+        path=path,
+        hint="store.verify() shows what is affected; restore a copy of the file",
+    )
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:

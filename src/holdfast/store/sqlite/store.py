@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import apsw
 
-from holdfast.errors import NotFound
+from holdfast.errors import HoldfastError, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
@@ -46,7 +46,7 @@ from holdfast.store.sqlite.chunks import read_ranges, stream_end
 from holdfast.store.sqlite.collect import delete_rows, delete_thread
 from holdfast.store.sqlite.commit import add_checkpoint, add_checkpoints
 from holdfast.store.sqlite.compact import compact_database, give_pages_back
-from holdfast.store.sqlite.database import Database, resolve_path, translated
+from holdfast.store.sqlite.database import ODD_VALUE_ERRORS, Database, odd_value, resolve_path, translated
 from holdfast.store.sqlite.files import Connection
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags
 from holdfast.store.sqlite.gate import Gate, forget, register
@@ -54,7 +54,7 @@ from holdfast.store.sqlite.lane import find_lane
 from holdfast.store.sqlite.log import log_findings
 from holdfast.store.sqlite.pages import adopt_pages, damaged_pages
 from holdfast.store.sqlite.pending import put_writes, with_writes
-from holdfast.store.sqlite.rows import StoredId, pack_id, read_row, unpack_id
+from holdfast.store.sqlite.rows import StoredId, pack_id, read_lane, read_row, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 from holdfast.store.sqlite.writer import Writer
 
@@ -107,7 +107,7 @@ class SqliteStore:
             wanted = {"namespace": namespace, "thread": thread, "scope": scope}
             return [
                 Lane(
-                    LaneKey(*key),
+                    read_lane(key),
                     id_of(connection, key_of(number, head)),
                     head,
                     last_seq,
@@ -363,8 +363,16 @@ class SqliteStore:
                 self._database.lock.release()
 
     def _write(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
+        def guarded(connection: apsw.Connection) -> T:
+            try:
+                return job(connection)
+            except HoldfastError:
+                raise
+            except ODD_VALUE_ERRORS as error:
+                raise odd_value(error, self._database.path) from error
+
         with self.gate:
-            return self._writer.submit(job, name)
+            return self._writer.submit(guarded, name)
 
     def _shrink(self, removed: Removed) -> None:
         if removed.bytes or removed.checkpoints:
