@@ -326,3 +326,7 @@ class DecodeError(HoldfastError, ValueError):
     """Bytes that are no valid value: damaged, or not written by Holdfast."""
 
     summary = "decode error"
+
+
+class StoreWarning(UserWarning):
+    """Nothing failed and nothing is lost, but the store needs somebody's attention. Not an error of the tree above."""

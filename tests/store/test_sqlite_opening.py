@@ -17,15 +17,8 @@ import pytest
 
 import holdfast
 from holdfast.errors import Corrupted, StoreError, StoreRefused
-from holdfast.store.sqlite.database import (
-    APPLICATION_ID,
-    CHECKSUM_BYTES,
-    CHECKSUM_VFS,
-    PAGE_BYTES,
-    Database,
-    migrate,
-    migration_scripts,
-)
+from holdfast.store.sqlite.database import CHECKSUM_BYTES, CHECKSUM_VFS, PAGE_BYTES, Database
+from holdfast.store.sqlite.schema import APPLICATION_ID, migrate, migration_scripts
 
 OPEN_AND_SAVE = """
 import sys, holdfast
@@ -135,12 +128,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         holdfast.open(tmp_path / "file" / "sub" / "agent.db")
 
 
-def test_missing_folders_are_made_for_their_owner_alone(tmp_path: Path) -> None:
-    make_store(tmp_path / "one" / "two" / "agent.db")
-
-    assert stat.S_IMODE((tmp_path / "one" / "two").stat().st_mode) == 0o700
-
-
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     """Make a folder read-only: by its mode, or, for root, who may write anyway, by a read-only mount."""
@@ -215,17 +202,21 @@ def _open_as_nobody(path: Path) -> int:
 
 
 @pytest.mark.row("T18")
-def test_only_the_owner_can_read_any_of_the_files_whatever_the_umask(path: Path) -> None:
-    usual = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_only_the_owner_can_read_the_files_and_new_folders_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "one" / "two" / "agent.db"
+    usual = os.umask(umask)
     try:
         store = holdfast.open(path)
         store.thread("thread").save({"n": 1})
-        modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
+        modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in tmp_path.rglob("*")}
         store.close()
     finally:
         os.umask(usual)
 
-    assert modes == dict.fromkeys(("agent.db", "agent.db-wal", "agent.db-shm", "agent.db-lock"), 384)
+    assert modes.pop("agent.db-lock") | 0o600 == 0o600  # nobody reads it: it may be less
+    files, folders = ("agent.db", "agent.db-wal", "agent.db-shm"), ("one", "two")
+    assert modes == {**dict.fromkeys(files, 0o600), **dict.fromkeys(folders, 0o700)}
 
 
 @pytest.mark.row("G17")

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.resources
 import os
 import threading
 from collections.abc import Iterator
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import apsw
 import apsw.sqlite_extra
 
 from holdfast.errors import Corrupted, HoldfastError, StoreBusy, StoreError, StoreFull, StoreRefused
+from holdfast.store.atomic import FILE_MODE, make_directory, sync_directory
 from holdfast.store.lock import ProcessLock
+from holdfast.store.sqlite.files import Connection, Identity, OpenFiles, database_problem, identity_of
+from holdfast.store.sqlite.log import LOG_BYTES, LogLimit
+from holdfast.store.sqlite.schema import APPLICATION_ID, check_schema, migrate, migration_scripts
 
-APPLICATION_ID = 0x484F4C44  # "HOLD"
 SQLITE_VERSION_MIN = (3, 51, 3)
 """Older ones can corrupt a write-ahead log that several processes use (fixed in 3.51.3)."""
 
@@ -33,80 +34,167 @@ CHECKSUM_BYTES = 8
 SMALLEST_DATABASE_BYTES = 512
 CACHE_KIB = 8192
 CHECKSUM_VFS = "cksmvfs"
-_MIGRATIONS = importlib.resources.files(__package__) / "migrations"
-_SCHEMA = importlib.resources.files(__package__) / "schema.sql"
+_SETTINGS = {
+    apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
+    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_FKEY: 0,
+    # Without this a statement is prepared anew whenever a bound value might change its plan: 8 us a save.
+    apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,
+}
 _vfs_lock = threading.Lock()
 
 
 class Database:
-    """The file and how to connect to it."""
+    """The file and how to connect to it.
+
+    Once it has seen that its files were taken away or that its tables were changed it refuses everything, for good:
+    what it could read or write is not what others see. Whoever wants to go on opens the store again.
+    """
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self.path = os.path.abspath(path)
         self.timeout_s = timeout_s
+        self._identity: Identity | None = None
+        self._refusal: tuple[str, str | None] | None = None  # what is wrong and what to do
+        self._log = LogLimit(self.path, timeout_s)
         _check_library()
         _check_path(self.path)
         self.lock = ProcessLock(self.path + "-lock", timeout_s)
         self._prepare()
 
-    def connect(self) -> apsw.Connection:
-        """Return a new connection with our settings."""
+    def connect(self) -> Connection:
+        """Return a new connection, with our settings, to the file that was opened first."""
         with translated(self.path):
-            connection = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
+            connection = self._open()
             try:
-                connection.set_busy_timeout(int(self.timeout_s * 1000))
-                connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-                connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-                # Without this a statement is prepared anew whenever a bound value might change its plan: 8 us a save.
-                connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-                connection.execute(f"PRAGMA synchronous=FULL; PRAGMA cache_size=-{CACHE_KIB}; PRAGMA temp_store=MEMORY")
+                connection.execute("BEGIN")
+                self._check_tables(connection)
+                connection.execute("COMMIT")
+                connection.files = OpenFiles(
+                    self.path, self._identity
+                )  # the transaction has opened the log and its index
+                self.check_in_place(connection)
                 return connection
             except BaseException:
                 connection.close()
                 raise
 
+    def check_in_place(self, connection: Connection) -> None:
+        """Refuse to go on if the files at the path are not the connection's; to be called before every read."""
+        self._check(None if connection.files is None else connection.files.problem())
+
+    def begin(self, connection: Connection) -> None:
+        """Begin to write, with the lock held; refuse it if files or tables are not what they were."""
+        self.check_in_place(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if connection.execute("PRAGMA data_version").get != connection.others:
+                self._check_tables(connection)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    def confirm(self, connection: Connection) -> None:
+        """Tell after COMMIT, with the lock held, whether it is in the file that is at the path; else raise.
+
+        Nothing may be acknowledged before.
+        """
+        self._check(None if connection.files is None else connection.files.problem_after_write())
+        self._log.keep(connection)
+
+    def _check(self, problem: str | None) -> None:
+        """Refuse to go on, from now on, if there is a problem with the files."""
+        if problem is not None and self._refusal is None:
+            self._refusal = (
+                f"{problem}; nothing more is read or written through it",
+                "Put the file back or restore a copy, then open the store again",
+            )
+        if self._refusal is not None:
+            what, hint = self._refusal
+            raise StoreRefused(what, path=self.path, hint=hint)
+
+    def _check_tables(self, connection: Connection) -> None:
+        """Refuse tables that another version or another program has changed since the store was opened."""
+        connection.others = connection.execute("PRAGMA data_version").get
+        version, tables = connection.execute("PRAGMA user_version").get, connection.execute("PRAGMA schema_version").get
+        try:
+            if version != len(migration_scripts()):
+                raise StoreRefused(
+                    f"the database has schema version {version} now; it was {len(migration_scripts())} when opened",
+                    path=self.path,
+                    hint="Restart this program with the version of Holdfast that changed it",
+                )
+            if tables != connection.tables:
+                check_schema(connection, self.path)
+        except StoreRefused as error:
+            self._refusal = error.what, error.hint
+            raise
+        connection.tables = tables
+
+    def _open(self) -> Connection:
+        """Return a new connection with our settings. It has the file that was at the path before and after."""
+        if self._identity is None:
+            self._identity = identity_of(self.path)
+        else:
+            self._check(database_problem(self.path, self._identity))
+        connection = Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
+        try:
+            if identity_of(self.path) != self._identity:
+                self._check("the database was deleted, moved or replaced while it was opened")
+            connection.set_busy_timeout(int(self.timeout_s * 1000))
+            for setting, value in _SETTINGS.items():
+                connection.config(setting, value)
+            connection.execute(
+                f"PRAGMA synchronous=FULL; PRAGMA cache_size=-{CACHE_KIB}; PRAGMA temp_store=MEMORY;"
+                f"PRAGMA journal_size_limit={LOG_BYTES}"
+            )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     def _prepare(self) -> None:
         """Make the database if there is none, bring an older one up to date, and refuse what is not ours."""
-        _create_private(self.path)
         try:
-            with self.lock.take(), contextlib.closing(self.connect()) as connection, translated(self.path):
-                _identify(connection, self.path)
-                _switch_to_wal(connection, self.path)
-                migrate(connection)
-                _check_length(connection, self.path)
+            with self.lock.take(), translated(self.path):
+                _create_private(self.path)
+                with contextlib.closing(self._open()) as connection:
+                    _identify(connection, self.path)
+                    _switch_to_wal(connection, self.path)
+                    migrate(connection)
+                    _check_length(connection, self.path)
         except Corrupted as error:
             raise (_cut(self.path) if is_cut(self.path) else error) from error.__cause__
 
 
-def migrate(connection: apsw.Connection) -> None:
-    """Bring the schema to the newest version; each migration and its number are one transaction."""
-    current = int(connection.pragma("user_version"))
-    scripts = migration_scripts()
-    if current == 0:
-        _in_one_transaction(connection, _script(_SCHEMA), len(scripts))
-        return
-    for number in range(current, len(scripts)):
-        _in_one_transaction(connection, scripts[number], number + 1)
-
-
-def migration_scripts() -> list[str]:
-    """Return all migrations in order; the first makes the tables."""
-    files = sorted(entry.name for entry in _MIGRATIONS.iterdir() if entry.name.endswith(".sql"))
-    return [_script(_MIGRATIONS / name) for name in files]
-
-
-def _script(file: Traversable) -> str:
-    """Return a script without the spaces that align it: SQLite keeps this text, and so it fits in the first page."""
-    return "\n".join(" ".join(line.split()) for line in file.read_text(encoding="utf-8").splitlines())
-
-
 @contextlib.contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn the driver's errors into ours: the one border they cross."""
+    """Turn the driver's errors into ours, and those that odd values in rows cause: the one border they cross."""
     try:
         yield
     except apsw.Error as error:
         raise translate(error, path) from error
+    except HoldfastError:
+        raise
+    except ODD_VALUE_ERRORS as error:
+        raise odd_value(error, path) from error
+
+
+ODD_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def odd_value(error: Exception, path: str) -> Corrupted:
+    """Return our error for one that only a value can have caused that Holdfast never writes.
+
+    What callers hand in was checked long before, so it came from a row.
+    """
+    return Corrupted(
+        f"a row of the database holds a value that Holdfast never writes ({type(error).__name__})",
+        path=path,
+        hint="store.verify() shows what is affected; restore a copy of the file",
+    )
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:
@@ -163,32 +251,28 @@ def _check_path(path: str) -> None:
         raise StoreRefused(
             "the path is a folder, not a database file", path=path, hint="Name a file in it, such as agent.db"
         )
-    parent = os.path.dirname(path)
     try:
-        os.makedirs(parent, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise StoreRefused(f"cannot make the folder {parent}: {error.strerror}", path=path) from error
+        make_directory(Path(path).parent)
+    except StoreError as error:
+        raise StoreRefused(error.what, path=path, hint=error.hint) from error
 
 
 def _create_private(path: str) -> None:
     """Make an empty file that only its owner may read; SQLite gives its companions the same mode."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        _sync_folder(os.path.dirname(path))
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
+        try:
+            if hasattr(os, "fchmod"):
+                os.fchmod(descriptor, FILE_MODE)  # whatever the umask is
+        finally:
+            os.close(descriptor)
+        sync_directory(Path(path).parent)
     except FileExistsError:
         return
     except OSError as error:
         raise StoreRefused(
             f"cannot create the database: {error.strerror}", path=path, hint="Check the folder's rights"
         ) from error
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _identify(connection: apsw.Connection, path: str) -> None:
@@ -211,6 +295,8 @@ def _identify(connection: apsw.Connection, path: str) -> None:
             path=path,
             hint="Restore the original file, or import it",
         )
+    if version == len(migration_scripts()):
+        check_schema(connection, path)
 
 
 def _lay_out(connection: apsw.Connection) -> None:
@@ -251,18 +337,6 @@ def _switch_to_wal(connection: apsw.Connection, path: str) -> None:
             path=path,
             hint="Put it on a local file system",
         )
-
-
-def _in_one_transaction(connection: apsw.Connection, script: str, version: int) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.execute(script)
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={version}")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    else:
-        connection.execute("COMMIT")
 
 
 def resolve_path(url: str) -> str:

@@ -12,6 +12,7 @@ from holdfast.store.effects import EffectRow, effect_id, effect_missing, is_same
 from holdfast.store.lane import LaneKey
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.lane import NO_LANE, find_lane, thread_of
+from holdfast.store.sqlite.rows import Shape
 from holdfast.store.sqlite.select import every, one
 
 
@@ -73,5 +74,9 @@ def _get(connection: apsw.Connection, lane: LaneKey, key: str) -> EffectRow:
     return row
 
 
+_EFFECT = Shape("effect", "text text text text text int text bytes int bytes int text bytes? int? text?")
+
+
 def _read(fields: tuple[Any, ...]) -> EffectRow:
+    _EFFECT.check(fields)
     return EffectRow(LaneKey(*fields[:4]), *fields[4:])

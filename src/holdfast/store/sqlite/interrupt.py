@@ -13,7 +13,7 @@ from holdfast.store.lane import LaneKey
 from holdfast.store.layout import SEQ_BITS
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.collect import lane_of
-from holdfast.store.sqlite.rows import StoredId, pack_id, unpack_id
+from holdfast.store.sqlite.rows import Shape, StoredId, pack_id, unpack_id
 from holdfast.store.sqlite.select import every, one
 
 
@@ -90,7 +90,11 @@ def _get(connection: apsw.Connection, namespace: str, interrupt: str) -> Interru
     return row
 
 
+_INTERRUPT = Shape("interrupt", "id text text text text id bytes bytes int int bytes? text? int? text? int int?")
+
+
 def _read(fields: tuple[Any, ...]) -> InterruptRow:
+    _INTERRUPT.check(fields)
     name, *lane = fields[:5]
     checkpoint, *rest = fields[5:]
     return InterruptRow(unpack_id(name), LaneKey(*lane), unpack_id(checkpoint), *rest)

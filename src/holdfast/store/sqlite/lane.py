@@ -8,7 +8,7 @@ import apsw
 
 from holdfast.store.lane import LaneKey
 from holdfast.store.sqlite import queries
-from holdfast.store.sqlite.rows import StoredId
+from holdfast.store.sqlite.rows import Shape, StoredId
 from holdfast.store.sqlite.select import one, scalar
 from holdfast.store.tenure import FREE, Tenure
 
@@ -25,6 +25,8 @@ class StoredLane(NamedTuple):
 
 
 NO_LANE = StoredLane()
+_LANE = Shape("lane or thread", "int int int int int")
+_TENURE = Shape("lane", "int text? text? int? text?")
 
 
 def find_lane(connection: apsw.Connection, key: LaneKey) -> StoredLane | None:
@@ -33,6 +35,7 @@ def find_lane(connection: apsw.Connection, key: LaneKey) -> StoredLane | None:
     if found is None:
         return None
     number, thread, head, last_seq, next_seq, *tenure = found
+    _LANE.check(found[:5])
     return StoredLane(number, thread, head, last_seq, next_seq, read_tenure(*tenure))
 
 
@@ -53,4 +56,5 @@ def thread_of(connection: apsw.Connection, lane: LaneKey) -> tuple[int, int]:
 
 def read_tenure(epoch: int, owner: str | None, token: str | None, expires: int | None, boot: str | None) -> Tenure:
     """Return a lane's lease from its columns."""
+    _TENURE.check((epoch, owner, token, expires, boot))
     return Tenure(epoch, owner, token, expires or 0, boot or "")

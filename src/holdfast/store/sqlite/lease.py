@@ -13,6 +13,7 @@ from holdfast.store.layout import SEQ_BITS, SEQ_MAX
 from holdfast.store.leases import Claim, Held, LeaseRow
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.lane import add_lane, find_lane, read_tenure
+from holdfast.store.sqlite.rows import read_lane
 from holdfast.store.sqlite.select import every, one
 from holdfast.store.tenure import FREE, Tenure
 
@@ -107,7 +108,7 @@ def _leased(
 
 
 def _read(fields: tuple[Any, ...]) -> _Leased:
-    return LaneKey(*fields[1:5]), fields[0], read_tenure(*fields[5:])
+    return read_lane(fields[1:5]), fields[0], read_tenure(*fields[5:])
 
 
 def _set_lease(connection: apsw.Connection, number: int, tenure: Tenure) -> None:

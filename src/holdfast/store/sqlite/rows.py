@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from holdfast.errors import Corrupted
 from holdfast.store.base import LaneKey, Row
 from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, uuid_bytes, uuid_text
 
 StoredId = str | bytes
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "text": (str,), "bytes": (bytes,), "id": (str, bytes)}
+
+
+class Shape:
+    """The types that a row of a table must have; whoever can write the file can put any others there."""
+
+    def __init__(self, table: str, columns: str) -> None:
+        """Take the table's name and for each column its type, with a question mark if it may be NULL."""
+        self._table = table
+        self._columns = [
+            (*_TYPES[each.rstrip("?")], *((type(None),) if each.endswith("?") else ())) for each in columns.split()
+        ]
+        self._known: set[tuple[type, ...]] = set()  # a handful: looking one up costs less than looking at each value
+
+    def check(self, fields: Sequence[Any]) -> None:
+        """Raise Corrupted if a value is of another type."""
+        found = tuple(map(type, fields))
+        if found in self._known:
+            return
+        for number, (one, types) in enumerate(zip(found, self._columns, strict=True)):
+            if one not in types:
+                what = f"a row of table {self._table} holds a value that Holdfast never writes there"
+                raise Corrupted(
+                    f"{what}: the type of value {number + 1} is {one.__name__}",
+                    hint="store.verify() shows what is affected; restore a copy of the file",
+                )
+        self._known.add(found)
 
 
 def pack_id(namespace: str, name: str) -> StoredId:
@@ -33,6 +62,19 @@ BASE_NAME = "iif(c.base IS NULL, NULL, coalesce(b.digest, x''))"
 PAYLOAD_COLUMNS = f"{BASE_NAME}, b.size, b.body, c.manifest, p.digest"
 
 
+_LANE = Shape("thread or lane", "text text text text")
+_ROW = Shape("checkpoint", "int id id? bytes? int int bytes int bytes")
+_ROW_WITH_PAYLOAD = Shape(
+    "checkpoint or blob", "int id id? bytes? int int bytes int bytes bytes? int? bytes? bytes bytes?"
+)
+
+
+def read_lane(fields: Sequence[Any]) -> LaneKey:
+    """Return a lane's key from its columns."""
+    _LANE.check(fields)
+    return LaneKey(*fields)
+
+
 def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool, tags: tuple[str, ...]) -> Row:
     """Return a row from its columns: ``ROW_COLUMNS``, then ``PAYLOAD_COLUMNS`` if there is a payload."""
     return read_rows(lane, thread, [fields], payload, {fields[0]: tags})[0]
@@ -44,7 +86,10 @@ def read_rows(
     """Return the rows of one lane, given newest first."""
     rows: list[Row] = []
     child_parent, child_parent_text = None, ""
+    _LANE.check(lane)
+    shape = _ROW_WITH_PAYLOAD if payload else _ROW
     for fields in found:
+        shape.check(fields)
         key, name, parent, parent_digest, step, created, digest, size, notes = fields[:9]
         base = base_data = None
         manifest = b""

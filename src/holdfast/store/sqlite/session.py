@@ -11,7 +11,7 @@ from holdfast.store.lane import LaneKey
 from holdfast.store.sessions import SessionRow
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.lane import thread_of
-from holdfast.store.sqlite.rows import StoredId, pack_id, unpack_id
+from holdfast.store.sqlite.rows import Shape, StoredId, pack_id, unpack_id
 from holdfast.store.sqlite.select import every, one
 
 
@@ -50,7 +50,11 @@ def sessions(
     return [_read(fields, now) for fields in every(connection, statement, {"namespace": namespace, "thread": thread})]
 
 
+_SESSION = Shape("session", "id text text text text text text text int int int? text? int text")
+
+
 def _read(fields: tuple[Any, ...], now: Moment) -> SessionRow:
+    _SESSION.check(fields)
     name, *lane = fields[:5]
     owner, process, note, started, seen, ended, reason, expires, boot = fields[5:]
     left_us = now.left_us(expires, boot) if ended is None else 0

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import apsw
 
-from holdfast.errors import NotFound
+from holdfast.errors import HoldfastError, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
@@ -46,12 +46,14 @@ from holdfast.store.sqlite.chunks import read_ranges, stream_end
 from holdfast.store.sqlite.collect import delete_rows, delete_thread
 from holdfast.store.sqlite.commit import add_checkpoint, add_checkpoints
 from holdfast.store.sqlite.compact import compact_database, give_pages_back
-from holdfast.store.sqlite.database import Database, resolve_path, translated
+from holdfast.store.sqlite.database import ODD_VALUE_ERRORS, Database, odd_value, resolve_path, translated
+from holdfast.store.sqlite.files import Connection
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags
 from holdfast.store.sqlite.lane import find_lane
+from holdfast.store.sqlite.log import log_findings
 from holdfast.store.sqlite.pages import adopt_pages, damaged_pages
 from holdfast.store.sqlite.pending import put_writes, with_writes
-from holdfast.store.sqlite.rows import StoredId, pack_id, read_row, unpack_id
+from holdfast.store.sqlite.rows import StoredId, pack_id, read_lane, read_row, unpack_id
 from holdfast.store.sqlite.select import every, one, scalar
 from holdfast.store.sqlite.writer import Writer
 
@@ -70,7 +72,7 @@ class SqliteStore:
         self.gate = Gate()
         self._database = Database(resolve_path(url), timeout_s)
         self._writer = Writer(self._database)
-        self._readers: list[apsw.Connection] = []
+        self._readers: list[Connection] = []
         register(self)
 
     # Reading ------------------------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ class SqliteStore:
         return self._read(
             lambda connection: [
                 Lane(
-                    LaneKey(*key),
+                    read_lane(key),
                     id_of(connection, key_of(number, head)),
                     head,
                     last_seq,
@@ -297,7 +299,8 @@ class SqliteStore:
     # Upkeep -------------------------------------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
-        return self._read(check_database)
+        path = self._database.path
+        return self._read(lambda connection: [*check_database(connection), *log_findings(connection, path)])
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
         """Put pages right first, if any are damaged: only then can the rest be read, by the next rebuild."""
@@ -329,7 +332,7 @@ class SqliteStore:
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    def _read(self, look: Callable[[apsw.Connection], T]) -> T:
+    def _read(self, look: Callable[[Connection], T]) -> T:
         """Return what a look shows, which has a connection of its own and one snapshot for all its statements."""
         with self.gate.mine():
             self.gate.check()
@@ -339,6 +342,7 @@ class SqliteStore:
                 except IndexError:
                     connection = self._database.connect()
                 try:
+                    self._database.check_in_place(connection)
                     connection.execute("BEGIN")
                     shown = look(connection)
                     if connection.in_transaction:  # a check that met a damaged page has lost its transaction
@@ -350,9 +354,17 @@ class SqliteStore:
                 return shown
 
     def _write(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
+        def guarded(connection: apsw.Connection) -> T:
+            try:
+                return job(connection)
+            except HoldfastError:
+                raise
+            except ODD_VALUE_ERRORS as error:
+                raise odd_value(error, self._database.path) from error
+
         with self.gate.mine():
             self.gate.check()
-            return self._writer.submit(job, name)
+            return self._writer.submit(guarded, name)
 
     def _alone(self, work: Callable[[apsw.Connection], T]) -> T:
         """Do work that is no transaction; nobody else writes meanwhile, in whichever process."""

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.errors import HoldfastError, OutcomeUnknown
+from holdfast.errors import HoldfastError, OutcomeUnknown, StoreRefused
 from holdfast.store.lock import is_mine, reentered
 from holdfast.store.sqlite.database import Database, translate, translated
+from holdfast.store.sqlite.files import Connection
 
 GROUP_JOBS_MAX = 256
 LOOK_UP_S = 0.1
@@ -64,7 +65,7 @@ class Writer:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._connection: apsw.Connection | None = None
+        self._connection: Connection | None = None
         self._turn = threading.RLock()
         self._queue: deque[_Ticket] = deque()
         self._is_led = False  # a hint: somebody has the turn, so wait to be told instead of queueing for it
@@ -100,7 +101,9 @@ class Writer:
             raise reentered(self._database.path)
         database = self._database
         with self._turn, database.lock.take(), translated(database.path), contextlib.closing(database.connect()) as own:
-            return work(own)
+            done = work(own)
+            database.confirm(own)
+            return done
 
     def close(self) -> None:
         """Close the connection; the next job opens another."""
@@ -153,7 +156,7 @@ class Writer:
         """Run the jobs in one transaction; return False if a group was rolled back and is to be tried one by one."""
         try:
             connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE")
+            self._database.begin(connection)
         except (HoldfastError, apsw.Error) as error:
             self._fail(group, error)
             return True
@@ -177,12 +180,13 @@ class Writer:
                 ticket.is_durable = True
         return True
 
-    def _commit(self, connection: apsw.Connection, group: list[_Ticket]) -> bool:
+    def _commit(self, connection: Connection, group: list[_Ticket]) -> bool:
         """Commit and tell whether that is certain; else each ticket has its error."""
         try:
             connection.execute("COMMIT")
+            self._database.confirm(connection)
             return True
-        except apsw.Error as error:
+        except (apsw.Error, StoreRefused) as error:
             if isinstance(error, apsw.BusyError | apsw.FullError):
                 # Neither leaves a commit in the log: a full disk fails before its last frame is written.
                 self._roll_back(connection)
@@ -195,7 +199,7 @@ class Writer:
                     ticket.error = _unknown(ticket, error)
             return False
 
-    def _connected(self) -> apsw.Connection:
+    def _connected(self) -> Connection:
         if self._connection is not None and self._connection.in_transaction:
             self.close()  # what an interrupted leader could not even roll back
         if self._connection is None:

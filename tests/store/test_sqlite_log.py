@@ -1,0 +1,93 @@
+"""The write-ahead log stays short, or somebody is told why it does not."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.errors import StoreWarning
+from holdfast.store.finding import LEFTOVER
+from holdfast.store.sqlite.log import LOG_BYTES, REPORTED_BYTES
+
+READER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("BEGIN")
+connection.execute("SELECT count(*) FROM checkpoint").fetchall()
+print("reading", flush=True)
+sys.stdin.readline()
+connection.execute("COMMIT")
+connection.close()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "agent.db"
+
+
+@contextmanager
+def foreign_reader(path: Path) -> Iterator[None]:
+    """Another program keeps a read transaction open."""
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+        yield
+        reader.communicate("done\n")
+    assert reader.returncode == 0
+
+
+def log_bytes(path: Path) -> int:
+    return path.with_name("agent.db-wal").stat().st_size
+
+
+def fill(store: holdfast.Store, size: int) -> None:
+    """Save so many bytes that cannot be compressed, some MB at a time."""
+    chance, thread = random.Random(size), store.thread("large")
+    for _ in range(size // 4_000_000 + 1):
+        thread.save({"n": chance.randbytes(4_000_000)})
+
+
+def test_a_large_save_does_not_leave_a_large_log(path: Path) -> None:
+    with holdfast.open(path) as store:
+        store.thread("large").save({"n": random.Random(1).randbytes(3 * LOG_BYTES)})
+        assert log_bytes(path) <= LOG_BYTES
+        assert store.verify()
+
+
+def test_a_reader_that_stays_is_reported_once_and_saves_go_on(path: Path) -> None:
+    with holdfast.open(path) as store:
+        store.thread("thread").save({"n": 1})
+        with foreign_reader(path):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                fill(store, REPORTED_BYTES + LOG_BYTES)
+            assert log_bytes(path) > REPORTED_BYTES, "the reader was not in the way"
+            [told] = [each for each in caught if issubclass(each.category, StoreWarning)]
+            assert str(path) in str(told.message)
+            report = store.verify()
+            assert report, "a long log is no damage"
+            findings = store._backend.check()
+            assert [(finding.kind, finding.where) for finding in findings] == [(LEFTOVER, "write-ahead log")]
+        fill(store, 3 * LOG_BYTES)
+        assert log_bytes(path) <= LOG_BYTES, "it is not cut when the reader has gone"
+        assert store._backend.check() == []
+
+
+def test_a_program_that_makes_errors_of_warnings_keeps_its_saves(path: Path) -> None:
+    with holdfast.open(path) as store, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.thread("thread").save({"n": 1})
+        with foreign_reader(path):
+            fill(store, REPORTED_BYTES + LOG_BYTES)
+        assert store.verify()

@@ -1,0 +1,195 @@
+"""Tables that another program or another version has changed: refused by name, or harmless; nothing saved is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast.errors import StoreRefused
+from holdfast.store.sqlite.database import CHECKSUM_VFS
+from holdfast.store.sqlite.schema import migrate, migration_scripts, our_objects
+
+TABLES = sorted(name for name, text in our_objects().items() if text.startswith("CREATE TABLE"))
+NEWER = len(migration_scripts()) + 1
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.db"
+    with holdfast.open(path) as store:
+        store.thread("thread").save({"n": 1}, id="first")
+    return path
+
+
+def change(path: Path, script: str) -> None:
+    """Change the database as another program would that knows how to write its pages."""
+    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
+        connection.execute(script)
+
+
+def edited(table: str, old: str, new: str) -> str:
+    """Return a script that changes the text of a table behind SQLite's back."""
+    text = our_objects()[table]
+    assert old in text
+    changed = text.replace(old, new).replace("'", "''")
+    update = f"UPDATE sqlite_schema SET sql='{changed}' WHERE name='{table}'"
+    return f"PRAGMA writable_schema=1; {update}; PRAGMA schema_version=99"
+
+
+def made_anew(table: str, old: str, new: str) -> str:
+    """Return a script that replaces an empty table by one like it."""
+    text = our_objects()[table]
+    assert old in text
+    return f"DROP TABLE {table}; {text.replace(old, new)}"
+
+
+CHANGES = {
+    "view beside ours": ("CREATE VIEW evil AS SELECT * FROM checkpoint", "view evil"),
+    "view instead of a table": ("DROP TABLE tag; CREATE VIEW tag AS SELECT 1 checkpoint, 'x' name", "tag is not"),
+    "table missing": ("DROP TABLE session", "session is missing"),
+    "index missing": ("DROP INDEX checkpoint_id", "checkpoint_id is missing"),
+    "generated column": ("ALTER TABLE checkpoint ADD COLUMN evil INTEGER AS (step + 1)", "checkpoint is not"),
+    "extra column": ("ALTER TABLE session ADD COLUMN evil TEXT", "session is not"),
+    "renamed column": ("ALTER TABLE tag RENAME COLUMN name TO label", "tag is not"),
+    "renamed table": ("ALTER TABLE tag RENAME TO label", "tag is missing"),
+    "index": ("CREATE INDEX evil ON checkpoint (step)", "index evil"),
+    "unique index": ("CREATE UNIQUE INDEX evil ON lane (head)", "index evil"),
+    "partial unique index": ("CREATE UNIQUE INDEX evil ON checkpoint (step) WHERE step > 1", "index evil"),
+    "index on an expression": ("CREATE INDEX evil ON chunk (abs(size))", "index evil"),
+    "check": (edited("checkpoint", "step INTEGER NOT NULL", "step INTEGER NOT NULL CHECK (step < 2)"), "checkpoint is"),
+    "conflict clause": (edited("blob", "UNIQUE", "UNIQUE ON CONFLICT IGNORE"), "blob is not"),
+    "default": (edited("lane", "DEFAULT 0", "DEFAULT 7"), "lane is not"),
+    "collation": (edited("thread", "name TEXT NOT NULL", "name TEXT COLLATE NOCASE NOT NULL"), "thread is not"),
+    "not strict": (edited("chunk", " STRICT", ""), "chunk is not"),
+    "without rowid": (made_anew("write_piece", "STRICT", "STRICT, WITHOUT ROWID"), "write_piece is not"),
+    "with rowid": (made_anew("write", ", WITHOUT ROWID", ""), "write is not"),
+    "foreign key": (
+        made_anew("effect", "REFERENCES thread (id)", "REFERENCES thread (id) ON DELETE CASCADE"),
+        "effect",
+    ),
+    **{
+        f"trigger {when} {event} on {table}": (
+            f"CREATE TRIGGER evil {when} {event} ON {table} BEGIN SELECT RAISE(IGNORE); END",
+            "trigger evil",
+        )
+        for table in TABLES
+        for when, event in zip(("BEFORE", "AFTER", "BEFORE"), ("INSERT", "UPDATE", "DELETE"), strict=True)
+    },
+    "trigger that copies aside": (
+        "CREATE TABLE loot (x); CREATE TRIGGER evil AFTER INSERT ON chunk BEGIN INSERT INTO loot SELECT new.body; END",
+        "trigger evil",
+    ),
+    "trigger on a foreign table": (
+        "CREATE TABLE other (x); CREATE TRIGGER evil AFTER INSERT ON other BEGIN DELETE FROM tag; END",
+        "trigger evil",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_file_with_other_tables_is_refused_by_name_and_left_as_it_is(path: Path, what: str) -> None:
+    script, named = CHANGES[what]
+    change(path, script)
+    before = path.read_bytes()
+
+    with pytest.raises(StoreRefused, match=re.escape(named)) as caught:
+        holdfast.open(path)
+
+    assert str(path) in str(caught.value)
+    assert caught.value.hint
+    assert path.read_bytes() == before
+    assert not path.with_name("agent.db-wal").exists()
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_of_the_tables_stops_a_store_that_is_open(path: Path, what: str) -> None:
+    script, named = CHANGES[what]
+    with holdfast.open(path) as store:
+        thread = store.thread("thread")
+        thread.save({"n": 2}, id="second")
+        change(path, script)
+        for _ in range(2):
+            with pytest.raises(StoreRefused, match=re.escape(named)):
+                thread.save({"n": 3}, id="third")
+        with pytest.raises(StoreRefused, match=re.escape(named)):
+            store.thread("thread").latest()
+    assert ids(path) == {"first", "second"}
+    assert loot(path) == 0
+
+
+HARMLESS = {
+    "foreign table": "CREATE TABLE other (x UNIQUE, y); CREATE INDEX other_y ON other (y)",
+    "foreign table that refers to ours": "CREATE TABLE other (x REFERENCES thread (id) ON DELETE CASCADE)",
+    "foreign search tables": "CREATE VIRTUAL TABLE other USING fts5(body); INSERT INTO other VALUES ('text')",
+    "statistics": "ANALYZE",
+    "nothing": "CREATE TRIGGER evil AFTER INSERT ON chunk BEGIN DELETE FROM chunk; END; DROP TRIGGER evil; VACUUM",
+}
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+@pytest.mark.parametrize("while_open", [True, False])
+def test_tables_of_others_are_left_alone(path: Path, what: str, while_open: bool) -> None:
+    if not while_open:
+        change(path, HARMLESS[what])
+    with holdfast.open(path) as store:
+        thread = store.thread("thread")
+        thread.save({"n": 2}, id="second")
+        if while_open:
+            change(path, HARMLESS[what])
+        thread.save({"n": 3}, id="third")
+        assert store.verify()
+        store.compact()
+    with holdfast.open(path) as store:
+        assert [meta.id for meta in store.thread("thread").history()] == ["third", "second", "first"]
+
+
+def calls(store: holdfast.Store) -> list[Callable[[], object]]:
+    thread = store.thread("thread")
+    return [
+        lambda: thread.save({"n": 3}, id="third"),
+        lambda: thread.tag("first", "late"),
+        lambda: store.prune(holdfast.Keep(last=1)),
+        lambda: store.compact(),
+        lambda: store.delete_thread("thread"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_store_that_is_open_stops_when_a_newer_version_has_changed_the_database(path: Path, number: int) -> None:
+    with holdfast.open(path) as store:
+        store.thread("thread").save({"n": 2}, id="second")
+        before = ids(path)
+        change(path, f"PRAGMA user_version={NEWER}")
+        for call in (calls(store)[number], *calls(store)):
+            with pytest.raises(StoreRefused, match=f"version {NEWER}") as caught:
+                call()
+            assert "Restart" in str(caught.value)
+    assert ids(path) == before == {"first", "second"}
+    with pytest.raises(StoreRefused, match="Upgrade"):
+        holdfast.open(path)
+
+
+def ids(path: Path) -> set[str]:
+    """Return what is stored, read by no code of ours."""
+    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
+        return {name for (name,) in connection.execute("SELECT id FROM checkpoint")}
+
+
+def loot(path: Path) -> int:
+    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+        return int(connection.execute("SELECT count(*) FROM loot").get) if "loot" in tables else 0
+
+
+def test_the_text_that_is_compared_is_what_sqlite_keeps() -> None:
+    connection = apsw.Connection(":memory:")
+    migrate(connection)
+    kept = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+
+    assert {str(name): " ".join(str(text).split()) for name, text in kept if name != "sqlite_sequence"} == our_objects()
