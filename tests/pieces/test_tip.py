@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +21,9 @@ from holdfast.pieces.manifest import (
     decode_table,
     root_digest,
 )
-from holdfast.pieces.piece import Piece, Range
-from holdfast.pieces.tip import Change, Draft, Tip
+from holdfast.pieces.piece import LITERAL_BYTES_MAX, Piece, Range
+from holdfast.pieces.splice import RUN_BYTES_MIN
+from holdfast.pieces.tip import MOVED_BYTES_MIN, SEED_BYTES_MAX, Change, Draft, Tip
 from holdfast.testing.strategies import same, values
 
 
@@ -237,6 +239,34 @@ def test_values_at_the_inline_limit_stay_inline_and_one_byte_more_does_not() -> 
 
     assert tip.lives["at"].entry.body is not None
     assert tip.lives["over"].entry.body is None
+
+
+BORDERS = (LITERAL_BYTES_MAX, INLINE_BYTES_MAX, RUN_BYTES_MIN, MOVED_BYTES_MIN, SEED_BYTES_MAX)
+SIZES = sorted({border + by for border in BORDERS for by in (-1, 0, 1)} | {1, 2 * INLINE_BYTES_MAX})
+
+
+@pytest.mark.row("C1", "C3")
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_value_of_any_size_at_a_border_can_change_by_any_such_size_anywhere(restart: bool) -> None:
+    """A value of exactly the inline limit that grew lost its first 256 bytes: an edit copied from pieces it had not."""
+    chance = random.Random(1)
+    wholes = {size: chance.randbytes(size) for size in SIZES}
+    for old in wholes.values():
+        for more in wholes.values():
+            half = len(old) // 2
+            for new in (old + more, more + old, old[:half] + more + old[half:], old[half:] + more, old[1:], old[:-1]):
+                shelf, tip = Shelf(), Tip()
+                first = tip.plan(whole({"raw": old}, tip), shelf.new_stream)
+                shelf.put(first)
+                tip = shelf.reopen(first) if restart else tip
+                draft = tip.plan(whole({"raw": new}, tip), shelf.new_stream)
+                shelf.put(draft)
+                last = tip.plan(whole({"raw": new + more}, tip), shelf.new_stream)
+                shelf.put(last)
+
+                assert shelf.rebuild(first) == {"raw": old}
+                assert shelf.rebuild(draft) == {"raw": new}, (len(old), len(more))
+                assert shelf.rebuild(last) == {"raw": new + more}, (len(old), len(more))
 
 
 def test_bytes_that_somebody_else_encoded_come_back_with_their_tag() -> None:

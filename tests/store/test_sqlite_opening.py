@@ -249,7 +249,6 @@ def test_every_connection_keeps_what_is_acknowledged(path: Path) -> None:
             for name in ("journal_mode", "synchronous", "page_size", "auto_vacuum", "application_id", "user_version")
         }
         vfs = connection.open_vfs
-    database.lock.close()
 
     assert settings == {
         "journal_mode": "wal",

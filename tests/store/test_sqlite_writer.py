@@ -22,7 +22,6 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
     opened = Writer(database)
     yield opened
     opened.close()
-    database.lock.close()
 
 
 class Blocker:

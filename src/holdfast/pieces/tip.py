@@ -201,7 +201,9 @@ class Tip:
             return _retold(old, body)
         if len(data) <= INLINE_BYTES_MAX:
             return _whole(body, draft)
-        if old.entry.body is None and data.startswith(previous):
+        if old.entry.body is not None:  # it lies in the manifest: there is no piece that the new bytes could share
+            return _whole(body, draft, stream=old.stream, end=old.end)
+        if data.startswith(previous):
             grown = Body(body.kind, body.count - old.entry.count, data[len(previous) :])
             live = self._append(old, grown, draft, new_stream)
             live.parts = [data]

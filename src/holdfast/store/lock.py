@@ -1,128 +1,188 @@
 """One writer at a time over all processes, in the order in which they ask.
 
 SQLite's own write lock is taken by trying again after a pause, and whoever pauses longest loses: with four busy
-writers one may wait for more than a second. ``flock`` queues in the kernel instead. It lives in a file of its own
-beside the database, because closing any descriptor of the database itself would drop SQLite's locks. The directory
-store and the session files use it too.
+writers one may wait for more than a second. ``flock`` queues in the kernel instead.
 
-``flock`` has no timeout, so a wait that must be able to end happens in a helper thread with a descriptor of its own;
+A lock that is held is an open file of its own, and closing it gives the lock back. So it keeps out the other threads of
+this process as it keeps out other processes, and two users of it cannot give back each other's. What ``take`` returns
+is an object of Python's own, written in C, because ``with`` on such an object cannot be interrupted: no signal comes
+between taking it and entering the block, nor between leaving the block and closing it.
+
+``flock`` has no timeout, so a wait that must be able to end happens in a helper thread with an open file of its own;
 without contention there is neither thread nor wait.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import threading
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from holdfast.errors import StoreBusy, StoreError, StoreRefused
 
 if sys.platform != "win32":
     import fcntl
 
+    _WAIT, _NOW = fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB
+
+_CLOSED_IN_CHILDREN: set[int] = set()
+"""Descriptors of helper threads that wait. A forked process that kept one open would share its lock for ever."""
+
+
+class Held(AbstractContextManager[object], Protocol):
+    """A lock that was taken: an open file. Leaving its ``with`` block, or closing it, gives the lock back."""
+
+    def close(self) -> None:
+        """Give the lock back."""
+
 
 class ProcessLock:
-    """An exclusive lock on a file's name, to be held for one transaction."""
+    """An exclusive lock on a file that exists for this alone, to be held for one transaction."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path = path
         self._timeout_s = timeout_s
-        self._fd = self._open()
-        self._held = -1
-        self._waiting: set[int] = set()  # descriptors of waits, and of the lock if it had to be waited for
 
-    def acquire(self) -> None:
-        """Take the lock; raise StoreBusy if it cannot be had within the timeout."""
+    def take(self) -> AbstractContextManager[object]:
+        """Return the lock, taken, for a ``with`` statement; raise StoreBusy if it cannot be had within the timeout."""
         if sys.platform == "win32":  # no flock there: SQLite's busy handler alone decides who is next
-            return
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._held = self._fd
-        except BlockingIOError:
-            self._held = self._wait()
-        except OSError as error:
-            raise StoreError(f"cannot lock {self._path}: {error.strerror}", path=self._path) from error
+            return contextlib.nullcontext()
+        return self.take_now() or self._wait()
 
-    def acquire_now(self) -> bool:
-        """Take the lock if nobody has it; return whether it was taken."""
+    def take_now(self) -> AbstractContextManager[object] | None:
+        """Return the lock, taken, or None if somebody else has it."""
         if sys.platform == "win32":  # as above
-            return True
+            return contextlib.nullcontext()
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        self._held = self._fd
-        return True
-
-    def release(self) -> None:
-        """Give the lock back."""
-        if sys.platform == "win32":  # no flock there: SQLite's busy handler alone decides who is next
-            return
-        held, self._held = self._held, -1
-        try:
-            fcntl.flock(held, fcntl.LOCK_UN)  # closing alone does not do it if a forked process has the file open too
-        finally:
-            if held != self._fd:
-                self._waiting.discard(held)
-                os.close(held)
-
-    def abandon(self) -> None:
-        """Close everything in a forked process, which shares its parent's locks as long as it has the file open."""
-        for descriptor in (*self._waiting, self._fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._waiting.clear()
-        self._fd = self._held = -1
-
-    def close(self) -> None:
-        """Release the descriptor."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _open(self) -> int:
-        try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            return self._locked(_NOW)
+        except BlockingIOError:
+            return None
         except OSError as error:
-            raise StoreRefused(f"cannot make the lock file {self._path}: {error.strerror}", path=self._path) from error
+            raise self._failed(error) from error
 
-    def _wait(self) -> int:
-        waiter = _Waiter(self._open(), self._waiting)
-        if waiter.wait(self._timeout_s):
-            return waiter.fd
+    def _wait(self) -> AbstractContextManager[object]:
+        waiter = _Waiter(self)
+        try:
+            held = waiter.wait(self._timeout_s)
+        except BaseException:
+            waiter.give_up()
+            raise
+        if held is not None:
+            return held
         raise StoreBusy(
             f"another process kept the store locked for {self._timeout_s:g} s",
             path=self._path,
             hint="Try again; if it stays locked, look for a stopped process that has the store open",
         )
 
+    def _locked(self, how: int) -> Held:
+        """Open the file and lock it; ``how`` says whether to wait."""
+        file = io.FileIO(self._path, "r+", opener=_open_private)
+        try:
+            _flock(file.fileno(), how)
+            return file
+        except BaseException:
+            file.close()
+            raise
+
+    def _failed(self, error: OSError) -> StoreError:
+        what = f"cannot lock {self._path}: {error.strerror}"
+        return StoreRefused(what, path=self._path, hint="Check the rights of the file and of its folder")
+
+
+class DirectoryLock(ProcessLock):
+    """An exclusive lock on a directory itself: nobody can remove or replace it and leave its files where they are."""
+
+    def _locked(self, how: int) -> Held:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _flock(descriptor, how)
+            return os.scandir(descriptor)  # has a descriptor of its own for the same open file, so keeps its lock
+        finally:
+            os.close(descriptor)
+
+
+def is_mine(lock: threading.RLock) -> bool:
+    """Tell whether this thread holds a lock: then a signal handler or a finalizer has interrupted its holder."""
+    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition relies on too
+
+
+def reentered(path: str) -> StoreError:
+    """Return the error for a call from inside another call of the same thread, which can never be waited for."""
+    return StoreError(
+        "this thread is in the middle of another call to the store, so nothing was done: the call came from a signal "
+        "handler, a __del__ method or a weak reference's callback",
+        path=path,
+        hint="In a signal handler only set a flag, and save when the call that was interrupted has returned",
+    )
+
 
 class _Waiter(threading.Thread):
-    """Waits for the lock; whoever gave up waiting leaves the descriptor to this thread to close."""
+    """Waits for the lock; whoever gave up waiting leaves it to this thread to give back."""
 
-    def __init__(self, fd: int, waiting: set[int]) -> None:
+    def __init__(self, lock: ProcessLock) -> None:
         super().__init__(name="holdfast-lock", daemon=True)
-        self.fd = fd
-        self._waiting = waiting
-        waiting.add(fd)
-        self._done = threading.Event()
-        self._handover = threading.Lock()
+        self._lock = lock
+        self._held: Held | None = None
+        self._error: OSError | None = None
         self._abandoned = False
-        self.start()
+        self._handover = threading.Lock()
+        self._ended = threading.Lock()
+        self._ended.acquire()
 
     def run(self) -> None:
-        if sys.platform == "win32":
-            return
-        fcntl.flock(self.fd, fcntl.LOCK_EX)
+        try:
+            self._held = self._lock._locked(_WAIT)
+        except OSError as error:
+            self._error = error
         with self._handover:
             if self._abandoned:
-                self._waiting.discard(self.fd)
-                os.close(self.fd)
-            self._done.set()
+                self._close()
+        self._ended.release()
 
-    def wait(self, timeout_s: float) -> bool:
-        if self._done.wait(timeout_s):
-            return True
+    def wait(self, timeout_s: float) -> Held | None:
+        self.start()
+        if not self._ended.acquire(timeout=timeout_s):
+            self.give_up()
+            return None
+        if self._error is not None:
+            raise self._lock._failed(self._error) from self._error
+        return self._held
+
+    def give_up(self) -> None:
         with self._handover:
-            self._abandoned = not self._done.is_set()
-            return not self._abandoned
+            self._abandoned = True
+            self._close()
+
+    def _close(self) -> None:
+        if self._held is not None:
+            self._held.close()
+
+
+def _flock(descriptor: int, how: int) -> None:
+    if sys.platform == "win32" or how == _NOW:
+        fcntl.flock(descriptor, how)
+        return
+    _CLOSED_IN_CHILDREN.add(descriptor)
+    try:
+        fcntl.flock(descriptor, how)
+    finally:
+        _CLOSED_IN_CHILDREN.discard(descriptor)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
+def _after_fork_in_child() -> None:
+    for descriptor in _CLOSED_IN_CHILDREN:
+        os.close(descriptor)
+    _CLOSED_IN_CHILDREN.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -14,8 +14,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from datetime import UTC
 from pathlib import Path
 
@@ -79,24 +78,9 @@ class SessionFolder:
                     hint="Look who put it there; move the real directory into its place",
                 )
 
-    @contextmanager
-    def locked(self, timeout_s: float) -> Iterator[None]:
+    def locked(self, timeout_s: float) -> AbstractContextManager[object]:
         """Keep out other writers of this session, in this process and in others, while the block runs."""
-        # A new descriptor each time: so it keeps out threads too, and a forked child never shares it.
-        path = self.path / ".lock"
-        lock = ProcessLock(str(path), timeout_s)
-        try:
-            try:
-                lock.acquire()
-            except OSError as error:
-                raise atomic.failure(error, "lock", path) from error
-            try:
-                yield
-            finally:
-                with suppress(OSError):  # what is done is done; closing the descriptor unlocks it too
-                    lock.release()
-        finally:
-            lock.close()
+        return ProcessLock(str(self.path / ".lock"), timeout_s).take()
 
     def names(self) -> list[str]:
         """Return all names in the directory of checkpoints; none if there is no such directory."""

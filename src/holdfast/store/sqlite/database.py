@@ -47,11 +47,7 @@ class Database:
         _check_library()
         _check_path(self.path)
         self.lock = ProcessLock(self.path + "-lock", timeout_s)
-        try:
-            self._prepare()
-        except BaseException:
-            self.lock.close()
-            raise
+        self._prepare()
 
     def connect(self) -> apsw.Connection:
         """Return a new connection with our settings."""
@@ -72,21 +68,14 @@ class Database:
     def _prepare(self) -> None:
         """Make the database if there is none, bring an older one up to date, and refuse what is not ours."""
         _create_private(self.path)
-        self.lock.acquire()
         try:
-            connection = self.connect()
-            try:
-                with translated(self.path):
-                    _identify(connection, self.path)
-                    _switch_to_wal(connection, self.path)
-                    migrate(connection)
-                    _check_length(connection, self.path)
-            finally:
-                connection.close()
+            with self.lock.take(), contextlib.closing(self.connect()) as connection, translated(self.path):
+                _identify(connection, self.path)
+                _switch_to_wal(connection, self.path)
+                migrate(connection)
+                _check_length(connection, self.path)
         except Corrupted as error:
             raise (_cut(self.path) if is_cut(self.path) else error) from error.__cause__
-        finally:
-            self.lock.release()
 
 
 def migrate(connection: apsw.Connection) -> None:

@@ -6,8 +6,7 @@ A process that forks is safe: connections are closed before the fork and opened 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import apsw
@@ -31,6 +30,7 @@ from holdfast.store.base import (
 )
 from holdfast.store.boot import Clock, boot_clock
 from holdfast.store.effects import EffectRow
+from holdfast.store.gate import Gate, forget, register
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.layout import key_of
 from holdfast.store.leases import Claim, Held, LeaseRow
@@ -48,7 +48,6 @@ from holdfast.store.sqlite.commit import add_checkpoint, add_checkpoints
 from holdfast.store.sqlite.compact import compact_database, give_pages_back
 from holdfast.store.sqlite.database import Database, resolve_path, translated
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags
-from holdfast.store.sqlite.gate import Gate, forget, register
 from holdfast.store.sqlite.lane import find_lane
 from holdfast.store.sqlite.pages import adopt_pages, damaged_pages
 from holdfast.store.sqlite.pending import put_writes, with_writes
@@ -77,7 +76,7 @@ class SqliteStore:
     # Reading ------------------------------------------------------------------------------------------------------
 
     def head(self, lane: LaneKey) -> Head | None:
-        with self._reading() as connection:
+        def look(connection: apsw.Connection) -> Head | None:
             found = find_lane(connection, lane)
             if found is None:
                 return None
@@ -90,8 +89,10 @@ class SqliteStore:
             owned = {stream: stream_end(connection, stream) for (stream,) in streams}
             return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
 
+        return self._read(look)
+
     def find(self, query: Query) -> list[Row]:
-        with self._reading() as connection:
+        def look(connection: apsw.Connection) -> list[Row]:
             if query.ids is not None:
                 rows = rows_by_id(connection, query)
             elif query.heads_of_threads:
@@ -100,10 +101,12 @@ class SqliteStore:
                 rows = rows_of_lanes(connection, query)
             return [with_writes(connection, row) for row in rows] if query.writes else rows
 
+        return self._read(look)
+
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
-        with self._reading() as connection:
-            wanted = {"namespace": namespace, "thread": thread, "scope": scope}
-            return [
+        wanted = {"namespace": namespace, "thread": thread, "scope": scope}
+        return self._read(
+            lambda connection: [
                 Lane(
                     LaneKey(*key),
                     id_of(connection, key_of(number, head)),
@@ -114,17 +117,19 @@ class SqliteStore:
                 )
                 for number, _, *key, head, last_seq, epoch, origin in every(connection, queries.LANES, wanted)
             ]
+        )
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
-        with self._reading() as connection:
-            return read_ranges(connection, ranges)
+        return self._read(lambda connection: read_ranges(connection, ranges))
 
     def sizes(self) -> Sizes:
-        with self._reading() as connection:
+        def look(connection: apsw.Connection) -> Sizes:
             sources: dict[Source, int] = dict(every(connection, queries.BLOB_SIZES))
             sources.update(every(connection, queries.STREAM_SIZES))
             pages = connection.pragma("page_count")
             return Sizes(pages * connection.pragma("page_size"), sources, scalar(connection, queries.ROW_BYTES))
+
+        return self._read(look)
 
     # Writing ------------------------------------------------------------------------------------------------------
 
@@ -212,8 +217,9 @@ class SqliteStore:
         self._write(lambda connection: lease_rows.release(connection, lane, epoch, token, self._clock()))
 
     def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseRow]:
-        with self._reading() as connection:
-            return lease_rows.leases(connection, namespace, thread, expired_only, self._clock())
+        return self._read(
+            lambda connection: lease_rows.leases(connection, namespace, thread, expired_only, self._clock())
+        )
 
     def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
         return self._write(
@@ -234,8 +240,9 @@ class SqliteStore:
         return self._write(lambda connection: session_rows.end(connection, name, ended_us, reason))
 
     def sessions(self, namespace: str, thread: str | None, active_only: bool) -> list[SessionRow]:
-        with self._reading() as connection:
-            return session_rows.sessions(connection, namespace, thread, active_only, self._clock())
+        return self._read(
+            lambda connection: session_rows.sessions(connection, namespace, thread, active_only, self._clock())
+        )
 
     # Interrupts ---------------------------------------------------------------------------------------------------
 
@@ -255,12 +262,12 @@ class SqliteStore:
     def interrupts(
         self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
     ) -> list[InterruptRow]:
-        with self._reading() as connection:
-            return interrupt_rows.interrupts(connection, namespace, thread, pending_only, after, limit)
+        return self._read(
+            lambda connection: interrupt_rows.interrupts(connection, namespace, thread, pending_only, after, limit)
+        )
 
     def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
-        with self._reading() as connection:
-            return interrupt_rows.find_interrupt(connection, namespace, interrupt)
+        return self._read(lambda connection: interrupt_rows.find_interrupt(connection, namespace, interrupt))
 
     # Effects ------------------------------------------------------------------------------------------------------
 
@@ -282,30 +289,26 @@ class SqliteStore:
         return self._write(lambda connection: effect_rows.end(connection, *given))
 
     def find_effect(self, lane: LaneKey, key: str) -> EffectRow | None:
-        with self._reading() as connection:
-            return effect_rows.find_effect(connection, lane, key)
+        return self._read(lambda connection: effect_rows.find_effect(connection, lane, key))
 
     def effects(self, namespace: str, thread: str | None, after: int, limit: int) -> list[EffectRow]:
-        with self._reading() as connection:
-            return effect_rows.effects(connection, namespace, thread, after, limit)
+        return self._read(lambda connection: effect_rows.effects(connection, namespace, thread, after, limit))
 
     # Upkeep -------------------------------------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
-        with self._reading() as connection:
-            return check_database(connection)
+        return self._read(check_database)
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
         """Put pages right first, if any are damaged: only then can the rest be read, by the next rebuild."""
-        with self._reading() as connection:
-            pages = [finding for finding in damaged_pages(connection) if finding.repair]
-            if dry_run:
-                return pages or mending.plan_rebuild(connection, drop).findings
-        if not pages:
-            return self._write(lambda connection: mending.rebuild(connection, drop))
-        with self._alone() as connection:
-            adopt_pages(connection, [str(finding.key) for finding in pages])
-        return pages
+        pages = self._read(lambda connection: [finding for finding in damaged_pages(connection) if finding.repair])
+        if pages and not dry_run:
+            self._alone(lambda connection: adopt_pages(connection, [str(finding.key) for finding in pages]))
+        if pages:
+            return pages
+        if dry_run:
+            return self._read(lambda connection: mending.plan_rebuild(connection, drop).findings)
+        return self._write(lambda connection: mending.rebuild(connection, drop))
 
     def restore(
         self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
@@ -317,55 +320,49 @@ class SqliteStore:
         self._write(lambda connection: mending.quarantine(connection, *given, self._clock()), checkpoint)
 
     def compact(self) -> int:
-        with self._alone() as connection:
-            return compact_database(connection)
+        return self._alone(compact_database)
 
     def close(self) -> None:
         if self.gate.close():
             forget(self)
             self.disconnect()
-            self._database.lock.close()
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[apsw.Connection]:
-        """Give a connection of its own, inside one snapshot, to a read that may be made of several statements."""
-        with self.gate, translated(self._database.path):
-            try:
-                connection = self._readers.pop()
-            except IndexError:
-                connection = self._database.connect()
-            try:
-                connection.execute("BEGIN")
-                yield connection
-            except BaseException:
-                connection.close()  # whatever went wrong, this connection's state is not to be relied on
-                raise
-            else:
-                if connection.in_transaction:  # a check that met a damaged page has lost its transaction
-                    connection.execute("COMMIT")
+    def _read(self, look: Callable[[apsw.Connection], T]) -> T:
+        """Return what a look shows, which has a connection of its own and one snapshot for all its statements."""
+        with self.gate.mine():
+            self.gate.check()
+            with translated(self._database.path):
+                try:
+                    connection = self._readers.pop()
+                except IndexError:
+                    connection = self._database.connect()
+                try:
+                    connection.execute("BEGIN")
+                    shown = look(connection)
+                    if connection.in_transaction:  # a check that met a damaged page has lost its transaction
+                        connection.execute("COMMIT")
+                except BaseException:
+                    connection.close()  # whatever went wrong, this connection's state is not to be relied on
+                    raise
                 self._readers.append(connection)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[apsw.Connection]:
-        """Give a connection of its own to work that is no transaction; no other process writes meanwhile."""
-        with self.gate:
-            self._database.lock.acquire()
-            try:
-                with translated(self._database.path), contextlib.closing(self._database.connect()) as connection:
-                    yield connection
-            finally:
-                self._database.lock.release()
+                return shown
 
     def _write(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
-        with self.gate:
+        with self.gate.mine():
+            self.gate.check()
             return self._writer.submit(job, name)
+
+    def _alone(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Do work that is no transaction; nobody else writes meanwhile, in whichever process."""
+        with self.gate.mine():
+            self.gate.check()
+            return self._writer.alone(work)
 
     def _shrink(self, removed: Removed) -> None:
         if removed.bytes or removed.checkpoints:
-            with self._alone() as connection:
-                give_pages_back(connection)
+            self._alone(give_pages_back)
 
     def disconnect(self) -> None:
         self._writer.close()

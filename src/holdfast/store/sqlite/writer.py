@@ -12,77 +12,95 @@ What an error means:
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import apsw
 
 from holdfast.errors import HoldfastError, OutcomeUnknown
-from holdfast.store.sqlite.database import Database, translate
+from holdfast.store.lock import is_mine, reentered
+from holdfast.store.sqlite.database import Database, translate, translated
 
 GROUP_JOBS_MAX = 256
+LOOK_UP_S = 0.1
+"""How long somebody waits to be told before looking for itself, in case the leader was interrupted."""
 
 T = TypeVar("T")
 Job = Callable[[apsw.Connection], Any]
 
 
 class _Ticket:
-    __slots__ = ("error", "job", "leads", "name", "result", "wake")
+    __slots__ = ("error", "is_durable", "is_settled", "job", "name", "result", "wake")
 
     def __init__(self, job: Job, name: str | None) -> None:
         self.job = job
         self.name = name
         self.result: Any = None
         self.error: BaseException | None = None
-        self.leads = False
-        self.wake = threading.Lock()
+        self.is_durable = False  # its transaction was committed, so the result counts
+        self.is_settled = False  # nobody will run it any more
+        self.wake = threading.Lock()  # free when there is something to look at
         self.wake.acquire()
 
-    def settle(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.result
+    def settle(self) -> None:
+        self.is_settled = True
+        self.tell()
+
+    def tell(self) -> None:
+        if self.wake.locked():  # only who has the turn frees it
+            self.wake.release()
 
 
 class Writer:
-    """The one write connection of this process, and the queue before it."""
+    """The one write connection of this process, and the queue before it.
+
+    Who holds ``_turn`` leads. Nothing else says who leads, so an exception between any two instructions leaves no
+    leader behind; what it may leave is somebody who waits for a word that never comes, and who therefore looks up by
+    itself now and then.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._connection: apsw.Connection | None = None
-        self._mutex = threading.Lock()
-        self._queue: list[_Ticket] = []
-        self._led = False
+        self._turn = threading.RLock()
+        self._queue: deque[_Ticket] = deque()
+        self._is_led = False  # a hint: somebody has the turn, so wait to be told instead of queueing for it
 
     def submit(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
         """Run a job in a transaction, alone or with others, and return its result once it is durable.
 
         ``name`` is the checkpoint's id, for the error that says its outcome is unknown.
         """
+        if is_mine(self._turn):
+            raise reentered(self._database.path)
         ticket = _Ticket(job, name)
-        with self._mutex:
-            self._queue.append(ticket)
-            ticket.leads = not self._led
-            self._led = True
-        if not ticket.leads:
-            self._wait(ticket)
-        if ticket.leads:
-            self._lead()
-        return ticket.settle()  # type: ignore[no-any-return]  # the result of the caller's own job
-
-    def _wait(self, ticket: _Ticket) -> None:
+        self._queue.append(ticket)
         try:
-            ticket.wake.acquire()
+            if self._is_led:
+                ticket.wake.acquire(timeout=LOOK_UP_S)
+            while not ticket.is_settled:
+                with self._turn:
+                    self._lead(ticket)
         except BaseException:
-            # Ctrl-C while waiting. A ticket nobody has taken yet must not stay in the queue, and one that was just made
-            # leader must lead: either way somebody else would wait for it for ever.
-            with self._mutex:
-                if ticket in self._queue and not ticket.leads:
-                    self._queue.remove(ticket)
-            if ticket.leads:
-                self._lead()
+            with contextlib.suppress(ValueError):  # somebody has taken it: whether it is stored nobody will ask
+                self._queue.remove(ticket)
             raise
+        if ticket.error is not None:
+            raise ticket.error
+        if not ticket.is_durable:  # the leader was interrupted more than once, and could not even say so
+            raise _unknown(ticket, None)
+        return ticket.result  # type: ignore[no-any-return]  # the result of the caller's own job
+
+    def alone(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Do work that is no transaction on a connection of its own, while nobody else writes."""
+        if is_mine(self._turn):
+            raise reentered(self._database.path)
+        database = self._database
+        with self._turn, database.lock.take(), translated(database.path), contextlib.closing(database.connect()) as own:
+            return work(own)
 
     def close(self) -> None:
         """Close the connection; the next job opens another."""
@@ -90,39 +108,46 @@ class Writer:
         if connection is not None:
             connection.close()
 
-    def _lead(self) -> None:
-        with self._mutex:
-            group, self._queue = self._queue[:GROUP_JOBS_MAX], self._queue[GROUP_JOBS_MAX:]
-        mine = group[0]
+    def _lead(self, mine: _Ticket) -> None:
+        """Commit for all that wait, until the caller's own job is done."""
+        self._is_led = True
         try:
-            self._run(group)
+            while not mine.is_settled:
+                group = self._next_group()
+                if not group:  # who led before took it and never came to the end
+                    mine.settle()
+                    break
+                self._settle(group, mine)
+        finally:
+            self._is_led = False
+            if self._queue:
+                self._queue[0].tell()
+
+    def _next_group(self) -> list[_Ticket]:
+        group: list[_Ticket] = []
+        while self._queue and len(group) < GROUP_JOBS_MAX:
+            group.append(self._queue.popleft())
+        return group
+
+    def _settle(self, group: list[_Ticket], mine: _Ticket) -> None:
+        try:
+            with self._database.lock.take():
+                if not self._attempt(group):
+                    for ticket in group:
+                        self._attempt([ticket])
+        except HoldfastError as error:
+            self._fail(group, error)  # the lock could not be had, so nothing was begun
         except BaseException as error:
             # A result only says that a job ran. Whether its transaction was committed nobody knows here, so none is
             # called stored, and a transaction still open ends with its connection.
             self.close()
             for ticket in group:
-                if ticket.error is None:
-                    ticket.error = error if ticket is mine else _unknown(ticket, error)
+                if ticket is not mine and ticket.error is None and not ticket.is_durable:
+                    ticket.error = _unknown(ticket, error)
+            raise
         finally:
-            with self._mutex:
-                heir = self._queue[0] if self._queue else None
-                self._led = heir is not None
-                if heir is not None:
-                    heir.leads = True
-            for ticket in group[1:]:
-                ticket.wake.release()
-            if heir is not None:
-                heir.wake.release()
-
-    def _run(self, group: list[_Ticket]) -> None:
-        self._database.lock.acquire()
-        try:
-            if self._attempt(group):
-                return
             for ticket in group:
-                self._attempt([ticket])
-        finally:
-            self._database.lock.release()
+                ticket.settle()
 
     def _attempt(self, group: list[_Ticket]) -> bool:
         """Run the jobs in one transaction; return False if a group was rolled back and is to be tried one by one."""
@@ -147,25 +172,32 @@ class Writer:
         if all(ticket.error is not None for ticket in group):
             self._roll_back(connection)
             return True
-        self._commit(connection, group)
+        if self._commit(connection, group):
+            for ticket in group:
+                ticket.is_durable = True
         return True
 
-    def _commit(self, connection: apsw.Connection, group: list[_Ticket]) -> None:
+    def _commit(self, connection: apsw.Connection, group: list[_Ticket]) -> bool:
+        """Commit and tell whether that is certain; else each ticket has its error."""
         try:
             connection.execute("COMMIT")
+            return True
         except apsw.Error as error:
             if isinstance(error, apsw.BusyError | apsw.FullError):
                 # Neither leaves a commit in the log: a full disk fails before its last frame is written.
                 self._roll_back(connection)
                 self._fail(group, error)
-                return
+                return False
             # Rolling back or trying again on this descriptor could hide a failed fsync: leave it, open another.
             self.close()
             for ticket in group:
                 if ticket.error is None:
                     ticket.error = _unknown(ticket, error)
+            return False
 
     def _connected(self) -> apsw.Connection:
+        if self._connection is not None and self._connection.in_transaction:
+            self.close()  # what an interrupted leader could not even roll back
         if self._connection is None:
             self._connection = self._database.connect()
         return self._connection
@@ -204,7 +236,7 @@ def _run_job(connection: apsw.Connection, ticket: _Ticket, alone: bool) -> None:
     connection.execute("RELEASE job")
 
 
-def _unknown(ticket: _Ticket, error: BaseException) -> OutcomeUnknown:
+def _unknown(ticket: _Ticket, error: BaseException | None) -> OutcomeUnknown:
     unknown = OutcomeUnknown(
         "the store failed while committing, so this may or may not be stored",
         checkpoint=ticket.name,

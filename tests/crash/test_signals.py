@@ -1,0 +1,68 @@
+"""Real signals at any moment in a program that saves: nothing hangs, in no thread or process, and nothing is lost.
+
+See ``signal_victim`` for the program. Where another process can use the same store, this one saves beside it, so a lock
+that stays behind shows as ``StoreBusy`` here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import holdfast
+from effort import effort
+
+VICTIM = Path(__file__).parent / "signal_victim.py"
+INTERRUPTS = 500
+HANDLER_SAVES = 60
+TIMEOUT_S = 120
+
+Show = Callable[[str, object], None]
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("mode", "times"), [("interrupt", INTERRUPTS), ("save", HANDLER_SAVES)])
+def test_signals_at_any_moment_leave_no_lock_behind_and_lose_nothing(
+    url: str, mode: str, times: int, show: Show
+) -> None:
+    limit = TIMEOUT_S * max(1, effort() // 2)
+    command = [sys.executable, str(VICTIM), url, mode, str(times * effort()), "20261116", str(limit)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as victim:
+        beside = save_while(url, victim)
+        said, errors = victim.communicate(timeout=limit + 30)
+
+    assert victim.returncode == 0, errors
+    told = json.loads(said)
+    show(f"signals, {mode}, {url.partition(':')[0][-40:]}", {**told, "in another process": beside})
+    assert told["fired"] >= times * effort(), "the fault fired"
+    assert told["wrong"] == []
+    assert told["raw"] == []
+    assert not told["hung"]
+    assert told["acknowledged"] > 0
+    assert told["beside"] > 0
+
+
+def save_while(url: str, victim: subprocess.Popen[str]) -> int:
+    """Save into a thread of this process's own as long as the victim lives; return how often."""
+    if url == "memory:":
+        return 0
+    saved = 0
+    with holdfast.open(url) as store:
+        thread = store.thread("another process")
+        while victim.poll() is None:
+            saved += 1
+            thread.append({"log": [saved]})
+            if saved % 50 == 0:
+                thread.prune(holdfast.Keep(last=5))
+        latest = thread.latest()
+        assert latest is None or latest.state["log"] == list(range(1, saved + 1))
+    return saved

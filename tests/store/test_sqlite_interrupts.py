@@ -1,0 +1,239 @@
+"""Ctrl-C, or a signal handler that calls the store, at every line of the SQLite store's code."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from interrupting import Lines
+
+import holdfast
+from holdfast.errors import HoldfastError, StoreError
+from holdfast.store.gate import Gate
+from holdfast.store.lock import ProcessLock
+from holdfast.store.sqlite.database import CHECKSUM_VFS
+from holdfast.store.sqlite.store import SqliteStore
+from holdfast.store.sqlite.writer import Writer
+from holdfast.thread.store import Store, make_context
+
+RAM_FOLDER = Path("/dev/shm")
+PLACES = ("store/sqlite", "store/lock.py", "store/gate.py")
+
+T = TypeVar("T")
+Show = Callable[[str, object], None]
+Verb = Callable[[Store], object]
+
+VERBS: dict[str, Verb] = {
+    "save": lambda store: store.thread("main").save({"n": 1, "log": ["x" * 500]}),
+    "read": lambda store: store.thread("main").latest(),
+    "list": lambda store: list(store.thread("main").history(limit=3)),
+    "tag": lambda store: store.thread("main").tag(next(iter(store.thread("main").history(limit=1))).id, "good"),
+    "prune": lambda store: store.thread("main").prune(holdfast.Keep(last=2)),
+    "compact": lambda store: store.compact(),
+    "stats": lambda store: store.stats(),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    folder = RAM_FOLDER / f"holdfast-{tmp_path.name}-{id(tmp_path)}" if RAM_FOLDER.is_dir() else tmp_path / "own"
+    folder.mkdir()
+    yield folder / "agent.db"
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store(SqliteStore(str(path), timeout_s=5), make_context("", None)) as opened:
+        for n in range(4):
+            opened.thread("main").save({"n": n, "log": ["x" * 400]})
+        yield opened
+        assert opened.verify()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")  # one that no ``with`` had yet is closed when it is forgotten
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_interrupt_at_any_line_leaves_nothing_locked(path: Path, store: Store, verb: str, show: Show) -> None:
+    lines = Lines(*PLACES)
+    run = VERBS[verb]
+    run(store)
+    points = lines.recorded(lambda: run(store))
+    assert points > 10
+    struck = 0
+    for at in range(points):
+        with contextlib.suppress(KeyboardInterrupt):
+            lines.struck(lambda: run(store), at, interrupt)
+        struck += bool(lines.place)
+        assert_free(path, store, lines.place)
+        if verb == "prune":
+            store.thread("main").save({"n": at, "log": ["y" * 400]})
+    show(f"interrupts at lines of {verb}", struck)
+    assert struck > points // 2
+
+
+def assert_free(path: Path, store: Store, place: str) -> None:
+    """Fail unless other processes and other threads can save at once."""
+    with open(f"{path}-lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
+    with contextlib.closing(connection):
+        connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+    saver = threading.Thread(target=lambda: store.thread("side").save({"after": place}), daemon=True)
+    saver.start()
+    saver.join(20)
+    assert not saver.is_alive(), f"another thread waits for ever after an interrupt at {place}"
+    latest = store.thread("side").latest()
+    assert latest is not None
+    assert latest.state == {"after": place}
+
+
+@pytest.mark.parametrize("verb", ["save", "read", "tag", "prune", "compact"])
+def test_a_call_from_a_handler_at_any_line_works_or_is_refused(store: Store, verb: str, show: Show) -> None:
+    lines = Lines(*PLACES)
+    run = VERBS[verb]
+    run(store)
+    points = lines.recorded(lambda: run(store))
+    outcomes = {"worked": 0, "refused": 0}
+
+    def save_from_the_handler() -> None:
+        try:
+            store.thread("handler").save({"at": lines.place})
+            outcomes["worked"] += 1
+        except StoreError as error:
+            outcomes["refused"] += "signal handler" in error.what
+        else:
+            latest = store.thread("handler").latest()
+            assert latest is not None
+            assert latest.state == {"at": lines.place}
+
+    for at in range(points):
+        with contextlib.suppress(HoldfastError):
+            lines.struck(lambda: run(store), at, save_from_the_handler)
+    show(f"calls from a handler at lines of {verb}", outcomes)
+    assert outcomes["worked"] > 0
+    assert sum(outcomes.values()) > points // 2
+
+
+def save_beside_a_prune(path: Path) -> list[BaseException]:
+    """Save in this thread while another one prunes; return what went wrong."""
+    with holdfast.open(str(path)) as store:
+        pruned = threading.Event()
+        errors: list[BaseException] = []
+
+        def prune() -> None:
+            try:
+                for n in range(60):
+                    store.thread("b").save({"n": n, "x": "y" * 2000})
+                    store.thread("b").prune(holdfast.Keep(last=1))
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                pruned.set()
+
+        pruner = threading.Thread(target=prune)
+        pruner.start()
+        thread, saved = store.thread("a"), 0
+        try:
+            while not pruned.is_set():
+                thread.append({"log": [saved]})
+                saved += 1
+        except (OSError, ValueError) as error:
+            errors.append(error)
+        pruner.join()
+        latest = store.thread("a").latest()
+
+        assert latest is not None
+        assert errors or latest.state["log"] == list(range(saved))
+        assert store.verify()
+        return errors
+
+
+def test_a_save_beside_a_prune_in_another_thread_says_what_happened(path: Path) -> None:
+    """Each has a lock of its own: neither gives back the other's, and no save that is stored raises."""
+    assert save_beside_a_prune(path) == []
+
+
+# Stores that are wrong on purpose: each must be caught -------------------------------------------------------------
+
+
+class SharedLock(ProcessLock):
+    """One descriptor for all users of the lock: the first who is done gives back what the others rely on."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__(path, timeout_s)
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self.held = -1
+
+    def take(self) -> AbstractContextManager[object]:
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        self.held = self.descriptor
+        return contextlib.closing(self)
+
+    def close(self) -> None:
+        held, self.held = self.held, -1
+        fcntl.flock(held, fcntl.LOCK_UN)
+
+
+def test_a_descriptor_that_two_users_share_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.sqlite.database.ProcessLock", SharedLock)
+    monkeypatch.setattr(Writer, "alone", without_the_turn)
+
+    assert save_beside_a_prune(path) != []
+
+
+def without_the_turn(self: Writer, work: Callable[[apsw.Connection], T]) -> T:
+    with self._database.lock.take(), contextlib.closing(self._database.connect()) as connection:
+        return work(connection)
+
+
+class CountingGate(Gate):
+    """Counts who is inside, under a lock whose ``with`` is written in Python."""
+
+    def renew(self) -> None:
+        super().renew()
+        self.changed = threading.Condition()
+
+    def mine(self) -> Any:
+        return self.changed
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+def test_a_lock_that_python_code_takes_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.sqlite.store.Gate", CountingGate)
+    assert is_caught(path)
+
+
+def is_caught(path: Path) -> bool:
+    """Tell whether an interrupt at some line leaves another thread waiting."""
+    store = Store(SqliteStore(str(path), timeout_s=1), make_context("", None))
+    save = VERBS["save"]
+    save(store)
+    lines = Lines(*PLACES)
+    for at in range(lines.recorded(lambda: save(store))):
+        with contextlib.suppress(KeyboardInterrupt):
+            lines.struck(lambda: save(store), at, interrupt)
+        saver = threading.Thread(target=lambda: store.thread("side").save({}), daemon=True)
+        saver.start()
+        saver.join(3)
+        if saver.is_alive():
+            return True  # and the store is left as it is: it cannot even be closed
+    store.close()
+    return False
