@@ -53,7 +53,7 @@ class Run:
     # Afterwards ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The handle works, a new one too, and everything that was acknowledged is there exactly as it was asked for."""
+        """Go on with the handle and with a new one; all that was acknowledged is there, exactly as it was asked for."""
         self.go_on(self.thread)
         self.go_on(self.store.thread(self.thread.id))
         found = {meta.id for meta in self.thread.history(branch="*")}
@@ -183,7 +183,7 @@ class Lease(Run):
             self.append(self.thread, f"{LINE}leased")
 
     def check(self) -> None:
-        """Nobody keeps a lease alive that nobody holds: it is free at once, or when its time is over."""
+        """Take the lease, at once or when its time is over: nobody keeps one alive that nobody holds."""
         for handle in (self.thread, self.store.thread(self.thread.id)):
             with handle.lease(ttl=TTL_S, wait_s=PATIENCE_S):
                 self.go_on(handle)
@@ -198,7 +198,7 @@ class Session(Run):
             self.append(self.thread, f"{LINE}in a session")
 
     def check(self) -> None:
-        """It has ended, or is found as interrupted by an interrupt that came before its end could be recorded."""
+        """Find it ended, or, where the interrupt came before its end could be recorded, as interrupted."""
         super().check()
         interrupted = {run.session_id for run in self.store.interrupted()}
         going_on = {row.id for row in self.store.sessions() if row.owner == self.thread.id}

@@ -1,8 +1,8 @@
 """Something that happens at one chosen line of our code above the stores: an interrupt is raised, or a handler runs.
 
-CPython runs signal handlers after calls, at the beginning of functions and at backward jumps, so a line event of a trace
-function is where one can come in, with one exception: a ``with`` statement has two line events, and the second is its
-end. There the lock is let go of by one instruction, before which no handler runs. So that event is left out.
+CPython runs signal handlers after calls, at the beginning of functions and at backward jumps. So one can come in at any
+line event of a trace function, but for one: a ``with`` statement has two, and the second is its end. There the lock is
+let go of by one instruction, before which no handler runs. So that event is left out.
 
 A second interrupt, right after the first one, comes at the next function that begins or the next built-in function that
 ended: a trace function that raised is switched off, a profile function is not.

@@ -1,4 +1,4 @@
-"""Interrupts and signal handlers, at every line above the stores: nothing hangs, nothing acknowledged is lost or wrong."""
+"""Interrupts and signal handlers at every line above the stores: nothing hangs, nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from holdfast.errors import HoldfastError
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from conftest import Show
-from effort import effort
 from interrupted_runs import LINE, RUNS, Run, at_once
 from interrupting import (
     ROOT,
@@ -32,15 +30,17 @@ from interrupting import (
     watching,
 )
 
+from conftest import Show
+from effort import effort
+
 HANG_S = 30.0
 EVERY = effort() >= 10
-"""Whether every line event is tried. Else of each line one, of every fourth line, other ones on each store; of code that
-knows no handle and no store a fifth of that."""
+"""Whether every line event is tried. Else of some lines one, others on each store; fewer of code that knows no handle."""
 
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """A lock that the main thread waits for in vain is a failure, not the end of the run."""
+    """Fail where the main thread waits for a lock in vain."""
 
     def hung(number: int, frame: FrameType | None) -> None:
         raise AssertionError("it hangs")
@@ -87,7 +87,7 @@ def tries(store: holdfast.Store, kind: type[Run]) -> list[Point]:
 
 @pytest.mark.parametrize("kind", RUNS, ids=lambda kind: kind.name)
 def test_ctrl_c_at_any_line(opened: holdfast.Store, kind: type[Run], show: Show) -> None:
-    """Once, and twice in a row: the handle works, a new one works, and so does another thread of the program."""
+    """Interrupt once, or twice in a row: the handle works, a new one, and another thread of the program."""
     points, fired = tries(opened, kind), 0
     with ThreadPoolExecutor(1) as another:
         for number, point in enumerate(points):
@@ -130,7 +130,7 @@ def _another_handle(run: Run) -> None:
 
 @pytest.mark.parametrize("kind", RUNS, ids=lambda kind: kind.name)
 def test_a_handler_that_saves_at_any_line(opened: holdfast.Store, kind: type[Run], show: Show) -> None:
-    """Through the very same handle, or another: it saves or is refused, and so is what it interrupted."""
+    """Save through the very same handle, or another: it is stored or refused, and so is what it interrupted."""
     points, fired, refused, outer = tries(opened, kind), 0, list[HoldfastError](), 0
     handlers: list[Callable[[Run], None]] = [_same_handle, _another_handle]
     for number, point in enumerate(points):
@@ -149,5 +149,6 @@ def test_a_handler_that_saves_at_any_line(opened: holdfast.Store, kind: type[Run
                 raise
             fired += lines.fired
             signal.setitimer(signal.ITIMER_REAL, HANG_S, HANG_S)
-    show(f"{kind.name}, {kind_of(opened)}: handlers", f"{fired}, refused {len(refused)}; refused what they interrupted: {outer}")
+    figures = f"{fired}, refused {len(refused)}; what they interrupted was refused: {outer}"
+    show(f"{kind.name}, {kind_of(opened)}: handlers", figures)
     assert fired > 0.9 * len(points)
