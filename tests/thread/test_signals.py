@@ -35,7 +35,7 @@ from effort import effort
 
 HANG_S = 30.0
 EVERY = effort() >= 10
-"""Whether every line event is tried. Else of some lines one, others on each store; fewer of code that knows no handle."""
+"""Whether every line event is tried. Else some are, others on each store; fewer of code that knows no handle."""
 
 
 @pytest.fixture(autouse=True)
