@@ -202,7 +202,7 @@ def _publish_first(patch: pytest.MonkeyPatch) -> None:
         log = self._logs.known.get(home)
         if log is not None:
             end = log.end + HEAD_BYTES + sum(map(len, encode(fact)))
-            self._control.publish(self._state._replace(last=number), Entry(number, home, end, log.mark))
+            self._root.control.publish(self._state._replace(last=number), Entry(number, home, end, log.mark))
         return real(self, fact)
 
     patch.setattr(DirectoryStore, "_keep", keep)

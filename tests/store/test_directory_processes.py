@@ -26,7 +26,7 @@ SAVES = 15
 
 LOCK_HOLDER = """
 import fcntl, os, sys
-descriptor = os.open(sys.argv[1], os.O_RDWR)
+descriptor = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
 fcntl.flock(descriptor, fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.readline()
@@ -149,7 +149,7 @@ def test_nothing_stays_open_when_a_store_is_closed_or_cannot_be_opened(path: Pat
 def stopped_holder(path: Path) -> Iterator[None]:
     """Let a process that is stopped hold the store's lock."""
     with subprocess.Popen(
-        [sys.executable, "-c", LOCK_HOLDER, str(path / "control")],
+        [sys.executable, "-c", LOCK_HOLDER, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -173,7 +173,7 @@ def test_a_store_locked_by_a_stopped_process_is_busy_and_works_again_after_it(pa
         thread.save({"n": 1}, id="first")
         with stopped_holder(path):
             for _ in range(2):
-                with pytest.raises(StoreBusy, match="control") as caught:
+                with pytest.raises(StoreBusy, match=str(path)) as caught:
                     thread.save({"n": 2}, id="second")
                 assert caught.value.retry_safe
             latest = store.thread("thread").latest()  # reading needs no lock

@@ -180,9 +180,8 @@ def test_a_child_of_a_checkpoint_that_was_replaced_keeps_its_digest_whichever_lo
         backend = store._backend
         assert isinstance(backend, DirectoryStore)
         for _ in range(2):
-            with backend._writing(), backend._lock:
-                number = min(number for number in backend._logs.known if number)  # that of thread "a"
-                backend._give_back([backend._logs.known[number]])
+            number = min(number for number in backend._logs.known if number)  # that of thread "a"
+            backend._write(lambda number=number: backend._give_back([backend._logs.known[number]]))  # type: ignore[misc]
     with holdfast.open(url) as store:
         assert store.verify(), str(store.verify())
         store.compact()

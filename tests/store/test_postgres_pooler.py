@@ -7,8 +7,6 @@ may be relied on or left behind: no prepared statement, no lock, no setting, no 
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,114 +16,29 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pooler import BACKENDS, PREPARES_SINCE, Pooler
 
 import holdfast
 from holdfast.errors import Conflict, StoreRefused
 from holdfast.store.postgres.connection import DeadlineConnection
 from holdfast.store.postgres.link import Link
 from holdfast.store.postgres.target import parse_url
-from holdfast.testing.postgres import PostgresServer, find_account
-from holdfast.testing.proxy import LOCALHOST, bind_free_port
+from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.waiting import wait_until
 
-BACKENDS = 2
 SAVERS = 8
 SAVES = 15
 CHILD_SECONDS_MAX = 20
-PREPARES_SINCE = (1, 21)
-"""PgBouncer's first version that can carry prepared statements from one backend to another."""
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*use of fork.*:DeprecationWarning"  # from 3.12 on Python warns of what half of this file is about
 )
-
-
-def missing(what: str) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        pytest.fail(what)
-    pytest.skip(what)
-
-
-def find_pgbouncer() -> str:
-    found = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
-    return found or missing("pgbouncer is not installed (Debian: apt-get install pgbouncer): poolers are not tested")
-
-
-class Pooler:
-    """A PgBouncer in transaction mode, with a few backends of a server and any number of clients."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self.server = server
-        self.program = find_pgbouncer()
-        said = subprocess.run([self.program, "--version"], capture_output=True, text=True, check=True).stdout
-        found = re.search(r"PgBouncer (\d+)\.(\d+)", said)
-        assert found, said
-        self.version = (int(found[1]), int(found[2]))
-
-    def __enter__(self) -> Pooler:
-        self._reserved = bind_free_port()
-        self.port = self._reserved.getsockname()[1]
-        self.folder = Path("/tmp", f"holdfast-pooler-{uuid.uuid4().hex}")
-        self.folder.mkdir()
-        settings = {
-            "listen_addr": LOCALHOST,
-            "listen_port": self.port,
-            "unix_socket_dir": "",
-            "pool_mode": "transaction",
-            "auth_type": "any",
-            "default_pool_size": BACKENDS,
-            "logfile": self.folder / "log",
-            **({"max_prepared_statements": 100} if self.version >= PREPARES_SINCE else {}),
-        }
-        (self.folder / "ini").write_text(
-            f"[databases]\n* = host={LOCALHOST} port={self.server.port} user=postgres\n[pgbouncer]\n"
-            + "".join(f"{name} = {value}\n" for name, value in settings.items()),
-            encoding="utf-8",
-        )
-        options: dict[str, Any] = {}
-        if (account := find_account()) is not None:  # as PostgreSQL, it does not run as root
-            os.chown(self.folder, account.pw_uid, account.pw_gid)
-            options = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-        self._process = subprocess.Popen(
-            [self.program, "-q", self.folder / "ini"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            **options,
-        )
-        try:
-            wait_until(self._accepts)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._reserved.close()
-        shutil.rmtree(self.folder)
-
-    def url(self, database: str, **params: Any) -> str:
-        return self.server.url(database, **params).replace(f":{self.server.port}/", f":{self.port}/")
-
-    def _accepts(self) -> bool:
-        assert self._process.poll() is None, (self.folder / "log").read_text(encoding="utf-8")
-        try:
-            psycopg.connect(self.url("postgres"), connect_timeout=5).close()
-        except psycopg.OperationalError:
-            return False
-        return True
 
 
 @pytest.fixture(scope="module")

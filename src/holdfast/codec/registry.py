@@ -1,7 +1,8 @@
 """The classes that may be stored, by class when encoding and by name when decoding.
 
 Decoding finds a class only here, as an object someone registered; a name in stored bytes is never imported or looked
-up anywhere else. Reads take no lock: entries are immutable and dict lookups atomic; registering takes one.
+up anywhere else. Reads take no lock: entries are immutable and dict lookups atomic; registering takes one, which a
+signal handler may take again. New entries come before old ones go, so an interrupt between leaves one too many.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def head(name: str, version: int) -> bytes:
 
 BY_CLASS: Final[dict[type, Entry]] = {}
 BY_NAME: Final[dict[str, Entry]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 @overload
@@ -139,14 +140,14 @@ def _add(entry: Entry) -> None:
                 f"the name {entry.name!r} is registered for another class, {'.'.join(_place(earlier.cls))}",
                 hint="Give one of them another name=",
             )
-        # A class of the same place is the same class, defined again by a notebook cell or a reload.
-        if earlier is not None:
-            BY_CLASS.pop(earlier.cls, None)
         renamed = BY_CLASS.get(entry.cls)
-        if renamed is not None:
-            BY_NAME.pop(renamed.name, None)
         BY_NAME[entry.name] = entry
         BY_CLASS[entry.cls] = entry
+        # A class of the same place is the same class, defined again by a notebook cell or a reload.
+        if earlier is not None and earlier.cls is not entry.cls:
+            BY_CLASS.pop(earlier.cls, None)
+        if renamed is not None and renamed.name != entry.name:
+            BY_NAME.pop(renamed.name, None)
 
 
 def _place(cls: type) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator
 
 
@@ -14,7 +13,6 @@ class Cancellation:
     def __init__(self) -> None:
         self.reason = ""
         self._cancelled = False
-        self._lock = threading.Lock()
         self._watchers: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[object]]] = []
 
     @property
@@ -24,12 +22,11 @@ class Cancellation:
 
     def cancel(self, reason: str = "") -> None:
         """End the run at its next await, or between two nodes."""
-        with self._lock:
-            if self._cancelled:
-                return
-            self._cancelled, self.reason = True, reason
-            watchers = list(self._watchers)
-        for loop, task in watchers:
+        # No lock: a signal handler that waits for one would wait for what it interrupted.
+        if self._cancelled:
+            return
+        self.reason, self._cancelled = reason, True
+        for loop, task in list(self._watchers):
             with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing to end any more
                 loop.call_soon_threadsafe(self._end, (loop, task))
 
@@ -48,13 +45,11 @@ class Cancellation:
         task = asyncio.current_task()
         assert task is not None
         watcher = (asyncio.get_running_loop(), task)
-        with self._lock:
-            self._watchers.append(watcher)
+        self._watchers.append(watcher)
         try:
             yield self
         except asyncio.CancelledError:
             if not self._cancelled or task.uncancel() > 0:
                 raise
         finally:
-            with self._lock:
-                self._watchers.remove(watcher)
+            self._watchers.remove(watcher)

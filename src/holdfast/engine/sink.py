@@ -93,7 +93,7 @@ class MemorySink:
     def __init__(self, max_frames: int | None = None) -> None:
         self.max_frames = None if max_frames is None else check_every(max_frames)
         self._kept: deque[_Kept] = deque(maxlen=self.max_frames)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in
 
     def on_checkpoint(self, state: State, moment: Moment) -> None:
         """Keep a copy, unless there is no commit yet, or nothing is new since this run's newest frame."""
@@ -103,7 +103,7 @@ class MemorySink:
             state = moment.own.schema.stored(moment.own.values)
         values = {key: encode(value, key) for key, value in state.items()}
         with self._lock:
-            newest = next((kept for kept in reversed(self._kept) if kept.run_id == moment.run_id), None)
+            newest = next((kept for kept in reversed(list(self._kept)) if kept.run_id == moment.run_id), None)
             if newest is not None:
                 if (newest.step, newest.node_id, newest.values) == (moment.step, moment.node_id, values):
                     return
@@ -120,15 +120,16 @@ class MemorySink:
     def into_frames(self) -> list[Frame]:
         """Return the frames and keep none of them."""
         with self._lock:
-            kept = list(self._kept)
-            self._kept.clear()
+            fresh: deque[_Kept] = deque(maxlen=self.max_frames)
+            kept, self._kept = self._kept, fresh
         return [each.frame() for each in kept]
 
     @property
     def size_bytes(self) -> int:
         """Return how many bytes of encoded values are kept; what frames share counts once."""
         with self._lock:
-            return sum({id(data): len(data) for kept in self._kept for data in kept.values.values()}.values())
+            kept = list(self._kept)
+        return sum({id(data): len(data) for each in kept for data in each.values.values()}.values())
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -138,8 +139,9 @@ class MemorySink:
 
     def __repr__(self) -> str:
         with self._lock:
-            newest = f", newest {self._kept[-1].node_id!r}" if self._kept else ""
-            return f"<MemorySink: {len(self._kept)} frames{newest}>"
+            kept = list(self._kept)
+        newest = f", newest {kept[-1].node_id!r}" if kept else ""
+        return f"<MemorySink: {len(kept)} frames{newest}>"
 
 
 def _either(old: bytes | None, new: bytes) -> bytes:
@@ -154,7 +156,7 @@ class _PerRun(Generic[T]):
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, T] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in
 
     def get(self, moment: Moment) -> T | None:
         with self._lock:
@@ -169,8 +171,8 @@ class _PerRun(Generic[T]):
             self.drop(moment)
             return
         with self._lock:
+            self._known.pop(moment.run_id, None)
             self._known[moment.run_id] = value
-            self._known.move_to_end(moment.run_id)
             if len(self._known) > RUNS_MAX:
                 self._known.popitem(last=False)
 

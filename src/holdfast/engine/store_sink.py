@@ -70,10 +70,10 @@ class StoreSink:
 
     def _saved(self, saved: SavedCheckpoint, live: LiveState, record: StepRecord) -> None:
         self.head = saved
-        self._is_sure = True
         self._path, self._new_path = len(record.path), False
         self._run_version = record.run_version
         self._remember(live)
+        self._is_sure = True  # last: an interrupt before leaves it unsure, and then all of the state is compared
 
     def _remember(self, live: LiveState) -> None:
         self._version = live.version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -44,20 +43,16 @@ class MemoryCache:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._values: dict[str, tuple[Any, float]] = {}
-        self._lock = threading.Lock()
+        self._values: dict[str, tuple[Any, float]] = {}  # each put is one assignment, so there is no lock
 
     def get(self, key: str) -> Cached | None:
         """Return the newest value put under a key, or None."""
-        with self._lock:
-            found = self._values.get(key)
+        found = self._values.get(key)
         return None if found is None else Cached(copy.deepcopy(found[0]), max(0.0, self._clock() - found[1]))
 
     def put(self, key: str, value: Any) -> None:
         """Keep a value under a key."""
-        kept = (copy.deepcopy(value), self._clock())
-        with self._lock:
-            self._values[key] = kept
+        self._values[key] = (copy.deepcopy(value), self._clock())
 
 
 class ThreadCache:

@@ -34,7 +34,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._now = RecoveryStatistics()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in
 
     @property
     def now(self) -> RecoveryStatistics:
@@ -44,7 +44,12 @@ class Tally:
     def add(self, *names: str) -> None:
         """Count one more of each."""
         with self._lock:
-            self._now = replace(self._now, **{name: getattr(self._now, name) + 1 for name in names})
+            while True:
+                before = self._now
+                after = replace(before, **{name: getattr(before, name) + 1 for name in names})
+                if self._now is before:  # else a signal handler has counted meanwhile
+                    self._now = after
+                    return
 
     def add_result(self, result: RecoveryResult[object]) -> None:
         """Count an execution where it ended."""

@@ -36,6 +36,9 @@ COMPLETED = "completed"
 TAKEN_OVER = "taken over"
 _NAME_LENGTH_MAX = 200
 
+_here: dict[str, weakref.ref[SessionBase]] = {}
+"""The sessions of this process. One whose object is gone was left by an interrupt before its end could be recorded."""
+
 
 class SessionBase:
     """One run of one branch, from its begin to its end. It is used once."""
@@ -67,7 +70,7 @@ class SessionBase:
             return
         began, now_us = time.monotonic(), self._now_us()
         row = SessionRow(self.id, self._lane, self.owner, str(this_process()), self.note, now_us, now_us)
-        me = weakref.ref(self)  # an interrupt may keep it from being ended; then it must not be kept alive for ever
+        me = _here[self.id] = weakref.ref(self)  # whom nobody can end any more must not be kept alive for ever
         self._pulse = Pulse(self.ttl, began, lambda: (run := me()) is not None and run._beat())
         yield from ask(lambda store: store.begin(row, to_us(self.ttl)))
         self._context.heartbeat.add(self._pulse)
@@ -95,6 +98,7 @@ class SessionBase:
             self._pulse.stopped = True
             self._context.heartbeat.remove(self._pulse)
             yield from self._recording(self.id, reason)
+            _here.pop(self.id, None)
         self._ended = True
 
     def _recording(self, name: str, reason: str) -> Flow[None]:
@@ -242,6 +246,9 @@ def interrupted(context: Context) -> Flow[list[InterruptedRun]]:
 def is_gone(row: SessionRow) -> bool:
     """Tell whether the owner of a session that did not end is gone: by the kernel if it can know, else by the beats."""
     alive = is_alive(row.process)
+    if alive and row.process == str(this_process()):
+        here = _here.get(row.id)
+        return here is None or here() is None
     return row.left_us <= 0 if alive is None else not alive
 
 

@@ -119,14 +119,17 @@ class SharedState:
         """Take over the other's values; where both have an object, key by key, all the way down."""
         theirs = other.to_json()["values"]
         with self._lock:
-            _deep_merge(self._values, theirs)
+            merged = deepcopy(self._values)
+            _deep_merge(merged, theirs)
+            self._values = merged  # all or nothing, if an interrupt comes
 
     # JSON ---------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as one JSON object: values, messages, current_node."""
         with self._lock:
-            whole = {"values": self._values, "messages": self._messages, "current_node": self._current_node}
+            values, messages = dict(self._values), list(self._messages)  # a signal handler may change them meanwhile
+            whole = {"values": values, "messages": messages, "current_node": self._current_node}
             return copied_object(whole, "state")
 
     @classmethod

@@ -61,9 +61,7 @@ class Desks:
         """Return the desk of a branch with this head and forget it, or None."""
         self._check_process()
         with self._lock:
-            desk = self._desks.pop(head, None)
-            if desk is not None:
-                self._bytes -= self._sizes.pop(head)
+            desk, _ = self._desks.pop(head, (None, 0))
         return None if desk is None or desk.cursor.tip is None else desk
 
     def keep(self, desk: Desk, read: Row | None = None) -> None:
@@ -72,34 +70,33 @@ class Desks:
         head = desk.head if read is None else read.id
         if head is None:
             return
+        entry = (desk, desk.size)
         with self._lock:
-            if head in self._desks:
-                if read is not None:
-                    return
-                self._bytes -= self._sizes.pop(head)
-            self._desks[head] = desk
-            self._sizes[head] = desk.size
-            self._bytes += self._sizes[head]
-            while len(self._desks) > DESKS_MAX or (self._bytes > DESKS_BYTES_MAX and len(self._desks) > 1):
-                oldest, _ = self._desks.popitem(last=False)
-                self._bytes -= self._sizes.pop(oldest)
+            if head in self._desks and read is not None:
+                return
+            self._desks.pop(head, None)
+            self._desks[head] = entry
+            while len(self._desks) > DESKS_MAX or (len(self._desks) > 1 and self._bytes() > DESKS_BYTES_MAX):
+                self._desks.popitem(last=False)
+
+    def _bytes(self) -> int:
+        # Counted anew each time: a running sum would be wrong for ever after an interrupt between two of its changes.
+        return sum(size for _, size in list(self._desks.values()))
 
     def forget_thread(self, thread: str) -> None:
         """Forget everything about a thread."""
         with self._lock:
-            for head in [head for head, desk in self._desks.items() if desk.cursor.lane.thread == thread]:
-                del self._desks[head]
-                self._bytes -= self._sizes.pop(head)
+            for head, (desk, _) in list(self._desks.items()):
+                if desk.cursor.lane.thread == thread:
+                    self._desks.pop(head, None)
 
     def _check_process(self) -> None:
         if self._process != os.getpid():  # a forked child: what was being done in the parent is not being done here
             self._renew()
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()
-        self._desks: OrderedDict[str, Desk] = OrderedDict()
-        self._sizes: dict[str, int] = {}
-        self._bytes = 0
+        self._lock = threading.RLock()  # a signal handler may come in
+        self._desks: OrderedDict[str, tuple[Desk, int]] = OrderedDict()  # with its size
         self._process = os.getpid()
 
 

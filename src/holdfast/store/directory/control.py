@@ -1,10 +1,10 @@
-"""The control file: who may write, what was written last, and what a writer was about to do when it was killed.
+"""The control file: what was written last, and what a writer was about to do when it was killed.
 
-Its lock (``flock``) is the store's: one writer at a time over all processes. Its content is a hint that is never
-synced. A reader compares one number in it with the last record it knows, and finds in a ring which logs have grown. A
-writer says beforehand where it will write; if it dies, the next one looks there. After a power failure whatever is left
-in it may be old, but never ahead of the logs, because it is written after they were synced: so what it says was
-acknowledged must be there, and if it is not, that is damage and not a torn end.
+It is a hint that is never synced, and may be removed at any time: whoever comes next makes another one and reads
+everything anew. A reader compares one number in it with the last record it knows, and finds in a ring which logs have
+grown. A writer says beforehand where it will write; if it dies, the next one looks there. After a power failure
+whatever is left in it may be old, but never ahead of the logs, because it is written after they were synced: so what it
+says was acknowledged must be there, and if it is not, that is damage and not a torn end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.store.atomic import failure
+from holdfast.store.directory.descriptors import File, file_of
+from holdfast.store.directory.frame import NUMBER_MAX
 
 _HEAD = struct.Struct("<16sQQQQQ")
 _ENTRY = struct.Struct("<QQQ8s")
@@ -29,7 +31,7 @@ class State(NamedTuple):
     """What the control file says."""
 
     last: int = 0  # the number of the last record
-    rewrites: int = 0  # how often a log was written anew: what a reader knows of places is then out of date
+    rewrites: int = 0  # another one when a log was written anew: what a reader knows of places is then out of date
     pending_log: int = 0  # where a record is being written; only if its number is not 0
     pending_at: int = 0
     pending_number: int = 0
@@ -45,17 +47,22 @@ class Entry(NamedTuple):
 
 
 class Control:
-    """The content of the control file, by a descriptor that its owner closes."""
+    """The control file, by a descriptor that its owner closes. Without a file it says nothing, until there is one."""
 
-    def __init__(self, descriptor: int, path: Path) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, path: Path, file: File | None) -> None:
+        self.descriptor = descriptor
         self._path = path
+        self._file = file
 
-    def read(self) -> State:
-        """Return what it says; nothing if it says nothing that can be understood."""
+    def is_in_place(self) -> bool:
+        """Tell whether this is still what others find there."""
+        return file_of(self._path) == self._file
+
+    def read(self) -> State | None:
+        """Return what it says; None if it says nothing that can be understood."""
         data = self._read(_HEAD.size, 0)
         if len(data) < _HEAD.size or not data.startswith(_TITLE):
-            return State()
+            return None
         return State(*_HEAD.unpack(data)[1:])
 
     def write(self, state: State) -> None:
@@ -83,21 +90,19 @@ class Control:
     def acknowledged(self) -> list[Entry]:
         """Return the newest record of each log that is known here to have been acknowledged."""
         data = self._read(_ENTRY.size * RING_ENTRIES, _RING_AT)
-        newest: dict[int, Entry] = {}
-        for fields in sorted(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size])):
-            if fields[0]:
-                newest[fields[1]] = Entry(*fields)
-        return list(newest.values())
+        slots = enumerate(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]))
+        entries = [Entry(*fields) for slot, fields in slots if fields[0] and fields[0] % RING_ENTRIES == slot]
+        return list({entry.log: entry for entry in sorted(entries) if entry.number <= NUMBER_MAX}.values())
 
     def _read(self, length: int, at: int) -> bytes:
         try:
-            return os.pread(self._descriptor, length, at)
+            return os.pread(self.descriptor, length, at)
         except OSError as error:
             raise failure(error, "read", self._path) from error
 
     def _write(self, data: bytes, at: int) -> None:
         try:
-            if os.pwrite(self._descriptor, data, at) < len(data):
+            if os.pwrite(self.descriptor, data, at) < len(data):
                 raise OSError(errno.EIO, "only a part could be written")
         except OSError as error:
             raise failure(error, "write", self._path) from error

@@ -6,6 +6,7 @@ import os
 import stat
 from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, StoreRefused
 from holdfast.store.atomic import failure
@@ -18,16 +19,28 @@ class Moved(HoldfastError):
     """A log was written anew by another process: places in it must be looked up again. Never leaves this store."""
 
 
+File = tuple[int, int]
+"""What tells one open file from all others: its device and its inode."""
+
+
+class Opened(NamedTuple):
+    """An open log: its descriptor, the mark that it had when it was opened, and which file it is."""
+
+    descriptor: int
+    mark: bytes
+    file: File
+
+
 class Descriptors:
-    """Descriptors of logs, with the marks that the files had when they were opened. For one thread at a time."""
+    """Open logs. For one thread at a time."""
 
     def __init__(self, flags: int, most: int) -> None:
         self._flags = flags | _FLAGS
         self._most = most
-        self._open: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self._open: OrderedDict[int, Opened] = OrderedDict()
 
-    def get(self, number: int, path: Path) -> tuple[int, bytes]:
-        """Return the descriptor of a log and its mark, b"" if it does not begin as a log does. Moved if it is gone."""
+    def get(self, number: int, path: Path) -> Opened:
+        """Return a log, opened; its mark is b"" if it does not begin as a log does. Moved if it is gone."""
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
@@ -46,9 +59,9 @@ class Descriptors:
             os.close(descriptor)
             raise
         while len(self._open) >= self._most:
-            os.close(self._open.popitem(last=False)[1][0])
-        self._open[number] = (descriptor, mark)
-        return descriptor, mark
+            os.close(self._open.popitem(last=False)[1].descriptor)
+        opened = self._open[number] = Opened(descriptor, mark, (found.st_dev, found.st_ino))
+        return opened
 
     def has(self, number: int) -> bool:
         """Tell whether a log is open."""
@@ -57,7 +70,7 @@ class Descriptors:
     def drop(self, number: int) -> None:
         """Close a log's descriptor, if it is open."""
         if number in self._open:
-            os.close(self._open.pop(number)[0])
+            os.close(self._open.pop(number).descriptor)
 
     def close(self) -> None:
         """Close all."""
@@ -76,3 +89,19 @@ def read_at(descriptor: int, at: int, length: int, path: Path) -> bytes:
     except OSError as error:
         raise failure(error, "read", path) from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def found_at(path: Path) -> os.stat_result | None:
+    """Return what there is at a path, links not followed; None if there is nothing."""
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise failure(error, "look at", path) from error
+
+
+def file_of(path: Path) -> File | None:
+    """Return which file there is at a path; None if there is none."""
+    found = found_at(path)
+    return None if found is None else (found.st_dev, found.st_ino)

@@ -24,6 +24,7 @@ _HEAD = struct.Struct(">8sQIQ16s")
 HEAD_BYTES = _HEAD.size + 16
 WINDOW_BYTES = 1 << 20
 SECTOR_BYTES = 512
+NUMBER_MAX = (1 << 63) - 1
 
 Read = Callable[[int, int], bytes]  # (offset, length) -> at most that many bytes
 
@@ -155,7 +156,7 @@ def _frame(window: _Window, mark: bytes, position: int, end: int) -> Frame | Non
         return None
     found, number, head_bytes, payload_bytes, payload_digest = _HEAD.unpack_from(fields)
     at = position + HEAD_BYTES
-    if found != mark or at + head_bytes + payload_bytes > end:
+    if found != mark or number > NUMBER_MAX or at + head_bytes + payload_bytes > end:
         return None
     head = window.read(at, head_bytes)
     if digest(fields[: _HEAD.size], head) != fields[_HEAD.size :]:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from holdfast.store.atomic import replacing
 from holdfast.store.directory import frame
+from holdfast.store.directory.descriptors import Moved
 from holdfast.store.directory.log import STORE_LOG, Log, Place
 from holdfast.store.directory.logs import Logs
 from holdfast.store.directory.record import encode
@@ -71,6 +72,8 @@ def rewrite(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> in
     if not facts or facts[-1][0] < last:
         facts.append((last, Marked(Counters())))  # the log's end: one that ends before this was cut short
     mark = secrets.token_bytes(frame.MARK_BYTES)
+    if not logs.is_in_place(log):
+        raise Moved(f"log {log.number} is another file")
     with replacing(log.path) as file:
         _write(file, mark, facts)
     logs.forget(log.number)

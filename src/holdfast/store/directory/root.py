@@ -1,7 +1,9 @@
 """The directory itself: what says that it is ours, its permissions, and its one lock.
 
+The lock of all writers is on the directory's own inode, which nobody can remove and leave the files where they are.
+
 holdfast.json   names the format and its version; written first
-control         the lock of all writers, and what they tell readers
+control         what writers tell readers and each other
 store.log       see ``logs``
 lanes/          see ``logs``
 damaged/        what a repair took out
@@ -12,16 +14,23 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from holdfast.errors import InvalidInput, StoreError, StoreRefused
 from holdfast.store.atomic import FILE_MODE, failure, leftovers, make_directory, sync_directory, write_whole
 from holdfast.store.directory.control import CONTROL_BYTES, Control
+from holdfast.store.directory.descriptors import found_at
 from holdfast.store.directory.logs import LANES
-from holdfast.store.lock import ProcessLock
+from holdfast.store.lock import DirectoryLock
 
 FORMAT = "holdfast directory store"
 VERSION = 1
+NAME_FILE = "holdfast.json"
+SETTLED_NS = 3_000_000_000
+"""How old a change of names must be for the time of the last one to tell it from a later one, on any file system."""
+
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -39,54 +48,95 @@ class Root:
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         self.path = path.absolute()
-        self._timeout_s = timeout_s
         self.read_only = False
-        self._lock: ProcessLock | None = None
-        self._descriptor = -1
+        self.is_open = False
+        self._lock = DirectoryLock(str(self.path), timeout_s)
+        self._settled_ns = -1
         if not self._is_ours():
             self._make()
-        self.reopen()
+        self._directory = self._open_directory()  # open for as long as its inode is what we know it by
+        try:
+            found = os.fstat(self._directory)
+            self._file = (found.st_dev, found.st_ino)
+            self._name_file = self._stamp()
+            self.control = self._open_control()
+        except BaseException:
+            os.close(self._directory)
+            raise
+        self.is_open = True
+
+    def take(self) -> AbstractContextManager[object]:
+        """Return the lock that keeps all others from writing, taken; raise StoreBusy if it cannot be had in time."""
+        try:
+            return nullcontext() if self.read_only else self._lock.take()
+        except StoreRefused:
+            self.check()
+            raise
+
+    def take_now(self) -> AbstractContextManager[object] | None:
+        """Return the lock, taken, or None if it cannot be had at once."""
+        return None if self.read_only else self._lock.take_now()
+
+    def check(self) -> bool:
+        """Raise StoreRefused if the path does not lead here any more; return whether names here may have changed."""
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        except OSError as error:
+            raise failure(error, "look at", self.path) from error
+        if found is None or (found.st_dev, found.st_ino) != self._file:
+            raise StoreRefused(
+                f"{self.path} was removed, moved or replaced while the store was open",
+                path=str(self.path),
+                hint="Put the directory back in its place, or open the store again to go on with what is there now",
+            )
+        if found.st_mtime_ns == self._settled_ns:
+            return False
+        stamp = self._stamp()
+        if stamp is None or stamp != self._name_file:
+            if not self._is_ours():
+                raise StoreRefused(
+                    f"{self.path / NAME_FILE} was removed while the store was open, and nobody can open it without",
+                    path=str(self.path / NAME_FILE),
+                    hint="Put it back: docs/formats/directory-v1.md says what is in it",
+                )
+            self._name_file = stamp
+        # A change within the same tick of the file system's clock would not show in the time.
+        self._settled_ns = found.st_mtime_ns if time.time_ns() - found.st_mtime_ns > SETTLED_NS else -1
+        return True
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        """Return what is another one if the file that names the format is, or was changed; None if it is not there."""
+        found = found_at(self.path / NAME_FILE)
+        return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def reopen(self) -> None:
-        """Open the control file; in a forked process, anew."""
+        """Open the control file that is there now, or make one."""
+        before, self.control = self.control, self._open_control()
+        os.close(before.descriptor)
+
+    def _open_control(self) -> Control:
         path = self.path / "control"
         flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, FILE_MODE)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, FILE_MODE)
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise failure(error, "open", path) from error
             self.read_only = True
-            self._descriptor = self._open_to_read(path, flags)
-        self.control = Control(self._descriptor, path)
+            return self._open_to_read(path, flags)
         try:
-            self._lock = None if self.read_only else ProcessLock(str(path), self._timeout_s)
-            if not self.read_only and os.fstat(self._descriptor).st_size < CONTROL_BYTES:
-                os.fchmod(self._descriptor, FILE_MODE)
-                os.posix_fallocate(self._descriptor, 0, CONTROL_BYTES)  # else a full disk could stop a later hint
+            found = os.fstat(descriptor)
+            if found.st_size < CONTROL_BYTES:
+                os.fchmod(descriptor, FILE_MODE)
+                os.posix_fallocate(descriptor, 0, CONTROL_BYTES)  # else a full disk could stop a later hint
         except BaseException as error:
-            self.close()
+            os.close(descriptor)
             if isinstance(error, OSError):
                 raise failure(error, "write", path) from error
             raise
-
-    def lock(self) -> None:
-        """Keep all other processes from writing; raise StoreBusy if that cannot be had in time."""
-        if self._lock is not None:
-            self._lock.acquire()
-
-    def lock_now(self) -> bool:
-        """Keep all other processes from writing if none of them is just writing; return whether that is so."""
-        return self._lock is not None and self._lock.acquire_now()
-
-    def unlock(self) -> None:
-        """Let others write again."""
-        if self._lock is not None:
-            try:
-                self._lock.release()
-            except OSError:  # closing the file lets go of the lock too
-                self._lock.close()
-                self._lock = ProcessLock(str(self.path / "control"), self._timeout_s)
+        return Control(descriptor, path, (found.st_dev, found.st_ino))
 
     def sync(self) -> None:
         """Make all names in the directory survive a power failure."""
@@ -107,17 +157,12 @@ class Root:
                 hint="Let this user write there, or mount the file system for writing",
             )
 
-    def close(self, is_forked: bool = False) -> None:
-        """Release the descriptors; in a forked process also those of threads that are not there any more."""
-        if self._lock is not None:
-            if is_forked:
-                self._lock.abandon()
-            else:
-                self._lock.close()
-            self._lock = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def close(self) -> None:
+        """Release the descriptors."""
+        if self.is_open:
+            self.is_open = False
+            os.close(self.control.descriptor)
+            os.close(self._directory)
 
     def _is_ours(self) -> bool:
         path = self.path / "holdfast.json"
@@ -162,15 +207,24 @@ class Root:
     def _has_foreign_files(self) -> bool:
         """Tell whether there is more than what an interrupted opening leaves."""
         ours = {LANES, "control"}
-        names = {path.name for path in self.path.iterdir()} - {path.name for path in leftovers(self.path)}
+        try:
+            names = set(os.listdir(self.path)) - {path.name for path in leftovers(self.path)}
+        except OSError as error:
+            raise failure(error, "list", self.path) from error
         return bool(names - ours)
 
-    def _open_to_read(self, path: Path, flags: int) -> int:
+    def _open_directory(self) -> int:
         try:
-            return os.open(path, os.O_RDONLY | flags)
-        except FileNotFoundError:
-            return os.open(
-                os.devnull, os.O_RDONLY | flags
-            )  # says nothing: there never was a writer, or it was left out
+            return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise failure(error, "open", self.path) from error
+
+    def _open_to_read(self, path: Path, flags: int) -> Control:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | flags)
+            found = os.fstat(descriptor)
+            return Control(descriptor, path, (found.st_dev, found.st_ino))
+        except FileNotFoundError:  # there never was a writer, or it was left out
+            return Control(os.open(os.devnull, os.O_RDONLY | flags), path, None)
         except OSError as error:
             raise failure(error, "open", path) from error

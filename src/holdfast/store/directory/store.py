@@ -7,15 +7,23 @@ how processes agree, ``replay`` for opening, ``rewrite`` for giving space back.
 
 Two locks: ``_writer``, and with it the directory's, is held by who decides and writes; ``_lock`` by who looks at the
 tables or changes them, never while the disk is waited for. So reading goes on during a save.
+
+``_is_stale`` is set before the first change of what is known, and taken back after the last: whoever is interrupted in
+between leaves it set, and the next call reads everything anew. Nothing that a reader looks at is changed before that.
+
+Everything may be removed, moved or replaced under an open store. Whoever writes looks, behind the lock and again before
+it says that something is stored, whether the path still leads to the files that are open. A control file that is gone
+is made anew; whatever else is gone is an error, until it is back.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import TypeVar
 
 from holdfast.errors import Corrupted, OutcomeUnknown, StoreError
@@ -35,7 +43,10 @@ from holdfast.store.directory.replay import fact_of, replay
 from holdfast.store.directory.rewrite import Needs, rewrite
 from holdfast.store.directory.root import Root, path_of
 from holdfast.store.finding import DAMAGED, LEFTOVER, Finding
+from holdfast.store.lock import is_mine, reentered
 from holdfast.store.memory.fact import Counters, Fact, Marked
+from holdfast.store.memory.keeper import writing
+from holdfast.store.memory.mend import restored
 from holdfast.store.memory.store import MemoryStore
 
 STREAMS_AT_ONCE = 256
@@ -46,6 +57,7 @@ GARBAGE_BYTES_MIN = 1 << 18
 
 LOCK_TIMEOUT_S = 30.0
 _TRIES_MAX = 10
+_REWRITES_BITS = 48
 
 T = TypeVar("T")
 
@@ -57,92 +69,84 @@ class DirectoryStore(MemoryStore):
         super().__init__(url, clock)
         self._root = Root(path_of(url), timeout_s)
         self._logs = Logs(self._root.path)
-        self._control = self._root.control
         self._writer = threading.RLock()
-        self._process = os.getpid()
-        self._streams = range(0)  # taken and not given out yet
+        self._streams = (os.getpid(), range(0))  # who took them, and what was not given out yet
         self._problems: list[Finding] = []
         self._state = State()
         self._is_stale = True  # what is known of the logs cannot be trusted
         try:
-            with self._exclusive():
-                self._sweep()
+            self._alone(self._sweep)
         except BaseException:
             self._logs.abandon()
             self._root.close()
             raise
-        _opened.add(self)
 
     # Who may look and who may write -------------------------------------------------------------------------------
 
-    def _reading(self) -> AbstractContextManager[object]:
-        self._check_open()
-        return self._fresh()
-
-    def _writing(self) -> AbstractContextManager[object]:
-        self._check_open()
-        self._root.check_writable()
-        return self._exclusive()
-
-    @contextmanager
-    def _fresh(self) -> Iterator[None]:
-        self._lock.acquire()
-        try:
-            while not self._catch_up(self._control.read()):
-                self._lock.release()
+    def _read(self, look: Callable[[], T]) -> T:
+        with self._mine():
+            self.gate.check()
+            with self._lock:
                 try:
-                    with self._exclusive():
-                        pass
-                finally:
-                    self._lock.acquire()
-            yield
-        finally:
-            self._lock.release()
+                    control = self._root.control
+                    if control.is_in_place() and self._catch_up(control.read()):
+                        return look()
+                except Moved:
+                    self._is_stale = True
+            return self._alone(partial(self._locked, look))
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Let nobody else write, in whichever process, and know all that was written."""
-        with self._writer:
-            self._root.lock()
+    def _write(self, change: Callable[[], T]) -> T:
+        with self._mine():
+            self.gate.check()
+            self._root.check_writable()
+            return self._alone(change)
+
+    def _alone(self, run: Callable[[], T]) -> T:
+        """Run something while nobody else writes, in whichever process, knowing all that was written."""
+        for _ in range(_TRIES_MAX):
             try:
-                with self._lock:
-                    if not self._catch_up(self._recover(self._control.read())):
-                        self._load()
-                yield
-            finally:
-                self._root.unlock()
+                with self._writer, self._root.take():
+                    self._locked(self._know_all)
+                    return run()
+            except Moved:  # comes only before anything is written
+                self._is_stale = True
+        raise Corrupted(f"the logs in {self._root.path} change without end", path=str(self._root.path))
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreError("the store is closed", hint="Open it again with holdfast.open")
-        if self._process != os.getpid():
-            self._begin_anew()
+    def _locked(self, run: Callable[[], T]) -> T:
+        with self._lock:
+            return run()
 
-    def let_go(self) -> None:
-        """Close what this process got from the one that it was forked from: an open file would keep its lock."""
-        self._lock, self._writer = threading.RLock(), threading.RLock()
-        self._logs.abandon()
-        self._root.close(is_forked=True)
-
-    def _begin_anew(self) -> None:
-        """Take nothing over from the process that this one was forked from."""
-        self._process = os.getpid()
-        self.let_go()
-        self._root.reopen()
-        self._control = self._root.control
-        self._streams = range(0)
-        self._is_stale = True
+    def _mine(self) -> threading.RLock:
+        if is_mine(self._writer):
+            raise reentered(self.url)
+        return super()._mine()
 
     # Knowing what others wrote ------------------------------------------------------------------------------------
 
-    def _catch_up(self, state: State) -> bool:
+    def _know_all(self) -> None:
+        """See that all files are in their places, and take in what others wrote or were about to write."""
+        if self._root.check() and STORE_LOG in self._logs.known:
+            self._is_stale = self._is_stale or not self._logs.is_in_place(self._logs.known[STORE_LOG])
+        if not self._root.control.is_in_place():
+            self._is_stale = True
+            self._root.reopen()
+        if not self._catch_up(self._recover(self._root.control.read())):
+            self._load()
+
+    def _catch_up(self, state: State | None) -> bool:
         """Take in what other processes wrote; return False if everything must be read anew for that."""
-        if self._is_stale or state.rewrites != self._state.rewrites:
+        if self._is_stale:
+            return False
+        if state is None:
+            return self._root.read_only  # nobody says anything, and nothing can be done about it
+        if state.rewrites != self._state.rewrites or state.last < self._state.last:
             return False
         if state.last == self._state.last:
             return True
-        entries = self._control.entries(self._state.last + 1, state.last)
-        return entries is not None and all(self._take(entry) for entry in entries)
+        entries = self._root.control.entries(self._state.last + 1, state.last)
+        self._is_stale = True
+        self._is_stale = entries is None or not all(self._take(entry) for entry in entries)
+        return not self._is_stale
 
     def _take(self, entry: Entry) -> bool:
         try:
@@ -163,29 +167,47 @@ class DirectoryStore(MemoryStore):
     def _load(self) -> None:
         """Read everything."""
         self._is_stale = True
-        self._logs.abandon()
-        said = self._control.read()
+        control = self._root.control
+        said = control.read() or State(rewrites=secrets.randbits(_REWRITES_BITS))
         pending = (said.pending_log, said.pending_at or FILE_HEAD_BYTES) if said.pending_number else None
         if not self._root.read_only:
             self._root.sync()  # a name that a killed writer made, or could not sync, may be lost with the power still
-        found = replay(self._logs, self._control.acknowledged(), not self._root.read_only, pending)
+        logs = Logs(self._root.path)
+        try:
+            found = replay(logs, control.acknowledged(), not self._root.read_only, pending)
+            if self._logs.as_of == said.rewrites and (lost := logs.lacks(self._logs)) is not None:
+                raise Corrupted(
+                    f"{lost.path} was removed, cut short or replaced while the store was open: what it held is gone",
+                    path=str(lost.path),
+                    hint="Put it back, or open the store again to go on without: see docs/repair.md",
+                )
+        except BaseException:
+            logs.abandon()
+            raise
+        logs.as_of = said.rewrites
+        before, self._logs = self._logs, logs
+        before.abandon()
         self._tables = found.tables
         self._tables.dropped.clear()
         self._problems += [finding for finding in found.findings if finding not in self._problems]
         self._state = State(found.last, said.rewrites)
         if not self._root.read_only:
-            self._control.write(self._state)
+            control.write(self._state)
         self._is_stale = False
 
-    def _recover(self, state: State) -> State:
+    def _recover(self, state: State | None) -> State | None:
         """Finish what a writer was about to do when it was killed, or met an error; ``_load`` undoes what it cannot."""
-        if not state.pending_number or self._root.read_only:
+        if state is None or not state.pending_number or self._root.read_only:
             return state
         self._is_stale = True
-        entry = self._logs.recover(state.pending_log, state.pending_at, state.pending_number)
+        logs = Logs(self._root.path)  # it may have been written anew since it was looked into
+        try:
+            entry = logs.recover(state.pending_log, state.pending_at, state.pending_number)
+        finally:
+            logs.abandon()
         if entry is not None:
-            self._control.publish(State(max(entry.number, state.last), state.rewrites), entry)
-        return self._control.read()
+            self._root.control.publish(State(max(entry.number, state.last), state.rewrites), entry)
+        return self._root.control.read()
 
     # Writing ------------------------------------------------------------------------------------------------------
 
@@ -199,61 +221,65 @@ class DirectoryStore(MemoryStore):
             raise self._unreadable()
         garbage = garbage_of(fact, self._tables)
         head, payload = encode(fact)
-        try:
-            self._say(self._state._replace(pending_log=home, pending_at=log.end if log else 0, pending_number=number))
-            log, payload_at = self._logs.append(home, number, head, payload)
-            with self._lock:
-                self._state = self._state._replace(last=number)
-                self._say(self._state, Entry(number, home, log.end, log.mark))
-                start = payload_at - len(head) - HEAD_BYTES
-                written = Frame(start, number, head, payload_at, len(payload), b"")
-                removed = self._tables.apply(fact_of(self._logs, log, written))
-                self._tidy(garbage)
-        except BaseException:
+        at = log.end if log else 0
+        self._root.control.write(self._state._replace(pending_log=home, pending_at=at, pending_number=number))
+        log, end = self._logs.append(home, number, head, payload)
+        with self._lock:
             self._is_stale = True
-            raise
+            self._logs.took(log, end)
+            self._state = self._state._replace(last=number)
+            self._publish(Entry(number, home, end, log.mark))
+            payload_at = end - len(payload)
+            written = Frame(payload_at - len(head) - HEAD_BYTES, number, head, payload_at, len(payload), b"")
+            removed = self._tables.apply(fact_of(self._logs, log, written))
+            useless = self._useless(garbage)
+            self._is_stale = False
+            self._give_back(useless)
         return removed
 
-    def _say(self, state: State, entry: Entry | None = None) -> None:
+    def _publish(self, entry: Entry) -> None:
+        """Tell readers of a record that is durable, also those who found another control file meanwhile."""
         try:
-            if entry is None:
-                self._control.write(state)
-            else:
-                self._control.publish(state, entry)
+            self._root.control.publish(self._state, entry)
+            for _ in range(_TRIES_MAX):
+                if self._root.control.is_in_place():
+                    return
+                self._root.reopen()
+                self._logs.as_of = secrets.randbits(_REWRITES_BITS)
+                self._state = self._state._replace(rewrites=self._logs.as_of)
+                self._root.control.write(self._state)
         except StoreError as error:
-            if entry is None:
-                raise
             raise OutcomeUnknown(error.what, path=error.path, hint="Do it again with the same id") from error
+        what = f"{self._root.path / 'control'} is removed again and again, so others may not see what was saved"
+        raise OutcomeUnknown(what, path=str(self._root.path), hint="Look who does that, then do it again")
 
+    @writing
     def reserve(self, count: int) -> int:
-        with self._writing():
-            if len(self._streams) < count:
-                first = self._tables.last_stream + 1
-                taken = max(count, STREAMS_AT_ONCE)
-                self._keep(Marked(Counters(stream=first + taken - 1)))
-                self._streams = range(first, first + taken)
-            first, self._streams = self._streams[0], self._streams[count:]
-            return first
+        owner, streams = self._streams
+        if owner != os.getpid() or len(streams) < count:
+            first = self._tables.last_stream + 1
+            taken = max(count, STREAMS_AT_ONCE)
+            self._keep(Marked(Counters(stream=first + taken - 1)))
+            streams = range(first, first + taken)
+        self._streams = (os.getpid(), streams[count:])
+        return streams[0]
 
     # Giving space back --------------------------------------------------------------------------------------------
 
-    def _tidy(self, garbage: dict[int, int]) -> None:
-        """Note what nothing needs any more, and write logs anew that are mostly that."""
+    def _useless(self, garbage: dict[int, int]) -> list[Log]:
+        """Note what nothing needs any more; return the logs that are mostly that."""
         for body in self._tables.dropped:
             log = getattr(body, "log", None)
             if log is not None:
                 garbage[log] = garbage.get(log, 0) + body.stored
         self._tables.dropped.clear()
         if not garbage:
-            return
+            return []
         alive = {lane.number for lane in self._tables.lanes.values()} | {STORE_LOG}
-        useless = [log for number, size in garbage.items() if (log := self._useless(number, size, alive)) is not None]
-        if any(log.number == STORE_LOG for log in useless):
-            useless = self._all_logs()
-        if useless:
-            self._give_back(useless)
+        found = [log for number, size in garbage.items() if (log := self._noted(number, size, alive)) is not None]
+        return self._all_logs() if any(log.number == STORE_LOG for log in found) else found
 
-    def _useless(self, number: int, size: int, alive: set[int]) -> Log | None:
+    def _noted(self, number: int, size: int, alive: set[int]) -> Log | None:
         """Note that so much of a log is not needed any more; return it if it is worth writing anew."""
         log = self._logs.known.get(number)
         if log is None or log.gaps:
@@ -267,69 +293,79 @@ class DirectoryStore(MemoryStore):
 
     def _give_back(self, logs: list[Log]) -> int:
         """Write logs anew; return how many bytes that gave back. What was stored before is not touched by a failure."""
-        given = 0
-        needs = Needs(self._tables)
-        try:
-            for log in logs:
-                if log.gaps or (log.number == STORE_LOG and any(each.gaps for each in self._logs.known.values())):
-                    continue  # nothing damaged is thrown away, nor what the store's log says of such a log
-                if log.number == STORE_LOG:
-                    sync_directory(self._root.path / LANES)
-                # Said before it is done: who is told too early reads everything again, who is told too late writes
-                # into a file that has no name any more.
-                self._state = self._state._replace(rewrites=self._state.rewrites + 1)
-                self._say(self._state)
-                given += rewrite(self._logs, self._tables, needs, log, self._state.last)
-        except (StoreError, Corrupted, OutcomeUnknown, Moved) as error:
-            self._is_stale = True
-            self._problems.append(Finding(LEFTOVER, f"log {log.number}", f"could not be written anew: {error.what}"))
+        if not logs:
+            return 0
+        given, needs = 0, Needs(self._tables)
+        self._is_stale = True
+        for log in logs:
+            if log.gaps or (log.number == STORE_LOG and any(each.gaps for each in self._logs.known.values())):
+                continue  # nothing damaged is thrown away, nor what the store's log says of such a log
+            try:
+                given += self._write_anew(log, needs)
+            except (StoreError, Corrupted, OutcomeUnknown, Moved) as error:
+                what = f"could not be written anew: {error.what}"
+                self._problems.append(Finding(LEFTOVER, f"log {log.number}", what))
+                return given
+        self._is_stale = False
         return given
 
+    def _write_anew(self, log: Log, needs: Needs) -> int:
+        self._root.check()
+        if log.number == STORE_LOG:
+            sync_directory(self._root.path / LANES)
+        # Said before it is done: who is told too early reads everything again, who is told too late writes into a file
+        # that has no name any more.
+        self._logs.as_of = None
+        self._state = self._state._replace(rewrites=self._state.rewrites + 1)
+        self._root.control.write(self._state)
+        given = rewrite(self._logs, self._tables, needs, log, self._state.last)
+        self._logs.as_of = self._state.rewrites
+        return given
+
+    @writing
     def compact(self) -> int:
-        with self._writing(), self._lock:
+        with self._lock:
             if STORE_LOG not in self._logs.known:
                 return 0
+            self._is_stale = True
             self._tables.collect(dict(self._tables.lanes))
             self._tables.dropped.clear()
+            self._is_stale = False
             return max(0, self._give_back(self._all_logs()))
 
-    def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
-        damaged = []
-        with self._reading() if dry_run else self._writing(), self._lock:
+    def _rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
+        with self._lock:
             damaged = [problem for problem in self._problems if problem.kind == DAMAGED]
             if damaged and not dry_run:
+                self._is_stale = True
                 for log in take_out(self._logs, self._root.path / "damaged"):
                     self._give_back([log])
-                self._problems = [problem for problem in self._problems if problem.kind != DAMAGED]
                 self._load()
-        return [*damaged, *super().rebuild(dry_run, drop)]
+                self._problems = [problem for problem in self._problems if problem not in damaged]
+            return [*damaged, *super()._rebuild(dry_run, drop)]
 
-    # Reading that may come to bytes which were moved --------------------------------------------------------------
+    @writing
+    def restore(
+        self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
+    ) -> None:
+        with self._lock:  # bytes are read, by the descriptors of readers
+            self._keep(restored(self._tables, blobs, chunks, rows))
 
-    def head(self, lane: LaneKey) -> Head | None:
-        found = self._looking(lambda: super(DirectoryStore, self).head(lane))
-        with self._lock:
-            self._check_sound(lane, found)
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def _head(self, lane: LaneKey) -> Head | None:
+        found = super()._head(lane)
+        self._check_sound(lane, found)
         return found
 
-    def find(self, query: Query) -> list[Row]:
-        found = self._looking(lambda: super(DirectoryStore, self).find(query))
+    def _find(self, query: Query) -> list[Row]:
+        found = super()._find(query)
         if query.ids is not None and len(found) < min(len(set(query.ids)), query.limit):
-            with self._lock:
-                self._check_complete()
+            self._check_complete()
         return found
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
-        wanted = list(ranges)
-        return self._looking(lambda: super(DirectoryStore, self).fetch(wanted))
-
-    def _looking(self, look: Callable[[], T]) -> T:
-        for _ in range(_TRIES_MAX):
-            try:
-                return look()
-            except Moved:
-                self._is_stale = True
-        raise Corrupted(f"the logs in {self._root.path} change without end", path=str(self._root.path))
+        return super().fetch(list(ranges))  # it may be asked for twice
 
     def _check_sound(self, lane: LaneKey, found: Head | None) -> None:
         """Refuse to go on from a branch whose last records cannot be read, or that may be one of those."""
@@ -354,54 +390,35 @@ class DirectoryStore(MemoryStore):
         what = f"{path} is damaged, and which branch it is cannot be known"
         return Corrupted(what, path=path, hint="Repair the store: see docs/repair.md")
 
-    def sizes(self) -> Sizes:
-        sizes = super().sizes()
-        return self._looking(lambda: Sizes(self._logs_bytes(), sizes.sources, sizes.rows))
+    def _sizes(self) -> Sizes:
+        sizes = super()._sizes()
+        return Sizes(sum(self._logs.size(log) for log in self._logs.known.values()), sizes.sources, sizes.rows)
 
-    def _logs_bytes(self) -> int:
-        with self._reading():
-            return sum(self._logs.size(log) for log in self._logs.known.values())
+    def _check(self) -> list[Finding]:
+        left = [Finding(LEFTOVER, f"file {path.name}", "a temporary file") for path in self._root.leftovers()]
+        left += [Finding(LEFTOVER, f"file {path.name}", "no log has such a name") for path in self._logs.strays()]
+        return [*self._problems, *left, *super()._check()]
 
-    def check(self) -> list[Finding]:
-        found = self._looking(super().check)
-        with self._lock:
-            left = [Finding(LEFTOVER, f"file {path.name}", "a temporary file") for path in self._root.leftovers()]
-            return [*self._problems, *left, *found]
-
-    def close(self) -> None:
+    def _let_go(self) -> None:
         with self._writer, self._lock:
-            if not self._closed:
+            if self._root.is_open:
                 self._trim()
-                super().close()
                 self._logs.abandon()
                 self._root.close()
 
     def _trim(self) -> None:
         """Leave no room behind that was taken in advance. If somebody writes just now it stays, and does no harm."""
-        if self._process != os.getpid() or not self._root.lock_now():
-            return
-        try:
-            with suppress(StoreError):
-                state = self._control.read()
-                if not state.pending_number and self._catch_up(state):
-                    self._logs.trim()
-        finally:
-            self._root.unlock()
+        with suppress(StoreError, Corrupted), self._root.take_now() or nullcontext() as held:
+            if held is None:
+                return
+            self._root.check()
+            state = self._root.control.read()
+            is_known = state is not None and not state.pending_number and self._root.control.is_in_place()
+            if is_known and self._catch_up(state):
+                self._logs.trim()
 
     def _sweep(self) -> None:
         if not self._root.read_only:
             for directory in (self._root.path, self._root.path / LANES):
                 for path in sweep(directory):
                     self._problems.append(Finding(LEFTOVER, f"file {path.name}", "a crash left it; it was removed"))
-
-
-_opened: weakref.WeakSet[DirectoryStore] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for store in list(_opened):
-        store.let_go()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

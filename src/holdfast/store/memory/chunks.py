@@ -64,12 +64,12 @@ class KeptBytes:
                 self.blobs[name] = body
         for stream, offset, body in chunks:
             kept = self.streams.setdefault(stream, [])
-            at = bisect_left(kept, offset, key=_offset)
             if replace:
                 end = offset + body.size
                 kept[:] = [c for c in kept if not (offset <= c[0] and c[0] + c[1].size <= end)]
-                at = bisect_left(kept, offset, key=_offset)
-            kept.insert(at, (offset, body))
+            at = bisect_left(kept, offset, key=_offset)
+            if not _has(kept, at, offset, body):
+                kept.insert(at, (offset, body))
 
     def blob(self, name: bytes) -> bytes:
         """Return the bytes of a blob that must be there."""
@@ -134,6 +134,15 @@ class KeptBytes:
 
 def _offset(chunk: Chunk) -> int:
     return chunk[0]
+
+
+def _has(kept: list[Chunk], at: int, offset: int, body: Body) -> bool:
+    """Tell whether this very chunk is there, at this place or behind it: it was taken in, and is again."""
+    while at < len(kept) and kept[at][0] == offset:
+        if kept[at][1] is body:
+            return True
+        at += 1
+    return False
 
 
 def source_name(source: Source) -> str:

@@ -1,4 +1,4 @@
-"""Which rows of the memory store a query may mean, in order; what else it asks of them is looked at one by one."""
+"""Which rows of the memory store a query means, in order: those it may mean, and of these what else it asks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ from holdfast.store.base import Query, Row
 from holdfast.store.memory.lane import KeptLane
 
 
-def rows_meant(query: Query, rows: Mapping[tuple[str, str], Row], lanes: Iterable[KeptLane]) -> Iterable[Row]:
-    """Give the rows to look at, the one that comes first in the answer first."""
-    return _heads(query, lanes) if query.heads_of_threads else _candidates(query, rows, lanes)
+def rows_meant(
+    query: Query,
+    rows: Mapping[tuple[str, str], Row],
+    lanes: Iterable[KeptLane],
+    tags: Mapping[tuple[str, str], tuple[str, ...]],
+) -> Iterator[Row]:
+    """Give the rows of the answer, however long it may get."""
+    found = _heads(query, lanes) if query.heads_of_threads else _candidates(query, rows, lanes)
+    return (
+        row
+        for row in found
+        if query.names(row)
+        and (query.step_max is None or row.step <= query.step_max)
+        and (query.tag is None or query.tag in tags.get((query.namespace, row.id), ()))
+        and all(needle in row.notes for needle in query.needles)
+    )
 
 
 def _candidates(query: Query, rows: Mapping[tuple[str, str], Row], lanes: Iterable[KeptLane]) -> Iterable[Row]:

@@ -1,20 +1,19 @@
 """The memory store: the reference. The shortest correct store; read this first.
 
 Every verb looks at the tables, refuses or decides, and ends in one fact (``fact.py``), which ``_keep`` takes in. All of
-it happens behind one lock, so every verb is atomic by itself. Nothing survives the process: ``memory:`` is for tests,
-for trying things out, and for comparing the other stores with. The directory store is this one with facts that are
-written down before they are taken in.
+it happens behind one lock (``keeper.py``), so every verb is atomic by itself. Nothing survives the process: ``memory:``
+is for tests, for trying things out, and for comparing the other stores with. The directory store is this one with facts
+that are written down before they are taken in.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from itertools import islice
 
-from holdfast.errors import Conflict, NotFound, StoreError
+from holdfast.errors import Conflict, NotFound
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
     PAGE_ROWS_MAX,
@@ -38,11 +37,10 @@ from holdfast.store.boot import Clock, Moment
 from holdfast.store.effects import EffectRow, is_same_call
 from holdfast.store.interrupts import InterruptRow
 from holdfast.store.leases import Claim, Held, LeaseRow
-from holdfast.store.memory.chunks import KeptBytes, Whole
+from holdfast.store.memory.chunks import Whole
 from holdfast.store.memory.fact import (
     Deleted,
     EffectSet,
-    Fact,
     InterruptSet,
     LaneDropped,
     LaneSet,
@@ -56,10 +54,10 @@ from holdfast.store.memory.fact import (
     Wrote,
 )
 from holdfast.store.memory.find import rows_meant
+from holdfast.store.memory.keeper import Keeper, reading, writing
 from holdfast.store.memory.lane import KeptLane
 from holdfast.store.memory.mend import plan_rebuild, restored
 from holdfast.store.memory.session import KeptSession
-from holdfast.store.memory.tables import Tables
 from holdfast.store.sessions import SessionRow
 from holdfast.store.tenure import FREE, Tenure
 
@@ -69,135 +67,127 @@ def process_clock() -> Moment:
     return Moment(time.monotonic_ns() // 1000, "")
 
 
-class MemoryStore:
+class MemoryStore(Keeper):
     """Keeps checkpoints in this process only."""
 
     def __init__(self, url: str = "memory:", clock: Clock = process_clock) -> None:
-        self.url = url
+        super().__init__(url)
         self._clock = clock
-        self._lock = threading.RLock()
-        self._tables = Tables(KeptBytes())
-        self._closed = False
-
-    # What a store that keeps facts does otherwise -----------------------------------------------------------------
-
-    def _reading(self) -> AbstractContextManager[object]:
-        """Return the block in which the tables may be read: they are as fresh as the contract says."""
-        if self._closed:
-            raise StoreError("the store is closed", hint="Open it again with holdfast.open")
-        return self._lock
-
-    def _writing(self) -> AbstractContextManager[object]:
-        """Return the block in which the tables may be read and a fact kept: nobody else changes anything meanwhile."""
-        return self._reading()
-
-    def _keep(self, fact: Fact) -> Removed:
-        """Make a fact true; return what it took away."""
-        return self._tables.apply(fact)
 
     # Reading ------------------------------------------------------------------------------------------------------
 
+    @reading
     def head(self, lane: LaneKey) -> Head | None:
-        with self._reading():
-            found = self._tables.lanes.get(lane)
-            if found is None:
-                return None
-            owned = {
-                stream: end
-                for stream, own in found.sources.items()
-                if own and isinstance(stream, int) and (end := self._tables.bytes.end(stream)) is not None
-            }
-            row = self._tables.shown(found.rows[-1], payload=True, writes=True) if found.rows else None
-            return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
+        return self._head(lane)
 
+    def _head(self, lane: LaneKey) -> Head | None:
+        found = self._tables.lanes.get(lane)
+        if found is None:
+            return None
+        owned = {
+            stream: end
+            for stream, own in found.sources.items()
+            if own and isinstance(stream, int) and (end := self._tables.bytes.end(stream)) is not None
+        }
+        row = self._tables.shown(found.rows[-1], payload=True, writes=True) if found.rows else None
+        return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
+
+    @reading
     def find(self, query: Query) -> list[Row]:
-        with self._reading():
-            meant = rows_meant(query, self._tables.rows, self._tables.lanes.values())
-            limit = max(0, min(query.limit, PAGE_ROWS_MAX))
-            matching = islice((row for row in meant if self._matches(row, query)), limit)
-            return [self._tables.shown(row, query.payload, query.writes) for row in matching]
+        return self._find(query)
 
+    def _find(self, query: Query) -> list[Row]:
+        tables = self._tables
+        limit = max(0, min(query.limit, PAGE_ROWS_MAX))
+        matching = islice(rows_meant(query, tables.rows, tables.lanes.values(), tables.tags), limit)
+        return [self._tables.shown(row, query.payload, query.writes) for row in matching]
+
+    @reading
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
-        with self._reading():
-            return [
-                lane.shown()
-                for lane in self._sorted_lanes(namespace, thread)
-                if lane.last_seq and scope in (None, lane.key.scope)
-            ]
+        return [
+            lane.shown()
+            for lane in self._sorted_lanes(namespace, thread)
+            if lane.last_seq and scope in (None, lane.key.scope)
+        ]
 
+    @reading
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
-        with self._reading():
-            return [self._tables.bytes.read(piece) for piece in ranges]
+        return [self._tables.bytes.read(piece) for piece in ranges]
 
+    @reading
     def sizes(self) -> Sizes:
-        with self._reading():
-            sources = self._tables.bytes.sizes()
-            rows = sum(len(row.manifest) + len(row.notes) for row in self._tables.rows.values())
-            return Sizes(sum(sources.values()) + rows, sources, rows)
+        return self._sizes()
+
+    def _sizes(self) -> Sizes:
+        sources = self._tables.bytes.sizes()
+        rows = sum(len(row.manifest) + len(row.notes) for row in self._tables.rows.values())
+        return Sizes(sum(sources.values()) + rows, sources, rows)
 
     # Writing ------------------------------------------------------------------------------------------------------
 
+    @writing
     def reserve(self, count: int) -> int:
-        with self._writing():
-            first = self._tables.last_stream + 1
-            self._tables.last_stream += count
-            return first
+        first = self._tables.last_stream + 1
+        self._tables.last_stream += count
+        return first
 
+    @writing
     def commit(self, commit: Commit) -> Committed:
-        with self._writing():
-            tables, key = self._tables, commit.lane
-            existing = tables.rows.get((key.namespace, commit.id))
-            lane = tables.lanes.get(key)
-            if existing is not None and not (commit.replaces_head and tables.is_head(existing)):
-                if lane is None or (existing.lane, existing.digest) != (key, commit.digest):
-                    raise id_is_taken(commit)
-                return Committed(lane.number, existing.seq, False)
-            self._check_writer(lane, commit)
-            fact = self._saved(commit, self._next_seq(key), existing)
-            self._keep(fact)
-            return Committed(fact.lane_number, fact.row.seq, True)
+        tables, key = self._tables, commit.lane
+        existing = tables.rows.get((key.namespace, commit.id))
+        lane = tables.lanes.get(key)
+        if existing is not None and not (commit.replaces_head and tables.is_head(existing)):
+            if lane is None or (existing.lane, existing.digest) != (key, commit.digest):
+                raise id_is_taken(commit)
+            return Committed(lane.number, existing.seq, False)
+        self._check_writer(lane, commit)
+        fact = self._saved(commit, self._next_seq(key), existing)
+        self._keep(fact)
+        return Committed(fact.lane_number, fact.row.seq, True)
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
         check_batch(commits)
-        if not commits:
-            return []
-        with self._writing():
-            tables, key = self._tables, commits[0].lane
-            rows = [tables.rows.get((key.namespace, commit.id)) for commit in commits]
-            stored = {row.id: (tables.lanes[row.lane].number, row.seq, row.digest) for row in rows if row is not None}
-            lane = tables.lanes.get(key)
-            done = first_results(commits, stored, lane.number if lane else 0)
-            if done is not None:
-                return done
-            self._check_writer(lane, commits[0])
-            first_seq = self._next_seq(key)
-            facts = [
-                self._saved(commit, first_seq + at, None, commits[at - 1] if at else None)
-                for at, commit in enumerate(commits)
-            ]
-            self._keep(Several(facts))
-            return [Committed(fact.lane_number, fact.row.seq, True) for fact in facts]
+        return self._commit_all(commits) if commits else []
 
+    @writing
+    def _commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
+        tables, key = self._tables, commits[0].lane
+        rows = [tables.rows.get((key.namespace, commit.id)) for commit in commits]
+        stored = {row.id: (tables.lanes[row.lane].number, row.seq, row.digest) for row in rows if row is not None}
+        lane = tables.lanes.get(key)
+        done = first_results(commits, stored, lane.number if lane else 0)
+        if done is not None:
+            return done
+        self._check_writer(lane, commits[0])
+        first_seq = self._next_seq(key)
+        facts = [
+            self._saved(commit, first_seq + at, None, commits[at - 1] if at else None)
+            for at, commit in enumerate(commits)
+        ]
+        self._keep(Several(facts))
+        return [Committed(fact.lane_number, fact.row.seq, True) for fact in facts]
+
+    @writing
     def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
-        with self._writing():
-            kept = self._tables.writes.get((*lane[:3], checkpoint), {})
-            new = {(row.task_id, row.index): row for row in (writes if replace else reversed(writes))}
-            rows = [row for name, row in new.items() if replace or name not in kept]
-            self._keep(Wrote(lane, self._tables.number_of(lane), checkpoint, rows))
+        kept = self._tables.writes.get((*lane[:3], checkpoint), {})
+        new = {(row.task_id, row.index): row for row in (writes if replace else reversed(writes))}
+        rows = [row for name, row in new.items() if replace or name not in kept]
+        self._keep(Wrote(lane, self._tables.number_of(lane), checkpoint, rows))
 
+    @writing
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
-        with self._writing():
-            row = self._tables.rows.get((namespace, checkpoint))
-            if row is None:
-                raise NotFound(checkpoint, checkpoint=checkpoint)
-            before = self._tables.tags.get((namespace, checkpoint), ())
-            tags = tuple(sorted({*before, *add} - set(remove)))
-            if tags != before:
-                self._keep(Tagged(row.lane, checkpoint, tags))
-            return tags
+        row = self._tables.rows.get((namespace, checkpoint))
+        if row is None:
+            raise NotFound(checkpoint, checkpoint=checkpoint)
+        before = self._tables.tags.get((namespace, checkpoint), ())
+        tags = tuple(sorted({*before, *add} - set(remove)))
+        if tags != before:
+            self._keep(Tagged(row.lane, checkpoint, tags))
+        return tags
 
     # Deleting -----------------------------------------------------------------------------------------------------
 
+    @writing
     def delete(
         self,
         namespace: str,
@@ -208,91 +198,90 @@ class MemoryStore:
         tagged: bool = False,
         forked: bool = False,
     ) -> Removed:
-        with self._writing():
-            tables = self._tables
-            found = [tables.rows.get((namespace, name)) for name in dict.fromkeys(checkpoints)]
-            doomed = [row for row in found if row is not None and not self._is_spared(row, spare, tagged, forked)]
-            if not doomed:
-                return Removed()
-            for row in doomed:
-                if tables.is_head(row):
-                    tables.lanes[row.lane].tenure.check_delete(row.lane, token, self._clock())
-            return self._keep(self._deleted(namespace, doomed))
+        tables = self._tables
+        found = [tables.rows.get((namespace, name)) for name in dict.fromkeys(checkpoints)]
+        doomed = [row for row in found if row is not None and not self._is_spared(row, spare, tagged, forked)]
+        if not doomed:
+            return Removed()
+        for row in doomed:
+            if tables.is_head(row):
+                tables.lanes[row.lane].tenure.check_delete(row.lane, token, self._clock())
+        return self._keep(self._deleted(namespace, doomed))
 
+    @writing
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
-        with self._writing():
-            if (namespace, thread) not in self._tables.threads:
-                return Removed()
-            now = self._clock()
-            lanes = self._sorted_lanes(namespace, thread)
-            for lane in sorted(lanes, key=lambda lane: lane.tenure.left_us(now)):
-                lane.tenure.check_delete(lane.key, token, now)
-            digests = {row.id: row.digest for lane in lanes for row in lane.rows}
-            return self._keep(ThreadDeleted(namespace, thread, digests, self._tables.counters()))
+        if (namespace, thread) not in self._tables.threads:
+            return Removed()
+        now = self._clock()
+        lanes = self._sorted_lanes(namespace, thread)
+        for lane in sorted(lanes, key=lambda lane: lane.tenure.left_us(now)):
+            lane.tenure.check_delete(lane.key, token, now)
+        digests = {row.id: row.digest for lane in lanes for row in lane.rows}
+        return self._keep(ThreadDeleted(namespace, thread, digests, self._tables.counters()))
 
     # Leases -------------------------------------------------------------------------------------------------------
 
+    @writing
     def acquire(self, lane: LaneKey, claim: Claim) -> Held:
-        with self._writing():
-            found = self._tables.lanes.get(lane)
-            tenure = (found.tenure if found else FREE).acquired(lane, claim, self._clock())
-            if found is None:
-                found = KeptLane(lane, self._lane_number(lane))
-            self._keep(self._leased_as(found, tenure))
-            return Held(lane, found.number, tenure.epoch)
+        found = self._tables.lanes.get(lane)
+        tenure = (found.tenure if found else FREE).acquired(lane, claim, self._clock())
+        if found is None:
+            found = KeptLane(lane, self._lane_number(lane))
+        self._keep(self._leased_as(found, tenure))
+        return Held(lane, found.number, tenure.epoch)
 
+    @writing
     def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
-        with self._writing():
-            found = self._tables.lanes.get(lane)
-            tenure = (found.tenure if found else FREE).renewed(lane, epoch, claim, self._clock())
-            if found is not None:
-                self._keep(self._leased_as(found, tenure))
+        found = self._tables.lanes.get(lane)
+        tenure = (found.tenure if found else FREE).renewed(lane, epoch, claim, self._clock())
+        if found is not None:
+            self._keep(self._leased_as(found, tenure))
 
+    @writing
     def release(self, lane: LaneKey, epoch: int, token: str) -> None:
-        with self._writing():
-            found = self._tables.lanes.get(lane)
-            if found is None:
-                return
-            tenure = found.tenure.released(lane, epoch, token, self._clock())
-            if not found.last_seq:
-                self._keep(LaneDropped(lane, self._tables.counters()))
-            elif tenure != found.tenure:
-                self._keep(self._leased_as(found, tenure))
+        found = self._tables.lanes.get(lane)
+        if found is None:
+            return
+        tenure = found.tenure.released(lane, epoch, token, self._clock())
+        if not found.last_seq:
+            self._keep(LaneDropped(lane, self._tables.counters()))
+        elif tenure != found.tenure:
+            self._keep(self._leased_as(found, tenure))
 
+    @reading
     def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseRow]:
-        with self._reading():
-            now = self._clock()
-            rows = [lane.lease(now) for lane in self._leased(namespace, now) if thread in (None, lane.key.thread)]
-            return [row for row in rows if not expired_only or row.left_us <= 0]
+        now = self._clock()
+        rows = [lane.lease(now) for lane in self._leased(namespace, now) if thread in (None, lane.key.thread)]
+        return [row for row in rows if not expired_only or row.left_us <= 0]
 
+    @writing
     def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
-        with self._writing():
-            now = self._clock()
-            leased = self._leased(namespace, now)
-            mine = [lane for lane in leased if lane.tenure.token == claim.token]
-            expired = [lane for lane in leased if lane.tenure.token != claim.token and lane.tenure.left_us(now) <= 0]
-            taken = [*mine, *expired[: max(0, count - len(mine))]]
-            if taken:
-                self._keep(Several([self._leased_as(e, e.tenure.acquired(e.key, claim, now)) for e in taken]))
-            return [lane.held() for lane in taken]
+        now = self._clock()
+        leased = self._leased(namespace, now)
+        mine = [lane for lane in leased if lane.tenure.token == claim.token]
+        expired = [lane for lane in leased if lane.tenure.token != claim.token and lane.tenure.left_us(now) <= 0]
+        taken = [*mine, *expired[: max(0, count - len(mine))]]
+        if taken:
+            self._keep(Several([self._leased_as(e, e.tenure.acquired(e.key, claim, now)) for e in taken]))
+        return [lane.held() for lane in taken]
 
     # Sessions -----------------------------------------------------------------------------------------------------
 
+    @writing
     def begin(self, session: SessionRow, ttl_us: int) -> None:
-        with self._writing():
-            self._keep_session(self._tables.sessions.begun(session, ttl_us, self._clock()))
+        self._keep_session(self._tables.sessions.begun(session, ttl_us, self._clock()))
 
+    @writing
     def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
-        with self._writing():
-            return self._keep_session(self._tables.sessions.seen(namespace, session, seen_us, ttl_us, self._clock()))
+        return self._keep_session(self._tables.sessions.seen(namespace, session, seen_us, ttl_us, self._clock()))
 
+    @writing
     def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
-        with self._writing():
-            return self._keep_session(self._tables.sessions.ended(namespace, session, ended_us, reason))
+        return self._keep_session(self._tables.sessions.ended(namespace, session, ended_us, reason))
 
+    @reading
     def sessions(self, namespace: str, thread: str | None, active_only: bool) -> list[SessionRow]:
-        with self._reading():
-            return self._tables.sessions.listed(namespace, thread, active_only, self._clock())
+        return self._tables.sessions.listed(namespace, thread, active_only, self._clock())
 
     def _keep_session(self, kept: KeptSession | None) -> bool:
         if kept is not None:
@@ -302,36 +291,36 @@ class MemoryStore:
 
     # Interrupts ---------------------------------------------------------------------------------------------------
 
+    @writing
     def interrupt(self, row: InterruptRow) -> InterruptRow:
-        with self._writing():
-            space = row.lane.namespace
-            paused = self._tables.rows.get((space, row.checkpoint))
-            is_there = paused is not None and paused.lane[:3] == row.lane[:3]
-            if not is_there and self._tables.interrupts.find(space, row.id) is None:
-                raise NotFound(row.checkpoint, checkpoint=row.checkpoint, thread=row.lane.thread)
-            return self._keep_interrupt(self._tables.interrupts.recorded(row))
+        space = row.lane.namespace
+        paused = self._tables.rows.get((space, row.checkpoint))
+        is_there = paused is not None and paused.lane[:3] == row.lane[:3]
+        if not is_there and self._tables.interrupts.find(space, row.id) is None:
+            raise NotFound(row.checkpoint, checkpoint=row.checkpoint, thread=row.lane.thread)
+        return self._keep_interrupt(self._tables.interrupts.recorded(row))
 
+    @writing
     def decide(
         self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
     ) -> InterruptRow:
-        with self._writing():
-            table = self._tables.interrupts
-            return self._keep_interrupt(table.decided(namespace, interrupt, digest, decision, by, decided_us))
+        table = self._tables.interrupts
+        return self._keep_interrupt(table.decided(namespace, interrupt, digest, decision, by, decided_us))
 
+    @writing
     def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
-        with self._writing():
-            table = self._tables.interrupts
-            return self._keep_interrupt(table.consumed(namespace, interrupt, by, epoch, consumed_us))
+        table = self._tables.interrupts
+        return self._keep_interrupt(table.consumed(namespace, interrupt, by, epoch, consumed_us))
 
+    @reading
     def interrupts(
         self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
     ) -> list[InterruptRow]:
-        with self._reading():
-            return self._tables.interrupts.listed(namespace, thread, pending_only, after, limit)
+        return self._tables.interrupts.listed(namespace, thread, pending_only, after, limit)
 
+    @reading
     def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
-        with self._reading():
-            return self._tables.interrupts.find(namespace, interrupt)
+        return self._tables.interrupts.find(namespace, interrupt)
 
     def _keep_interrupt(self, row: InterruptRow) -> InterruptRow:
         if row != self._tables.interrupts.find(row.lane.namespace, row.id):
@@ -340,36 +329,36 @@ class MemoryStore:
 
     # Effects ------------------------------------------------------------------------------------------------------
 
+    @writing
     def begin_effect(
         self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
     ) -> EffectRow:
-        with self._writing():
-            stored = self._tables.effects.find(row.lane, row.key)
-            if stored is not None and is_same_call(row, stored):
-                return stored
-            lane = self._tables.lanes.get(row.lane)
-            (lane.tenure if lane else FREE).check_writer(row.lane, epoch, token, self._clock())
-            return self._keep_effect(self._tables.effects.begun(row, retry_of))
+        stored = self._tables.effects.find(row.lane, row.key)
+        if stored is not None and is_same_call(row, stored):
+            return stored
+        lane = self._tables.lanes.get(row.lane)
+        (lane.tenure if lane else FREE).check_writer(row.lane, epoch, token, self._clock())
+        return self._keep_effect(self._tables.effects.begun(row, retry_of))
 
+    @writing
     def end_effect(
         self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int
     ) -> EffectRow:
-        with self._writing():
-            return self._keep_effect(self._tables.effects.ended(lane, key, attempt, owner, status, body, ended_us))
+        return self._keep_effect(self._tables.effects.ended(lane, key, attempt, owner, status, body, ended_us))
 
+    @writing
     def settle_effect(
         self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int, by: str
     ) -> EffectRow:
-        with self._writing():
-            return self._keep_effect(self._tables.effects.ended(lane, key, attempt, owner, status, body, ended_us, by))
+        return self._keep_effect(self._tables.effects.ended(lane, key, attempt, owner, status, body, ended_us, by))
 
+    @reading
     def find_effect(self, lane: LaneKey, key: str) -> EffectRow | None:
-        with self._reading():
-            return self._tables.effects.find(lane, key)
+        return self._tables.effects.find(lane, key)
 
+    @reading
     def effects(self, namespace: str, thread: str | None, after: int, limit: int) -> list[EffectRow]:
-        with self._reading():
-            return self._tables.effects.listed(namespace, thread, after, limit)
+        return self._tables.effects.listed(namespace, thread, after, limit)
 
     def _keep_effect(self, row: EffectRow) -> EffectRow:
         if row != self._tables.effects.find(row.lane, row.key):
@@ -378,40 +367,42 @@ class MemoryStore:
 
     # Upkeep -------------------------------------------------------------------------------------------------------
 
+    @reading
     def check(self) -> list[Finding]:
-        with self._reading():
-            plan = plan_rebuild(self._tables, drop=True)
-            return [*plan.findings, *plan.hopeless]
+        return self._check()
+
+    def _check(self) -> list[Finding]:
+        plan = plan_rebuild(self._tables, drop=True)
+        return [*plan.findings, *plan.hopeless]
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
-        with self._reading() if dry_run else self._writing():
-            findings = plan_rebuild(self._tables, drop).findings
-            if findings and not dry_run:
-                self._keep(Rebuilt(drop))
-            return findings
+        run = self._read if dry_run else self._write
+        return run(partial(self._rebuild, dry_run, drop))
 
+    def _rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
+        findings = plan_rebuild(self._tables, drop).findings
+        if findings and not dry_run:
+            self._keep(Rebuilt(drop))
+        return findings
+
+    @writing
     def restore(
         self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
     ) -> None:
-        with self._writing():
-            self._keep(restored(self._tables, blobs, chunks, rows))
+        self._keep(restored(self._tables, blobs, chunks, rows))
 
+    @writing
     def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
-        with self._writing():
-            row = self._tables.rows.get((namespace, checkpoint))
-            if row is None:
-                raise NotFound(checkpoint, checkpoint=checkpoint)
-            if not force:
-                self._tables.lanes[row.lane].tenure.check_delete(row.lane, None, self._clock())
-            self._keep(self._deleted(namespace, [row], keeps_bytes=True))
+        row = self._tables.rows.get((namespace, checkpoint))
+        if row is None:
+            raise NotFound(checkpoint, checkpoint=checkpoint)
+        if not force:
+            self._tables.lanes[row.lane].tenure.check_delete(row.lane, None, self._clock())
+        self._keep(self._deleted(namespace, [row], keeps_bytes=True))
 
+    @writing
     def compact(self) -> int:
-        with self._writing():
-            return 0
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
+        return 0
 
     # Deciding -----------------------------------------------------------------------------------------------------
 
@@ -489,11 +480,3 @@ class MemoryStore:
         """Return the lanes with a lease that was not released, the one that expired first first."""
         leased = [lane for lane in self._sorted_lanes(namespace, None) if lane.tenure.token is not None]
         return sorted(leased, key=lambda lane: lane.tenure.left_us(now))
-
-    def _matches(self, row: Row, query: Query) -> bool:
-        return (
-            query.names(row)
-            and (query.step_max is None or row.step <= query.step_max)
-            and (query.tag is None or query.tag in self._tables.tags.get((query.namespace, row.id), ()))
-            and all(needle in row.notes for needle in query.needles)
-        )

@@ -1,4 +1,8 @@
-"""Everything a store knows, as dictionaries, and how each fact changes it. No question is decided here."""
+"""Everything a store knows, as dictionaries, and how each fact changes it. No question is decided here.
+
+Taking in a fact may be interrupted between any two instructions, and is then begun again: whatever part of it was done
+before, it ends in the same. So what tells which parts are still to be done is changed after them.
+"""
 
 from __future__ import annotations
 
@@ -127,6 +131,7 @@ class Tables:
         thread = self._thread(*row.lane[:2], row.thread_number)
         lane = self._lane(row.lane, fact.lane_number)
         if fact.replaces is not None:
+            self._leave_out({row.id: fact.replaces}, space)
             self._forget({row.id: fact.replaces}, space)
         if not lane.last_seq:
             lane.origin = fact.origin
@@ -134,7 +139,7 @@ class Tables:
             lane.tenure = fact.tenure
         thread.next_seq = max(thread.next_seq, row.seq + 1)
         lane.last_seq = max(lane.last_seq, row.seq)
-        lane.rows.append(row)
+        _add(lane.rows, row)
         self.rows[space, row.id] = row
         if row.tags:
             self.tags[space, row.id] = row.tags
@@ -174,27 +179,29 @@ class Tables:
         self._mark(fact.counters, fact.threads)
         space = fact.namespace
         doomed = [row for name in fact.digests if (row := self.rows.get((space, name))) is not None]
-        touched = {row.lane: self.lanes[row.lane] for row in doomed}
-        self._forget(fact.digests, space)
+        touched = {row.lane: self.lanes[row.lane] for row in doomed if row.lane in self.lanes}
+        self._leave_out(fact.digests, space)
+        empty = [lane for lane in touched.values() if not lane.rows]
         for row in doomed:
             self.writes.pop((*row.lane[:3], row.id), None)
             self.interrupts.drop(space, row.id)
-        empty = [lane for lane in touched.values() if not lane.rows]
+        freed = 0
+        if not fact.keeps_bytes:
+            for lane in empty:
+                self.effects.drop(*lane.key)
+            freed = self.collect(touched)
         for lane in empty:
-            del self.lanes[lane.key]
-        if fact.keeps_bytes:
-            return Removed(len(doomed), len(empty))
-        for lane in empty:
-            self.effects.drop(*lane.key)
-        return Removed(len(doomed), len(empty), self.collect(touched))
+            self.lanes.pop(lane.key, None)
+        self._forget(fact.digests, space)
+        return Removed(len(doomed), len(empty), freed)
 
     def _thread_deleted(self, fact: ThreadDeleted) -> Removed:
         name = (fact.namespace, fact.thread)
         removed = self._deleted(Deleted(fact.namespace, fact.digests, fact.counters, ()))
         for key in [key for key in self.lanes if key[:2] == name]:
-            del self.lanes[key]
+            self.lanes.pop(key, None)
         for each in [each for each in self.writes if each[:2] == name]:
-            del self.writes[each]
+            self.writes.pop(each, None)
         self.sessions.drop_thread(*name)
         self.effects.drop(*name)
         self.threads.pop(name, None)
@@ -235,10 +242,10 @@ class Tables:
         return NOTHING
 
     def _rebuilt(self, fact: Rebuilt) -> Removed:
-        for lane in self.lanes.values():
-            for row in lane.rows:
-                for source in sources_of(row, self.bytes.blob):
-                    lane.sources.setdefault(source, False)
+        needs = [(lane, sources_of(row, self.bytes.blob)) for lane in self.lanes.values() for row in lane.rows]
+        for lane, sources in needs:
+            for source in sources:
+                lane.sources.setdefault(source, False)
         if not fact.drops:
             return NOTHING
         for interrupt in list(self.interrupts):
@@ -285,14 +292,17 @@ class Tables:
             thread = self._thread(mark.namespace, mark.thread, mark.number)
             thread.next_seq = max(thread.next_seq, mark.next_seq)
 
-    def _forget(self, digests: Mapping[str, bytes], space: str) -> None:
-        """Take rows away; their children, wherever they are, keep their digests."""
-        for name in digests:
-            self.rows.pop((space, name), None)
-            self.tags.pop((space, name), None)
+    def _leave_out(self, digests: Mapping[str, bytes], space: str) -> None:
+        """Take rows out of their lanes; their children, wherever they are, keep their digests."""
         for lane in self.lanes.values():
             if lane.key.namespace == space:
                 lane.rows = [self._orphaned(row, digests) for row in lane.rows if row.id not in digests]
+
+    def _forget(self, digests: Mapping[str, bytes], space: str) -> None:
+        """Know nothing of these rows any more."""
+        for name in digests:
+            self.tags.pop((space, name), None)
+            self.rows.pop((space, name), None)
 
     def _orphaned(self, row: Row, digests: Mapping[str, bytes]) -> Row:
         if row.parent_id is None or row.parent_id not in digests or row.parent_digest is not None:
@@ -315,13 +325,25 @@ class Tables:
                     needs[lane.key] = {source for row in lane.rows for source in coverage.add(row.manifest, row.base)}
         except (Corrupted, DecodeError):  # what is needed cannot be known, so everything stays
             return 0
-        for key, needed in needs.items():
-            lane = self.lanes[key]
-            lane.sources = {source: own for source, own in lane.sources.items() if source in needed}
-        referred = {source for lane in self.lanes.values() for source in lane.sources}
+        kept = {
+            key: {source: own for source, own in self.lanes[key].sources.items() if source in needed}
+            for key, needed in needs.items()
+        }
+        referred = {source for key, lane in self.lanes.items() for source in kept.get(key, lane.sources)}
         gone = [body for source in candidates for body in self.bytes.trim(source, source in referred, coverage)]
         self.dropped += gone
+        for key, sources in kept.items():  # last: from these it is known what may go
+            self.lanes[key].sources = sources
         return sum(body.stored for body in gone)
+
+
+def _add(rows: list[Row], row: Row) -> None:
+    """Add a row at the end, unless this very one is there already, perhaps with others of its batch behind it."""
+    at = len(rows)
+    while at and rows[at - 1].seq > row.seq:
+        at -= 1
+    if not at or rows[at - 1] is not row:
+        rows.append(row)
 
 
 _TAKEN_IN_BY: dict[type, Callable[[Tables, Any], Removed]] = {

@@ -62,11 +62,17 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
             raise
 
 
+OWN_PATH = """
+SELECT CASE WHEN pg_catalog.pg_backend_pid() = %s::int
+  THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END"""
+
+
 def is_pooled(connection: DeadlineConnection) -> bool:
     """Tell whether somebody else than PostgreSQL answers for it, who may give every transaction to another backend.
 
     A prepared statement is then not where it was, or is another one of the same name. A pooler shows itself by the
-    process number it made up for the client when it connected.
+    process number it made up for the client when it connected. Where there is none, the connection gets a search path
+    with nothing on it that others can write to. A pooler's connections stay as they are: they are not only ours.
     """
-    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
-    return row is None or row[0] != connection.info.backend_pid
+    row = connection.execute(OWN_PATH, (connection.info.backend_pid,), prepare=False).fetchone()
+    return row is None or row[0] is None

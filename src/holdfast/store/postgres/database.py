@@ -12,7 +12,7 @@ import re
 import psycopg
 
 from holdfast.errors import StoreRefused
-from holdfast.store.postgres.connection import DeadlineConnection
+from holdfast.store.postgres.connection import DeadlineConnection, is_pooled
 from holdfast.store.postgres.failure import translate
 from holdfast.store.postgres.link import Link
 from holdfast.store.postgres.select import every, one, run, scalar
@@ -22,15 +22,20 @@ SERVER_VERSION_MIN = 130_000
 ENCODINGS = ("UTF8", "SQL_ASCII")  # the others cannot hold every name
 ISOLATION = "read committed"
 SETTINGS = """
-SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('transaction_read_only'),
-  current_setting('server_encoding'), current_setting('default_transaction_isolation'),
-  current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit')"""
-ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast schema {schema}', 0))"
-HAS_SCHEMA = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
-TABLES = "SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(),
+  pg_catalog.current_setting('transaction_read_only'), pg_catalog.current_setting('server_encoding'),
+  pg_catalog.current_setting('default_transaction_isolation'), pg_catalog.current_setting('fsync'),
+  pg_catalog.current_setting('full_page_writes'), pg_catalog.current_setting('synchronous_commit'),
+  pg_catalog.current_schemas(true)::text[]"""
+SAFE_PATH = "SET LOCAL search_path = pg_catalog, pg_temp"
+ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('holdfast schema {schema}', 0))"
+HAS_SCHEMA = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s"
+TABLES = """
+SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s"""
 HAS_VERSION = """
-SELECT 1 FROM pg_attribute a
-WHERE a.attrelid = '{schema}.meta'::regclass AND a.attname = 'version' AND a.atttypid = 'int'::regtype"""
+SELECT 1 FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = '{schema}.meta'::regclass::oid AND a.attname = 'version' AND a.atttypid = 'int'::regtype::oid"""
 VERSION = "SELECT version FROM {schema}.meta"
 _MIGRATIONS = importlib.resources.files(__package__) / "migrations"
 _SCHEMA = importlib.resources.files(__package__) / "schema.sql"
@@ -41,9 +46,11 @@ def prepare(link: Link, target: Target) -> None:
     """Check the server and make or update the tables, on a connection of its own."""
     connection = link.connect()
     try:
+        is_pooled(connection)  # if not, it has a safe search path from here on
         _check_server(connection, target)
         if _version(connection, target) != len(migration_scripts()):
             connection.execute("BEGIN")
+            connection.execute(SAFE_PATH)
             migrate(connection, target)
             connection.execute("COMMIT")
     except psycopg.Error as error:
@@ -103,7 +110,7 @@ def _version(connection: DeadlineConnection, target: Target) -> int | None:
 def _check_server(connection: DeadlineConnection, target: Target) -> None:
     found = one(connection, SETTINGS)
     assert found is not None
-    version, is_standby, read_only, encoding, isolation, *durability = found
+    version, is_standby, read_only, encoding, isolation, *durability, path = found
     if version < SERVER_VERSION_MIN:
         raise _refused(target, "the server is older than PostgreSQL 13", "Use a newer one")
     if is_standby:
@@ -125,6 +132,12 @@ def _check_server(connection: DeadlineConnection, target: Target) -> None:
             target,
             f"the server runs with default_transaction_isolation={isolation}: deletes and forks would miss each other",
             f"Set it to {ISOLATION!r} for this user: ALTER ROLE … SET default_transaction_isolation",
+        )
+    if next(schema for schema in path if not schema.startswith("pg_temp")) != "pg_catalog":
+        raise _refused(
+            target,
+            f"the search path looks into schema {path[0]!r} before PostgreSQL's own: others may plant functions there",
+            "Leave pg_catalog out of search_path for this user and database: then it comes first",
         )
     _check_durability(target, durability)
 

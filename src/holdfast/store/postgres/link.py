@@ -172,10 +172,9 @@ class Link:
 
     def _configure(self, connection: DeadlineConnection) -> None:
         connection.statements = self.statements
-        if self._target.prepare is None:
-            connection.deadline = time.monotonic() + self._target.connect_timeout_s
-            if is_pooled(connection):
-                connection.prepare_threshold = None
+        connection.deadline = time.monotonic() + self._target.connect_timeout_s
+        if is_pooled(connection) and self._target.prepare is None:
+            connection.prepare_threshold = None
 
     def _arguments(self) -> dict[str, Any]:
         target = self._target

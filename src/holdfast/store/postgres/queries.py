@@ -1,4 +1,10 @@
-"""Every SQL statement of the PostgreSQL store, named. Values are always bound; {schema} is a checked, quoted name."""
+"""Every SQL statement of the PostgreSQL store, named. Values are always bound; {schema} is a checked, quoted name.
+
+Another user of the database may plant functions and operators in a schema of the search path, and a pooler does not
+keep a search path of ours. So every function is called by its schema; ``unnest`` of several arrays, which PostgreSQL
+itself takes from pg_catalog, must be written without. Operators get operands of exactly the types of one of
+PostgreSQL's own, which then no other is preferred to: the casts in the arithmetic here are not for show.
+"""
 
 from holdfast.store.postgres.rows import BASE_NAME, LANE_COLUMNS, PAYLOAD_COLUMNS, ROW_COLUMNS, WRITE_COLUMNS
 
@@ -13,7 +19,7 @@ SELECT {LANE_COLUMNS}, l.last_seq, l.epoch,
   ARRAY(SELECT greatest(
           (SELECT k.address + k.size FROM {{schema}}.chunk k
            WHERE k.address >= r.stream << 28 AND k.address < (r.stream + 1) << 28 ORDER BY k.address DESC LIMIT 1),
-          (SELECT max(f.address + length(f.body)) FROM {{schema}}.fresh f
+          (SELECT pg_catalog.max(f.address + pg_catalog.length(f.body)) FROM {{schema}}.fresh f
            WHERE f.slot >= r.stream << 7 AND f.slot < (r.stream + 1) << 7))
         FROM {{schema}}.stream_ref r WHERE r.lane = l.id AND r.owned ORDER BY r.stream),
   {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, {WRITE_COLUMNS}
@@ -29,7 +35,7 @@ WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(th
 ORDER BY l.id"""
 
 _BY_ID = """
-FROM unnest(%(ids)s::bytea[]) wanted JOIN {schema}.checkpoint c ON c.id = wanted
+FROM pg_catalog.unnest(%(ids)s::bytea[]) wanted JOIN {schema}.checkpoint c ON c.id = wanted
 JOIN {schema}.lane l ON l.id = c.key >> 32 JOIN {schema}.thread t ON t.id = l.thread"""
 ROWS_BY_ID = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS} {_BY_ID} WHERE true"
 ROWS_BY_ID_WITH_WRITES = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {WRITE_COLUMNS} {_BY_ID} WHERE true"
@@ -77,12 +83,13 @@ FROM unnest(%(first)s::bigint[], %(start)s::bigint[], %(end)s::bigint[]) WITH OR
 CROSS JOIN LATERAL (
   SELECT c.address, c.size, c.body FROM {schema}.chunk c
   WHERE c.address >= coalesce(
-      (SELECT max(e.address) FROM {schema}.chunk e WHERE e.address <= r.start AND e.address >= r.first), r.start)
+      (SELECT pg_catalog.max(e.address) FROM {schema}.chunk e
+       WHERE e.address <= r.start AND e.address >= r.first), r.start)
     AND c.address < r.stop
   UNION ALL
-  SELECT f.address, length(f.body), f.body FROM {schema}.fresh f
+  SELECT f.address, pg_catalog.length(f.body), f.body FROM {schema}.fresh f
   WHERE f.slot >= r.first >> 21 AND f.slot < (r.first >> 21) + 128
-    AND f.address < r.stop AND f.address + length(f.body) > r.start) k
+    AND f.address < r.stop AND f.address + pg_catalog.length(f.body) > r.start) k
 UNION ALL
 SELECT 0, NULL, b.digest, b.size, b.body FROM {schema}.blob b WHERE b.digest = ANY(%(blobs)s::bytea[])"""
 
@@ -110,13 +117,12 @@ ADD_STREAM_REFS = """
 INSERT INTO {schema}.stream_ref SELECT %s, s, o FROM unnest(%s::bigint[], %s::boolean[]) u (s, o)
 ON CONFLICT DO NOTHING"""
 ADD_BLOB_REFS = """
-INSERT INTO {schema}.blob_ref SELECT %s, d FROM unnest(%s::bytea[]) d ON CONFLICT DO NOTHING"""
+INSERT INTO {schema}.blob_ref SELECT %s, d FROM pg_catalog.unnest(%s::bytea[]) d ON CONFLICT DO NOTHING"""
 MOVE_LANE = """
 WITH moved AS (UPDATE {schema}.lane SET head = %(seq)s, last_seq = %(seq)s WHERE id = %(lane)s RETURNING thread)
 UPDATE {schema}.thread t SET next_seq = %(seq)s + 1 FROM moved m WHERE t.id = m.thread"""
 
 RESERVE = "UPDATE {schema}.counter SET value = value + %s WHERE name = 'stream' RETURNING value"
-MAKE_THREAD = "SELECT thread_id FROM {schema}.make_thread(%s, %s)"
 
 _WRITES = "SELECT * FROM {schema}.put_writes(%s, %s, %s, %s, %s::bytea[], %s::int[], %s::bytea[]"
 ADD_WRITES = f"{_WRITES})"
@@ -124,20 +130,21 @@ SWAP_WRITES = f"{_WRITES}, p_was => %s::bytea[])"
 
 TAG = """
 WITH found AS (SELECT key FROM {schema}.checkpoint WHERE id = %(id)s FOR KEY SHARE),
-added AS (INSERT INTO {schema}.tag SELECT f.key, n FROM found f, unnest(%(add)s::text[]) n
+added AS (INSERT INTO {schema}.tag SELECT f.key, n FROM found f, pg_catalog.unnest(%(add)s::text[]) n
           WHERE n <> ALL(%(remove)s::text[]) ON CONFLICT DO NOTHING),
 removed AS (DELETE FROM {schema}.tag g USING found f WHERE g.checkpoint = f.key AND g.name = ANY(%(remove)s::text[]))
-SELECT ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = f.key UNION SELECT unnest(%(add)s::text[])
-             EXCEPT SELECT unnest(%(remove)s::text[]))
+SELECT ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = f.key
+             UNION SELECT pg_catalog.unnest(%(add)s::text[])
+             EXCEPT SELECT pg_catalog.unnest(%(remove)s::text[]))
 FROM found f"""
 
 # Deleting ---------------------------------------------------------------------------------------------------------
 
-ONE_DELETER = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast delete {schema}', 0))"
+ONE_DELETER = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('holdfast delete {schema}', 0))"
 IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = '60s'"
 DOOMED = """
 SELECT c.key, l.thread, c.key = (l.id << 32 | l.head), l.epoch, l.owner, l.token,
-  coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint,
+  coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
   t.namespace, t.name, l.scope, l.branch,
   EXISTS (SELECT 1 FROM {schema}.interrupt i WHERE i.checkpoint = c.id AND i.consumed IS NULL),
   EXISTS (SELECT 1 FROM {schema}.tag g WHERE g.checkpoint = c.key),
@@ -146,7 +153,7 @@ FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32 JOIN {sche
 WHERE c.id = ANY(%s::bytea[])"""
 LANES_OF_THREAD = """
 SELECT l.id, l.thread, l.epoch, l.owner, l.token,
-  coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint,
+  coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
   t.namespace, t.name, l.scope, l.branch
 FROM {schema}.lane l JOIN {schema}.thread t ON t.id = l.thread WHERE t.namespace = %s AND t.name = %s ORDER BY l.id"""
 THREADS_OF = """
@@ -176,12 +183,13 @@ DELETE FROM {schema}.write w USING {schema}.lane l
 WHERE l.id = ANY(%s::bigint[]) AND w.thread = l.thread AND w.scope = l.scope AND w.checkpoint = ANY(%s::bytea[])"""
 DROP_INTERRUPTS = "DELETE FROM {schema}.interrupt WHERE checkpoint = ANY(%s::bytea[])"
 KEYS_OF_LANES = """
-SELECT c.key FROM unnest(%s::bigint[]) l JOIN {schema}.checkpoint c ON c.key > l << 32 AND c.key < (l + 1) << 32"""
+SELECT c.key FROM pg_catalog.unnest(%s::bigint[]) l
+JOIN {schema}.checkpoint c ON c.key > l << 32 AND c.key < (l + 1) << 32"""
 SETTLE_HEADS = """
 UPDATE {schema}.lane l SET head = n.head FROM (
   SELECT i, (SELECT c.key & 4294967295 FROM {schema}.checkpoint c WHERE c.key > i << 32 AND c.key < (i + 1) << 32
              ORDER BY c.key DESC LIMIT 1) AS head
-  FROM unnest(%s::bigint[]) i) n
+  FROM pg_catalog.unnest(%s::bigint[]) i) n
 WHERE l.id = n.i AND n.head IS NOT NULL AND l.head <> n.head"""
 DROP_EMPTY_LANES = """
 WITH emptied AS (
@@ -199,7 +207,7 @@ SELECT lane, stream, NULL::bytea FROM {schema}.stream_ref WHERE lane = ANY(%(lan
 UNION ALL SELECT lane, NULL, digest FROM {schema}.blob_ref WHERE lane = ANY(%(lanes)s::bigint[])"""
 LANES_REFERRING = "SELECT stream, lane FROM {schema}.stream_ref WHERE stream = ANY(%s::bigint[])"
 MANIFESTS_OF_LANES = f"""
-SELECT c.key >> 32, {BASE_NAME}, c.manifest FROM unnest(%s::bigint[]) l
+SELECT c.key >> 32, {BASE_NAME}, c.manifest FROM pg_catalog.unnest(%s::bigint[]) l
 JOIN {{schema}}.checkpoint c ON c.key > l << 32 AND c.key < (l + 1) << 32
 LEFT JOIN {{schema}}.blob b ON b.id = c.base"""
 DROP_STREAM_REFS = """
@@ -211,21 +219,21 @@ WHERE r.lane = d.lane AND r.digest = d.digest"""
 LOCK_BLOBS = "SELECT 1 FROM {schema}.blob WHERE digest = ANY(%s::bytea[]) ORDER BY id FOR UPDATE"
 DROP_BLOBS = """
 DELETE FROM {schema}.blob b WHERE b.digest = ANY(%s::bytea[])
-  AND NOT EXISTS (SELECT 1 FROM {schema}.blob_ref r WHERE r.digest = b.digest) RETURNING length(b.body)"""
+  AND NOT EXISTS (SELECT 1 FROM {schema}.blob_ref r WHERE r.digest = b.digest) RETURNING pg_catalog.length(b.body)"""
 # The same bytes may be in `chunk` and in `fresh`, also at the same address, in rows of different lengths. So every row
 # is judged by its own address and length, and is deleted from its own table only.
 ROW_SIZES = """
-SELECT false AS is_fresh, k.address, k.size FROM unnest(%(streams)s::bigint[]) s
+SELECT false AS is_fresh, k.address, k.size FROM pg_catalog.unnest(%(streams)s::bigint[]) s
 JOIN {schema}.chunk k ON k.address >= s << 28 AND k.address < (s + 1) << 28
 UNION ALL
-SELECT true, f.address, length(f.body) FROM unnest(%(streams)s::bigint[]) s
+SELECT true, f.address, pg_catalog.length(f.body) FROM pg_catalog.unnest(%(streams)s::bigint[]) s
 JOIN {schema}.fresh f ON f.slot >= s << 7 AND f.slot < (s + 1) << 7"""
 BLOB_SIZE = "SELECT size FROM {schema}.blob WHERE digest = %s"
 IDENTITY = "SELECT key, digest FROM {schema}.checkpoint WHERE id = %s"
-DROP_CHUNKS = "DELETE FROM {schema}.chunk WHERE address = ANY(%s::bigint[]) RETURNING length(body)"
+DROP_CHUNKS = "DELETE FROM {schema}.chunk WHERE address = ANY(%s::bigint[]) RETURNING pg_catalog.length(body)"
 DROP_FRESH = """
-DELETE FROM {schema}.fresh f USING unnest(%s::bigint[]) a
-WHERE f.slot = (a >> 28 << 7) | ((a >> 9) & 127) AND f.address = a RETURNING length(body)"""
+DELETE FROM {schema}.fresh f USING pg_catalog.unnest(%s::bigint[]) a
+WHERE f.slot = (a >> 28 << 7) | ((a >> 9) & 127::bigint) AND f.address = a RETURNING pg_catalog.length(body)"""
 DROP_WRITES_OF_THREAD = "DELETE FROM {schema}.write WHERE thread = %s"
 DROP_SESSIONS_OF_THREAD = "DELETE FROM {schema}.session WHERE thread = %s"
 DROP_INTERRUPTS_OF_THREAD = "DELETE FROM {schema}.interrupt WHERE thread = %s"
@@ -236,14 +244,17 @@ DROP_THREAD = "DELETE FROM {schema}.thread WHERE id = %s"
 # Upkeep -----------------------------------------------------------------------------------------------------------
 
 TABLE_BYTES = """
-SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c
-WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'"""
-BLOB_SIZES = "SELECT digest, length(body) FROM {schema}.blob"
+SELECT coalesce(pg_catalog.sum(pg_catalog.pg_total_relation_size(c.oid)), 0)::bigint FROM pg_catalog.pg_class c
+WHERE c.relnamespace = %s::regnamespace::oid AND c.relkind = 'r'"""
+BLOB_SIZES = "SELECT digest, pg_catalog.length(body) FROM {schema}.blob"
 STREAM_SIZES = """
-SELECT s.address >> 28, sum(s.length)::bigint FROM (
-  SELECT address, length(body) FROM {schema}.chunk UNION ALL SELECT address, length(body) FROM {schema}.fresh) s
+SELECT s.address >> 28, pg_catalog.sum(s.bytes)::bigint FROM (
+  SELECT address, pg_catalog.length(body) AS bytes FROM {schema}.chunk
+  UNION ALL SELECT address, pg_catalog.length(body) FROM {schema}.fresh) s
 GROUP BY 1"""
-ROW_BYTES = "SELECT coalesce(sum(length(manifest) + length(notes)), 0)::bigint FROM {schema}.checkpoint"
+ROW_BYTES = """
+SELECT coalesce(pg_catalog.sum(pg_catalog.length(manifest) + pg_catalog.length(notes)), 0)::bigint
+FROM {schema}.checkpoint"""
 LANE_FACTS = """
 SELECT t.id, t.next_seq, t.namespace, t.name, l.scope, l.branch, l.id, l.head, l.last_seq,
   coalesce((SELECT c.key & 4294967295 FROM {schema}.checkpoint c WHERE c.key > l.id << 32 AND c.key < (l.id + 1) << 32
@@ -260,17 +271,17 @@ SELECT i.number, i.id, t.name, i.checkpoint FROM {schema}.interrupt i LEFT JOIN 
 WHERE NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.id = i.checkpoint)"""
 _LOST = "NOT EXISTS (SELECT 1 FROM {schema}.thread t WHERE t.id = n.thread)"
 UNREACHABLE = f"""
-SELECT 'checkpoint', count(*) FROM {{schema}}.checkpoint n
+SELECT 'checkpoint', pg_catalog.count(*) FROM {{schema}}.checkpoint n
 WHERE NOT EXISTS (SELECT 1 FROM {{schema}}.lane l WHERE l.id = n.key >> 32)
-UNION ALL SELECT 'branch', count(*) FROM {{schema}}.lane n WHERE {_LOST}
-UNION ALL SELECT 'effect', count(*) FROM {{schema}}.effect n WHERE {_LOST}
-UNION ALL SELECT 'session', count(*) FROM {{schema}}.session n WHERE {_LOST}
-UNION ALL SELECT 'write', count(*) FROM {{schema}}.write n WHERE {_LOST}
-UNION ALL SELECT 'interrupt', count(*) FROM {{schema}}.interrupt n WHERE {_LOST}"""
+UNION ALL SELECT 'branch', pg_catalog.count(*) FROM {{schema}}.lane n WHERE {_LOST}
+UNION ALL SELECT 'effect', pg_catalog.count(*) FROM {{schema}}.effect n WHERE {_LOST}
+UNION ALL SELECT 'session', pg_catalog.count(*) FROM {{schema}}.session n WHERE {_LOST}
+UNION ALL SELECT 'write', pg_catalog.count(*) FROM {{schema}}.write n WHERE {_LOST}
+UNION ALL SELECT 'interrupt', pg_catalog.count(*) FROM {{schema}}.interrupt n WHERE {_LOST}"""
 BLOB_NAMES = "SELECT digest FROM {schema}.blob"
 ALL_ROW_SIZES = """
 SELECT false AS is_fresh, address, size FROM {schema}.chunk
-UNION ALL SELECT true, address, length(body) FROM {schema}.fresh"""
+UNION ALL SELECT true, address, pg_catalog.length(body) FROM {schema}.fresh"""
 ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 STREAMS = "SELECT DISTINCT address >> 28 FROM {schema}.chunk ORDER BY 1"
 OWNER_THREAD = """
@@ -279,22 +290,25 @@ ORDER BY r.owned DESC LIMIT 1"""  # or, if the owner is gone, of any other branc
 CHUNKS_OF_STREAM = """
 SELECT address, size, body FROM {schema}.chunk WHERE address >= %s AND address < %s ORDER BY address"""
 FRESH_ROWS = """
-SELECT greatest(f.address, h.stop), substr(f.body, greatest(h.stop - f.address, 0)::int + 1) FROM {schema}.fresh f
+SELECT greatest(f.address, h.stop), pg_catalog.substr(f.body, greatest(h.stop - f.address, 0)::int + 1)
+FROM {schema}.fresh f
 LEFT JOIN LATERAL (
   SELECT k.address + k.size AS stop FROM {schema}.chunk k
-  WHERE k.address < f.address + length(f.body) ORDER BY k.address DESC LIMIT 1) h ON true
+  WHERE k.address < f.address + pg_catalog.length(f.body) ORDER BY k.address DESC LIMIT 1) h ON true
 WHERE f.slot >= %(start)s >> 28 << 7 AND f.slot < (%(start)s >> 28 << 7) + 128
-  AND f.address >= %(start)s AND f.address < %(end)s AND f.address + length(f.body) > coalesce(h.stop, 0)
+  AND f.address >= %(start)s AND f.address < %(end)s AND f.address + pg_catalog.length(f.body) > coalesce(h.stop, 0)
 ORDER BY f.address"""
 ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
 
 # Leases -----------------------------------------------------------------------------------------------------------
 
+_IN_A_WHILE = "pg_catalog.clock_timestamp() + %(ttl)s::double precision * interval '1 microsecond'"
+_LEFT = "coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint"
 ACQUIRE = "SELECT * FROM {schema}.acquire_lease(%s, %s, %s, %s, %s, %s, %s)"
 _NAMED = """t.id = l.thread AND t.namespace = %(namespace)s AND t.name = %(thread)s
   AND l.scope = %(scope)s AND l.branch = %(branch)s"""
 RENEW = f"""
-UPDATE {{schema}}.lane l SET expires = clock_timestamp() + %(ttl)s * interval '1 microsecond'
+UPDATE {{schema}}.lane l SET expires = {_IN_A_WHILE}
 FROM {{schema}}.thread t WHERE {_NAMED} AND l.epoch = %(epoch)s AND l.token = %(token)s RETURNING l.id"""
 RELEASE = f"""
 UPDATE {{schema}}.lane l SET owner = NULL, token = NULL, expires = NULL
@@ -307,42 +321,41 @@ DELETE FROM {schema}.thread t WHERE t.id = %s AND t.next_seq = 1
   AND NOT EXISTS (SELECT 1 FROM {schema}.write w WHERE w.thread = t.id)
   AND NOT EXISTS (SELECT 1 FROM {schema}.session s WHERE s.thread = t.id)
   AND NOT EXISTS (SELECT 1 FROM {schema}.effect e WHERE e.thread = t.id)"""
-_LEFT = "coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint"
 LEASE = f"SELECT l.epoch, l.owner, {_LEFT} FROM {{schema}}.thread t, {{schema}}.lane l WHERE {_NAMED}"
 LEASES = f"""
 SELECT t.namespace, t.name, l.scope, l.branch, l.id, l.owner, l.epoch, {_LEFT}
 FROM {_LANE}
 WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND l.token IS NOT NULL
-  AND (NOT %(expired)s OR l.expires <= clock_timestamp())
+  AND (NOT %(expired)s OR l.expires <= pg_catalog.clock_timestamp())
 ORDER BY l.expires, l.id"""
-CLAIM = """
+CLAIM = f"""
 WITH mine AS (
-  SELECT l.id, l.token = %(token)s AS held, l.expires FROM {schema}.lane l JOIN {schema}.thread t ON t.id = l.thread
+  SELECT l.id, l.token = %(token)s AS held, l.expires FROM {{schema}}.lane l JOIN {{schema}}.thread t ON t.id = l.thread
   WHERE t.namespace = %(namespace)s AND l.token IS NOT NULL
-    AND (l.expires <= clock_timestamp() OR l.token = %(token)s)
+    AND (l.expires <= pg_catalog.clock_timestamp() OR l.token = %(token)s)
   ORDER BY l.token = %(token)s DESC, l.expires, l.id LIMIT %(count)s FOR NO KEY UPDATE OF l SKIP LOCKED),
 taken AS (
-  UPDATE {schema}.lane l SET epoch = CASE WHEN m.held THEN l.epoch ELSE l.epoch + 1 END,
-    owner = %(owner)s, token = %(token)s, expires = clock_timestamp() + %(ttl)s * interval '1 microsecond'
-  FROM mine m, {schema}.thread t WHERE l.id = m.id AND t.id = l.thread
+  UPDATE {{schema}}.lane l SET epoch = CASE WHEN m.held THEN l.epoch ELSE l.epoch + 1 END,
+    owner = %(owner)s, token = %(token)s, expires = {_IN_A_WHILE}
+  FROM mine m, {{schema}}.thread t WHERE l.id = m.id AND t.id = l.thread
   RETURNING t.namespace, t.name, l.scope, l.branch, l.id, l.epoch, m.held, m.expires)
 SELECT namespace, name, scope, branch, id, epoch FROM taken ORDER BY held DESC, expires, id"""
 
 # Sessions ---------------------------------------------------------------------------------------------------------
 
-BEGIN_SESSION = """
-INSERT INTO {schema}.session AS s (id, thread, scope, branch, owner, process, note, started, seen, expires)
+BEGIN_SESSION = f"""
+INSERT INTO {{schema}}.session AS s (id, thread, scope, branch, owner, process, note, started, seen, expires)
 SELECT %(id)s, m.thread_id, %(scope)s, %(branch)s, %(owner)s, %(process)s, %(note)s, %(started)s, %(seen)s,
-  clock_timestamp() + %(ttl)s * interval '1 microsecond'
-FROM {schema}.make_thread(%(namespace)s, %(thread)s) m
+  {_IN_A_WHILE}
+FROM {{schema}}.make_thread(%(namespace)s, %(thread)s) m
 ON CONFLICT (id) DO UPDATE SET seen = excluded.seen, expires = excluded.expires WHERE s.ended IS NULL"""
-BEAT = """
-UPDATE {schema}.session SET seen = %s, expires = clock_timestamp() + %s * interval '1 microsecond'
-WHERE id = %s AND ended IS NULL RETURNING 1"""
+BEAT = f"""
+UPDATE {{schema}}.session SET seen = %(seen)s, expires = {_IN_A_WHILE}
+WHERE id = %(id)s AND ended IS NULL RETURNING 1"""
 END_SESSION = "UPDATE {schema}.session SET ended = %s, reason = %s WHERE id = %s AND ended IS NULL RETURNING 1"
 SESSIONS = """
 SELECT s.id, t.namespace, t.name, s.scope, s.branch, s.owner, s.process, s.note, s.started, s.seen, s.ended, s.reason,
-  (extract(epoch FROM s.expires - clock_timestamp()) * 1000000)::bigint
+  (extract(epoch FROM s.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric)::bigint
 FROM {schema}.session s JOIN {schema}.thread t ON t.id = s.thread
 WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s)
   AND (NOT %(active)s OR s.ended IS NULL)
@@ -412,12 +425,13 @@ ON CONFLICT (digest) DO UPDATE SET size = excluded.size, body = excluded.body"""
 CHUNKS_TOUCHING = """
 SELECT address, size, body FROM {schema}.chunk
 WHERE address >= coalesce((
-    SELECT max(e.address) FROM {schema}.chunk e WHERE e.address <= %(start)s AND e.address >= %(stream)s), %(start)s)
+    SELECT pg_catalog.max(e.address) FROM {schema}.chunk e
+    WHERE e.address <= %(start)s AND e.address >= %(stream)s), %(start)s)
   AND address < %(end)s FOR UPDATE"""
 FRESH_TOUCHING = """
-SELECT f.address, length(f.body), f.body, f.slot FROM {schema}.fresh f
+SELECT f.address, pg_catalog.length(f.body), f.body, f.slot FROM {schema}.fresh f
 WHERE f.slot >= %(stream)s >> 21 AND f.slot < (%(stream)s >> 21) + 128
-  AND f.address < %(end)s AND f.address + length(f.body) > %(start)s FOR UPDATE"""
+  AND f.address < %(end)s AND f.address + pg_catalog.length(f.body) > %(start)s FOR UPDATE"""
 PUT_CHUNK = """
 INSERT INTO {schema}.chunk VALUES (%s, %s, %s)
 ON CONFLICT (address) DO UPDATE SET size = excluded.size, body = excluded.body"""
@@ -425,7 +439,7 @@ DROP_CHUNK = "DELETE FROM {schema}.chunk WHERE address = %s"
 PUT_FRESH = "UPDATE {schema}.fresh SET body = %s WHERE slot = %s"
 PLACE = f"""
 SELECT c.key, c.digest, l.id, l.thread, l.epoch, l.owner, l.token,
-  coalesce(extract(epoch FROM l.expires - clock_timestamp()) * 1000000, 0)::bigint,
+  coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
   t.namespace, t.name, l.scope, l.branch
 FROM {{schema}}.checkpoint c LEFT JOIN ({_LANE}) ON l.id = c.key >> 32 WHERE c.id = %s"""
 PUT_CHECKPOINT = """

@@ -47,7 +47,7 @@ ROW_COLUMNS = """c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.di
 # A base whose row is gone has an empty name, which no blob has: that is damage, and not the same as to have none.
 BASE_NAME = "CASE WHEN c.base IS NOT NULL THEN coalesce(b.digest, ''::bytea) END"
 PAYLOAD_COLUMNS = f"{BASE_NAME}, b.size, b.body, c.manifest, p.digest"
-WRITE_COLUMNS = """(SELECT array_agg(ARRAY[w.task, int4send(w.size), w.body])
+WRITE_COLUMNS = """(SELECT pg_catalog.array_agg(ARRAY[w.task, pg_catalog.int4send(w.size), w.body])
   FROM {schema}.write w WHERE w.thread = t.id AND w.scope = l.scope AND w.checkpoint = c.id)"""
 
 

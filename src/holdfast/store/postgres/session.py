@@ -30,7 +30,8 @@ def begin(connection: DeadlineConnection, session: SessionRow, ttl_us: int) -> N
 
 def beat(connection: DeadlineConnection, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
     """Say that a session lives."""
-    return one(connection, queries.BEAT, (seen_us, ttl_us, pack_id(namespace, session))) is not None
+    bound = {"seen": seen_us, "ttl": ttl_us, "id": pack_id(namespace, session)}
+    return one(connection, queries.BEAT, bound) is not None
 
 
 def end(connection: DeadlineConnection, namespace: str, session: str, ended_us: int, reason: str) -> bool:

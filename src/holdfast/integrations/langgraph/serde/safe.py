@@ -136,7 +136,7 @@ class _Told:
     def __init__(self) -> None:
         self._changes: set[tuple[str, str]] = set()
         self._searches: dict[tuple[str, frozenset[str]], int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in
 
     def is_to_search(self, place: str, types: frozenset[str]) -> bool:
         """Tell whether values of this place with these types in them may still hold a change that was not told."""

@@ -2,6 +2,9 @@
 
 Rows and writes come a page at a time, the channels' bytes a checkpoint at a time, and those that stay from one
 checkpoint to the next only once: what is in memory does not grow with the database.
+
+The tables may belong to a user whom the reader need not trust. Only tables are read, not views, and no row-level policy
+is applied: both could call functions as the reader. Once they are found, nothing else is looked up by the search path.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from types import TracebackType
 from typing import Any, LiteralString, Self
 
 import psycopg
+from psycopg import sql
 
 from holdfast.errors import DecodeError, StoreRefused
 from holdfast.integrations.langgraph.stock import raw
@@ -36,38 +40,45 @@ PAGE_THREADS = 1000
 _EMPTY = "empty"  # the type of a channel that has no value
 _OWN_SCHEMA = "holdfast"  # what our own URLs mean if they name none
 
-_COLUMNS: LiteralString = """
-SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"""
+_TABLE: LiteralString = """
+SELECT n.nspname::text, c.relkind::text, ARRAY(
+  SELECT a.attname::text FROM pg_catalog.pg_attribute a
+  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = pg_catalog.to_regclass(%s)::oid"""
+_TABLE_KINDS = {"r", "p"}
 _NEEDED = {
     "checkpoints": {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "checkpoint", "metadata"},
     "checkpoint_blobs": {"thread_id", "checkpoint_ns", "channel", "version", "type", "blob"},
     "checkpoint_writes": {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "blob"},
 }
 
-_THREADS: LiteralString = "SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM checkpoint_writes ORDER BY 1"
+_THREADS: LiteralString = (
+    "SELECT thread_id FROM {checkpoints} UNION SELECT thread_id FROM {checkpoint_writes} ORDER BY 1"
+)
 _SPOTS: LiteralString = (
-    "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = %s"
+    "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM {checkpoints} WHERE thread_id = %s"
 )
 _STRAYS: LiteralString = """
-SELECT count(*) FROM checkpoint_writes w WHERE w.thread_id = %s AND NOT EXISTS (
-  SELECT 1 FROM checkpoints c WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = w.checkpoint_ns
+SELECT count(*) FROM {checkpoint_writes} w WHERE w.thread_id = %s AND NOT EXISTS (
+  SELECT 1 FROM {checkpoints} c WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = w.checkpoint_ns
   AND c.checkpoint_id = w.checkpoint_id)"""
 _WANTED: LiteralString = """
 JOIN unnest(%s::text[], %s::text[]) wanted (ns, id) ON r.checkpoint_ns = wanted.ns AND r.checkpoint_id = wanted.id
 WHERE r.thread_id = %s"""
 _ROWS: LiteralString = (
-    "SELECT r.checkpoint_ns, r.checkpoint_id, r.checkpoint::text, r.metadata::text FROM checkpoints r" + _WANTED
+    "SELECT r.checkpoint_ns, r.checkpoint_id, r.checkpoint::text, r.metadata::text FROM {checkpoints} r" + _WANTED
 )
 _WRITES: LiteralString = (
     "SELECT r.checkpoint_ns, r.checkpoint_id, r.task_id, r.task_path, r.idx, r.channel, r.type, r.blob"
-    " FROM checkpoint_writes r" + _WANTED
+    " FROM {checkpoint_writes} r" + _WANTED
 )
 _WRITES_BEFORE_PATHS: LiteralString = (
-    "SELECT r.checkpoint_ns, r.checkpoint_id, r.task_id, '', r.idx, r.channel, r.type, r.blob FROM checkpoint_writes r"
-    + _WANTED
+    "SELECT r.checkpoint_ns, r.checkpoint_id, r.task_id, '', r.idx, r.channel, r.type, r.blob"
+    " FROM {checkpoint_writes} r" + _WANTED
 )
 _BLOBS: LiteralString = """
-SELECT b.channel, b.version, b.type, b.blob FROM checkpoint_blobs b
+SELECT b.channel, b.version, b.type, b.blob FROM {checkpoint_blobs} b
 JOIN unnest(%s::text[], %s::text[]) wanted (channel, version) USING (channel, version)
 WHERE b.thread_id = %s AND b.checkpoint_ns = %s"""
 
@@ -96,22 +107,26 @@ class PostgresSource:
     def _begin(self) -> None:
         self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         self._connection.read_only = True
-        if self._target.schema != _OWN_SCHEMA:
-            self._connection.execute("SELECT set_config('search_path', quote_ident(%s), true)", (self._target.schema,))
-        columns = {table: {name for (name,) in self._connection.execute(_COLUMNS, (table,))} for table in _NEEDED}
-        if not all(columns[table] >= needed for table, needed in _NEEDED.items()):
+        where = "" if self._target.schema == _OWN_SCHEMA else f'"{self._target.schema}".'
+        found = {table: self._connection.execute(_TABLE, (where + table,)).fetchone() for table in _NEEDED}
+        columns = {table: set() if row is None else set(row[2]) for table, row in found.items()}
+        kinds = {row[1] for row in found.values() if row is not None}
+        if not (kinds <= _TABLE_KINDS and all(columns[table] >= needed for table, needed in _NEEDED.items())):
             raise StoreRefused(
                 f"{self.shown} has no tables of LangGraph's PostgresSaver",
                 path=self.shown,
-                hint="Another schema? Add options=-csearch_path%3Dname to the URL. A shallow saver's are not read",
+                hint="Another schema? Add options=-csearch_path%3Dname to the URL."
+                " Views are not read, nor are a shallow saver's tables",
             )
+        self._tables = {table: sql.Identifier(row[0], table) for table, row in found.items() if row is not None}
+        self._connection.execute("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL row_security = off")
         self._writes = _WRITES if "task_path" in columns["checkpoint_writes"] else _WRITES_BEFORE_PATHS
 
     def threads(self) -> Iterator[str]:
         """Yield the names of all threads."""
         with _translated(self._target), self._connection.cursor("threads") as cursor:
             cursor.itersize = PAGE_THREADS
-            cursor.execute(_THREADS)
+            cursor.execute(sql.SQL(_THREADS).format(**self._tables))
             for (name,) in cursor:
                 yield name
 
@@ -122,7 +137,7 @@ class PostgresSource:
     def rows(self, query: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
         with _translated(self._target), self._connection.cursor(binary=True) as cursor:
-            return cursor.execute(query, values).fetchall()
+            return cursor.execute(sql.SQL(query).format(**self._tables), values).fetchall()
 
     def writes(self, thread: str, keys: Sequence[Key]) -> dict[Key, list[tuple[Any, ...]]]:
         """Return the rows of writes of some checkpoints."""

@@ -4,6 +4,9 @@
 -- Locks: whoever adds to a branch holds its row in `lane`, then the row in `thread`, always in this order. A fork from
 -- another thread holds that one's row too. A delete holds all branches and then the rows of all threads that share a
 -- stream with it, so nothing moves under it.
+--
+-- Every function has a search path of its own: whatever another user of the database has planted elsewhere, it calls and
+-- uses only what belongs to PostgreSQL and what is named with its schema.
 
 CREATE TABLE {schema}.meta (
   version int NOT NULL
@@ -181,7 +184,7 @@ INSERT INTO {schema}.counter VALUES ('stream', 1);
 
 -- Stores blobs, or holds on to those that are there, until the transaction ends.
 CREATE FUNCTION {schema}.put_blobs(p_digests bytea[], p_sizes int[], p_bodies bytea[]) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   FOR i IN 1 .. cardinality(p_digests) LOOP
     LOOP
@@ -197,7 +200,7 @@ END $$;
 
 -- Puts small new bytes into their slot. In a slot of the same window they follow what is there; what an older window left
 -- they replace, but only if `chunk` holds that too. Otherwise nothing happens and the answer is false.
-CREATE FUNCTION {schema}.put_fresh(p_address bigint, p_body bytea) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION {schema}.put_fresh(p_address bigint, p_body bytea) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   INSERT INTO {schema}.fresh AS f VALUES ((p_address >> 28 << 7) | ((p_address >> 9) & 127), p_address, p_body)
     ON CONFLICT (slot) DO UPDATE SET
@@ -217,7 +220,7 @@ CREATE FUNCTION {schema}.append_checkpoint(
   p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint,
   p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint,
   p_notes bytea, p_base bytea, p_manifest bytea, p_address bigint, p_body bytea
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_key bigint;
 BEGIN
@@ -256,7 +259,7 @@ CREATE FUNCTION {schema}.commit_checkpoint(
   p_streams bigint[], p_owned boolean[], p_digests bytea[],
   p_tags text[], p_requires bytea, p_origin bytea, p_parent_digest bytea, p_replaces boolean,
   OUT outcome int, OUT lane bigint, OUT seq bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_thread   bigint;
   v_head     bigint;
@@ -351,7 +354,7 @@ END $$;
 
 -- The thread's number and next seq, its row locked; made if it was not there.
 CREATE FUNCTION {schema}.make_thread(p_namespace text, p_name text, OUT thread_id bigint, OUT next_seq bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   LOOP
     SELECT t.id, t.next_seq INTO thread_id, next_seq
@@ -369,7 +372,7 @@ END $$;
 CREATE FUNCTION {schema}.put_writes(
   p_namespace text, p_thread text, p_scope text, p_checkpoint bytea,
   p_tasks bytea[], p_sizes int[], p_bodies bytea[], p_was bytea[] DEFAULT NULL
-) RETURNS TABLE (other_task bytea, other_size int, other_body bytea) LANGUAGE plpgsql AS $$
+) RETURNS TABLE (other_task bytea, other_size int, other_body bytea) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_thread bigint;
 BEGIN
@@ -389,7 +392,7 @@ END $$;
 CREATE FUNCTION {schema}.acquire_lease(
   p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint,
   OUT outcome int, OUT lane bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_thread  bigint;
   v_token   text;
@@ -426,7 +429,7 @@ CREATE FUNCTION {schema}.begin_effect(
   p_namespace text, p_thread text, p_scope text, p_branch text, p_epoch bigint, p_token text, p_retry_of bigint,
   p_id bytea, p_key text, p_attempt bigint, p_owner text, p_request bytea, p_created bigint, p_digest bytea,
   OUT is_fenced boolean, OUT epoch bigint, OUT holder text, OUT left_us bigint, OUT effect {schema}.effect
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_lane    bigint;
   v_thread  bigint;
@@ -475,7 +478,7 @@ END $$;
 -- Sets the receipt of an effect if it has none, and returns the effect as it is then.
 CREATE FUNCTION {schema}.end_effect(
   p_id bytea, p_attempt bigint, p_owner text, p_status text, p_body bytea, p_ended bigint, p_by text
-) RETURNS SETOF {schema}.effect LANGUAGE plpgsql AS $$
+) RETURNS SETOF {schema}.effect LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   UPDATE {schema}.effect e SET status = p_status, body = p_body, ended = p_ended, settled_by = p_by
     WHERE e.id = p_id AND e.status = 'intended' AND e.attempt = p_attempt AND e.owner = p_owner;

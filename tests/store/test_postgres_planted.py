@@ -1,0 +1,360 @@
+"""Another user of the database plants look-alikes of all that our SQL calls: none is ever called as the store's user.
+
+Without a search path of our own this lets everybody who may create something in a schema of the path, which up to
+PostgreSQL 14 is everybody, run SQL with all rights of the store.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from planted import calls, plant
+from pooler import Pooler
+
+import holdfast
+from holdfast.errors import Fenced, StoreRefused
+from holdfast.integrations.langgraph.stock.postgres import PostgresSource
+from holdfast.model.checkpoint import Write
+from holdfast.model.effect import Outcome
+from holdfast.pieces.piece import Range
+from holdfast.store.base import LaneKey, Query
+from holdfast.store.leases import Claim
+from holdfast.store.postgres import database, queries
+from holdfast.store.postgres.store import PostgresStore
+from holdfast.testing.postgres import FOLDERS, PostgresServer
+from holdfast.transfer import export_bundle, import_bundle
+from holdfast.upkeep import check, repair
+
+Show = Callable[[str, object], None]
+
+WORKER, CULPRIT = "worker", "culprit"
+UNLUCKY = (  # as it was done before: each of them calls what another user planted
+    "SELECT unnest(ARRAY['x'::bytea])",
+    "SELECT cardinality(ARRAY['x'::bytea])",
+    "SELECT hashtextextended('x', 0)",
+    "SELECT 7::bigint & 1",
+    "SELECT 7::bigint * interval '1 second'",
+)
+STOCK = """
+CREATE TABLE checkpoints (thread_id text, checkpoint_ns text, checkpoint_id text, parent_checkpoint_id text, type text,
+  checkpoint jsonb, metadata jsonb);
+CREATE TABLE checkpoint_blobs (thread_id text, checkpoint_ns text, channel text, version text, type text, blob bytea);
+CREATE TABLE checkpoint_writes (thread_id text, checkpoint_ns text, checkpoint_id text, task_id text, task_path text,
+  idx int, channel text, type text, blob bytea);
+INSERT INTO checkpoints VALUES ('t', '', 'c', NULL, 'json', '{"v": 4, "id": "c", "ts": "", "channel_values": {},
+  "channel_versions": {"n": "1"}, "versions_seen": {}}', '{}');
+INSERT INTO checkpoint_blobs VALUES ('t', '', 'n', '1', 'json', '7')"""
+
+
+@pytest.fixture(scope="module", params=[max(FOLDERS), min(FOLDERS)])
+def server(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """Start the newest and the oldest server that there is."""
+    with PostgresServer(major=request.param) as started:
+        with started.connect() as admin:
+            for role in (WORKER, CULPRIT):
+                admin.execute(f"create role {role} login".encode())
+        yield started
+
+
+@pytest.fixture(scope="module")
+def planted(server: PostgresServer) -> tuple[str, tuple[int, int]]:
+    """Return a database of the worker in which everything is planted, and of how many functions and operators."""
+    name = server.new_database(owner=WORKER)
+    holdfast.open(server.url(name, user=WORKER)).close()
+    with server.connect(name) as admin:
+        admin.execute(
+            f"create schema stock authorization {WORKER}; set role {WORKER}; set search_path = stock".encode()
+        )
+        admin.execute(STOCK.encode())
+    return name, plant(server, name, "holdfast", CULPRIT)
+
+
+def use(url: str, folder: Path) -> set[str]:
+    """Use everything that the store can do; return the statements that were sent."""
+    with holdfast.open(url) as store, holdfast.open(folder / f"{uuid.uuid4().hex}.db") as copy:
+        save_and_find(store)
+        talk(store)
+        remove(store)
+        move(store, copy, folder)
+        damage_and_repair(store, url)
+        store.stats()
+        for _ in range(3):
+            store.thread("large").append({"log": ["y" * 20_000]})
+        store.compact()
+        report = store.verify()
+        assert report, str(report)
+        backend = store._backend
+        assert isinstance(backend, PostgresStore)
+        again = PostgresStore(url)
+        again.close()
+        return {*backend._link.statements, *again._link.statements}
+
+
+def save_and_find(store: holdfast.Store) -> None:
+    thread = store.thread("agent")
+    first = thread.save({"log": ["a" * 700], "text": "x" * 300}, tags=["first"], metadata={"kind": "odd"})
+    for length in (600, 700, 20_000, 300, 30_000, 30_000, 200):
+        newest = thread.append({"log": ["y" * length]})
+    thread.save({"log": ["z"]}, id=newest.id, replace=True)
+    thread.tag(first, "good", "bad")
+    thread.untag(first, "bad")
+    thread.write(newest.id, [Write("task", 0, "channel", [1, "y" * 400])])
+    thread.write(newest.id, [Write("task", 1, "channel", 2), Write("other", 0, "channel", 3)])
+    fork = thread.fork(first, branch="what-if", set={"text": "z"})
+    store.thread("agent").fork(first, to="elsewhere")
+    fork.rewind(first)
+    wide = store.thread("wide")
+    wide.save({f"key {number}": "x" * 300 for number in range(200)})
+    for number in range(3):
+        wide.append(set={f"key {number}": "y"})
+    assert store.get(first.id) is not None
+    assert thread.at(step=3) is not None
+    assert list(thread.history(tag="good", branch="*", where={"kind": "odd"}))
+    assert list(thread.history(limit=3))
+    assert list(store.threads())
+    assert thread.branches()
+    backend = store._backend
+    for payload in (False, True):
+        for writes in (False, True):
+            assert backend.find(Query("", ids=(newest.id,), payload=payload, writes=writes))
+            assert backend.find(Query("", thread="agent", branch="main", step_max=9, payload=payload, writes=writes))
+        assert backend.find(Query("", heads_of_threads=True, writes=payload))
+
+
+def talk(store: holdfast.Store) -> None:
+    """Ask, decide, do effects, hold leases and sessions."""
+    thread = store.thread("talk")
+    newest = thread.save({"n": 1})
+    asked = thread.interrupt(newest, prompt="May I?")
+    assert list(store.interrupts())
+    thread.decide(asked, "approve", by="somebody")
+    thread.consume(asked)
+    assert thread.effect("mail", lambda: "sent") == "sent"
+    with pytest.raises(TimeoutError):
+        thread.effect("lost", slow)
+    unknown = next(record for record in thread.effects() if record.key == "lost")
+    thread.settle(unknown, Outcome.done(1), by="somebody")
+    with thread.lease(ttl=30, owner="me") as lease:
+        thread.append(set={"n": 2})
+        lease.renew()
+        with pytest.raises(Fenced):
+            store.thread("talk").save({"n": 3})
+        with pytest.raises(Fenced), store.thread("talk").lease(ttl=30, owner="you"):
+            pass
+    with store.thread("unused").lease(ttl=30):
+        pass
+    backend = store._backend
+    lane = LaneKey("", "talk", "", "main")
+    held = backend.acquire(lane, Claim("dead", "token", 1))
+    with pytest.raises(Fenced):
+        backend.renew(lane, held.epoch + 1, Claim("dead", "token", 1))
+    assert list(store.expired())
+    for claimed in backend.claim("", 5, Claim("heir", "another", 60_000_000)):
+        backend.release(claimed.lane, claimed.epoch, "another")
+        backend.release(claimed.lane, claimed.epoch, "another")
+    with thread.session(owner="me"):
+        (session,) = store.sessions()
+        assert backend.beat("", session.id, 0, 60_000_000)
+
+
+def slow() -> None:
+    raise TimeoutError
+
+
+def remove(store: holdfast.Store) -> None:
+    thread = store.thread("doomed")
+    for number in range(90):
+        thread.append({"log": [f"{number}" + "x" * 900]})
+    thread.save({"log": ["y"]})
+    thread.prune(holdfast.Keep(last=2))
+    newest = thread.latest()
+    assert newest is not None
+    thread.delete(newest)
+    store.prune(holdfast.Keep(last=1))
+    with pytest.raises(Fenced), store.thread("doomed").lease(ttl=30):
+        store.delete_thread("doomed")
+    store.delete_thread("doomed")
+
+
+def move(store: holdfast.Store, copy: holdfast.Store, folder: Path) -> None:
+    thread = copy.thread("imported")
+    thread.save({"log": ["a"]}, tags=["t"])
+    for number in range(5):
+        thread.append({"log": [f"{number}" * 600]})
+    bundle = folder / f"{uuid.uuid4().hex}.bundle"
+    export_bundle(copy, bundle)
+    import_bundle(bundle, store)
+    export_bundle(store, folder / f"{uuid.uuid4().hex}.bundle")
+
+
+def damage_and_repair(store: holdfast.Store, url: str) -> None:
+    """Break what can be worked out anew, some bytes, and a row; put right what can be, take out the rest."""
+    thread = store.thread("damaged")
+    for number in range(8):
+        newest = thread.append({"log": [f"{number}" * 3000]})
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
+        admin.execute("set search_path = holdfast")
+        admin.execute(
+            "delete from stream_ref; delete from blob_ref; update lane set head = head - 1 where branch = 'main'"
+        )
+        admin.execute("update thread set next_seq = 1; insert into tag values (5, 'nobody')")
+        admin.execute("insert into chunk values (99::bigint << 28, 1, 'x'), ((99::bigint << 28) + 9, 1, 'x')")
+        admin.execute("insert into fresh values (98 << 7, 98::bigint << 28, 'x')")
+        admin.execute("insert into blob (digest, size, body) values ('lost', 1, 'x')")
+        admin.execute("insert into blob_ref select lane + 5000, digest from blob_ref limit 1")
+        admin.execute(
+            "insert into lane (thread, head, last_seq, scope, branch) select id, 1, 1, '', 'empty' from thread"
+        )
+        admin.execute(
+            "insert into interrupt (id, thread, scope, branch, checkpoint, digest, body, created)"
+            " select 'odd', id, '', 'main', 'gone', 'd', 'b', 0 from thread limit 1"
+        )
+    assert not check(store)
+    assert repair(store, dry_run=False)
+    backend = store._backend
+    row = backend.find(Query("", ids=(newest.id,), payload=True))[0]
+    stream = next(source for source in backend.sizes().sources if isinstance(source, int))
+    data = b"".join(backend.fetch([Range(stream, 0, 10)])[0])
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
+        admin.execute(
+            "insert into holdfast.chunk values (77::bigint << 28, 500, 'x'), ((77::bigint << 28) + 500, 3, 'xyz')"
+        )
+        admin.execute("insert into holdfast.fresh values (77 << 7, (77::bigint << 28) + 503, 'xyz')")
+    backend.restore({row.digest: b"blob"}, [(stream, 0, data), (77, 0, b"y" * 506)], [row])
+    backend.rebuild(False, True)
+    backend.quarantine("", newest.id)
+    store.delete_thread("damaged")
+
+
+def channels(url: str) -> list[bytes]:
+    """Return what an import from LangGraph's own tables reads."""
+    with PostgresSource(url) as source:
+        threads = [source.thread(name) for name in source.threads()]
+        return [thread.read(spot).checkpoint["channel_values"]["n"].data for thread in threads for spot in thread.spots]
+
+
+def statements() -> dict[str, str]:
+    return {
+        name: text
+        for module in (queries, database)
+        for name, text in vars(module).items()
+        if isinstance(text, str)
+        and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|COPY|LOCK|SET TRANSACTION)\b", text)
+    }
+
+
+@pytest.mark.parametrize("way", ["direct", "pooled"])
+def test_nothing_that_another_user_planted_is_called(
+    server: PostgresServer, planted: tuple[str, tuple[int, int]], tmp_path: Path, way: str, show: Show
+) -> None:
+    name, (functions, operators) = planted
+    with server.connect(name) as admin:
+        admin.execute("drop schema if exists holdfast cascade")  # to be made anew, beside what is planted
+        (version,) = admin.execute("show server_version").fetchone() or ("",)
+    before = calls(server, name, WORKER)
+    with Pooler(server, user=WORKER) as pooler:
+        place: Any = server if way == "direct" else pooler
+        used = use(place.url(name, user=WORKER), tmp_path)
+        imported = channels(place.url(name, user=WORKER, schema="stock"))
+    called = {key: count for key, count in calls(server, name, WORKER).items() if count != before.get(key)}
+
+    assert called == {}
+    assert imported == [b"7"]
+    unused = {
+        key
+        for key, text in statements().items()
+        if not any(each.startswith(text.partition("{conditions}")[0]) for each in used)
+    }
+    assert unused == set()
+    show(f"PostgreSQL {version}, {way}: functions and operators planted, called", (functions, operators, len(called)))
+
+
+def test_the_look_alikes_are_called_by_whoever_relies_on_the_search_path(
+    server: PostgresServer, planted: tuple[str, tuple[int, int]]
+) -> None:
+    name, _ = planted
+    before = calls(server, name, WORKER)
+    with psycopg.connect(server.url(name, user=WORKER), autocommit=True) as connection:
+        for statement in UNLUCKY:
+            connection.execute(statement.encode())
+
+    assert len(calls(server, name, WORKER)) == len(before) + len(UNLUCKY)
+
+
+def test_a_search_path_that_puts_others_before_postgresql_is_refused_behind_a_pooler(server: PostgresServer) -> None:
+    """A connection of our own gets another path; a pooler's would keep this one, and every operator would be theirs."""
+    name = server.new_database(owner=WORKER)
+    with server.connect(name) as admin:
+        admin.execute(f"alter role {WORKER} in database {name} set search_path = public, pg_catalog".encode())
+    with Pooler(server, user=WORKER) as pooler:
+        with pytest.raises(
+            StoreRefused, match=r"looks into schema 'public' before PostgreSQL's own.*Leave pg_catalog out"
+        ):
+            holdfast.open(pooler.url(name, user=WORKER))
+        with holdfast.open(server.url(name, user=WORKER)) as store:
+            assert store.thread("agent").save({"n": 1}).step == 1
+
+
+@pytest.mark.parametrize("kind", ["view", "policy"])
+def test_an_import_runs_nothing_that_belongs_to_the_owner_of_the_tables(server: PostgresServer, kind: str) -> None:
+    name = server.new_database(owner=CULPRIT)
+    with server.connect(name) as admin:
+        admin.execute(f"set role {CULPRIT}; create schema stock; set search_path = stock".encode())
+        admin.execute(STOCK.encode())
+        admin.execute("create function trap() returns boolean language plpgsql as 'begin raise log ''trap''; end'")
+        if kind == "view":
+            admin.execute("alter table checkpoints rename to real")
+            admin.execute("create view checkpoints as select * from real where stock.trap()")
+        else:
+            admin.execute("alter table checkpoints enable row level security")
+            admin.execute("create policy trap on checkpoints using (stock.trap())")
+        admin.execute(
+            f"grant usage on schema stock to {WORKER}; grant select on all tables in schema stock to {WORKER}".encode()
+        )
+
+    with pytest.raises(StoreRefused):
+        channels(server.url(name, user=WORKER, schema="stock"))
+    assert "trap" not in [line.rpartition("LOG:")[2].strip() for line in server.log.read_text().splitlines()]
+
+
+GRAMMAR = {"values", "in", "exists", "any", "all", "array", "coalesce", "greatest", "extract", "position", "lateral"}
+GRAMMAR |= {
+    "on",
+    "conflict",
+    "as",
+    "and",
+    "or",
+    "not",
+    "interval",
+    "where",
+    "select",
+    "set",
+    "from",
+    "join",
+    "using",
+    "stdin",
+    "union",
+}
+
+
+def test_every_function_is_called_by_its_schema() -> None:
+    """Also in statements that no test would reach."""
+    called = {
+        (name, word)
+        for name, text in statements().items()
+        for word in re.findall(
+            r"(?<![\w.}])([a-zA-Z_]\w*)\s?\(", re.sub(r"'[^']*'|%\(\w+\)s|\w+ \([a-z_, ]+\)", " ", text)
+        )
+        if word.lower() not in GRAMMAR
+    }
+
+    assert {word for _, word in called} <= {"unnest"}, called  # of several arrays: PostgreSQL's own, see queries
