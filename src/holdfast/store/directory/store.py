@@ -319,6 +319,21 @@ class DirectoryStore(MemoryStore):
                 self._check_complete()
         return found
 
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        with self._reading():
+            if self._logs.unreadable:
+                return [self._unreadable()]
+            threads = {lane.number: lane.key for lane in self._tables.lanes.values()}
+            found = []
+            for log in self._logs.known.values():
+                lane = threads.get(log.number)
+                if log.gaps and (lane is None or (lane.namespace == namespace and thread in (None, lane.thread))):
+                    what = f"a part of {log.path} cannot be read: something that was stored there is missing in lists"
+                    name = None if lane is None else lane.thread
+                    hint = "Repair the store: see docs/repair.md"
+                    found.append(Corrupted(what, thread=name, path=str(log.path), hint=hint))
+            return found
+
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         wanted = list(ranges)
         return self._looking(lambda: super(DirectoryStore, self).fetch(wanted))

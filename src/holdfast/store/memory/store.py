@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 
-from holdfast.errors import Conflict, NotFound, StoreError
+from holdfast.errors import Conflict, Corrupted, NotFound, StoreError
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
     PAGE_ROWS_MAX,
@@ -117,6 +117,9 @@ class MemoryStore:
             matching = islice((row for row in meant if self._matches(row, query)), limit)
             return [self._tables.shown(row, query.payload, query.writes) for row in matching]
 
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        return []
+
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
         with self._reading():
             return [
@@ -139,9 +142,8 @@ class MemoryStore:
 
     def reserve(self, count: int) -> int:
         with self._writing():
-            first = self._tables.last_stream + 1
             self._tables.last_stream += count
-            return first
+            return self._tables.last_stream - count + 1
 
     def commit(self, commit: Commit) -> Committed:
         with self._writing():
@@ -495,5 +497,4 @@ class MemoryStore:
             query.names(row)
             and (query.step_max is None or row.step <= query.step_max)
             and (query.tag is None or query.tag in self._tables.tags.get((query.namespace, row.id), ()))
-            and all(needle in row.notes for needle in query.needles)
         )

@@ -118,6 +118,10 @@ def translated(path: str) -> Iterator[None]:
         yield
     except apsw.Error as error:
         raise translate(error, path) from error
+    except UnicodeDecodeError as error:
+        raise Corrupted(
+            "a text in the database is damaged", path=path, hint="Restore a copy of it, or repair it with SQLite"
+        ) from error
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:

@@ -141,16 +141,15 @@ ROWS_OF_LANE_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WH
 HEADS_OF_THREADS = f"""
 SELECT t.id, t.namespace, t.name, l.scope, l.branch, {ROW_COLUMNS}
 FROM thread t
-JOIN lane l ON l.thread = t.id AND l.head = (
-  SELECT max(head) FROM lane WHERE thread = t.id AND (:scope IS NULL OR scope = :scope))
-JOIN checkpoint c ON c.key = l.id << 32 | l.head
-WHERE t.namespace = :namespace AND (:before IS NULL OR t.id < :before)"""
+JOIN lane l ON l.thread = t.id AND l.last_seq > 0 AND l.head = (
+  SELECT max(head) FROM lane WHERE thread = t.id AND last_seq > 0 AND (:scope IS NULL OR scope = :scope))
+LEFT JOIN checkpoint c ON c.key = l.id << 32 | l.head
+WHERE t.namespace = :namespace AND (:before IS NULL OR t.id < :before) AND (c.key IS NULL OR (true"""
 
 AND_STEP_MAX = " AND c.step <= :step_max"
 AND_TAG = " AND c.key IN (SELECT checkpoint FROM tag WHERE name = :tag)"
-AND_NEEDLE = " AND instr(c.notes, :needle{number}) > 0"
 NEWEST_FIRST = " ORDER BY c.key DESC LIMIT :limit"
-NEWEST_THREAD_FIRST = " ORDER BY t.id DESC LIMIT :limit"
+NEWEST_THREAD_FIRST = ")) ORDER BY t.id DESC LIMIT :limit"
 
 IDENTITY = "SELECT key, digest FROM checkpoint WHERE id = ?"
 ADD_CHECKPOINT = """

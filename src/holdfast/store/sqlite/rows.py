@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.store.base import LaneKey, Row
-from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, uuid_bytes, uuid_text
+from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, unreadable_id, uuid_bytes, uuid_text
 
 StoredId = str | bytes
+_UUID_BYTES = 16
 
 
 def pack_id(namespace: str, name: str) -> StoredId:
@@ -22,9 +23,10 @@ def pack_id(namespace: str, name: str) -> StoredId:
 
 def unpack_id(stored: StoredId) -> str:
     """Return the id that ``pack_id`` stored."""
-    if isinstance(stored, bytes):
+    if isinstance(stored, bytes) and len(stored) == _UUID_BYTES:
         return uuid_text(stored)
-    return stored[stored.find("\0") + 1 :]
+    name = stored[stored.find("\0") + 1 :] if isinstance(stored, str) else ""
+    return name if name and "\0" not in name else unreadable_id(stored)
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import apsw
 
-from holdfast.errors import NotFound
+from holdfast.errors import Corrupted, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
@@ -28,6 +28,7 @@ from holdfast.store.base import (
     Sizes,
     WriteRow,
     check_batch,
+    head_is_lost,
 )
 from holdfast.store.boot import Clock, boot_clock
 from holdfast.store.effects import EffectRow
@@ -86,6 +87,8 @@ class SqliteStore:
             row = None
             if fields is not None:
                 row = with_writes(connection, read_row(lane, found.thread, fields, True, tags(connection, key)))
+            elif found.last_seq:
+                raise head_is_lost(lane)
             streams = every(connection, queries.OWNED, (found.number,))
             owned = {stream: stream_end(connection, stream) for (stream,) in streams}
             return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
@@ -99,6 +102,9 @@ class SqliteStore:
             else:
                 rows = rows_of_lanes(connection, query)
             return [with_writes(connection, row) for row in rows] if query.writes else rows
+
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        return []  # a page that cannot be read is an error of the call that needs it
 
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
         with self._reading() as connection:
