@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 import ormsgpack
 
@@ -31,6 +32,7 @@ from holdfast.store.base import LaneKey, Row, WriteRow
 from holdfast.store.layout import UNREADABLE, uuid_bytes, uuid_text
 
 NO_PARENT = bytes(32)
+CHECKSUM_BYTES = 4
 _ELSEWHERE = ("frames", "path")  # notes that are kept with the payload
 _RUN_ID = NOTE_KEYS["run_id"]  # stored as 16 bytes if it is a UUID
 _MICROSECOND = timedelta(microseconds=1)
@@ -73,14 +75,21 @@ def new_meta(
 
 
 def encode_notes(meta: CheckpointMeta) -> bytes:
-    """Return the described fields as bytes; nothing at all if they are all at their defaults."""
+    """Return the described fields as bytes, none for those at their defaults, and a checksum of all that lists show.
+
+    The checkpoint's digest covers more, but needs the manifest; a list of thousands must notice damage without it.
+    """
     plain = notes_to_plain(meta.__dict__)
-    if not plain:
-        return b""
     run_id = plain.get(_RUN_ID)
     if run_id is not None:
         plain[_RUN_ID] = _packed(run_id)
-    return encode(plain, "checkpoint")
+    body = encode(plain, "checkpoint") if plain else b""
+    return body + _checksum(body, meta.id, meta.parent_id, meta.step, to_microseconds(meta.created_at))
+
+
+def _checksum(body: bytes, name: str, parent_id: str | None, step: int, created_us: int) -> bytes:
+    beside = f"{name}\0{parent_id or ''}\0{step} {created_us}".encode()
+    return crc32(beside, crc32(body)).to_bytes(CHECKSUM_BYTES)
 
 
 @lru_cache(maxsize=64)
@@ -181,8 +190,11 @@ def _values_of(row: Row) -> dict[str, Any]:  # a list of a thousand does this a 
         "digest": digest,
         "size": size,
     }
-    if notes:
-        values.update(decode_notes(notes))
+    body = notes[:-CHECKSUM_BYTES]
+    if notes[-CHECKSUM_BYTES:] != _checksum(body, name, parent_id, step, created_us):
+        raise DecodeError("its description does not match its checksum")
+    if body:
+        values.update(decode_notes(body))
     return values
 
 
