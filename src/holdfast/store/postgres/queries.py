@@ -25,7 +25,7 @@ SELECT {LANE_COLUMNS}, (SELECT c.id FROM {{schema}}.checkpoint c WHERE c.key = l
   l.head, l.last_seq, l.epoch, l.origin
 FROM {_LANE}
 WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s)
-  AND (%(scope)s::text IS NULL OR l.scope = %(scope)s) AND l.last_seq > 0
+  AND (%(scope)s::text IS NULL OR l.scope = %(scope)s) AND (l.last_seq <> 0 OR l.head <> 0)
 ORDER BY l.id"""
 
 _BY_ID = """
@@ -60,7 +60,7 @@ _HEADS = """
 FROM {schema}.thread t
 JOIN LATERAL (
   SELECT * FROM {schema}.lane n
-  WHERE n.thread = t.id AND n.last_seq > 0 AND (%(scope)s::text IS NULL OR n.scope = %(scope)s)
+  WHERE n.thread = t.id AND (n.last_seq <> 0 OR n.head <> 0) AND (%(scope)s::text IS NULL OR n.scope = %(scope)s)
   ORDER BY n.head DESC LIMIT 1) l ON true
 LEFT JOIN {schema}.checkpoint c ON c.key = l.id << 32 | l.head
 WHERE t.namespace = %(namespace)s AND (%(before)s::bigint IS NULL OR t.id < %(before)s)

@@ -60,7 +60,7 @@ def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool,
     manifest = b""
     if payload:
         base, base_size, base_body, manifest, present_parent_digest = fields[10:15]
-        parent_digest = parent_digest or present_parent_digest
+        parent_digest = present_parent_digest if parent_digest is None else parent_digest
         base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
     name = unpack_id(name)
     return Row(

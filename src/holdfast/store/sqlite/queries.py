@@ -13,7 +13,7 @@ LANES = """
 SELECT l.id, t.id, t.namespace, t.name, l.scope, l.branch, l.head, l.last_seq, l.epoch, l.origin
 FROM thread t JOIN lane l ON l.thread = t.id
 WHERE t.namespace = :namespace AND (:thread IS NULL OR t.name = :thread) AND (:scope IS NULL OR l.scope = :scope)
-  AND l.last_seq > 0
+  AND (l.last_seq <> 0 OR l.head <> 0)
 ORDER BY l.id"""
 
 LANES_OF_THREAD = """
@@ -141,8 +141,9 @@ ROWS_OF_LANE_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WH
 HEADS_OF_THREADS = f"""
 SELECT t.id, t.namespace, t.name, l.scope, l.branch, {ROW_COLUMNS}
 FROM thread t
-JOIN lane l ON l.thread = t.id AND l.last_seq > 0 AND l.head = (
-  SELECT max(head) FROM lane WHERE thread = t.id AND last_seq > 0 AND (:scope IS NULL OR scope = :scope))
+JOIN lane l ON l.thread = t.id AND (l.last_seq <> 0 OR l.head <> 0) AND l.head = (
+  SELECT max(head) FROM lane
+  WHERE thread = t.id AND (last_seq <> 0 OR head <> 0) AND (:scope IS NULL OR scope = :scope))
 LEFT JOIN checkpoint c ON c.key = l.id << 32 | l.head
 WHERE t.namespace = :namespace AND (:before IS NULL OR t.id < :before) AND (c.key IS NULL OR (true"""
 

@@ -52,7 +52,7 @@ def read_rows(
         manifest = b""
         if payload:
             base, base_size, base_body, manifest, present_parent_digest = fields[9:14]
-            parent_digest = parent_digest or present_parent_digest
+            parent_digest = present_parent_digest if parent_digest is None else parent_digest
             base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
         # A row is nearly always the parent of the one before it in the list, whose text is at hand then.
         text = child_parent_text if name == child_parent else unpack_id(name)

@@ -87,7 +87,7 @@ class SqliteStore:
             row = None
             if fields is not None:
                 row = with_writes(connection, read_row(lane, found.thread, fields, True, tags(connection, key)))
-            elif found.last_seq:
+            elif found.last_seq or found.head:
                 raise head_is_lost(lane)
             streams = every(connection, queries.OWNED, (found.number,))
             owned = {stream: stream_end(connection, stream) for (stream,) in streams}
