@@ -327,9 +327,11 @@ class DirectoryStore(MemoryStore):
             found = []
             for log in self._logs.known.values():
                 lane = threads.get(log.number)
-                if log.gaps and (lane is None or (lane.namespace == namespace and thread in (None, lane.thread))):
+                if log.gaps and (
+                    lane is None or log.is_foreign or (lane.namespace == namespace and thread in (None, lane.thread))
+                ):
                     what = f"a part of {log.path} cannot be read: something that was stored there is missing in lists"
-                    name = None if lane is None else lane.thread
+                    name = None if lane is None or log.is_foreign else lane.thread
                     hint = "Repair the store: see docs/repair.md"
                     found.append(Corrupted(what, thread=name, path=str(log.path), hint=hint))
             return found
