@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from interrupting import Lines
+from lines import Lines
 
 import holdfast
 from holdfast.errors import HoldfastError, StoreError

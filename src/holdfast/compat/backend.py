@@ -35,7 +35,7 @@ from holdfast.errors import InvalidInput
 from holdfast.model.checkpoint import MAIN, Notes
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor
-from holdfast.thread.history import EVERY_BRANCH
+from holdfast.thread.history import EVERY_BRANCH, Listing
 
 __all__ = [
     "Checkpoint",
@@ -164,16 +164,16 @@ class StoreBackend(CheckpointBackend):
     def __repr__(self) -> str:
         return f"<StoreBackend {getattr(self._opened.place, 'url', self._opened.place)}>"
 
-    async def _threads(self) -> front.Listing:
+    async def _threads(self) -> Listing:
         store = await self._opened.store()
         return front.threads(store._context, None, None, None, None, None, None)
 
-    async def _history(self, thread_id: str) -> front.Listing:
+    async def _history(self, thread_id: str) -> Listing:
         store = await self._opened.store()
         cursor = Cursor(front.lane_key(store.namespace, thread_id, MAIN, ""))
         return front.history(cursor, None, None, EVERY_BRANCH, None, None, None, None, None)
 
-    async def _page(self, listing: front.Listing, limit: int, offset: int) -> Listed[CheckpointMetadata]:
+    async def _page(self, listing: Listing, limit: int, offset: int) -> Listed[CheckpointMetadata]:
         for name, value in (("limit", limit), ("offset", offset)):
             if type(value) is not int or value < 0:
                 raise InvalidInput(f"{name} must be a whole number from 0 on, not {value!r}")
@@ -184,15 +184,18 @@ class StoreBackend(CheckpointBackend):
         while listing.left and not listing.done:
             page = await store._run(shelf.next_page(store._context, listing))
             items += page.items
-            problems += [Problem("damaged", name, "its description cannot be read") for name in page.damaged]
+            problems += [Problem("damaged", entry.id or "?", entry.error.what) for entry in page.damaged]
         return Listed(map(_metadata, items[offset:]), problems)
 
     async def _walk(self, thread_id: str | None) -> AsyncIterator[CheckpointMetadata]:
         store = await self._opened.store()
         listing = await (self._threads() if thread_id is None else self._history(thread_id))
         while not listing.done:
-            for found in (await store._run(shelf.next_page(store._context, listing))).items:
+            page = await store._run(shelf.next_page(store._context, listing))
+            for found in page.items:
                 yield _metadata(found)
+            if page.damaged:
+                raise page.damaged[0].error
 
 
 def create_checkpointer(backend: str = "sqlite", **options: Any) -> StoreBackend:

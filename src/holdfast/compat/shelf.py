@@ -21,11 +21,13 @@ from typing import Any
 from holdfast.codec import decode_stored, encode
 from holdfast.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
 from holdfast.model.checkpoint import MAIN, Checkpoint, CheckpointMeta, Notes, Write
+from holdfast.model.damaged import Damaged
 from holdfast.model.ids import check_id
 from holdfast.store.base import LaneKey, Query, Removed
 from holdfast.thread import front
 from holdfast.thread.cursor import Context, Cursor, Seen
-from holdfast.thread.history import EVERY_BRANCH
+from holdfast.thread.damage import told
+from holdfast.thread.history import EVERY_BRANCH, Listing
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import meta_of
 
@@ -145,29 +147,31 @@ def newest(context: Context, thread: str) -> Flow[CheckpointMeta | None]:
     """Return the checkpoint of a thread that was put last, of all its branches."""
     cursor = Cursor(front.lane_key(context.namespace, thread, MAIN, ""))
     listing = front.history(cursor, 1, None, EVERY_BRANCH, None, None, None, None, None)
-    items = (yield from listing.next_page()).items
-    return items[0] if items else None
+    newest = yield from listing.next_page()
+    return next(told(newest, "raise"), None)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPage:
-    """Some entries of a list, and the ids of those that cannot be shown because they are damaged."""
+    """Some entries of a list, and those that cannot be shown because they are damaged."""
 
     items: list[Found]
-    damaged: list[str]
+    damaged: list[Damaged]
 
 
-def next_page(context: Context, listing: front.Listing) -> Flow[FoundPage]:
+def next_page(context: Context, listing: Listing) -> Flow[FoundPage]:
     """Return the next page of a list of the store's; payloads are read only of what was replaced."""
-    page = yield from listing.next_page()
-    items, damaged = [], list(page.damaged)
-    for meta in page.items:
+    items, damaged = [], []
+    for meta in (yield from listing.next_page()):
+        if isinstance(meta, Damaged):
+            damaged.append(meta)
+            continue
         found: Found | None = Found(meta)
         if REPLACED in meta.tags:
             try:
                 found = yield from get(context, meta.id)
-            except Corrupted:
-                damaged.append(meta.id)
+            except Corrupted as error:
+                damaged.append(Damaged(thread_id=meta.thread_id, id=meta.id, seq=meta.seq, error=error))
                 continue
         if found is not None:  # else it was deleted while the page was read
             items.append(found)

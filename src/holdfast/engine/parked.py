@@ -16,7 +16,6 @@ from holdfast.errors import Corrupted, DecodeError, MigrationFailed, NotFound
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
 from holdfast.store.base import PAGE_ROWS_MAX, Backend, Lane, Query, Row
 from holdfast.thread.cursor import Context, Cursor
-from holdfast.thread.history import Filter
 from holdfast.thread.load import latest
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import meta_of
@@ -57,7 +56,7 @@ def parked_runs(built: Built, context: Context) -> Flow[list[ParkedRun]]:
         page = lanes[start : start + PAGE_ROWS_MAX]
         names = yield from _candidates(built, context, page)
         for lane in page:
-            if lane.head in names:
+            if lane.head is None or lane.head in names:
                 found += yield from _judged(built, lane)
     return found
 
@@ -65,7 +64,7 @@ def parked_runs(built: Built, context: Context) -> Flow[list[ParkedRun]]:
 def _candidates(built: Built, context: Context, lanes: list[Lane]) -> Flow[set[str]]:
     """Return the ids of the heads that may be unfinished runs of the graph, by their metadata alone."""
     ids = tuple(lane.head for lane in lanes if lane.head is not None)
-    rows = yield from _heads(Query(context.namespace, ids=ids, needles=Filter(graph=built.name).needles()))
+    rows = yield from _heads(Query(context.namespace, ids=ids))
     return {row.id for row in rows if _may_be_parked(built, row)}
 
 
@@ -79,7 +78,7 @@ def _heads(query: Query) -> Flow[list[Row]]:
 def _may_be_parked(built: Built, row: Row) -> bool:
     try:
         return _is_parked(built, meta_of(row))
-    except DecodeError:
+    except Corrupted:
         return True  # it is damaged: that comes out when it is loaded
 
 

@@ -17,6 +17,7 @@ from holdfast.model.continuation import FanOut, NextNode
 from holdfast.model.effect import EffectRecord, EffectStatus
 from holdfast.model.frame import Frame
 from holdfast.thread import front
+from holdfast.thread.damage import told
 from holdfast.thread.ledger import Ledger
 from holdfast.thread.perform import Flow
 from holdfast.thread.thread import Thread
@@ -131,7 +132,7 @@ def _effects(desk: Desk, checkpoint: Checkpoint) -> Flow[list[EffectRecord]]:
     found: list[EffectRecord] = []
     frame = checkpoint.frames.frames[0] if checkpoint.frames else None
     while not pages.done:
-        page = yield from pages.next_page()
+        page = told((yield from pages.next_page()), "raise")
         found += [each for each in page if each.branch == checkpoint.branch and _is_after(each, checkpoint, frame)]
     return found
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, TypedDict, TypeVar
 
-from holdfast.model.continuation import Continuation, End, continuation_from_plain
+from holdfast.model.continuation import Continuation, End, FanOut, NextNode, continuation_from_plain
 from holdfast.model.fields import check_fields
 from holdfast.model.frame import FrameStack
 from holdfast.model.interrupt import Interrupt
@@ -246,6 +246,18 @@ NOTE_KEYS = {
     "trigger": "t",
 }
 """Under which key a field is stored that an engine writes with every step; the others are stored under their names."""
+
+NOTE_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("attempt", "graph_hash", "iteration", "tokens_used"), (int,)),
+    **dict.fromkeys(
+        ("run_id", "graph", "last_node", "next_node", "resume_hint", "trigger", "label", "summary"), (str,)
+    ),
+    "continuation": (NextNode, FanOut, End),
+    "interrupt": (Interrupt,),
+    "cost_estimate": (float, int),
+    "metadata": (dict,),
+}
+"""Of which types the stored fields are."""
 
 _NOTE_NAMES = {key: name for name, key in NOTE_KEYS.items()}
 _NOTE_DEFAULTS = tuple((name, NOTE_KEYS.get(name, name), _DEFAULTS[name]) for name in NOTE_FIELDS)

@@ -21,13 +21,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from holdfast.errors import IdTaken, InvalidInput, NotFound
+from holdfast.errors import Corrupted, IdTaken, InvalidInput, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.effects import Effects
 from holdfast.store.finding import Finding as Finding  # every user of the contract needs it
 from holdfast.store.interrupts import Interrupts
 from holdfast.store.lane import LaneKey as LaneKey  # and this
+from holdfast.store.layout import UNREADABLE
 from holdfast.store.leases import Claim, Leases
 from holdfast.store.mending import Mending
 from holdfast.store.sessions import Sessions
@@ -68,6 +69,20 @@ class Row(NamedTuple):
     base: bytes | None = None  # the base blob's name; this and the next two only if the payload was asked for
     base_data: bytes | None = None
     manifest: bytes = b""
+
+
+def head_is_lost(lane: LaneKey) -> Corrupted:
+    """Return the error about a branch whose newest checkpoint is not there."""
+    return Corrupted(
+        f"the newest checkpoint of branch {lane.branch!r} is not there",
+        thread=lane.thread,
+        hint="Repair the store: see docs/repair.md. Older checkpoints can be found with history()",
+    )
+
+
+def lost_head(lane: LaneKey, thread_number: int) -> Row:
+    """Return what stands in a list for a branch's newest row if that is not there."""
+    return Row(lane, thread_number, 0, UNREADABLE, None, None, 0, 0, b"", b"", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +237,7 @@ def first_results(commits: Sequence[Commit], stored: Mapping[str, Stored], numbe
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which rows ``find`` returns, newest first: of one thread, or with these ids, or the heads of all threads.
-
-    ``needles`` are byte strings that a row's notes must contain: a store may return rows that match only by accident
-    (the caller looks again), never leave out one that matches.
-    """
+    """Which rows ``find`` returns, newest first: of one thread, or with these ids, or the heads of all threads."""
 
     namespace: str
     thread: str | None = None
@@ -237,7 +248,6 @@ class Query:
     before: int | None = None  # only rows with a lower number (of the thread, if ``heads_of_threads``)
     step_max: int | None = None
     tag: str | None = None
-    needles: tuple[bytes, ...] = ()
     limit: int = PAGE_ROWS_MAX
     payload: bool = False
     writes: bool = False
@@ -246,9 +256,7 @@ class Query:
         if self.thread is None and self.ids is None and not self.heads_of_threads:
             raise InvalidInput("a query names a thread or ids, or asks for the heads of all threads")
         if self.heads_of_threads and (self.thread, self.branch, self.ids, self.payload) != (None, None, None, False):
-            raise InvalidInput(
-                "the heads of all threads are narrowed by scope, tag, step and needles, and have no payload"
-            )
+            raise InvalidInput("the heads of all threads are narrowed by scope, tag and step, and have no payload")
 
     def names(self, row: Row) -> bool:
         """Tell whether a row is of the thread, scope and branch asked for, and before the cursor."""
@@ -302,10 +310,20 @@ class Backend(Leases, Sessions, Interrupts, Effects, Mending, Protocol):
     url: str
 
     def head(self, lane: LaneKey) -> Head | None:
-        """Return the lane's head with its payload, or None if the lane does not exist."""
+        """Return the lane's head with its payload, or None if the lane does not exist; Corrupted if it is lost."""
 
     def find(self, query: Query) -> list[Row]:
-        """Return matching rows, newest first, at most ``limit``; the row numbers make the cursor for the next page."""
+        """Return matching rows, newest first, at most ``limit``; the row numbers make the cursor for the next page.
+
+        A row that is damaged is among them. Its id has ``layout.UNREADABLE`` in it if that cannot be read, or if the
+        row of a head is not there at all.
+        """
+
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        """Return what is wrong with parts of the store that cannot be read at all and may hold rows of a thread.
+
+        Without a thread: rows of any. All lists of a store may lack what such a part held.
+        """
 
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
         """Return the lanes of a thread (or of all) that have a checkpoint, oldest first."""

@@ -10,6 +10,9 @@ from holdfast.pieces.piece import OFFSET_BITS
 
 SEQ_BITS = 32
 SEQ_MAX = (1 << SEQ_BITS) - 1
+UNREADABLE = "\0"
+"""No id has it. A row whose id cannot be read has one with it, so that it is told and hides no other row."""
+
 COMPRESS_BYTES_MIN = 256
 REMEMBERED_BYTES_MIN = 32768
 COMPRESS_AT_ONCE_BYTES = 16384
@@ -46,6 +49,11 @@ def uuid_text(raw: bytes) -> str:
     """Return the usual form of a UUID's 16 bytes."""
     digits = raw.hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def unreadable_id(stored: object) -> str:
+    """Return what stands for an id that cannot be read."""
+    return f"?{stored.hex() if isinstance(stored, bytes) else stored}{UNREADABLE}"
 
 
 def pack_body(data: bytes, least: int = COMPRESS_BYTES_MIN) -> bytes:

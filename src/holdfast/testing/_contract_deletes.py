@@ -20,7 +20,6 @@ from holdfast.testing.drafts import (
     seq_of,
     state_of,
 )
-from holdfast.thread.record import needle
 
 
 class Deletes:
@@ -206,14 +205,3 @@ class Deletes:
         assert names(backend.find(Query("", "t"))) == ["node:1|inner:2", "node:1", "root"]
         assert names(backend.find(Query("", "t", ""))) == ["root"]
         assert names(backend.find(Query("", "t", "node:1"))) == ["node:1"]
-
-    def test_langgraph_all_threads_can_be_listed_by_metadata(self, backend: Backend) -> None:
-        for number, thread in enumerate(("a", "b", "a", "c")):
-            put(backend, lane(thread), {}, f"{thread}{number}", metadata={"user": "u1" if thread != "b" else "u2"})
-
-        wanted = (needle("user", "u1"),)
-        threads = dict.fromkeys(each.key.thread for each in backend.lanes("", None, None))
-        listed = [name for thread in threads for name in names(backend.find(Query("", thread, needles=wanted)))]
-
-        assert listed == ["a2", "a0", "c3"]
-        assert names(backend.find(Query("", heads_of_threads=True, needles=wanted))) == ["c3", "a2"]

@@ -16,7 +16,6 @@ from holdfast.testing.drafts import (
     put,
     state_of,
 )
-from holdfast.thread.record import needle
 
 HOSTILE = (
     "../x",
@@ -74,8 +73,6 @@ class Lists:
         assert found(step_max=3, scope="") == ["3", "2", "1"]
         assert found(tag="even") == ["6", "4", "2"]
         assert found(tag="even", step_max=5, limit=1) == ["4"]
-        assert found(needles=(needle("user", 2),)) == ["5", "2"]
-        assert found(needles=(needle("user", 2), needle("user", 1))) == []
 
     @pytest.mark.row("S3-23")
     def test_ids_are_found_newest_first_and_missing_ones_passed_over(self, backend: Backend) -> None:

@@ -6,7 +6,6 @@ Every function here returns a flow, or a ``Listing`` for lists that are read pag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.errors import InvalidInput, NotFound
@@ -19,15 +18,17 @@ from holdfast.model.checkpoint import (
     SavedCheckpoint,
     Write,
 )
+from holdfast.model.damaged import Damaged
 from holdfast.model.decision import Decision, DecisionKind
 from holdfast.model.fields import check_tags
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
-from holdfast.store.base import PAGE_ROWS_MAX, Lane, LaneKey, Query, Removed
+from holdfast.store.base import Lane, LaneKey, Query, Removed
 from holdfast.thread import interrupts, load, pause, removal
 from holdfast.thread import save as saving
 from holdfast.thread.cursor import Context, Cursor
-from holdfast.thread.history import EVERY_BRANCH, PAGE_ROWS, Filter, Page, check_before, check_limit, page
+from holdfast.thread.damage import read_each, unread
+from holdfast.thread.history import EVERY_BRANCH, Filter, Listing, check_before, check_limit
 from holdfast.thread.interrupts import Inbox, InterruptRecord
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import write_row
@@ -174,35 +175,15 @@ def payload(namespace: str, checkpoint: str) -> Flow[dict[str, Any]]:
     return {name: getattr(found, name) for name in PAYLOAD_FIELDS}
 
 
-def branches(cursor: Cursor) -> Flow[list[Lane]]:
+def branches(cursor: Cursor) -> Flow[list[Lane | Damaged]]:
     """Return a thread's branches."""
     lane = cursor.lane
-    return ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
+    found = yield from ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
+    shown = read_each(found, load.checked_lane, lambda each: (each.key.thread, None, each.head_seq))
+    return [*(yield from unread(lane.namespace, lane.thread)), *shown]
 
 
 # Lists ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Listing:
-    """A list that is read page by page; between pages nothing is held."""
-
-    query: Query
-    wanted: Filter
-    left: int | None  # how many are still wanted; None = all
-    done: bool = False
-    size: int = PAGE_ROWS  # of the next page, if all are wanted: who reads on gets larger ones
-
-    def next_page(self) -> Flow[Page]:
-        """Return the next page and remember where it ended."""
-        size = self.size if self.left is None else min(self.left, PAGE_ROWS_MAX)
-        found = yield from page(self.query, self.wanted, size)
-        self.size = min(self.size * 4, PAGE_ROWS_MAX)
-        if self.left is not None:
-            self.left -= len(found.items)
-        self.done = found.cursor is None or self.left == 0
-        self.query = replace(self.query, before=found.cursor)
-        return found
 
 
 def history(
@@ -221,7 +202,7 @@ def history(
     chosen = lane.branch if branch is None else None if branch == EVERY_BRANCH else check_id(branch, "branch")
     query = Query(lane.namespace, lane.thread, lane.scope, chosen, before=check_before(before))
     wanted = Filter(tag_name, graph, trigger, interrupt, {} if where is None else where)
-    return Listing(query, wanted, check_limit(limit), done=limit == 0)
+    return Listing(query, wanted, check_limit(limit))
 
 
 def threads(
@@ -236,7 +217,7 @@ def threads(
     """Return the list of threads, each shown by its newest checkpoint."""
     query = Query(context.namespace, scope="", heads_of_threads=True)
     wanted = Filter(tag_name, graph, trigger, interrupt, {} if where is None else where)
-    return Listing(query, wanted, check_limit(limit), done=limit == 0)
+    return Listing(query, wanted, check_limit(limit))
 
 
 # Interrupts -------------------------------------------------------------------------------------------------------

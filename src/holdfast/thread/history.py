@@ -1,7 +1,7 @@
 """Lists: which checkpoints, newest first, page by page, metadata only.
 
-A filter is a value, not text: the store narrows the rows down by looking for encoded bytes in their notes, and the
-exact comparison happens here, on decoded values. So no key and no value can mean anything but itself, on any store.
+A filter is a value, not text, and is compared here, with decoded values: so no key and no value can mean anything but
+itself, on any store, and a row that cannot be read is told instead of not being found.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ import html
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from holdfast.codec import encode
-from holdfast.errors import DecodeError, InvalidInput
+from holdfast.errors import InvalidInput
 from holdfast.model.checkpoint import MAIN, CheckpointMeta
+from holdfast.model.damaged import Damaged
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import PAGE_ROWS_MAX, Query
+from holdfast.thread.damage import unread
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import field_needle, meta_of, needle
+from holdfast.thread.record import entry_of
 
 PAGE_ROWS = 100
 SHOWN_ROWS = 50
 EVERY_BRANCH = "*"
+
+T = TypeVar("T", bound=CheckpointMeta | Damaged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +56,6 @@ class Filter:
         if not isinstance(self.where, Mapping) or any(type(key) is not str for key in self.where):
             raise InvalidInput("where must be a mapping of metadata keys to values", hint='where={"user": "u1"}')
 
-    def needles(self) -> tuple[bytes, ...]:
-        """Return byte strings that the notes of every match contain."""
-        found = [needle(key, value) for key, value in self.where.items()]
-        if self.graph is not None:
-            found.append(field_needle("graph", self.graph))
-        if self.trigger is not None and self.trigger != "manual":  # the default is not written down
-            found.append(field_needle("trigger", self.trigger))
-        if self.interrupt:
-            found.append(encode("interrupt"))
-        return tuple(found)
-
     def matches(self, meta: CheckpointMeta) -> bool:
         """Tell whether a checkpoint has it all."""
         if self.graph is not None and meta.graph != self.graph:
@@ -84,38 +77,44 @@ class Filter:
         return meta.interrupt is not None and meta.interrupt.kind == self.interrupt
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some checkpoints of a list and where to go on (None at the end). Damaged rows are named, not hidden."""
+@dataclass(slots=True)
+class Listing:
+    """A list that is read page by page; between pages nothing is held. What is damaged is not counted by ``left``."""
 
-    items: tuple[CheckpointMeta, ...]
-    cursor: int | None
-    damaged: tuple[str, ...] = ()
+    query: Query
+    wanted: Filter
+    left: int | None  # how many are still wanted; None = all
+    done: bool = False
+    size: int = PAGE_ROWS  # of the next page, unless just so many are wanted: who reads on gets larger ones
+    begun: bool = False
 
+    def __post_init__(self) -> None:
+        self.query = replace(self.query, tag=self.wanted.tag)
+        self.done = self.left == 0
 
-def page(query: Query, wanted: Filter, limit: int) -> Flow[Page]:
-    """Return the next ``limit`` matches."""
-    query = replace(query, tag=wanted.tag, needles=wanted.needles())
-    narrow = wanted != Filter(tag=wanted.tag)  # the tag is compared by the store
-    items: list[CheckpointMeta] = []
-    damaged: list[str] = []
-    while len(items) < limit:
-        size = min(limit - len(items), PAGE_ROWS_MAX)
-        asked = replace(query, limit=size)
-        rows = yield from ask(_finding(asked))
-        for row in rows:
-            try:
-                meta = meta_of(row)
-            except DecodeError:
-                damaged.append(row.id)
-                continue
-            if not narrow or wanted.matches(meta):
-                items.append(meta)
-        if len(rows) < size:
-            return Page(tuple(items), None, tuple(damaged))
-        last = rows[-1]
-        query = replace(query, before=last.thread_number if query.heads_of_threads else last.seq)
-    return Page(tuple(items), query.before, tuple(damaged))
+    def next_page(self) -> Flow[list[CheckpointMeta | Damaged]]:
+        """Return the next page, which may be empty if there is a filter, and remember where it ended."""
+        found: list[CheckpointMeta | Damaged] = []
+        if not self.begun:
+            found += yield from unread(self.query.namespace, self.query.thread)
+            self.begun = True
+        narrow = self.wanted != Filter(tag=self.wanted.tag)  # the tag is compared by the store
+        query = replace(self.query, limit=self.size if narrow or self.left is None else min(self.left, PAGE_ROWS_MAX))
+        rows = yield from ask(lambda store: store.find(query))
+        for entry in map(entry_of, rows):
+            if isinstance(entry, Damaged):
+                found.append(entry)
+            elif not narrow or self.wanted.matches(entry):
+                found.append(entry)
+                self.left = None if self.left is None else self.left - 1
+                if self.left == 0:
+                    break
+        self.done = len(rows) < query.limit or self.left == 0
+        if rows:
+            last = rows[-1]
+            self.query = replace(query, before=last.thread_number if query.heads_of_threads else last.seq)
+        self.size = min(self.size * 4, PAGE_ROWS_MAX)
+        return found
 
 
 def check_limit(limit: int | None) -> int | None:
@@ -134,17 +133,35 @@ def check_before(before: CheckpointMeta | int | None) -> int | None:
     return before
 
 
-class History(Iterator[CheckpointMeta]):
+class Wanted(TypedDict, total=False):
+    """What may be asked of a list of checkpoints."""
+
+    limit: int | None
+    tag: str | None
+    graph: str | None
+    trigger: str | None
+    interrupt: bool | InterruptKind | str | None
+    where: Mapping[str, Any] | None
+
+
+class WantedOfThread(Wanted, total=False):
+    """What may be asked of the history of a thread."""
+
+    before: CheckpointMeta | int | None
+    branch: str | None
+
+
+class History(Iterator[T]):
     """Checkpoints' metadata, read page by page while iterating; a notebook shows the first ones as a table."""
 
-    def __init__(self, begin: Callable[[], Iterator[CheckpointMeta]]) -> None:
+    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
         self._begin = begin
-        self._rest: Iterator[CheckpointMeta] | None = None
+        self._rest: Iterator[T] | None = None
 
-    def __iter__(self) -> History:
+    def __iter__(self) -> History[T]:
         return self
 
-    def __next__(self) -> CheckpointMeta:
+    def __next__(self) -> T:
         if self._rest is None:
             self._rest = self._begin()
         return next(self._rest)
@@ -156,7 +173,9 @@ class History(Iterator[CheckpointMeta]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _table_row(meta: CheckpointMeta) -> str:
+def _table_row(meta: CheckpointMeta | Damaged) -> str:
+    if isinstance(meta, Damaged):
+        return f"<tr><td>{html.escape(meta.thread_id or '')}</td><td colspan=5>{html.escape(str(meta.error))}</td></tr>"
     cells = (
         meta.thread_id if meta.branch == MAIN else f"{meta.thread_id} ({meta.branch})",
         meta.step,
@@ -166,7 +185,3 @@ def _table_row(meta: CheckpointMeta) -> str:
         meta.id,
     )
     return "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>"
-
-
-def _finding(query: Query) -> Callable[[Any], Any]:
-    return lambda store: store.find(query)

@@ -15,12 +15,14 @@ from typing import Any
 
 from holdfast.codec import decode, encode
 from holdfast.errors import Conflict, Corrupted, DecodeError, InvalidInput, NotFound
+from holdfast.model.damaged import Damaged
 from holdfast.model.decision import Decision, DecisionKind
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import Interrupt, InterruptKind
 from holdfast.store.base import Backend, LaneKey, Query
 from holdfast.store.interrupts import InterruptRow
 from holdfast.thread.cursor import Context, Cursor
+from holdfast.thread.damage import read_each, unread
 from holdfast.thread.hold import Hold
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.process import this_process
@@ -178,30 +180,35 @@ class Inbox:
     pending: bool
     after: int = 0
     done: bool = False
+    begun: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.pending, bool):
             raise InvalidInput(f"pending must be True or False, not {type(self.pending).__name__}")
 
-    def next_page(self) -> Flow[list[InterruptRecord]]:
+    def next_page(self) -> Flow[list[InterruptRecord | Damaged]]:
         """Return the next page and remember where it ended."""
+        lost = [] if self.begun else (yield from unread(self.namespace, self.thread))
+        self.begun = True
         rows = yield from ask(paging(self.namespace, self.thread, self.pending, self.after))
         self.done = len(rows) < PAGE_ROWS
         if rows:
             self.after = rows[-1].number
-        return [record_of(row) for row in rows]
+        return [*lost, *read_each(rows, record_of, lambda row: (row.lane.thread, row.id, row.number))]
 
 
-def pending_checkpoints(namespace: str, thread: str | None) -> Flow[set[str]]:
-    """Return the ids of the checkpoints that have an interrupt which is not consumed."""
+def pending_checkpoints(namespace: str, thread: str | None) -> Flow[tuple[set[str], list[Damaged]]]:
+    """Return the ids of the checkpoints that have an interrupt which is not consumed, and which cannot be read."""
     found: set[str] = set()
-    after = 0
-    while True:
-        rows = yield from ask(paging(namespace, thread, True, after))
-        found.update(row.checkpoint for row in rows)
-        if len(rows) < PAGE_ROWS:
-            return found
-        after = rows[-1].number
+    damaged: list[Damaged] = []
+    inbox = Inbox(namespace, thread, True)
+    while not inbox.done:
+        for entry in (yield from inbox.next_page()):
+            if isinstance(entry, Damaged):
+                damaged.append(entry)
+            else:
+                found.add(entry.checkpoint_id)
+    return found, damaged
 
 
 def paging(namespace: str, thread: str | None, pending: bool, after: int) -> Callable[[Backend], list[InterruptRow]]:
@@ -355,10 +362,16 @@ def record_of(row: InterruptRow) -> InterruptRecord:
     if _digest(row.lane, row.checkpoint, row.id, row.body) != row.digest:
         raise _damaged(row, "the interrupt does not match its digest")
     try:
-        question = Interrupt.from_plain(decode(row.body))
-        decision = _decision_of(row)
+        return _record_of(row)
     except (DecodeError, InvalidInput) as error:
         raise _damaged(row, f"the interrupt cannot be read: {error.what}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(row, "the interrupt is not of the known form") from error
+
+
+def _record_of(row: InterruptRow) -> InterruptRecord:
+    question = Interrupt.from_plain(decode(row.body))
+    decision = _decision_of(row)
     return InterruptRecord(
         interrupt=question,
         thread_id=row.lane.thread,

@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import Fenced, HoldfastError, InvalidInput
+from holdfast.model.damaged import Damaged
 from holdfast.model.ids import check_label
 from holdfast.model.lease import ExpiredLease
 from holdfast.store.base import Backend
 from holdfast.store.leases import Claim, Held
 from holdfast.thread.cursor import Context, Cursor
+from holdfast.thread.damage import unread
 from holdfast.thread.hold import Hold, Loss
 from holdfast.thread.offload import Interruption, rest
 from holdfast.thread.perform import Flow, ask
@@ -417,10 +419,11 @@ def note_beside(error: BaseException, failure: Exception) -> None:
 # Lists of leases --------------------------------------------------------------------------------------------------
 
 
-def expired(context: Context) -> Flow[list[ExpiredLease]]:
+def expired(context: Context) -> Flow[list[ExpiredLease | Damaged]]:
     """Return the leases that were neither renewed nor given back in time, the one that ended first first."""
+    lost = yield from unread(context.namespace, None)
     rows = yield from ask(lambda store: store.leases(context.namespace, None, True))
-    return [
+    found = [
         ExpiredLease(
             thread_id=row.lane.thread,
             branch=row.lane.branch,
@@ -431,6 +434,7 @@ def expired(context: Context) -> Flow[list[ExpiredLease]]:
         )
         for row in rows
     ]
+    return [*lost, *found]
 
 
 def claim(context: Context, count: int, terms: Terms) -> Flow[list[tuple[Held, Claim, float]]]:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from holdfast.codec import decode, encode
 from holdfast.errors import Conflict, Corrupted, DecodeError, InvalidInput, NotFound
+from holdfast.model.damaged import Damaged
 from holdfast.model.effect import EffectRecord, EffectStatus, Outcome
 from holdfast.model.ids import check_id, check_label
 from holdfast.store.base import LaneKey
 from holdfast.store.effects import EffectRow, digest_of, effect_id
 from holdfast.thread.cursor import Context, Cursor
+from holdfast.thread.damage import read_each, unread
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import from_microseconds, to_microseconds
 
@@ -130,14 +132,17 @@ class Ledger:
     thread: str
     after: int = 0
     done: bool = False
+    begun: bool = False
 
-    def next_page(self) -> Flow[list[EffectRecord]]:
+    def next_page(self) -> Flow[list[EffectRecord | Damaged]]:
         """Return the next page and remember where it ended."""
+        lost = [] if self.begun else (yield from unread(self.namespace, self.thread))
+        self.begun = True
         rows = yield from ask(lambda store: store.effects(self.namespace, self.thread, self.after, PAGE_ROWS))
         self.done = len(rows) < PAGE_ROWS
         if rows:
             self.after = rows[-1].number
-        return [record_of(row) for row in rows]
+        return [*lost, *read_each(rows, record_of, lambda row: (row.lane.thread, row.key, row.number))]
 
 
 def record_of(row: EffectRow) -> EffectRecord:
@@ -146,6 +151,8 @@ def record_of(row: EffectRow) -> EffectRecord:
     try:
         result = decode(payload) if kind == RESULT else None
         error = payload.decode() if kind in (NO_RESULT, ERROR) else None
+        created_at = from_microseconds(row.created_us)
+        ended_at = None if row.ended_us is None else from_microseconds(row.ended_us)
     except (DecodeError, UnicodeDecodeError) as broken:
         raise _damaged(row, "the receipt cannot be read") from broken
     return EffectRecord(
@@ -153,14 +160,14 @@ def record_of(row: EffectRow) -> EffectRecord:
         status=EffectStatus(row.status),
         attempt=row.attempt,
         owner=row.owner,
-        created_at=from_microseconds(row.created_us),
+        created_at=created_at,
         idempotency_key=idempotency_key(row.lane, row.key),
         thread_id=row.lane.thread,
         branch=row.lane.branch,
         scope=row.lane.scope,
         result=result,
         error=error,
-        ended_at=None if row.ended_us is None else from_microseconds(row.ended_us),
+        ended_at=ended_at,
         settled_by=row.settled_by,
     )
 

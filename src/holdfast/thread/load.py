@@ -24,11 +24,12 @@ from holdfast.pieces.manifest import (
 )
 from holdfast.pieces.piece import Piece, Range
 from holdfast.pieces.tip import Live, Tip
-from holdfast.store.base import Head, LaneKey, Query, Row
+from holdfast.store.base import Head, Lane, LaneKey, Query, Row, head_is_lost
+from holdfast.store.layout import UNREADABLE
 from holdfast.thread import frames
 from holdfast.thread.cursor import Cursor, Seen
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import checkpoint_digest, meta_of, parent_digest, values_of, write_of
+from holdfast.thread.record import checkpoint_digest, damaged, meta_of, parent_digest, values_of, write_of
 
 
 def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
@@ -198,6 +199,13 @@ def winner_of(lane: LaneKey) -> Flow[CheckpointMeta | None]:
     return None if head is None or head.row is None else meta_of(head.row)
 
 
+def checked_lane(lane: Lane) -> Lane:
+    """Return a branch as lists show it, if its head can be named."""
+    if lane.head is None or UNREADABLE in lane.head:
+        raise head_is_lost(lane.key)
+    return lane
+
+
 def _origin(lane: LaneKey) -> Flow[Row | None]:
     lanes = yield from ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
     for other in lanes:
@@ -221,13 +229,7 @@ def _checked(name: bytes, data: bytes, row: Row, what: str) -> bytes:
 
 
 def _damaged(row: Row, what: str, key: Key | None = None) -> Corrupted:
-    return Corrupted(
-        f"checkpoint {row.id}: {what}",
-        thread=row.lane.thread,
-        checkpoint=row.id,
-        path=None if key is None else _key_name(key),
-        hint="Run store.verify() to see what is affected; older checkpoints may be intact",
-    )
+    return damaged(row, what, None if key is None else _key_name(key))
 
 
 def _key_name(key: Key) -> str:

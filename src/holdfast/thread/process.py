@@ -36,7 +36,11 @@ class Process(NamedTuple):
     def parse(cls, text: str) -> Process | None:
         """Return the process that ``str`` named, or None if the text names none."""
         parts = text.split(" ", len(cls._fields) - 1)
-        return cls(*parts) if len(parts) == len(cls._fields) and parts[2].isdecimal() else None
+        return cls(*parts) if len(parts) == len(cls._fields) and _is_pid(parts[2]) else None
+
+
+def _is_pid(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10  # the kernel's are shorter, and no call takes longer ones
 
 
 def short_name() -> str:

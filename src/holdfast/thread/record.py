@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 import ormsgpack
 
 from holdfast.codec import decode_stored, encode
-from holdfast.errors import DecodeError, InvalidInput
+from holdfast.errors import Corrupted, DecodeError, InvalidInput
 from holdfast.model.checkpoint import (
     EPOCH,
     NOTE_KEYS,
+    NOTE_TYPES,
     CheckpointMeta,
     Notes,
     Write,
@@ -22,13 +24,15 @@ from holdfast.model.checkpoint import (
     notes_from_plain,
     notes_to_plain,
 )
+from holdfast.model.damaged import Damaged
 from holdfast.model.fields import check_fields
 from holdfast.pieces.body import from_body, to_body
 from holdfast.pieces.manifest import Key
 from holdfast.store.base import LaneKey, Row, WriteRow
-from holdfast.store.layout import uuid_bytes, uuid_text
+from holdfast.store.layout import UNREADABLE, uuid_bytes, uuid_text
 
 NO_PARENT = bytes(32)
+CHECKSUM_BYTES = 4
 _ELSEWHERE = ("frames", "path")  # notes that are kept with the payload
 _RUN_ID = NOTE_KEYS["run_id"]  # stored as 16 bytes if it is a UUID
 _MICROSECOND = timedelta(microseconds=1)
@@ -47,7 +51,7 @@ def from_microseconds(count: int) -> datetime:
         return _from_timestamp(count / 1_000_000, UTC)  # a third of the other way's time
     try:
         return EPOCH + timedelta(microseconds=count)
-    except OverflowError as error:
+    except (OverflowError, TypeError) as error:
         raise DecodeError("a stored moment is none that a calendar has") from error
 
 
@@ -71,14 +75,21 @@ def new_meta(
 
 
 def encode_notes(meta: CheckpointMeta) -> bytes:
-    """Return the described fields as bytes; nothing at all if they are all at their defaults."""
+    """Return the described fields as bytes, none for those at their defaults, and a checksum of all that lists show.
+
+    The checkpoint's digest covers more, but needs the manifest; a list of thousands must notice damage without it.
+    """
     plain = notes_to_plain(meta.__dict__)
-    if not plain:
-        return b""
     run_id = plain.get(_RUN_ID)
     if run_id is not None:
         plain[_RUN_ID] = _packed(run_id)
-    return encode(plain, "checkpoint")
+    body = encode(plain, "checkpoint") if plain else b""
+    return body + _checksum(body, meta.id, meta.parent_id, meta.step, to_microseconds(meta.created_at))
+
+
+def _checksum(body: bytes, name: str, parent_id: str | None, step: int, created_us: int) -> bytes:
+    beside = f"{name}\0{parent_id or ''}\0{step} {created_us}".encode()
+    return crc32(beside, crc32(body)).to_bytes(CHECKSUM_BYTES)
 
 
 @lru_cache(maxsize=64)
@@ -91,22 +102,17 @@ def decode_notes(notes: bytes) -> dict[str, Any]:
     """Return the described fields that differ from their defaults."""
     try:
         values = notes_from_plain(decode_stored(notes))
+        run_id = values.get("run_id")
+        if type(run_id) is bytes:
+            values["run_id"] = uuid_text(run_id)
+        for name, value in values.items():  # no other form was ever written; what reads it relies on that
+            if type(value) not in NOTE_TYPES[name]:
+                raise TypeError(name)
+    except DecodeError:
+        raise
     except (InvalidInput, AttributeError, KeyError, TypeError, ValueError) as error:  # damaged, yet something else
         raise DecodeError("its description is not of the known form") from error
-    run_id = values.get("run_id")
-    if type(run_id) is bytes:
-        values["run_id"] = uuid_text(run_id)
     return values
-
-
-def needle(name: str, value: object) -> bytes:
-    """Return the bytes that the notes of a checkpoint with this metadata key must contain."""
-    return encode(name, "filter") + encode(value, f"filter.{name}")
-
-
-def field_needle(name: str, value: object) -> bytes:
-    """Return the bytes that the notes of a checkpoint with this field must contain."""
-    return encode(NOTE_KEYS.get(name, name)) + encode(value)
 
 
 def checkpoint_digest(parent: bytes, root: bytes, keys: Sequence[Key], meta: CheckpointMeta, notes: bytes) -> bytes:
@@ -135,9 +141,40 @@ def meta_of(row: Row) -> CheckpointMeta:
     return bare(CheckpointMeta, values_of(row))
 
 
+def entry_of(row: Row) -> CheckpointMeta | Damaged:
+    """Return a stored checkpoint's metadata as lists show it, or what stands for it."""
+    try:
+        return meta_of(row)
+    except Corrupted as error:
+        return Damaged(thread_id=row.lane.thread, id=readable_id(row), seq=row.seq, error=error)
+
+
+def readable_id(row: Row) -> str | None:
+    """Return a row's id; None if it cannot be read."""
+    return None if UNREADABLE in row.id else row.id
+
+
+def damaged(row: Row, what: str, path: str | None = None) -> Corrupted:
+    """Return the error about a checkpoint that cannot be read."""
+    name = readable_id(row)
+    which = f"checkpoint number {row.seq}" if row.seq else "the newest checkpoint"
+    place = f"checkpoint {name}" if name else f"{which} of branch {row.lane.branch!r}"
+    hint = "Run store.verify() to see what is affected; older checkpoints may be intact"
+    return Corrupted(f"{place}: {what}", thread=row.lane.thread, checkpoint=name, path=path, hint=hint)
+
+
 def values_of(row: Row) -> dict[str, Any]:
-    """Return the record's fields of a row. A list of a thousand does this a thousand times."""
+    """Return the record's fields of a row; Corrupted if any cannot be read."""
+    try:
+        return _values_of(row)
+    except (DecodeError, TypeError, ValueError) as error:
+        raise damaged(row, error.what if isinstance(error, DecodeError) else "its row cannot be read") from error
+
+
+def _values_of(row: Row) -> dict[str, Any]:  # a list of a thousand does this a thousand times
     lane, _, seq, name, parent_id, _, step, created_us, digest, notes, size, tags = row[:12]
+    if UNREADABLE in name or (parent_id is not None and UNREADABLE in parent_id):
+        raise DecodeError("its row is not there, or an id in it cannot be read")
     namespace, thread, scope, branch = lane
     values = {
         "id": name,
@@ -153,8 +190,11 @@ def values_of(row: Row) -> dict[str, Any]:
         "digest": digest,
         "size": size,
     }
-    if notes:
-        values.update(decode_notes(notes))
+    body = notes[:-CHECKSUM_BYTES]
+    if notes[-CHECKSUM_BYTES:] != _checksum(body, name, parent_id, step, created_us):
+        raise DecodeError("its description does not match its checksum")
+    if body:
+        values.update(decode_notes(body))
     return values
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from holdfast.errors import Corrupted
 from holdfast.model.checkpoint import CheckpointMeta
+from holdfast.model.damaged import Damaged
 from holdfast.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query, Removed, Row
 from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.interrupts import pending_checkpoints
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import meta_of
+from holdfast.thread.record import entry_of
 from holdfast.thread.retention import Keep, Pruned
 
 REBUILT_FROM = "counters_since_delta_snapshot"
@@ -35,27 +37,43 @@ def prune(
 ) -> Flow[Pruned]:
     """Delete what the rules do not want, branch by branch.
 
-    ``spare_ancestors`` keeps the ancestors from whose writes a checkpoint that stays is rebuilt.
+    ``spare_ancestors`` keeps the ancestors from whose writes a checkpoint that stays is rebuilt. What cannot be read
+    stays and is reported, and so does what it may need or protect: its parent, or the thread of an interrupt.
     """
     lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
     every = lanes if thread is None else (yield from ask(lambda store: store.lanes(context.namespace, None, None)))
     needed = {lane.origin for lane in every if lane.origin is not None}
-    needed |= yield from pending_checkpoints(context.namespace, thread)
+    waiting, damaged = yield from pending_checkpoints(context.namespace, thread)
+    needed |= waiting
+    unclear = {entry.thread_id for entry in damaged}
     doomed: list[str] = []
     kept = 0
     removed = Removed()
     for lane in lanes:
-        rows = yield from rows_of(lane.key, payload=False)
-        metas = [meta_of(row) for row in rows]
-        going = keep.doomed(metas, context.now(), needed)
-        if spare_ancestors:
-            going = without_ancestors(metas, going)
+        try:
+            rows = yield from rows_of(lane.key, payload=False)
+            metas, found, spared = judged(rows)
+            damaged += found
+            going = [] if lane.key.thread in unclear else keep.doomed(metas, context.now(), needed | spared)
+            if spare_ancestors:
+                going = without_ancestors(metas, going)
+            if going and not dry_run:
+                removed += yield from ask(partial(_pruned, context.namespace, going, token, keep.tagged))
+        except Corrupted as error:
+            damaged.append(Damaged(thread_id=lane.key.thread, id=error.checkpoint, seq=0, error=error))
+            continue
         doomed += going
         kept += len(rows) - len(going)
-        if going and not dry_run:
-            removed += yield from ask(partial(_pruned, context.namespace, going, token, keep.tagged))
     deleted = len(doomed) if dry_run else removed.checkpoints
-    return Pruned(deleted, kept, removed.bytes, dry_run, tuple(doomed))
+    return Pruned(deleted, kept, removed.bytes, dry_run, tuple(doomed), tuple(damaged))
+
+
+def judged(rows: Sequence[Row]) -> tuple[list[CheckpointMeta], list[Damaged], set[str]]:
+    """Return what can be read of rows, what cannot, and the parents of that: it may be rebuilt from their writes."""
+    entries = [(row, entry_of(row)) for row in rows]
+    damaged = [(row, entry) for row, entry in entries if isinstance(entry, Damaged)]
+    metas = [entry for _, entry in entries if not isinstance(entry, Damaged)]
+    return metas, [entry for _, entry in damaged], {row.parent_id for row, _ in damaged if row.parent_id is not None}
 
 
 def without_ancestors(branch: Sequence[CheckpointMeta], doomed: Sequence[str]) -> list[str]:
@@ -70,11 +88,25 @@ def without_ancestors(branch: Sequence[CheckpointMeta], doomed: Sequence[str]) -
 
 
 def delete_before(context: Context, cursor: Cursor, step: int) -> Flow[Removed]:
-    """Delete a branch's checkpoints before a step, but never its newest nor one that waits for a decision."""
-    metas = [meta_of(row) for row in (yield from rows_of(cursor.lane, payload=False))]
-    stay = yield from pending_checkpoints(context.namespace, cursor.lane.thread)
+    """Delete a branch's checkpoints before a step, but never its newest nor one that waits for a decision.
+
+    If any cannot be read, it stays, the others go, and Corrupted says so.
+    """
+    waiting, damaged = yield from pending_checkpoints(context.namespace, cursor.lane.thread)
+    if damaged:  # nobody knows what waits
+        raise damaged[0].error
+    metas, damaged, stay = judged((yield from rows_of(cursor.lane, payload=False)))
+    stay |= waiting
     going = without_ancestors(metas, [meta.id for meta in metas[1:] if meta.step < step and meta.id not in stay])
-    return (yield from ask(_deleting(context.namespace, going, cursor.token)))
+    removed = yield from ask(_deleting(context.namespace, going, cursor.token))
+    if damaged:
+        raise Corrupted(
+            f"{removed.checkpoints} checkpoints were deleted, but not all before the step: {damaged[0].error.what}",
+            thread=cursor.lane.thread,
+            checkpoint=damaged[0].id,
+            hint="It was kept. Delete it with thread.delete(id), or repair the store",
+        )
+    return removed
 
 
 def delete_one(cursor: Cursor, name: str) -> Flow[Removed]:

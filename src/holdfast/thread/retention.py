@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from holdfast.errors import InvalidInput
 from holdfast.model.checkpoint import CheckpointMeta
+from holdfast.model.damaged import Damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +73,11 @@ class Pruned:
     bytes: int  # given back; 0 for a dry run, which cannot know
     dry_run: bool
     checkpoints: tuple[str, ...]  # the ids deleted
+    damaged: tuple[Damaged, ...] = ()  # what cannot be read: it was kept, and so was what it may need
 
     def __str__(self) -> str:
         verb = "would delete" if self.dry_run else "deleted"
-        return f"{verb} {self.deleted} checkpoints, kept {self.kept}" + (
+        done = f"{verb} {self.deleted} checkpoints, kept {self.kept}" + (
             "" if self.dry_run else f", {self.bytes} bytes freed"
         )
+        return done if not self.damaged else f"{done}; {len(self.damaged)} that cannot be read were not judged"

@@ -9,13 +9,12 @@ without grants.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.codec import encode
 from holdfast.errors import Corrupted, InvalidInput
 from holdfast.model.checkpoint import CheckpointMeta
-from holdfast.store.base import Backend, Query, Row
+from holdfast.store.base import PAGE_ROWS_MAX, Backend, Query, Row
 from holdfast.thread.cursor import Cursor
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import meta_of
@@ -25,7 +24,7 @@ MARK = "holdfast.loop"
 
 EVERY_TOOL = "*"
 _COPIES = ("fork", "rewind")  # triggers of checkpoints that took another one's metadata over
-_ROWS_AT_ONCE = 10
+_ROWS_AT_FIRST = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +55,17 @@ def check_unmarked(metadata: object) -> None:
 def find_round(cursor: Cursor, head: CheckpointMeta) -> Flow[Round]:
     """Return the round that goes on at a head. Somebody may have edited the state since the last turn."""
     found = _round_of(head)
-    before = head.seq
+    query = Query(*cursor.lane, before=head.seq, limit=_ROWS_AT_FIRST)
     while found is None:
-        rows = yield from ask(_finding(cursor, before))
-        for row in rows:
-            found = found or _round_of(meta_of(row))
-        if len(rows) < _ROWS_AT_ONCE:
+        rows = yield from ask(_finding(query))
+        found = next(filter(None, (_round_of(meta_of(row)) for row in rows)), None)
+        if len(rows) < query.limit:
             break
-        before = rows[-1].seq
+        query = replace(query, before=rows[-1].seq, limit=min(query.limit * 4, PAGE_ROWS_MAX))
     return found or Round(head.step, is_loops=False)
 
 
-def _finding(cursor: Cursor, before: int) -> Callable[[Backend], list[Row]]:
-    query = Query(*cursor.lane, before=before, needles=(encode(MARK, "mark"),), limit=_ROWS_AT_ONCE)
+def _finding(query: Query) -> Callable[[Backend], list[Row]]:
     return lambda store: store.find(query)
 
 

@@ -14,12 +14,15 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.errors import HoldfastError, InvalidInput
+from holdfast.errors import Corrupted, DecodeError, HoldfastError, InvalidInput
+from holdfast.model.damaged import Damaged
 from holdfast.model.ids import check_label
 from holdfast.model.session import InterruptedRun, Session
 from holdfast.store.base import Backend, LaneKey, Query, Row
+from holdfast.store.layout import UNREADABLE
 from holdfast.store.sessions import SessionRow
 from holdfast.thread.cursor import Context
+from holdfast.thread.damage import read_each, unread
 from holdfast.thread.heartbeat import Pulse
 from holdfast.thread.lease import check_owner, check_ttl, note_beside, to_us
 from holdfast.thread.perform import Flow, ask
@@ -198,13 +201,47 @@ def _reason(error: BaseException | None) -> str:
 # Lists of sessions ------------------------------------------------------------------------------------------------
 
 
-def sessions(context: Context, active: bool) -> Flow[list[Session]]:
+def sessions(context: Context, active: bool) -> Flow[list[Session | Damaged]]:
     """Return sessions, the one begun first first."""
     if not isinstance(active, bool):
         raise InvalidInput(f"active must be True or False, not {type(active).__name__}")
+    lost = yield from unread(context.namespace, None)
     rows = yield from ask(lambda store: store.sessions(context.namespace, None, active))
-    return [
-        Session(
+    return [*lost, *read_each(rows, session_of, _place)]
+
+
+def interrupted(context: Context) -> Flow[list[InterruptedRun | Damaged]]:
+    """Return the runs that did not end and whose owner is gone, the one seen last first."""
+    lost = yield from unread(context.namespace, None)
+    rows = yield from ask(lambda store: store.sessions(context.namespace, None, True))
+    gone = sorted(filter(is_gone, rows), key=lambda row: row.seen_us, reverse=True)
+    newest = {}
+    for row in gone:
+        newest[row.id] = yield from ask(_finding(Query(*row.lane, limit=1)))
+
+    def read(row: SessionRow) -> InterruptedRun:
+        run, found = session_of(row), newest[row.id]
+        return InterruptedRun(
+            session_id=run.id,
+            thread_id=run.thread_id,
+            branch=run.branch,
+            scope=run.scope,
+            owner=run.owner,
+            note=run.note,
+            started_at=run.started_at,
+            last_seen=run.last_seen,
+            checkpoint=meta_of(found[0]) if found else None,
+        )
+
+    return [*lost, *read_each(gone, read, _place)]
+
+
+def session_of(row: SessionRow) -> Session:
+    """Return a stored session; Corrupted if it cannot be read."""
+    try:
+        if UNREADABLE in row.id:
+            raise DecodeError("its id cannot be read")
+        return Session(
             id=row.id,
             thread_id=row.lane.thread,
             branch=row.lane.branch,
@@ -216,31 +253,14 @@ def sessions(context: Context, active: bool) -> Flow[list[Session]]:
             ended_at=None if row.ended_us is None else from_microseconds(row.ended_us),
             reason=row.reason,
         )
-        for row in rows
-    ]
+    except DecodeError as error:
+        name = row.id.rstrip(UNREADABLE)
+        hint = "Nothing else is affected. Look at the thread itself to see how far it came"
+        raise Corrupted(f"session {name}: {error.what}", thread=row.lane.thread, hint=hint) from error
 
 
-def interrupted(context: Context) -> Flow[list[InterruptedRun]]:
-    """Return the runs that did not end and whose owner is gone, the one seen last first."""
-    rows = yield from ask(lambda store: store.sessions(context.namespace, None, True))
-    gone = sorted(filter(is_gone, rows), key=lambda row: row.seen_us, reverse=True)
-    runs = []
-    for row in gone:
-        newest = yield from ask(_finding(Query(*row.lane, limit=1)))
-        runs.append(
-            InterruptedRun(
-                session_id=row.id,
-                thread_id=row.lane.thread,
-                branch=row.lane.branch,
-                scope=row.lane.scope,
-                owner=row.owner,
-                note=row.note,
-                started_at=from_microseconds(row.started_us),
-                last_seen=from_microseconds(row.seen_us),
-                checkpoint=meta_of(newest[0]) if newest else None,
-            )
-        )
-    return runs
+def _place(row: SessionRow) -> tuple[str, str | None, int]:
+    return row.lane.thread, None if UNREADABLE in row.id else row.id, 0
 
 
 def is_gone(row: SessionRow) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.errors import Corrupted
+from holdfast.model.damaged import Damaged
 from holdfast.pieces.manifest import SYSTEM_NAMES, Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import LaneKey
 from holdfast.thread.cursor import Context
+from holdfast.thread.damage import unread
 from holdfast.thread.load import open_tip
 from holdfast.thread.perform import Flow, ask
+from holdfast.thread.record import readable_id
 from holdfast.thread.removal import rows_of
 
 
@@ -33,6 +37,7 @@ class Stats:
     checkpoints: int
     full_copy_bytes: int
     threads: tuple[ThreadStats, ...]
+    damaged: tuple[Damaged, ...] = ()  # checkpoints whose manifests cannot be read: they count, but not by key
 
     @property
     def ratio(self) -> float:
@@ -46,18 +51,22 @@ def stats(context: Context, thread: str | None) -> Flow[Stats]:
     lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
     names = list(dict.fromkeys(lane.key.thread for lane in lanes))
     found = []
+    damaged = yield from unread(context.namespace, thread)
     for name in names:
         mine = [lane.key for lane in lanes if lane.key.thread == name]
-        found.append((yield from _thread_stats(name, mine, dict(sizes.sources))))
+        found.append((yield from _thread_stats(name, mine, dict(sizes.sources), damaged)))
     return Stats(
         sizes.total,
         sum(item.checkpoints for item in found),
         sum(item.full_copy_bytes for item in found),
         tuple(found),
+        tuple(damaged),
     )
 
 
-def _thread_stats(name: str, lanes: list[LaneKey], sizes: dict[Source, int]) -> Flow[ThreadStats]:
+def _thread_stats(
+    name: str, lanes: list[LaneKey], sizes: dict[Source, int], damaged: list[Damaged]
+) -> Flow[ThreadStats]:
     keys: dict[str, set[Source]] = {}
     inline: dict[str, int] = {}
     count = full = own = 0
@@ -66,7 +75,11 @@ def _thread_stats(name: str, lanes: list[LaneKey], sizes: dict[Source, int]) -> 
             count += 1
             full += row.size
             own += len(row.manifest) + len(row.notes)
-            tip = yield from open_tip(row, {})
+            try:
+                tip = yield from open_tip(row, {})
+            except Corrupted as error:
+                damaged.append(Damaged(thread_id=name, id=readable_id(row), seq=row.seq, error=error))
+                continue
             for key, live in tip.lives.items():
                 shown = key if isinstance(key, str) else f"({SYSTEM_NAMES.get(key, key)})"
                 sources = {piece.source for piece in live.pieces if isinstance(piece, Range)}

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from holdfast.errors import InvalidInput
 from holdfast.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
+from holdfast.model.damaged import Damaged, OnDamage, check_on_damage
 from holdfast.model.ids import IdMaker, check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.model.lease import ExpiredLease
@@ -21,8 +22,9 @@ from holdfast.thread import front
 from holdfast.thread import lease as leasing
 from holdfast.thread import session as running
 from holdfast.thread.cursor import Context, Cursor
-from holdfast.thread.history import History
-from holdfast.thread.interrupts import Inbox, InterruptRecord
+from holdfast.thread.damage import Pages, told
+from holdfast.thread.history import History, Listing, Wanted
+from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.lease import Lease, check_terms
 from holdfast.thread.perform import Flow, drive
 from holdfast.thread.retention import Keep, Pruned
@@ -79,18 +81,29 @@ class Store:
         """Return a handle on a thread's branch; nothing is read or written until it is used."""
         return Thread(self, Cursor(front.lane_key(self.namespace, thread_id, branch, scope)))
 
+    @overload
+    def threads(self, *, on_damage: Literal["raise"] = ..., **wanted: Unpack[Wanted]) -> History[CheckpointMeta]: ...
+
+    @overload
+    def threads(self, *, on_damage: Literal["mark"], **wanted: Unpack[Wanted]) -> History[CheckpointMeta | Damaged]: ...
+
     def threads(
         self,
         *,
+        on_damage: OnDamage = "raise",
         limit: int | None = None,
         tag: str | None = None,
         graph: str | None = None,
         trigger: str | None = None,
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
-    ) -> History:
-        """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that."""
-        return self._listed(front.threads(self._context, limit, tag, graph, trigger, interrupt, where))
+    ) -> History[Any]:
+        """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that.
+
+        At one that cannot be read it raises Corrupted; with ``on_damage="mark"`` it gives a ``Damaged`` in its place.
+        """
+        listing = front.threads(self._context, limit, tag, graph, trigger, interrupt, where)
+        return self._history(listing, check_on_damage(on_damage))
 
     def get(self, id: str) -> Checkpoint | None:
         """Load a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
@@ -108,9 +121,15 @@ class Store:
         """Delete what the rules do not want, in all threads; ``dry_run`` only says what would go."""
         return self._run(front.prune(self._context, None, keep, dry_run))
 
-    def expired(self) -> list[ExpiredLease]:
+    @overload
+    def expired(self, *, on_damage: Literal["raise"] = ...) -> list[ExpiredLease]: ...
+
+    @overload
+    def expired(self, *, on_damage: Literal["mark"]) -> list[ExpiredLease | Damaged]: ...
+
+    def expired(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the leases that were neither renewed nor given back in time, the one that ended first first."""
-        return self._run(leasing.expired(self._context))
+        return list(told(self._run(leasing.expired(self._context)), check_on_damage(on_damage)))
 
     def claim(
         self,
@@ -135,21 +154,39 @@ class Store:
             leases.append(lease)
         return leases
 
-    def sessions(self, *, active: bool = True) -> list[Session]:
-        """Return the sessions of all threads, the one begun first first; ``active``: those that have not ended."""
-        return self._run(running.sessions(self._context, active))
+    @overload
+    def sessions(self, *, on_damage: Literal["raise"] = ..., active: bool = ...) -> list[Session]: ...
 
-    def interrupted(self) -> list[InterruptedRun]:
+    @overload
+    def sessions(self, *, on_damage: Literal["mark"], active: bool = ...) -> list[Session | Damaged]: ...
+
+    def sessions(self, *, on_damage: OnDamage = "raise", active: bool = True) -> list[Any]:
+        """Return the sessions of all threads, the one begun first first; ``active``: those that have not ended."""
+        return list(told(self._run(running.sessions(self._context, active)), check_on_damage(on_damage)))
+
+    @overload
+    def interrupted(self, *, on_damage: Literal["raise"] = ...) -> list[InterruptedRun]: ...
+
+    @overload
+    def interrupted(self, *, on_damage: Literal["mark"]) -> list[InterruptedRun | Damaged]: ...
+
+    def interrupted(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the runs that did not end and whose process is gone, the one seen last first.
 
         On the machine of the run, a process that merely sleeps is told from one that died; elsewhere a run counts as
         interrupted when its heartbeats are overdue.
         """
-        return self._run(running.interrupted(self._context))
+        return list(told(self._run(running.interrupted(self._context)), check_on_damage(on_damage)))
 
-    def interrupts(self, *, pending: bool = True) -> Iterator[InterruptRecord]:
+    @overload
+    def interrupts(self, *, on_damage: Literal["raise"] = ..., pending: bool = ...) -> Iterator[InterruptRecord]: ...
+
+    @overload
+    def interrupts(self, *, on_damage: Literal["mark"], pending: bool = ...) -> Iterator[InterruptRecord | Damaged]: ...
+
+    def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
         """Iterate over the interrupts of all threads, oldest first; ``pending``: those that are not consumed yet."""
-        return self._inbox(front.inbox(self.namespace, None, pending))
+        return self._listed(front.inbox(self.namespace, None, pending), check_on_damage(on_damage))
 
     def verify(self) -> Report:
         """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
@@ -180,13 +217,9 @@ class Store:
     def _run(self, flow: Flow[T]) -> T:
         return drive(flow, self._backend)
 
-    def _listed(self, listing: front.Listing) -> History:
-        return History(lambda: self._pages(replace(listing)))
+    def _history(self, listing: Listing, on_damage: OnDamage) -> History[Any]:
+        return History(lambda: self._listed(replace(listing), on_damage))
 
-    def _pages(self, listing: front.Listing) -> Iterator[CheckpointMeta]:
-        while not listing.done:
-            yield from self._run(listing.next_page()).items
-
-    def _inbox(self, inbox: Inbox) -> Iterator[InterruptRecord]:
-        while not inbox.done:
-            yield from self._run(inbox.next_page())
+    def _listed(self, pages: Pages, on_damage: OnDamage) -> Iterator[Any]:
+        while not pages.done:
+            yield from told(self._run(pages.next_page()), on_damage)

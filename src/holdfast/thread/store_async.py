@@ -6,9 +6,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from holdfast.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
+from holdfast.model.damaged import Damaged, OnDamage, check_on_damage
 from holdfast.model.interrupt import InterruptKind
 from holdfast.model.lease import ExpiredLease
 from holdfast.model.session import InterruptedRun, Session
@@ -18,7 +19,9 @@ from holdfast.thread import front
 from holdfast.thread import lease as leasing
 from holdfast.thread import session as running
 from holdfast.thread.cursor import Context, Cursor
-from holdfast.thread.interrupts import Inbox, InterruptRecord
+from holdfast.thread.damage import Pages, told
+from holdfast.thread.history import Wanted
+from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.lease import AsyncLease, check_terms
 from holdfast.thread.offload import Offload
 from holdfast.thread.perform import Flow
@@ -61,18 +64,33 @@ class AsyncStore:
         """Return a handle on a thread's branch; nothing is read or written until it is used."""
         return AsyncThread(self, Cursor(front.lane_key(self.namespace, thread_id, branch, scope)))
 
+    @overload
+    def threads(
+        self, *, on_damage: Literal["raise"] = ..., **wanted: Unpack[Wanted]
+    ) -> AsyncIterator[CheckpointMeta]: ...
+
+    @overload
+    def threads(
+        self, *, on_damage: Literal["mark"], **wanted: Unpack[Wanted]
+    ) -> AsyncIterator[CheckpointMeta | Damaged]: ...
+
     def threads(
         self,
         *,
+        on_damage: OnDamage = "raise",
         limit: int | None = None,
         tag: str | None = None,
         graph: str | None = None,
         trigger: str | None = None,
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
-    ) -> AsyncIterator[CheckpointMeta]:
-        """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that."""
-        return self._pages(front.threads(self._context, limit, tag, graph, trigger, interrupt, where))
+    ) -> AsyncIterator[Any]:
+        """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that.
+
+        At one that cannot be read it raises Corrupted; with ``on_damage="mark"`` it gives a ``Damaged`` in its place.
+        """
+        listing = front.threads(self._context, limit, tag, graph, trigger, interrupt, where)
+        return self._listed(listing, check_on_damage(on_damage))
 
     async def get(self, id: str) -> Checkpoint | None:
         """Load a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
@@ -90,9 +108,15 @@ class AsyncStore:
         """Delete what the rules do not want, in all threads; ``dry_run`` only says what would go."""
         return await self._run(front.prune(self._context, None, keep, dry_run))
 
-    async def expired(self) -> list[ExpiredLease]:
+    @overload
+    async def expired(self, *, on_damage: Literal["raise"] = ...) -> list[ExpiredLease]: ...
+
+    @overload
+    async def expired(self, *, on_damage: Literal["mark"]) -> list[ExpiredLease | Damaged]: ...
+
+    async def expired(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the leases that were neither renewed nor given back in time, the one that ended first first."""
-        return await self._run(leasing.expired(self._context))
+        return list(told(await self._run(leasing.expired(self._context)), check_on_damage(on_damage)))
 
     async def claim(
         self,
@@ -117,21 +141,43 @@ class AsyncStore:
             leases.append(lease)
         return leases
 
-    async def sessions(self, *, active: bool = True) -> list[Session]:
-        """Return the sessions of all threads, the one begun first first; ``active``: those that have not ended."""
-        return await self._run(running.sessions(self._context, active))
+    @overload
+    async def sessions(self, *, on_damage: Literal["raise"] = ..., active: bool = ...) -> list[Session]: ...
 
-    async def interrupted(self) -> list[InterruptedRun]:
+    @overload
+    async def sessions(self, *, on_damage: Literal["mark"], active: bool = ...) -> list[Session | Damaged]: ...
+
+    async def sessions(self, *, on_damage: OnDamage = "raise", active: bool = True) -> list[Any]:
+        """Return the sessions of all threads, the one begun first first; ``active``: those that have not ended."""
+        return list(told(await self._run(running.sessions(self._context, active)), check_on_damage(on_damage)))
+
+    @overload
+    async def interrupted(self, *, on_damage: Literal["raise"] = ...) -> list[InterruptedRun]: ...
+
+    @overload
+    async def interrupted(self, *, on_damage: Literal["mark"]) -> list[InterruptedRun | Damaged]: ...
+
+    async def interrupted(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the runs that did not end and whose process is gone, the one seen last first.
 
         On the machine of the run, a process that merely sleeps is told from one that died; elsewhere a run counts as
         interrupted when its heartbeats are overdue.
         """
-        return await self._run(running.interrupted(self._context))
+        return list(told(await self._run(running.interrupted(self._context)), check_on_damage(on_damage)))
 
-    def interrupts(self, *, pending: bool = True) -> AsyncIterator[InterruptRecord]:
+    @overload
+    def interrupts(
+        self, *, on_damage: Literal["raise"] = ..., pending: bool = ...
+    ) -> AsyncIterator[InterruptRecord]: ...
+
+    @overload
+    def interrupts(
+        self, *, on_damage: Literal["mark"], pending: bool = ...
+    ) -> AsyncIterator[InterruptRecord | Damaged]: ...
+
+    def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> AsyncIterator[Any]:
         """Iterate over the interrupts of all threads, oldest first; ``pending``: those that are not consumed yet."""
-        return self._inbox(front.inbox(self.namespace, None, pending))
+        return self._listed(front.inbox(self.namespace, None, pending), check_on_damage(on_damage))
 
     async def verify(self) -> Report:
         """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
@@ -166,12 +212,7 @@ class AsyncStore:
     async def _run(self, flow: Flow[T]) -> T:
         return await self._offload.run(flow)
 
-    async def _pages(self, listing: front.Listing) -> AsyncIterator[CheckpointMeta]:
-        while not listing.done:
-            for meta in (await self._run(listing.next_page())).items:
-                yield meta
-
-    async def _inbox(self, inbox: Inbox) -> AsyncIterator[InterruptRecord]:
-        while not inbox.done:
-            for record in await self._run(inbox.next_page()):
-                yield record
+    async def _listed(self, pages: Pages, on_damage: OnDamage) -> AsyncIterator[Any]:
+        while not pages.done:
+            for entry in told(await self._run(pages.next_page()), on_damage):
+                yield entry

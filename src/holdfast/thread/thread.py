@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write
+from holdfast.model.damaged import Damaged, OnDamage, check_on_damage
 from holdfast.model.decision import Decision, DecisionKind
 from holdfast.model.effect import EffectRecord, Outcome
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Lane, Removed
 from holdfast.thread import front
 from holdfast.thread.cursor import Cursor
+from holdfast.thread.damage import told
 from holdfast.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, perform
-from holdfast.thread.history import History
+from holdfast.thread.history import History, WantedOfThread
 from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.lease import Lease, check_terms
 from holdfast.thread.ledger import Ledger, settle
@@ -108,9 +110,20 @@ class Thread:
         """Load one of this thread's checkpoints by its id; None if it is not there."""
         return self._run(front.get_of_thread(self._cursor, id))
 
+    @overload
+    def history(
+        self, *, on_damage: Literal["raise"] = ..., **wanted: Unpack[WantedOfThread]
+    ) -> History[CheckpointMeta]: ...
+
+    @overload
+    def history(
+        self, *, on_damage: Literal["mark"], **wanted: Unpack[WantedOfThread]
+    ) -> History[CheckpointMeta | Damaged]: ...
+
     def history(
         self,
         *,
+        on_damage: OnDamage = "raise",
         limit: int | None = None,
         before: CheckpointMeta | int | None = None,
         branch: str | None = None,
@@ -119,17 +132,25 @@ class Thread:
         trigger: str | None = None,
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
-    ) -> History:
+    ) -> History[Any]:
         """Iterate over checkpoints' metadata, newest first, read page by page without touching any state.
 
         This handle's branch, unless ``branch`` names another, or ``"*"`` for all. ``where`` compares metadata keys.
+        At a checkpoint that cannot be read it raises Corrupted and ends; with ``on_damage="mark"`` it gives a
+        ``Damaged`` in its place and goes on. ``limit`` does not count these.
         """
         listing = front.history(self._cursor, limit, before, branch, tag, graph, trigger, interrupt, where)
-        return self._store._listed(listing)
+        return self._store._history(listing, check_on_damage(on_damage))
 
-    def branches(self) -> list[Lane]:
+    @overload
+    def branches(self, *, on_damage: Literal["raise"] = ...) -> list[Lane]: ...
+
+    @overload
+    def branches(self, *, on_damage: Literal["mark"]) -> list[Lane | Damaged]: ...
+
+    def branches(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the thread's branches, oldest first."""
-        return self._run(front.branches(self._cursor))
+        return list(told(self._run(front.branches(self._cursor)), check_on_damage(on_damage)))
 
     def fork(
         self,
@@ -251,9 +272,17 @@ class Thread:
         flow = front.interrupt(self._store._context, self._cursor, checkpoint, kind, node, payload, prompt, id)
         return self._run(flow)
 
-    def interrupts(self, *, pending: bool = True) -> Iterator[InterruptRecord]:
+    @overload
+    def interrupts(self, *, on_damage: Literal["raise"] = ..., pending: bool = ...) -> Iterator[InterruptRecord]: ...
+
+    @overload
+    def interrupts(self, *, on_damage: Literal["mark"], pending: bool = ...) -> Iterator[InterruptRecord | Damaged]: ...
+
+    def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
         """Iterate over the interrupts of all branches of this thread, oldest first; ``pending``: not consumed yet."""
-        return self._store._inbox(front.inbox(self._cursor.lane.namespace, self.id, pending))
+        return self._store._listed(
+            front.inbox(self._cursor.lane.namespace, self.id, pending), check_on_damage(on_damage)
+        )
 
     def decide(
         self,
@@ -325,11 +354,15 @@ class Thread:
         result: T = perform(self._run, self._store._context, self._cursor, call)
         return result
 
-    def effects(self) -> Iterator[EffectRecord]:
+    @overload
+    def effects(self, *, on_damage: Literal["raise"] = ...) -> Iterator[EffectRecord]: ...
+
+    @overload
+    def effects(self, *, on_damage: Literal["mark"]) -> Iterator[EffectRecord | Damaged]: ...
+
+    def effects(self, *, on_damage: OnDamage = "raise") -> Iterator[Any]:
         """Iterate over the effects of all branches of this thread, in the order in which they were first begun."""
-        ledger = Ledger(self._cursor.lane.namespace, self.id)
-        while not ledger.done:
-            yield from self._store._run(ledger.next_page())
+        return self._store._listed(Ledger(self._cursor.lane.namespace, self.id), check_on_damage(on_damage))
 
     def settle(self, effect: EffectRecord, outcome: Outcome, *, by: str) -> EffectRecord:
         """Say how an effect ended of which nobody knew, once, and return it with the outcome.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import DecodeError, HoldfastError
+from holdfast.errors import Corrupted, HoldfastError
 from holdfast.model.checkpoint import CheckpointMeta, bare
 from holdfast.pieces.manifest import Entry, Key
 from holdfast.pieces.piece import Piece, Range, grown_by
@@ -185,8 +185,8 @@ def _verify_digest(row: Row, tip: Tip) -> list[Finding]:
         return [_finding(row, MISSING, f"its parent {row.parent_id} is not there")]
     try:
         meta = bare(CheckpointMeta, values_of(row))
-    except DecodeError as error:
-        return [_finding(row, DAMAGED, f"its notes cannot be read: {error.what}")]
+    except Corrupted as error:
+        return [_finding(row, DAMAGED, error.what)]
     if expected_digest(row, meta, tip.entries(), parent) != row.digest:
         return [_finding(row, DAMAGED, "description or content does not match the digest")]
     return []

@@ -20,7 +20,7 @@ from holdfast.thread import interrupts as interrupts_of
 from holdfast.thread import ledger
 from holdfast.thread.cursor import Context
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import from_microseconds
+from holdfast.thread.session import session_of
 from holdfast.thread.store import Store
 from holdfast.thread.verify import walk_lanes
 from holdfast.upkeep.report import WORDS, CheckReport
@@ -133,7 +133,7 @@ _PARTS = (
     _Part(
         "sessions",  # the contract lists them all at once, and they have nothing that could be decoded but moments
         lambda namespace, thread, _: lambda store: store.sessions(namespace, thread, False),
-        lambda row: [from_microseconds(moment) for moment in (row.started_us, row.seen_us, row.ended_us or 0)],
+        session_of,
         lambda row: (f"session {row.id}", None, None),
     ),
 )

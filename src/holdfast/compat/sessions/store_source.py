@@ -8,6 +8,7 @@ from holdfast.compat.sessions.interrupted import InterruptedSession
 from holdfast.compat.sessions.report import RecoveryReport, Skipped
 from holdfast.errors import Corrupted, DecodeError, InvalidInput
 from holdfast.model.checkpoint import Checkpoint
+from holdfast.model.damaged import Damaged
 from holdfast.model.ids import check_label
 from holdfast.model.session import InterruptedRun
 from holdfast.thread.perform import Flow, ask
@@ -24,12 +25,17 @@ class StoreSessions:
 
     def interrupted(self) -> tuple[list[InterruptedSession], list[Skipped]]:
         """Return all runs that did not end and whose process is gone, last seen first."""
-        return [_shown(run) for run in self._store.interrupted()], []
+        found = self._store.interrupted(on_damage="mark")
+        problems = [Skipped(f"session {run.id or '?'}", run.error.what) for run in found if isinstance(run, Damaged)]
+        return [_shown(run) for run in found if not isinstance(run, Damaged)], problems
 
     def recover(self, session_id: str, branch: str) -> RecoveryReport[Checkpoint]:
         """Return the newest checkpoint of a branch whose every byte matches its digest."""
         skipped = []
-        for meta in self._store.thread(session_id, branch=branch).history():
+        for meta in self._store.thread(session_id, branch=branch).history(on_damage="mark"):
+            if isinstance(meta, Damaged):
+                skipped.append(Skipped(f"checkpoint {meta.id or '?'} (seq {meta.seq})", meta.error.what))
+                continue
             try:
                 checkpoint = self._store.get(meta.id)
             except (Corrupted, DecodeError) as error:
@@ -55,8 +61,9 @@ class StoreSessions:
         if run is not None:
             run.end(reason)
             return True
-        dead = [found.session_id for found in self._store.interrupted() if found.thread_id == session_id]
-        ended = [self._store._run(_ending(self._store.namespace, name, reason)) for name in dead]
+        found = [run for run in self._store.interrupted(on_damage="mark") if run.thread_id == session_id]
+        dead = [run.id if isinstance(run, Damaged) else run.session_id for run in found]
+        ended = [self._store._run(_ending(self._store.namespace, name, reason)) for name in dead if name is not None]
         return any(ended)
 
 

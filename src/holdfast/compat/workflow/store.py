@@ -92,7 +92,7 @@ class StoreCheckpointStore(CheckpointStore):
         """Return summaries, newest first; no state is read."""
         store = await self._opened.store()
         page = await store._run(_entries(store._context))
-        problems = [Problem("damaged", name, "its description cannot be read") for name in page.damaged]
+        problems = [Problem("damaged", entry.id or "?", entry.error.what) for entry in page.damaged]
         return chosen(map(_info, page.items), problems, graph_name, run_id, limit)
 
     async def delete(self, id: str) -> int:

@@ -37,8 +37,10 @@ from holdfast.integrations.langgraph.question import (
 from holdfast.model.decision import Decision
 from holdfast.model.interrupt import Interrupt
 from holdfast.store.base import LaneKey, Query
+from holdfast.store.layout import UNREADABLE
 from holdfast.thread import interrupts
 from holdfast.thread.cursor import Context, Cursor
+from holdfast.thread.damage import unread
 from holdfast.thread.interrupts import PAGE_ROWS, InterruptRecord, paging, record_of
 from holdfast.thread.perform import Flow, ask
 
@@ -144,10 +146,12 @@ class Inbox:
     def waiting(self, thread: str | None = None) -> Flow[list[InterruptRecord]]:
         """Return what waits, oldest first; rows that a crash left open though their thread went on are closed."""
         found: list[InterruptRecord] = []
+        for lost in (yield from unread(self.context.namespace, thread)):
+            raise lost.error
         after, more = 0, True
         while more:
             rows = yield from ask(paging(self.context.namespace, thread, True, after))
-            for record in [record_of(row) for row in rows if is_langgraph(row.id)]:
+            for record in [record_of(row) for row in rows if is_langgraph(row.id) or UNREADABLE in row.id]:
                 if (yield from self._waits(record)):
                     found.append(record)
                 else:

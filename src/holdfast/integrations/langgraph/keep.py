@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.codec import encode
 from holdfast.errors import Conflict
 from holdfast.integrations.langgraph.delta import carried_writes, rebuilt_channels, walk
 from holdfast.integrations.langgraph.description import PARENT
 from holdfast.integrations.langgraph.names import Place
 from holdfast.integrations.langgraph.read import id_of_row, parent_of_row, place_of_row
 from holdfast.model.checkpoint import CheckpointMeta, bare
+from holdfast.model.damaged import Damaged
 from holdfast.pieces.manifest import root_digest
 from holdfast.store.base import PAGE_ROWS_MAX, Commit, Committed, LaneKey, Query, Removed, Row
 from holdfast.thread.cursor import Context
@@ -20,7 +20,7 @@ from holdfast.thread.history import Filter
 from holdfast.thread.load import open_tip
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.record import NO_PARENT, checkpoint_digest, encode_notes, meta_of, values_of
-from holdfast.thread.removal import REBUILT_FROM, prune, thread_names
+from holdfast.thread.removal import REBUILT_FROM, judged, prune, thread_names
 from holdfast.thread.retention import Keep, Pruned
 
 
@@ -28,7 +28,7 @@ def keep_latest(context: Context, thread: str) -> Flow[Removed]:
     """Delete all but the newest checkpoint of each namespace of a thread."""
     newest: dict[str, Row] = {}
     doomed: list[str] = []
-    for row in (yield from rows_of_thread(context, thread, ())):
+    for row in (yield from rows_of_thread(context, thread)):
         if newest.setdefault(row.lane.scope, row) is not row:
             doomed.append(row.id)
     return (yield from delete(context, thread, doomed))
@@ -37,13 +37,15 @@ def keep_latest(context: Context, thread: str) -> Flow[Removed]:
 def delete_runs(context: Context, run_ids: Collection[str]) -> Flow[Removed]:
     """Delete the checkpoints of these runs, in all threads."""
     removed = Removed()
+    wanted = [Filter(where={"run_id": run_id}) for run_id in run_ids]
+    damaged: list[Damaged] = []
     for thread in (yield from thread_names(context)):
-        doomed: set[str] = set()
-        for run_id in run_ids:
-            wanted = Filter(where={"run_id": run_id})
-            rows = yield from rows_of_thread(context, thread, wanted.needles())
-            doomed.update(row.id for row in rows if wanted.matches(meta_of(row)))
+        metas, unjudged, _ = judged((yield from rows_of_thread(context, thread)))
+        damaged += unjudged
+        doomed = [meta.id for meta in metas if any(each.matches(meta) for each in wanted)]
         removed += yield from delete(context, thread, doomed)
+    if damaged:  # it may be of one of the runs
+        raise damaged[0].error
     return removed
 
 
@@ -68,8 +70,8 @@ def delete(context: Context, thread: str, doomed: Collection[str]) -> Flow[Remov
 
 def carry_over(context: Context, thread: str, doomed: set[str]) -> Flow[None]:
     """Give checkpoints that stay what they need of a parent that goes."""
-    for row in (yield from rows_of_thread(context, thread, (encode(REBUILT_FROM),), writes=True)):
-        if row.id in doomed or row.parent_id not in doomed:
+    for row in (yield from rows_of_thread(context, thread, writes=True)):
+        if row.id in doomed or row.parent_id not in doomed or REBUILT_FROM not in meta_of(row).metadata:
             continue
         channels = rebuilt_channels(meta_of(row).metadata)
         if channels:
@@ -77,14 +79,12 @@ def carry_over(context: Context, thread: str, doomed: set[str]) -> Flow[None]:
             yield from ask(partial(_written, row.lane, row.id, carried, True))
 
 
-def rows_of_thread(
-    context: Context, thread: str, needles: tuple[bytes, ...], payload: bool = False, writes: bool = False
-) -> Flow[list[Row]]:
-    """Return the rows of a thread that may match, of all namespaces, newest first."""
+def rows_of_thread(context: Context, thread: str, payload: bool = False, writes: bool = False) -> Flow[list[Row]]:
+    """Return the rows of a thread, of all namespaces, newest first."""
     rows: list[Row] = []
     before: int | None = None
     while True:
-        query = Query(context.namespace, thread, before=before, needles=needles, payload=payload, writes=writes)
+        query = Query(context.namespace, thread, before=before, payload=payload, writes=writes)
         page = yield from ask(partial(_found, query))
         rows += page
         if len(page) < PAGE_ROWS_MAX:
@@ -100,10 +100,10 @@ def copy_thread(context: Context, source: str, target: str) -> Flow[None]:
 
     An interrupted copy is completed by repeating it; a target that holds anything else is refused.
     """
-    rows = yield from rows_of_thread(context, source, (), payload=True, writes=True)
+    rows = yield from rows_of_thread(context, source, payload=True, writes=True)
     rows.reverse()
     names = {row.id: _copied_name(row, target) for row in rows}
-    strangers = {row.id for row in (yield from rows_of_thread(context, target, ()))} - set(names.values())
+    strangers = {row.id for row in (yield from rows_of_thread(context, target))} - set(names.values())
     if strangers:
         raise Conflict(
             f"thread {target!r} has checkpoints of its own, {min(strangers)} for one",

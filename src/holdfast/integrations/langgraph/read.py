@@ -30,6 +30,7 @@ from holdfast.pieces.manifest import MARKS, RUN
 from holdfast.pieces.tip import Live, Tip
 from holdfast.store.base import Query, Row, WriteRow
 from holdfast.thread.cursor import Context, Cursor
+from holdfast.thread.damage import unread
 from holdfast.thread.history import Filter
 from holdfast.thread.load import decode_live, is_there, verify_digest
 from holdfast.thread.perform import Flow, ask
@@ -140,23 +141,43 @@ class Listing:
     done: bool = False
     size: int = 8
     heads: set[str] | None = None
+    failure: Corrupted | None = None  # about the checkpoint that comes next
 
     def next_page(self) -> Flow[list[CheckpointTuple]]:
         """Return the next ones, and remember where they ended."""
         if self.heads is None:
             assert self.query.thread is not None
             self.heads = yield from self.reader.heads(self.query.thread, self.query.scope)
-        size = self.size if self.left is None else min(self.left, PAGE_ROWS_MAX)
-        query = replace(self.query, limit=size)
+            lost = yield from unread(self.query.namespace, self.query.thread)
+            self.failure = lost[0].error if lost else None
+        if self.failure is not None:
+            raise self.failure
+        narrow = self.wanted != Filter() or self.before_id is not None
+        size = self.size if narrow or self.left is None else min(self.left, PAGE_ROWS_MAX)
+        query = replace(self.query, limit=size, payload=not narrow, writes=not narrow)
         rows = yield from ask(lambda store: store.find(query))
         self.size = min(self.size * 4, PAGE_ROWS_MAX)
         if rows:
             self.query = replace(self.query, before=rows[-1].seq)
-        wanted = [row for row in rows if self._matches(row)]
+        wanted = self._matching(rows)[: self.left]
+        if narrow and wanted:
+            names = Query(query.namespace, ids=tuple(row.id for row in wanted), payload=True, writes=True)
+            wanted = yield from ask(lambda store: store.find(names))
         found = yield from self._read(wanted, self.heads)
         if self.left is not None:
             self.left -= len(found)
-        self.done = len(rows) < size or self.left == 0
+        self.done = self.failure is None and (len(rows) < size or self.left == 0)
+        return found
+
+    def _matching(self, rows: list[Row]) -> list[Row]:
+        """Return the rows that are wanted, up to one that cannot be read: the next page raises its error."""
+        found = []
+        try:
+            for row in rows:
+                if self._matches(row):
+                    found.append(row)
+        except Corrupted as error:
+            self.failure = error
         return found
 
     def _read(self, rows: list[Row], heads: set[str]) -> Flow[list[CheckpointTuple]]:
@@ -168,9 +189,10 @@ class Listing:
         for row in rows:  # one by one, to leave out what was deleted while the list was read, and nothing else
             try:
                 found += yield from self.reader.read([row], heads)
-            except Corrupted:
+            except Corrupted as error:
                 if (yield from is_there(row)):
-                    raise
+                    self.failure = error
+                    break
         return found
 
     def _matches(self, row: Row) -> bool:
@@ -195,7 +217,7 @@ def listing(
     wanted = filter_of(filter or {})
     scope = None if ns is None else Place(thread, ns).scope
     namespace = reader.context.namespace
-    query = Query(namespace, thread, scope, needles=wanted.needles(), payload=True, writes=True)
+    query = Query(namespace, thread, scope)
     listed = Listing(reader, query, wanted, left=limit, done=limit is not None and limit <= 0)
     if checkpoint_id is not None:
         query = replace(query, ids=(Place(thread, ns or "").name(checkpoint_id),))

@@ -24,6 +24,7 @@ class Log:
     mark: bytes
     end: int
     garbage: int = 0
+    is_foreign: bool = False  # another one was there, of which more was acknowledged: it may have been any branch's
     gaps: int = 0  # places in it where there is no whole record; such a log is written anew only by a repair
     is_misplaced: bool = False  # its records belong into a log with another number: files were exchanged
     broken: str | None = None  # what is wrong with its end, if what was acknowledged last cannot be read

@@ -125,7 +125,9 @@ def _frames(
             result.findings.append(_finding(DAMAGED, log, part.start, part.end, "no record can be read there"))
     is_pending = tail is not None and pending == (log.number, tail.start)
     is_torn = tail is None or is_pending or frame.is_torn(read, tail.start, tail.end, log.mark)
-    if _lacks(log, parts, newest) or not is_torn:
+    lacks = _lacks(log, parts, newest)
+    log.is_foreign = lacks and newest is not None and newest.mark != log.mark
+    if lacks or not is_torn:
         log.gaps += 1
         log.broken = f"{log.path} is damaged from byte {log.end} on: what was saved there last cannot be read"
         result.findings.append(_finding(DAMAGED, log, log.end, size, log.broken))

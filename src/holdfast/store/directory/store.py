@@ -45,7 +45,7 @@ from holdfast.store.directory.root import Root, path_of
 from holdfast.store.finding import DAMAGED, LEFTOVER, Finding
 from holdfast.store.lock import is_mine, reentered
 from holdfast.store.memory.fact import Counters, Fact, Marked
-from holdfast.store.memory.keeper import writing
+from holdfast.store.memory.keeper import reading, writing
 from holdfast.store.memory.mend import restored
 from holdfast.store.memory.store import MemoryStore
 
@@ -362,6 +362,23 @@ class DirectoryStore(MemoryStore):
         found = super()._find(query)
         if query.ids is not None and len(found) < min(len(set(query.ids)), query.limit):
             self._check_complete()
+        return found
+
+    @reading
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        if self._logs.unreadable:
+            return [self._unreadable()]
+        threads = {lane.number: lane.key for lane in self._tables.lanes.values()}
+        found = []
+        for log in self._logs.known.values():
+            lane = threads.get(log.number)
+            if log.gaps and (
+                lane is None or log.is_foreign or (lane.namespace == namespace and thread in (None, lane.thread))
+            ):
+                what = f"a part of {log.path} cannot be read: something that was stored there is missing in lists"
+                name = None if lane is None or log.is_foreign else lane.thread
+                hint = "Repair the store: see docs/repair.md"
+                found.append(Corrupted(what, thread=name, path=str(log.path), hint=hint))
         return found
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from holdfast.errors import Conflict, NotFound
+from holdfast.errors import Conflict, Corrupted, NotFound
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
     PAGE_ROWS_MAX,
@@ -103,6 +103,10 @@ class MemoryStore(Keeper):
         return [self._tables.shown(row, query.payload, query.writes) for row in matching]
 
     @reading
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        return []
+
+    @reading
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
         return [
             lane.shown()
@@ -127,9 +131,8 @@ class MemoryStore(Keeper):
 
     @writing
     def reserve(self, count: int) -> int:
-        first = self._tables.last_stream + 1
         self._tables.last_stream += count
-        return first
+        return self._tables.last_stream - count + 1
 
     @writing
     def commit(self, commit: Commit) -> Committed:

@@ -95,7 +95,7 @@ class Tables:
         base = self.bytes.blobs.get(row.base) if row.base is not None else None
         digest = row.parent_digest
         if row.parent_id is not None and (row.lane.namespace, row.parent_id) in self.rows:
-            digest = digest or self.rows[row.lane.namespace, row.parent_id].digest
+            digest = self.rows[row.lane.namespace, row.parent_id].digest if digest is None else digest
         return row._replace(
             tags=tags, writes=ordered, base_data=None if base is None else base.read(), parent_digest=digest
         )

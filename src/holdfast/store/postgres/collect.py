@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast.errors import Corrupted
+from holdfast.errors import Corrupted, DecodeError
 from holdfast.pieces.coverage import Coverage, is_needed
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import OFFSET_BITS, Range
@@ -168,14 +168,23 @@ def _collect(connection: DeadlineConnection, before: dict[int, set[Source]]) -> 
     coverage = Coverage(lambda name: read_blob(connection, name))
     others = {lane for lanes in referring.values() for lane in lanes}
     needed: dict[int, set[Source]] = {lane: set() for lane in {*before, *others}}
+    blind: set[int] = set()  # lanes with a manifest that cannot be read: all that they refer to stays
     for lane, base, manifest in every(connection, queries.MANIFESTS_OF_LANES, (list(needed),)):
-        needed[lane].update(coverage.add(manifest, base))
+        try:
+            needed[lane].update(coverage.add(manifest, base))
+        except (Corrupted, DecodeError):
+            blind.add(lane)
+            needed[lane].update(before.get(lane, ()))
     dropped = [(lane, source) for lane, sources in before.items() for source in sources - needed[lane]]
     drop_references(connection, dropped)
     for lane, source in dropped:
         if isinstance(source, int):
             referring[source].discard(lane)
-    kept = {stream: coverage.ranges(stream) if referring[stream] else [] for stream in streams}
+    kept = {
+        stream: coverage.ranges(stream) if referring[stream] else []
+        for stream in streams
+        if blind.isdisjoint(referring[stream])
+    }
     # Only what lost a reference here: to lock also what is still needed would make savers wait for nothing.
     return _trim(connection, kept) + drop_blobs(connection, {name for _, name in dropped if isinstance(name, bytes)})
 

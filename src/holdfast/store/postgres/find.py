@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.store.base import PAGE_ROWS_MAX, Head, LaneKey, Query, Row
+from holdfast.store.base import PAGE_ROWS_MAX, Head, LaneKey, Query, Row, head_is_lost, lost_head
 from holdfast.store.layout import SEQ_MAX
 from holdfast.store.postgres import queries
 from holdfast.store.postgres.connection import DeadlineConnection
@@ -36,6 +36,8 @@ def find_head(connection: DeadlineConnection, lane: LaneKey) -> Head | None:
     number, thread = found[:2]
     last_seq, epoch, streams, ends = found[LANE_FIELDS : LANE_FIELDS + 4]
     fields = found[LANE_FIELDS + 4 :]
+    if fields[0] is None and last_seq:
+        raise head_is_lost(lane)
     row = None if fields[0] is None else read_row(lane, thread, fields, payload=True, writes=True)
     owned = {stream: (end - (stream << 28) if end else 0) for stream, end in zip(streams, ends, strict=True)}
     return Head(row, number, last_seq, epoch, owned)
@@ -64,10 +66,14 @@ def find_rows(connection: DeadlineConnection, query: Query) -> list[Row]:
 
 
 def _read(connection: DeadlineConnection, statement: str, bound: dict[str, Any], query: Query) -> list[Row]:
-    return [
-        read_row(LaneKey(*fields[2:LANE_FIELDS]), fields[1], fields[LANE_FIELDS:], query.payload, query.writes)
-        for fields in every(connection, statement, bound)
-    ]
+    rows = []
+    for _, thread, *fields in every(connection, statement, bound):
+        lane, columns = LaneKey(*fields[:4]), tuple(fields[4:])
+        if columns[0] is None:
+            rows.append(lost_head(lane, thread))
+        else:
+            rows.append(read_row(lane, thread, columns, query.payload, query.writes))
+    return rows
 
 
 def _conditions(query: Query) -> tuple[str, dict[str, Any]]:
@@ -80,7 +86,4 @@ def _conditions(query: Query) -> tuple[str, dict[str, Any]]:
     if query.tag is not None:
         text += queries.AND_TAG
         bound["tag"] = query.tag
-    for number, needle in enumerate(query.needles):
-        text += queries.AND_NEEDLE.replace("{number}", str(number))
-        bound[f"needle{number}"] = needle
     return text, bound

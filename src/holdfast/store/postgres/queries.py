@@ -31,7 +31,7 @@ SELECT {LANE_COLUMNS}, (SELECT c.id FROM {{schema}}.checkpoint c WHERE c.key = l
   l.head, l.last_seq, l.epoch, l.origin
 FROM {_LANE}
 WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s)
-  AND (%(scope)s::text IS NULL OR l.scope = %(scope)s) AND l.last_seq > 0
+  AND (%(scope)s::text IS NULL OR l.scope = %(scope)s) AND (l.last_seq <> 0 OR l.head <> 0)
 ORDER BY l.id"""
 
 _BY_ID = """
@@ -65,17 +65,18 @@ ROWS_OF_LANES_WITH_BOTH = (
 _HEADS = """
 FROM {schema}.thread t
 JOIN LATERAL (
-  SELECT * FROM {schema}.lane n WHERE n.thread = t.id AND (%(scope)s::text IS NULL OR n.scope = %(scope)s)
+  SELECT * FROM {schema}.lane n
+  WHERE n.thread = t.id AND (n.last_seq <> 0 OR n.head <> 0) AND (%(scope)s::text IS NULL OR n.scope = %(scope)s)
   ORDER BY n.head DESC LIMIT 1) l ON true
-JOIN {schema}.checkpoint c ON c.key = l.id << 32 | l.head
-WHERE t.namespace = %(namespace)s AND (%(before)s::bigint IS NULL OR t.id < %(before)s) {conditions}
+LEFT JOIN {schema}.checkpoint c ON c.key = l.id << 32 | l.head
+WHERE t.namespace = %(namespace)s AND (%(before)s::bigint IS NULL OR t.id < %(before)s)
+  AND (c.key IS NULL OR (true {conditions}))
 ORDER BY t.id DESC LIMIT %(limit)s"""
 HEADS_OF_THREADS = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS} {_HEADS}"
 HEADS_OF_THREADS_WITH_WRITES = f"SELECT {LANE_COLUMNS}, {ROW_COLUMNS}, {WRITE_COLUMNS} {_HEADS}"
 
 AND_STEP_MAX = " AND c.step <= %(step_max)s"
 AND_TAG = " AND EXISTS (SELECT 1 FROM {schema}.tag g WHERE g.checkpoint = c.key AND g.name = %(tag)s)"
-AND_NEEDLE = " AND position(%(needle{number})s::bytea IN c.notes) > 0"
 
 BYTES = """
 SELECT r.n, k.address, NULL::bytea, k.size, k.body

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.store.base import LaneKey, Row, WriteRow
-from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, uuid_bytes, uuid_text
+from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, unreadable_id, uuid_bytes, uuid_text
 from holdfast.store.writes import Packed, read
 
 _UUID, _TEXT = b"\0", b"\1"
+_UUID_BYTES = 17
 
 
 def pack_id(namespace: str, name: str) -> bytes:
@@ -22,12 +23,13 @@ def pack_id(namespace: str, name: str) -> bytes:
 
 def unpack_id(stored: bytes) -> str:
     """Return the id that ``pack_id`` stored."""
-    if stored[:1] == _UUID:
+    if stored[:1] == _UUID and len(stored) == _UUID_BYTES:
         return uuid_text(stored[1:])
+    name = stored[stored.find(b"\0") + 1 :] if stored[:1] == _TEXT else b""
     try:
-        return stored[stored.index(b"\0") + 1 :].decode()
-    except ValueError:  # it is damaged, and its checkpoint's digest tells; it must not hide the others in a list
-        return f"?{stored.hex()}"
+        return name.decode() if name and b"\0" not in name else unreadable_id(stored)
+    except ValueError:
+        return unreadable_id(stored)
 
 
 def pack_task(task: str) -> bytes:
@@ -58,7 +60,7 @@ def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool,
     manifest = b""
     if payload:
         base, base_size, base_body, manifest, present_parent_digest = fields[10:15]
-        parent_digest = parent_digest or present_parent_digest
+        parent_digest = present_parent_digest if parent_digest is None else parent_digest
         base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
     name = unpack_id(name)
     return Row(

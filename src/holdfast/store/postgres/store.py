@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from holdfast.errors import NotFound
+from holdfast.errors import Corrupted, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
@@ -67,6 +67,9 @@ class PostgresStore:
 
     def find(self, query: Query) -> list[Row]:
         return self._link.read(lambda connection: find_rows(connection, query))
+
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        return []  # a page that cannot be read is an error of the call that needs it
 
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
         def work(connection: DeadlineConnection) -> list[Lane]:

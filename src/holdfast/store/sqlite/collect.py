@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 import apsw
 
-from holdfast.errors import Corrupted
+from holdfast.errors import Corrupted, DecodeError
 from holdfast.pieces.coverage import Coverage, is_needed
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import STREAM_BYTES_MAX
@@ -111,11 +111,17 @@ def _settle_head(connection: apsw.Connection, lane: int) -> bool:
 def _collect(connection: apsw.Connection, before: dict[int, set[Source]]) -> int:
     coverage = Coverage(lambda name: read_blob(connection, name))
     scanned: set[int] = set()
+    blind: set[int] = set()  # lanes with a manifest that cannot be read: all that they refer to stays
 
     def scan(lane: int) -> set[Source]:
         scanned.add(lane)
-        rows = every(connection, queries.MANIFESTS_OF_LANE, span_of(lane))
-        return {source for base, manifest in rows for source in coverage.add(manifest, base)}
+        needed: set[Source] = set()
+        for base, manifest in every(connection, queries.MANIFESTS_OF_LANE, span_of(lane)):
+            try:
+                needed |= coverage.add(manifest, base)
+            except (Corrupted, DecodeError):
+                blind.add(lane)
+        return needed | (before.get(lane, set()) if lane in blind else set())
 
     for lane, sources in before.items():
         for source in sources - scan(lane):
@@ -132,7 +138,7 @@ def _collect(connection: apsw.Connection, before: dict[int, set[Source]]) -> int
     for source in candidates:
         if isinstance(source, bytes):
             freed += _drop_blob(connection, source)
-        else:
+        elif blind.isdisjoint(referring[source]):
             freed += _trim_stream(connection, source, coverage.ranges(source) if referring[source] else [])
     return freed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from holdfast.store.base import PAGE_ROWS_MAX, LaneKey, Query, Row
+from holdfast.store.base import PAGE_ROWS_MAX, LaneKey, Query, Row, lost_head
 from holdfast.store.layout import SEQ_BITS, SEQ_MAX, span_of
 from holdfast.store.sqlite import queries
 from holdfast.store.sqlite.collect import lane_of
@@ -34,19 +34,14 @@ def tags(connection: apsw.Connection, key: int) -> tuple[str, ...]:
 
 def _conditions(query: Query) -> tuple[str, dict[str, Any]]:
     """Return the conditions that any kind of list may have, as SQL and what is bound to it."""
-    text = "".join(
-        (
-            queries.AND_STEP_MAX if query.step_max is not None else "",
-            queries.AND_TAG if query.tag is not None else "",
-            *(queries.AND_NEEDLE.format(number=number) for number in range(len(query.needles))),
-        )
-    )
+    text = ""
     bound: dict[str, Any] = {"limit": max(0, min(query.limit, PAGE_ROWS_MAX))}
     if query.step_max is not None:
-        bound["step_max"] = query.step_max
+        text += queries.AND_STEP_MAX
+        bound["step_max"] = max(-(1 << 63), min(query.step_max, (1 << 63) - 1))
     if query.tag is not None:
+        text += queries.AND_TAG
         bound["tag"] = query.tag
-    bound.update({f"needle{number}": needle for number, needle in enumerate(query.needles)})
     return text, bound
 
 
@@ -85,9 +80,14 @@ def heads_of_threads(connection: apsw.Connection, query: Query) -> list[Row]:
     bound.update(namespace=query.namespace, scope=query.scope, before=query.before)
     statement = queries.HEADS_OF_THREADS + conditions + queries.NEWEST_THREAD_FIRST
     found = every(connection, statement, bound)
-    return [
-        read_row(LaneKey(*fields[1:5]), fields[0], fields[5:], False, tags(connection, fields[5])) for fields in found
-    ]
+    rows = []
+    for fields in found:
+        lane, thread, key = LaneKey(*fields[1:5]), fields[0], fields[5]
+        if key is None:
+            rows.append(lost_head(lane, thread))
+        else:
+            rows.append(read_row(lane, thread, fields[5:], False, tags(connection, key)))
+    return rows
 
 
 def rows_by_id(connection: apsw.Connection, query: Query) -> list[Row]:

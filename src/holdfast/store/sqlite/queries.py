@@ -13,7 +13,7 @@ LANES = """
 SELECT l.id, t.id, t.namespace, t.name, l.scope, l.branch, l.head, l.last_seq, l.epoch, l.origin
 FROM thread t JOIN lane l ON l.thread = t.id
 WHERE t.namespace = :namespace AND (:thread IS NULL OR t.name = :thread) AND (:scope IS NULL OR l.scope = :scope)
-  AND l.last_seq > 0
+  AND (l.last_seq <> 0 OR l.head <> 0)
 ORDER BY l.id"""
 
 LANES_OF_THREAD = """
@@ -141,16 +141,16 @@ ROWS_OF_LANE_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WH
 HEADS_OF_THREADS = f"""
 SELECT t.id, t.namespace, t.name, l.scope, l.branch, {ROW_COLUMNS}
 FROM thread t
-JOIN lane l ON l.thread = t.id AND l.head = (
-  SELECT max(head) FROM lane WHERE thread = t.id AND (:scope IS NULL OR scope = :scope))
-JOIN checkpoint c ON c.key = l.id << 32 | l.head
-WHERE t.namespace = :namespace AND (:before IS NULL OR t.id < :before)"""
+JOIN lane l ON l.thread = t.id AND (l.last_seq <> 0 OR l.head <> 0) AND l.head = (
+  SELECT max(head) FROM lane
+  WHERE thread = t.id AND (last_seq <> 0 OR head <> 0) AND (:scope IS NULL OR scope = :scope))
+LEFT JOIN checkpoint c ON c.key = l.id << 32 | l.head
+WHERE t.namespace = :namespace AND (:before IS NULL OR t.id < :before) AND (c.key IS NULL OR (true"""
 
 AND_STEP_MAX = " AND c.step <= :step_max"
 AND_TAG = " AND c.key IN (SELECT checkpoint FROM tag WHERE name = :tag)"
-AND_NEEDLE = " AND instr(c.notes, :needle{number}) > 0"
 NEWEST_FIRST = " ORDER BY c.key DESC LIMIT :limit"
-NEWEST_THREAD_FIRST = " ORDER BY t.id DESC LIMIT :limit"
+NEWEST_THREAD_FIRST = ")) ORDER BY t.id DESC LIMIT :limit"
 
 IDENTITY = "SELECT key, digest FROM checkpoint WHERE id = ?"
 ADD_CHECKPOINT = """
@@ -193,7 +193,7 @@ BLOB = "SELECT size, body FROM blob WHERE digest = ?"
 HAS_BLOB = "SELECT 1 FROM blob WHERE digest = ?"
 ADD_BLOB = "INSERT INTO blob (digest, size, body) VALUES (?, ?, ?)"
 DROP_BLOB = "DELETE FROM blob WHERE digest = ? RETURNING length(body)"
-BLOB_SIZES = "SELECT digest, length(body) FROM blob"
+BLOB_SIZES = "SELECT digest, ifnull(length(body), 0) FROM blob"
 
 CHUNKS = """
 SELECT address, size, body FROM chunk
@@ -206,7 +206,7 @@ LAST_CHUNK = "SELECT address, size FROM chunk WHERE address >= ? AND address < ?
 ADD_CHUNK = "INSERT INTO chunk VALUES (?, ?, ?)"
 DROP_CHUNKS = "DELETE FROM chunk WHERE address >= ? AND address < ?"
 DROP_CHUNK = "DELETE FROM chunk WHERE address = ?"
-STREAM_SIZES = "SELECT address >> 28, sum(length(body)) FROM chunk GROUP BY 1"
+STREAM_SIZES = "SELECT address >> 28, ifnull(sum(length(body)), 0) FROM chunk GROUP BY 1"
 
 REFS = "SELECT source, owned FROM ref WHERE lane = ?"
 OWNED = "SELECT source FROM ref WHERE lane = ? AND owned"

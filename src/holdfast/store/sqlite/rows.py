@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import contains
 from typing import Any
 
 from holdfast.errors import Corrupted
 from holdfast.store.base import LaneKey, Row
-from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, uuid_bytes, uuid_text
+from holdfast.store.layout import SEQ_MAX, unpack_or_nothing, unreadable_id, uuid_bytes, uuid_text
 
 StoredId = str | bytes
+_UUID_BYTES = 16
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "text": (str,), "bytes": (bytes,), "id": (str, bytes)}
 
 
@@ -23,6 +25,13 @@ class Shape:
             (*_TYPES[each.rstrip("?")], *((type(None),) if each.endswith("?") else ())) for each in columns.split()
         ]
         self._known: set[tuple[type, ...]] = set()  # a handful: looking one up costs less than looking at each value
+
+    def fits(self, fields: Sequence[Any]) -> bool:
+        """Tell whether all values are of these types."""
+        found = tuple(map(type, fields))
+        if found not in self._known and all(map(contains, self._columns, found)):
+            self._known.add(found)
+        return found in self._known
 
     def check(self, fields: Sequence[Any]) -> None:
         """Raise Corrupted if a value is of another type."""
@@ -51,9 +60,10 @@ def pack_id(namespace: str, name: str) -> StoredId:
 
 def unpack_id(stored: StoredId) -> str:
     """Return the id that ``pack_id`` stored."""
-    if isinstance(stored, bytes):
+    if isinstance(stored, bytes) and len(stored) == _UUID_BYTES:
         return uuid_text(stored)
-    return stored[stored.find("\0") + 1 :]
+    name = stored[stored.find("\0") + 1 :] if isinstance(stored, str) else ""
+    return name if name and "\0" not in name else unreadable_id(stored)
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"
@@ -80,6 +90,11 @@ def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool,
     return read_rows(lane, thread, [fields], payload, {fields[0]: tags})[0]
 
 
+def _odd_row(lane: LaneKey, thread: int, fields: tuple[Any, ...]) -> Row:
+    """Return what stands for a row with odd values: it lacks a description, so its readers say that it is damaged."""
+    return Row(lane, thread, fields[0] & SEQ_MAX, unpack_id(fields[1]), None, None, 0, 0, b"", b"", 0)
+
+
 def read_rows(
     lane: LaneKey, thread: int, found: list[tuple[Any, ...]], payload: bool, tags: dict[int, tuple[str, ...]]
 ) -> list[Row]:
@@ -89,13 +104,15 @@ def read_rows(
     _LANE.check(lane)
     shape = _ROW_WITH_PAYLOAD if payload else _ROW
     for fields in found:
-        shape.check(fields)
+        if not shape.fits(fields):
+            rows.append(_odd_row(lane, thread, fields))
+            continue
         key, name, parent, parent_digest, step, created, digest, size, notes = fields[:9]
         base = base_data = None
         manifest = b""
         if payload:
             base, base_size, base_body, manifest, present_parent_digest = fields[9:14]
-            parent_digest = parent_digest or present_parent_digest
+            parent_digest = present_parent_digest if parent_digest is None else parent_digest
             base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
         # A row is nearly always the parent of the one before it in the list, whose text is at hand then.
         text = child_parent_text if name == child_parent else unpack_id(name)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import apsw
 
-from holdfast.errors import HoldfastError, NotFound
+from holdfast.errors import Corrupted, HoldfastError, NotFound
 from holdfast.pieces.manifest import Source
 from holdfast.pieces.piece import Range
 from holdfast.store.base import (
@@ -27,6 +27,7 @@ from holdfast.store.base import (
     Sizes,
     WriteRow,
     check_batch,
+    head_is_lost,
 )
 from holdfast.store.boot import Clock, boot_clock
 from holdfast.store.effects import EffectRow
@@ -87,6 +88,8 @@ class SqliteStore:
             row = None
             if fields is not None:
                 row = with_writes(connection, read_row(lane, found.thread, fields, True, tags(connection, key)))
+            elif found.last_seq or found.head:
+                raise head_is_lost(lane)
             streams = every(connection, queries.OWNED, (found.number,))
             owned = {stream: stream_end(connection, stream) for (stream,) in streams}
             return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
@@ -104,6 +107,9 @@ class SqliteStore:
             return [with_writes(connection, row) for row in rows] if query.writes else rows
 
         return self._read(look)
+
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        return []  # a page that cannot be read is an error of the call that needs it
 
     def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
         wanted = {"namespace": namespace, "thread": thread, "scope": scope}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from holdfast.errors import DecodeError, InvalidInput
+from holdfast.errors import Corrupted, DecodeError, InvalidInput
 from holdfast.model.checkpoint import Checkpoint, CheckpointMeta, bare
 from holdfast.pieces.body import from_body
 from holdfast.pieces.manifest import Key, root_digest
@@ -253,7 +253,7 @@ class BundleReader:
 def _checked_values(row: Row) -> dict[str, object]:
     try:
         return records.checked_fields(values_of(row))
-    except (OverflowError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (Corrupted, OverflowError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DecodeError(f"the description of checkpoint {row.id} cannot be read") from error
 
 
