@@ -1,6 +1,6 @@
 """A process that is interrupted by real signals while it saves, and says at the end how it went.
 
-    python signal_victim.py URL (interrupt | save) COUNT SEED SECONDS
+    python real_signal_victim.py URL (interrupt | save) COUNT SEED SECONDS
 
 ``interrupt``: the handler raises KeyboardInterrupt, wherever in Holdfast it comes, also while an earlier one is on its
 way out; the program catches it and goes on. ``save``: the handler saves, through the very handle that it interrupted or

@@ -1,6 +1,6 @@
 """Real signals at any moment in a program that saves: nothing hangs, in no thread or process, and nothing is lost.
 
-See ``signal_victim`` for the program. Where another process can use the same store, this one saves beside it, so a lock
+See ``real_signal_victim`` for the program. Where another process can use the same store, this one saves beside it, so a lock
 that stays behind shows as ``StoreBusy`` here.
 """
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import holdfast
 from effort import effort
 
-VICTIM = Path(__file__).parent / "signal_victim.py"
+VICTIM = Path(__file__).parent / "real_signal_victim.py"
 INTERRUPTS = 500
 HANDLER_SAVES = 60
 TIMEOUT_S = 120
