@@ -137,8 +137,8 @@ def test_an_odd_value_gives_an_error_of_ours(original: Path, tmp_path: Path, tab
 
 def test_every_column_is_tried() -> None:
     connection = apsw.Connection(":memory:")
-    for text in TABLES.values():
-        connection.execute(text)
+    for definition in TABLES.values():
+        connection.execute(definition)
     found = {(table, name) for table in TABLES for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
 
     assert found == set(CASES)

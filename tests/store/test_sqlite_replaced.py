@@ -6,19 +6,26 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from forking import ended_well, forked
+
 import holdfast
 from holdfast.errors import Corrupted, HoldfastError, OutcomeUnknown, StoreRefused
 from holdfast.store.boot import Moment, boot_clock
+from holdfast.store.sqlite import files
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.thread.store import Store, make_context
 
 OTHER = """
 import json, sys, holdfast
+from holdfast.store.sqlite import files
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.thread.store import Store, make_context
 stores = []
@@ -118,7 +125,7 @@ def copy(source: Path, target: Path) -> None:
 
 def unlink(path: Path, *suffixes: str) -> None:
     for suffix in suffixes:
-        companion(path, suffix).unlink()
+        companion(path, suffix).unlink(missing_ok=True)
 
 
 def replace_by_copy(path: Path, *suffixes: str) -> None:
@@ -262,6 +269,86 @@ def test_what_another_process_saves_into_the_new_file_stays(path: Path, way: str
         assert set(other.acknowledged) <= ids_at(path)
     else:
         assert way in ("log deleted", "log replaced by a copy", "database emptied"), "it could have saved there"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_noticed_too_after_the_folder_was_left_alone_for_long(
+    path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then only the folder is looked at."""
+    monkeypatch.setattr(files, "SETTLED_NS", 20_000_000)
+    victim = Victim(path)
+    victim.save("before")
+    while time.time_ns() - path.parent.stat().st_ctime_ns < 60_000_000:
+        os.sched_yield()
+    victim.save("settled")
+    backend = victim.store._backend
+    assert isinstance(backend, SqliteStore)
+    assert backend._readers[0].files is not None
+    assert backend._readers[0].files._folder is not None, "the shorter way was not taken"
+
+    WAYS[way](path)
+    victim.save("first")
+    assert victim.acknowledged == ["before", "settled"]
+    check_refused(victim, way)
+    victim.store.close()
+
+
+def test_files_moved_away_and_back_are_the_same_unless_somebody_looked_meanwhile(path: Path) -> None:
+    victim, away = Victim(path), path.parent.with_name("away")
+    victim.save("before")
+    os.rename(path.parent, away)
+    os.rename(away, path.parent)
+    victim.save("unseen")
+    assert victim.acknowledged == ["before", "unseen"]
+
+    os.rename(path.parent, away)
+    victim.save("seen")
+    os.rename(away, path.parent)
+    check_refused(victim, "folder moved")
+    victim.store.close()
+    assert ids_at(path) == {"before", "unseen"}
+
+
+def test_a_link_that_leads_elsewhere_is_noticed(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    path.touch()
+    link.symlink_to(path)
+    victim = Victim(link)
+    victim.save("before")
+    assert victim.acknowledged == ["before"]
+
+    elsewhere = make_elsewhere(path)
+    link.unlink()
+    link.symlink_to(elsewhere)
+    victim.save("first")
+    assert victim.acknowledged == ["before"]
+    check_refused(victim, "")
+    victim.store.close()
+    assert ids_at(elsewhere) == {"foreign"}
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_connections_after_a_fork_are_to_the_same_file_or_refused(path: Path) -> None:
+    victim = Victim(path)
+    victim.save("before")
+
+    def child() -> None:
+        victim.save("forked")
+        assert victim.acknowledged == ["before", "forked"]
+
+    assert ended_well(forked(child))
+    restore_backup(path)
+
+    def lost_child() -> None:
+        victim.save("lost")
+        check_refused(victim, "")
+        assert victim.acknowledged == ["before"]
+
+    assert ended_well(forked(lost_child))
+    check_refused(victim, "")
+    victim.store.close()
+    assert ids_at(path) == {"foreign"}
 
 
 OLDER, ANOTHER, NOTHING_LIKE_IT = "an older copy", "another store", "zeros"

@@ -5,6 +5,9 @@ so a flipped bit anywhere in the file is an error when its page is read and neve
 beside it has SQLite's own checksums; damage there ends the log, as a power cut would.)
 
 The file is never opened by anything but SQLite: closing any other descriptor of it would drop the process's locks.
+
+A writer puts each transaction between ``begin`` and ``confirm``: files and tables must be what they were when the
+store was opened, before anything is written and again before anything is acknowledged.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ BLOB = "SELECT size, body FROM blob WHERE digest = ?"
 HAS_BLOB = "SELECT 1 FROM blob WHERE digest = ?"
 ADD_BLOB = "INSERT INTO blob (digest, size, body) VALUES (?, ?, ?)"
 DROP_BLOB = "DELETE FROM blob WHERE digest = ? RETURNING length(body)"
-BLOB_SIZES = "SELECT digest, ifnull(length(body), 0) FROM blob"
+BLOB_SIZES = "SELECT digest, coalesce(length(body), 0) FROM blob"
 
 CHUNKS = """
 SELECT address, size, body FROM chunk
@@ -206,7 +206,7 @@ LAST_CHUNK = "SELECT address, size FROM chunk WHERE address >= ? AND address < ?
 ADD_CHUNK = "INSERT INTO chunk VALUES (?, ?, ?)"
 DROP_CHUNKS = "DELETE FROM chunk WHERE address >= ? AND address < ?"
 DROP_CHUNK = "DELETE FROM chunk WHERE address = ?"
-STREAM_SIZES = "SELECT address >> 28, ifnull(sum(length(body)), 0) FROM chunk GROUP BY 1"
+STREAM_SIZES = "SELECT address >> 28, coalesce(sum(length(body)), 0) FROM chunk GROUP BY 1"
 
 REFS = "SELECT source, owned FROM ref WHERE lane = ?"
 OWNED = "SELECT source FROM ref WHERE lane = ? AND owned"
