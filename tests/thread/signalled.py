@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import holdfast
-from holdfast.errors import Conflict, Fenced, HoldfastError
+from holdfast.errors import Conflict, Fenced, HoldfastError, OutcomeUnknown
 
 sys.path.insert(0, str(Path(__file__).parent))
 from interrupted_runs import LINE, TTL_S, Run
@@ -56,7 +56,7 @@ class Program(Run):
                 signal.setitimer(clock, self.chance.uniform(0.00001, GAP_S_MAX))
             while self.armed:
                 self.act()
-        except (Conflict, Fenced) as error:
+        except (Conflict, Fenced, OutcomeUnknown) as error:
             self.refused.append(type(error).__name__)
             self.behind = True
         except KeyboardInterrupt:
@@ -83,8 +83,11 @@ class Program(Run):
 def beside(store: holdfast.Store, done: threading.Event, saved: list[int]) -> None:
     handle = store.thread("beside")
     while not done.is_set():
-        handle.save({"n": len(saved)})
-        saved.append(1)
+        try:
+            handle.save({"n": len(saved)})
+            saved.append(1)
+        except (Conflict, OutcomeUnknown):  # it was stored together with one that was interrupted
+            handle.latest()
 
 
 def main(url: str, mode: str, count: int, seed: int) -> None:
@@ -111,9 +114,9 @@ def main(url: str, mode: str, count: int, seed: int) -> None:
         report = store.verify()
         assert report, str(report)
     refused = {what: program.refused.count(what) for what in sorted(set(program.refused))}
-    print(
+    sys.stdout.write(
         f"{program.signals} signals, {program.raised} raised, {len(program.asked)} saves acknowledged and exact, "
-        f"{len(saved)} of another thread, refused {refused}"
+        f"{len(saved)} of another thread, refused {refused}\n"
     )
 
 
