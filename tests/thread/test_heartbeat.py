@@ -99,6 +99,7 @@ def test_the_thread_comes_with_the_first_and_goes_with_the_last() -> None:
 
     long = Pulse(3600.0, time.monotonic(), always)
     heartbeat.add(long)
+    eventually(lambda: heartbeat._thread is not None)
     first = heartbeat._thread
     heartbeat.add(Pulse(0.05, time.monotonic(), renew))
     assert beaten.wait(20)
@@ -106,6 +107,7 @@ def test_the_thread_comes_with_the_first_and_goes_with_the_last() -> None:
     heartbeat.remove(long)
     eventually(lambda: heartbeat._thread is None)
     heartbeat.add(long)
+    eventually(lambda: heartbeat._thread is not None)
 
     assert heartbeat._thread is not first
     heartbeat.close()

@@ -10,6 +10,7 @@ renewed by one thread, one after the other, so a store that blocks keeps them al
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import threading
 import time
@@ -97,9 +98,9 @@ class Heartbeat:
             if self._closed:
                 return
             self._pulses.add(pulse)
-            if self._thread is None or not self._thread.is_alive():  # an interrupt may have kept it from starting
-                self._thread = thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
-                thread.start()
+            if self._thread is None:
+                # Not Thread.start, which waits: interrupted there it leaves a lock taken that the new thread needs.
+                _thread.start_new_thread(self._start, ())
         self._wake.put(None)
 
     def remove(self, pulse: Pulse) -> None:
@@ -115,8 +116,16 @@ class Heartbeat:
             self._pulses.clear()
             thread = self._thread
         self._wake.put(None)
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSE_S_MAX)
+
+    def _start(self) -> None:
+        """Start the thread, unless there is one. Called in a thread of its own, where no signal comes in between."""
+        with self._lock, contextlib.suppress(RuntimeError):  # the program is just ending
+            if self._thread is None and self._pulses:
+                thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while (pulse := self._next()) is not None:
@@ -127,8 +136,6 @@ class Heartbeat:
         """Wait until a pulse is due and return it; None if there is none left."""
         while True:
             with self._lock:
-                if self._thread is not threading.current_thread():
-                    return None  # another one was started meanwhile
                 self._pulses = {pulse for pulse in self._pulses if not pulse.stopped}
                 if not self._pulses:
                     self._thread = None

@@ -266,9 +266,9 @@ def _place(row: SessionRow) -> tuple[str, str | None, int]:
 def is_gone(row: SessionRow) -> bool:
     """Tell whether the owner of a session that did not end is gone: by the kernel if it can know, else by the beats."""
     alive = is_alive(row.process)
-    if alive and row.process == str(this_process()):
-        here = _here.get(row.id)
-        return here is None or here() is None
+    here = _here.get(row.id)
+    if here is not None and here() is None and row.process == str(this_process()):
+        return True
     return row.left_us <= 0 if alive is None else not alive
 
 

@@ -59,8 +59,9 @@ class Changes:
             if key in self.put or key not in self._before or key in self.delete:
                 self._replace(key, whole)
             else:
-                self.extend[key] = self.extend[key] + new if key in self.extend else new
-                self._show(key, whole)
+                grown = self.extend[key] + new if key in self.extend else new
+                self.extend[key], self.view[key] = grown, whole  # what is seen is what is stored, whatever interrupts
+                self._measure(key, whole)
 
     def set(self, values: Mapping[str, Any]) -> None:
         """Replace values, or make keys; all or none."""
@@ -74,12 +75,12 @@ class Changes:
             if key not in self.view:
                 raise InvalidInput(f"state.{key} cannot be deleted: it is not in the state", path=f"state.{key}")
         for key in doomed:
-            self.extend.pop(key, None)
-            self.put.pop(key, None)
+            self._sizes.pop(key, None)
             if key in self._before:
                 self.delete.add(key)
+            self.extend.pop(key, None)
+            self.put.pop(key, None)
             del self.view[key]
-            self._sizes.pop(key, None)
 
     def check_untouched(self) -> None:
         """Raise InvalidInput if a value of the state was extended in place, which would not be stored."""
@@ -102,13 +103,13 @@ class Changes:
         return _taken(value, f"append.{key}")
 
     def _replace(self, key: str, value: Any) -> None:
+        # In this order: interrupted between, it is refused when the turn is saved.
+        self.put[key], self.view[key] = value, value
         self.delete.discard(key)
         self.extend.pop(key, None)
-        self.put[key] = value
-        self._show(key, value)
+        self._measure(key, value)
 
-    def _show(self, key: str, value: Any) -> None:
-        self.view[key] = value
+    def _measure(self, key: str, value: Any) -> None:
         self._sizes.pop(key, None)
         if isinstance(value, _SIZED):
             self._sizes[key] = len(value)
