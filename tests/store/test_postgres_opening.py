@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError, StoreBusy, StoreError, StoreRefused
 from holdfast.model.checkpoint import Write
 from holdfast.store.postgres import database as opening
 from holdfast.store.postgres.database import migration_scripts
-from holdfast.testing.postgres import PostgresServer, find_account, find_install
+from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.proxy import LOCALHOST, bind_free_port
 from holdfast.testing.waiting import wait_until
 
@@ -561,43 +561,6 @@ def test_a_database_without_an_encoding_holds_every_name(postgres: PostgresServe
         assert [meta.thread_id for meta in store.threads()] == ["käfer 甲虫"]
 
 
-@contextlib.contextmanager
-def standby_of(server: PostgresServer, folder: Path) -> Iterator[PostgresServer]:
-    """Start a copy of the server that follows it."""
-    program = find_install(18) / "bin" / "pg_basebackup"
-    if not program.is_file():
-        missing("pg_basebackup: no standby can be made")
-    with (server.data / "pg_hba.conf").open("a", encoding="utf-8") as rules:
-        rules.write("local replication all trust\n")
-    with server.connect() as connection:
-        connection.execute("select pg_reload_conf()")
-    copy: list[str | Path] = [
-        program,
-        "-D",
-        folder / "data",
-        "-h",
-        server.directory,
-        "-p",
-        str(server.port),
-        "-U",
-        "postgres",
-    ]
-    copy += ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
-    wait_until(lambda: subprocess.run(copy, capture_output=True, check=False).returncode == 0)
-    account = find_account()
-    for place in (folder, *folder.rglob("*")):
-        if account is not None:
-            os.chown(place, account.pw_uid, account.pw_gid)
-    with PostgresServer(folder) as standby:
-        yield standby
-
-
-def missing(what: str) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        pytest.fail(what)
-    pytest.skip(what)
-
-
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Make a folder that another user of this machine can reach."""
@@ -612,7 +575,7 @@ def test_a_standby_is_refused(folder: Path) -> None:
     """Also one that has all the tables: it may show an old newest checkpoint."""
     with PostgresServer() as primary:
         holdfast.open(primary.url()).close()
-        with standby_of(primary, folder) as standby:
+        with primary.standby(folder) as standby:
             with standby.connect() as connection:
                 assert connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
                 wait_until(lambda: has_schema(connection, "holdfast"))

@@ -24,7 +24,8 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -143,6 +144,7 @@ class PostgresServer:
     ) -> None:
         self.settings = {**SETTINGS, **(settings or {})}
         self._given = directory
+        self._major = major
         self._install = find_install(major)
         self._account = find_account()
         self._postmaster: subprocess.Popen[bytes] | None = None
@@ -304,6 +306,36 @@ class PostgresServer:
         with self.connect() as connection:
             connection.execute(statement)
         return name
+
+    @contextmanager
+    def standby(self, directory: Path) -> Iterator[PostgresServer]:
+        """Start a copy of the server that follows it, in a directory that PostgreSQL's user can reach."""
+        rules = self.data / "pg_hba.conf"
+        if "local replication" not in rules.read_text(encoding="utf-8"):
+            with rules.open("a", encoding="utf-8") as file:
+                file.write("local replication all trust\n")
+            with self.connect() as connection:
+                connection.execute("select pg_reload_conf()")
+        program = self._install / "bin" / "pg_basebackup"
+        if not program.is_file():
+            raise PostgresUnavailable("pg_basebackup: no standby can be made")
+        source: list[str | Path] = ["-h", self.directory, "-p", str(self.port), "-U", SUPERUSER]
+        copy: list[str | Path] = [
+            program,
+            "-D",
+            directory / "data",
+            *source,
+            "--write-recovery-conf",
+            "--checkpoint=fast",
+            "--no-sync",
+        ]
+        self._poll(  # the rule above takes a moment to be in force
+            lambda: subprocess.run(copy, capture_output=True, check=False).returncode == 0, START_SECONDS, "no copy"
+        )
+        for place in (directory, *directory.rglob("*")):
+            self._hand_over(place)
+        with PostgresServer(directory, major=self._major) as follower:
+            yield follower
 
     def log_tail(self, lines: int = LOG_LINES) -> str:
         """Return the last lines that the server said, for an error message."""

@@ -423,6 +423,10 @@ def _is_settled(context: Context, cursor: Cursor, make: MakeChange, request: Req
             checkpoint=stored.id,
             hint="Give each checkpoint its own id, or none",
         )
+    try:  # a write of nothing: the answer must be as durable as the first save's would have been, on a standby too
+        yield from ask(lambda store: store.tag(stored.lane.namespace, stored.id, (), ()))
+    except NotFound:
+        return (yield from _is_settled(context, cursor, make, request))  # it was deleted meanwhile
     head = yield from ask(lambda store: store.head(cursor.lane))
     if head is not None and head.row is not None and head.row.id == stored.id:
         cursor.seen, cursor.tip = Seen.of(head), None

@@ -17,6 +17,10 @@ from psycopg.abc import PQGen
 
 T = TypeVar("T")
 
+WAIT_GIVEN_UP = {"01000", "57P01"}
+"""Codes of the warning with which a server that committed only locally answers, after a cancelled wait and before it
+ends the connection. The text is in the server's language. No statement of ours gives another warning of these codes."""
+
 CHECK_INTERVAL_S = 0.25
 """How often a wait looks for Ctrl-C and the deadline."""
 
@@ -31,6 +35,15 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
     deadline: float = float("inf")
     statements: dict[str, str]  # our SQL with the schema's name filled in; shared by all connections of a store
     committing: bool = False  # a lost answer from now on leaves the outcome open
+    in_doubt: bool = False  # the server says that it committed, but did not wait for its standby
+
+    def watch(self) -> None:
+        """Notice from now on when the server gives up waiting for its synchronous standby; it calls that a success."""
+        self.add_notice_handler(self._noticed)
+
+    def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING" and notice.sqlstate in WAIT_GIVEN_UP:
+            self.in_doubt = True
 
     def is_open(self) -> bool:
         """Look whether the server has closed the connection while nobody used it; if so, close it. Nothing is sent."""
@@ -62,9 +75,10 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
             raise
 
 
-OWN_PATH = """
-SELECT CASE WHEN pg_catalog.pg_backend_pid() = %s::int
-  THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END"""
+OWN_SETTINGS = """
+SELECT CASE WHEN pg_catalog.pg_backend_pid() = %s::int THEN ARRAY[
+  pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false),
+  pg_catalog.set_config('client_min_messages', 'warning', false)] END"""
 
 
 def is_pooled(connection: DeadlineConnection) -> bool:
@@ -72,7 +86,8 @@ def is_pooled(connection: DeadlineConnection) -> bool:
 
     A prepared statement is then not where it was, or is another one of the same name. A pooler shows itself by the
     process number it made up for the client when it connected. Where there is none, the connection gets a search path
-    with nothing on it that others can write to. A pooler's connections stay as they are: they are not only ours.
+    with nothing on it that others can write to, and hears every warning. A pooler's connections stay as they are: they
+    are not only ours.
     """
-    row = connection.execute(OWN_PATH, (connection.info.backend_pid,), prepare=False).fetchone()
+    row = connection.execute(OWN_SETTINGS, (connection.info.backend_pid,), prepare=False).fetchone()
     return row is None or row[0] is None

@@ -26,7 +26,7 @@ SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_i
   pg_catalog.current_setting('transaction_read_only'), pg_catalog.current_setting('server_encoding'),
   pg_catalog.current_setting('default_transaction_isolation'), pg_catalog.current_setting('fsync'),
   pg_catalog.current_setting('full_page_writes'), pg_catalog.current_setting('synchronous_commit'),
-  pg_catalog.current_schemas(true)::text[]"""
+  pg_catalog.current_setting('client_min_messages'), pg_catalog.current_schemas(true)::text[]"""
 SAFE_PATH = "SET LOCAL search_path = pg_catalog, pg_temp"
 ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('holdfast schema {schema}', 0))"
 HAS_SCHEMA = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s"
@@ -110,7 +110,7 @@ def _version(connection: DeadlineConnection, target: Target) -> int | None:
 def _check_server(connection: DeadlineConnection, target: Target) -> None:
     found = one(connection, SETTINGS)
     assert found is not None
-    version, is_standby, read_only, encoding, isolation, *durability, path = found
+    version, is_standby, read_only, encoding, isolation, *durability, messages, path = found
     if version < SERVER_VERSION_MIN:
         raise _refused(target, "the server is older than PostgreSQL 13", "Use a newer one")
     if is_standby:
@@ -138,6 +138,12 @@ def _check_server(connection: DeadlineConnection, target: Target) -> None:
             target,
             f"the search path looks into schema {path[0]!r} before PostgreSQL's own: others may plant functions there",
             "Leave pg_catalog out of search_path for this user and database: then it comes first",
+        )
+    if messages in ("error", "fatal", "panic"):
+        raise _refused(
+            target,
+            f"the server runs with client_min_messages={messages}: it would not tell that a standby lacks a commit",
+            "Set it to warning for this user: ALTER ROLE … SET client_min_messages",
         )
     _check_durability(target, durability)
 

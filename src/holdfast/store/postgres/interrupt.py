@@ -30,7 +30,7 @@ def add_interrupt(connection: DeadlineConnection, row: InterruptRow) -> Interrup
             "created": row.created_us,
         },
     )
-    stored = find_interrupt(connection, row.lane.namespace, row.id)
+    stored = _stored(connection, row.lane.namespace, row.id)
     if stored is None:
         raise NotFound(row.checkpoint, thread=row.lane.thread, checkpoint=row.checkpoint)
     if (stored.lane, stored.checkpoint, stored.digest) != (row.lane, row.checkpoint, row.digest):
@@ -86,8 +86,14 @@ def find_interrupt(connection: DeadlineConnection, namespace: str, interrupt: st
     return None if found is None else _read(found)
 
 
+def _stored(connection: DeadlineConnection, namespace: str, interrupt: str) -> InterruptRow | None:
+    """Return one interrupt, or None, when everything up to it is on a synchronous standby too."""
+    found = one(connection, queries.INTERRUPT_AS_STORED, (pack_id(namespace, interrupt),))
+    return None if found is None else _read(found)
+
+
 def _must_find(connection: DeadlineConnection, namespace: str, interrupt: str) -> InterruptRow:
-    row = find_interrupt(connection, namespace, interrupt)
+    row = _stored(connection, namespace, interrupt)
     if row is None:
         raise NotFound(f"interrupt {interrupt}", hint="It went with its checkpoint, or never was")
     return row

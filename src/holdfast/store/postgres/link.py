@@ -1,7 +1,8 @@
 """Connections and what can go wrong with them: a pool, a deadline for every call, and a second try where that is safe.
 
 Every call is of one of three kinds. A *read* may be repeated as often as need be. A *write* is one statement and gives
-its first result again when repeated (by checkpoint id, token or key), so a lost answer is settled by asking again. A
+its first result again when repeated (by checkpoint id, token or key), so a lost answer is settled by asking again; it
+locks the row it answers with, so that the answer waits for a synchronous standby like the first one. A
 *change* is a transaction of several statements; it is repeated too, unless the answer to its COMMIT was lost.
 
 Nothing outlives the deadline. What could not be settled by then is ``OutcomeUnknown`` if it may have been applied.
@@ -101,7 +102,10 @@ class Link:
         for attempt in itertools.count():
             with self._connection(deadline, unknown, name) as connection:
                 try:
-                    return work(connection)
+                    result = work(connection)
+                    if connection.in_doubt and may_be_applied(connection):
+                        raise self._not_replicated(name)
+                    return result
                 except psycopg.Error as error:
                     failure = error
                 lost = is_lost(failure, connection)
@@ -115,7 +119,7 @@ class Link:
     @contextlib.contextmanager
     def _connection(self, deadline: float, unknown: bool, name: str | None) -> Iterator[DeadlineConnection]:
         pool, connection = self._checked_out(deadline, unknown, name)
-        connection.deadline, connection.committing = deadline, False
+        connection.deadline, connection.committing, connection.in_doubt = deadline, False, False
         try:
             yield connection
         except BaseException:
@@ -172,6 +176,7 @@ class Link:
 
     def _configure(self, connection: DeadlineConnection) -> None:
         connection.statements = self.statements
+        connection.watch()
         connection.deadline = time.monotonic() + self._target.connect_timeout_s
         if is_pooled(connection) and self._target.prepare is None:
             connection.prepare_threshold = None
@@ -191,6 +196,14 @@ class Link:
             "connect_timeout": target.connect_timeout_s,
             "client_encoding": "utf8",
         }
+
+    def _not_replicated(self, name: str | None) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            "the server stored it, but its wait for the synchronous standby was cancelled: a failover may lose it",
+            checkpoint=name,
+            path=self._target.shown,
+            hint="When the standby is back, do the same again with the same id: that waits for the standby",
+        )
 
     def _given_up(self, error: psycopg.Error, unknown: bool, name: str | None) -> HoldfastError:
         if unknown:

@@ -106,7 +106,8 @@ SELECT * FROM {schema}.commit_checkpoint(
 
 IDENTITIES = "SELECT id, key, digest FROM {schema}.checkpoint WHERE id = ANY(%s::bytea[])"
 LANE_NUMBER = f"""
-SELECT l.id FROM {_LANE} WHERE t.namespace = %s AND t.name = %s AND l.scope = %s AND l.branch = %s"""
+SELECT l.id FROM {_LANE} WHERE t.namespace = %s AND t.name = %s AND l.scope = %s AND l.branch = %s
+FOR NO KEY UPDATE OF l"""
 PUT_BLOBS = "SELECT {schema}.put_blobs(%s::bytea[], %s::int[], %s::bytea[])"
 BLOB_IDS = "SELECT digest, id FROM {schema}.blob WHERE digest = ANY(%s::bytea[])"
 COPY_CHECKPOINTS = """
@@ -377,6 +378,7 @@ SELECT %(id)s, p.thread, %(scope)s, %(branch)s, %(checkpoint)s, %(digest)s, %(bo
 ON CONFLICT (id) DO NOTHING RETURNING 1"""
 INTERRUPT = f"""
 SELECT {_INTERRUPT} FROM {{schema}}.interrupt i JOIN {{schema}}.thread t ON t.id = i.thread WHERE i.id = %s"""
+INTERRUPT_AS_STORED = f"{INTERRUPT} FOR NO KEY UPDATE OF i"  # a lock makes it wait for a synchronous standby
 DECIDE = """
 UPDATE {schema}.interrupt SET decision = %s, decided_by = %s, decided = %s
 WHERE id = %s AND digest = %s AND decision IS NULL"""

@@ -5,6 +5,9 @@
 -- another thread holds that one's row too. A delete holds all branches and then the rows of all threads that share a
 -- stream with it, so nothing moves under it.
 --
+-- Whoever answers that something is stored has written or locked a row in the same transaction: only then does the answer
+-- wait for a synchronous standby, also if it was stored by an earlier attempt.
+--
 -- Every function has a search path of its own: whatever another user of the database has planted elsewhere, it calls and
 -- uses only what belongs to PostgreSQL and what is named with its schema.
 
@@ -200,7 +203,8 @@ END $$;
 
 -- Puts small new bytes into their slot. In a slot of the same window they follow what is there; what an older window left
 -- they replace, but only if `chunk` holds that too. Otherwise nothing happens and the answer is false.
-CREATE FUNCTION {schema}.put_fresh(p_address bigint, p_body bytea) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION {schema}.put_fresh(p_address bigint, p_body bytea) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   INSERT INTO {schema}.fresh AS f VALUES ((p_address >> 28 << 7) | ((p_address >> 9) & 127), p_address, p_body)
     ON CONFLICT (slot) DO UPDATE SET
@@ -372,7 +376,8 @@ END $$;
 CREATE FUNCTION {schema}.put_writes(
   p_namespace text, p_thread text, p_scope text, p_checkpoint bytea,
   p_tasks bytea[], p_sizes int[], p_bodies bytea[], p_was bytea[] DEFAULT NULL
-) RETURNS TABLE (other_task bytea, other_size int, other_body bytea) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+) RETURNS TABLE (other_task bytea, other_size int, other_body bytea)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_thread bigint;
 BEGIN
@@ -445,6 +450,7 @@ BEGIN
 
   SELECT e.* INTO effect FROM {schema}.effect e WHERE e.id = p_id;
   IF effect.owner = p_owner AND effect.attempt = p_attempt THEN
+    PERFORM 1 FROM {schema}.effect e WHERE e.id = p_id FOR NO KEY UPDATE;
     RETURN;
   END IF;
   IF epoch <> p_epoch OR (p_token IS NULL AND v_expires > clock_timestamp())
@@ -482,5 +488,6 @@ CREATE FUNCTION {schema}.end_effect(
 BEGIN
   UPDATE {schema}.effect e SET status = p_status, body = p_body, ended = p_ended, settled_by = p_by
     WHERE e.id = p_id AND e.status = 'intended' AND e.attempt = p_attempt AND e.owner = p_owner;
-  RETURN QUERY SELECT e.* FROM {schema}.effect e WHERE e.id = p_id;  -- whoever was first, what it did is seen here
+  -- Whoever was first, what it did is seen here.
+  RETURN QUERY SELECT e.* FROM {schema}.effect e WHERE e.id = p_id FOR NO KEY UPDATE;
 END $$;
