@@ -13,6 +13,7 @@ more than that. Only one delete runs at a time.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.errors import Corrupted
@@ -35,6 +36,26 @@ class Spared(NamedTuple):
     alive: bool
     tagged: bool
     forked: bool
+
+
+@dataclass(slots=True)
+class SpareRows:
+    """Rows of streams that nobody needs, by address. What stands in both tables is judged and deleted in each apart."""
+
+    chunks: list[int] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
+
+    def add(self, is_fresh: bool, address: int) -> None:
+        """Take in a row of ``fresh`` or of ``chunk``."""
+        (self.fresh if is_fresh else self.chunks).append(address)
+
+    def drop(self, connection: DeadlineConnection) -> int:
+        """Delete them, and return their bytes."""
+        dropped = 0
+        for statement, addresses in ((queries.DROP_CHUNKS, self.chunks), (queries.DROP_FRESH, self.fresh)):
+            if addresses:
+                dropped += sum(length for (length,) in every(connection, statement, (addresses,)))
+        return dropped
 
 
 def delete_checkpoints(
@@ -169,13 +190,13 @@ def drop_references(connection: DeadlineConnection, dropped: Collection[tuple[in
 
 
 def _trim(connection: DeadlineConnection, kept: dict[int, list[tuple[int, int]]]) -> int:
-    doomed = []
-    for address, size in every(connection, queries.CHUNK_SIZES, {"streams": list(kept)}):
+    spare = SpareRows()
+    for is_fresh, address, size in every(connection, queries.ROW_SIZES, {"streams": list(kept)}):
         stream = address >> OFFSET_BITS
         start = address - (stream << OFFSET_BITS)
         if not is_needed(start, start + size, kept[stream]):
-            doomed.append(address)
-    return sum(length for (length,) in every(connection, queries.DROP_CHUNKS, {"addresses": doomed})) if doomed else 0
+            spare.add(is_fresh, address)
+    return spare.drop(connection)
 
 
 def drop_blobs(connection: DeadlineConnection, names: Collection[bytes]) -> int:

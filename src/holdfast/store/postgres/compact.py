@@ -47,5 +47,5 @@ def _merge(connection: DeadlineConnection, rows: list[Chunk]) -> None:
     if len(rows) == 1:
         return  # by itself it was packed when it was saved
     data = b"".join(unpack_body(size, body) for _, size, body in rows)
-    every(connection, queries.DROP_CHUNKS, {"addresses": [address for address, _, _ in rows]})
+    every(connection, queries.DROP_CHUNKS, ([address for address, _, _ in rows],))
     run(connection, queries.ADD_CHUNK, (rows[0][0], len(data), pack_body(data)))

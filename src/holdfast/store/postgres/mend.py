@@ -21,6 +21,7 @@ from holdfast.store.leases import fenced
 from holdfast.store.patch import patched
 from holdfast.store.postgres import queries
 from holdfast.store.postgres.collect import (
+    SpareRows,
     begin_delete,
     drop_blobs,
     drop_references,
@@ -59,7 +60,7 @@ class Rebuild:
     lacking: list[tuple[int, Source]] = field(default_factory=list)  # references
     spare: list[tuple[int, Source]] = field(default_factory=list)
     blobs: list[bytes] = field(default_factory=list)
-    chunks: list[int] = field(default_factory=list)
+    spare_rows: SpareRows = field(default_factory=SpareRows)
     tags: list[tuple[int, str]] = field(default_factory=list)
     interrupts: list[int] = field(default_factory=list)
 
@@ -85,7 +86,7 @@ def rebuild(connection: DeadlineConnection, drop: bool) -> list[Finding]:
     for statement in (queries.DROP_LANES, queries.DROP_STREAM_REFS_OF_LANES, queries.DROP_BLOB_REFS_OF_LANES):
         run(connection, statement, (plan.empty,))
     drop_blobs(connection, plan.blobs)
-    every(connection, queries.DROP_CHUNKS, {"addresses": plan.chunks})
+    plan.spare_rows.drop(connection)
     for tag in plan.tags:
         run(connection, queries.DROP_TAG, tag)
     for interrupt in plan.interrupts:
@@ -199,12 +200,12 @@ def _plan_bytes(connection: DeadlineConnection, plan: Rebuild, survey: Survey, d
     blobs = {name for (name,) in every(connection, queries.BLOB_NAMES)}
     streams: set[int] = set()
     spare: dict[Source, None] = {}
-    for address, size in every(connection, queries.ALL_CHUNK_SIZES):
+    for is_fresh, address, size in every(connection, queries.ALL_ROW_SIZES):
         stream = address >> OFFSET_BITS
         streams.add(stream)
         if drop and survey.is_spare(stream, address - address_of(stream, 0), size):
             spare[stream] = None
-            plan.chunks.append(address)
+            plan.spare_rows.add(is_fresh, address)
     if drop:
         plan.blobs = sorted(survey.spare_blobs(blobs))
     plan.findings += [spare_bytes(source) for source in [*spare, *plan.blobs]]

@@ -18,9 +18,10 @@ from holdfast.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, pack_body
 WINDOW_BYTES = 65_536
 
 ReadRows = Callable[[int, int], list[tuple[int, bytes]]]
-"""Returns the fresh rows that begin between two addresses, in order, but not those that ``chunk`` holds too.
+"""Returns the fresh rows that begin between two addresses, in order, but not the bytes that ``chunk`` holds too.
 
-It does hold some if the save that left the window was deleted: then the window is left once more.
+It does hold some if the save that left the window was deleted: then the window is left once more. A row that was
+written on since then is held only up to where it ended; what was added to it is returned.
 """
 
 

@@ -212,20 +212,20 @@ LOCK_BLOBS = "SELECT 1 FROM {schema}.blob WHERE digest = ANY(%s::bytea[]) ORDER 
 DROP_BLOBS = """
 DELETE FROM {schema}.blob b WHERE b.digest = ANY(%s::bytea[])
   AND NOT EXISTS (SELECT 1 FROM {schema}.blob_ref r WHERE r.digest = b.digest) RETURNING length(b.body)"""
-CHUNK_SIZES = """
-SELECT k.address, k.size FROM unnest(%(streams)s::bigint[]) s
+# The same bytes may be in `chunk` and in `fresh`, also at the same address, in rows of different lengths. So every row
+# is judged by its own address and length, and is deleted from its own table only.
+ROW_SIZES = """
+SELECT false AS is_fresh, k.address, k.size FROM unnest(%(streams)s::bigint[]) s
 JOIN {schema}.chunk k ON k.address >= s << 28 AND k.address < (s + 1) << 28
 UNION ALL
-SELECT f.address, length(f.body) FROM unnest(%(streams)s::bigint[]) s
+SELECT true, f.address, length(f.body) FROM unnest(%(streams)s::bigint[]) s
 JOIN {schema}.fresh f ON f.slot >= s << 7 AND f.slot < (s + 1) << 7"""
 BLOB_SIZE = "SELECT size FROM {schema}.blob WHERE digest = %s"
 IDENTITY = "SELECT key, digest FROM {schema}.checkpoint WHERE id = %s"
-DROP_CHUNKS = """
-WITH small AS (
-  DELETE FROM {schema}.fresh f USING unnest(%(addresses)s::bigint[]) a
-  WHERE f.slot = (a >> 28 << 7) | ((a >> 9) & 127) AND f.address = a RETURNING length(body)),
-large AS (DELETE FROM {schema}.chunk WHERE address = ANY(%(addresses)s::bigint[]) RETURNING length(body))
-SELECT * FROM small UNION ALL SELECT * FROM large"""
+DROP_CHUNKS = "DELETE FROM {schema}.chunk WHERE address = ANY(%s::bigint[]) RETURNING length(body)"
+DROP_FRESH = """
+DELETE FROM {schema}.fresh f USING unnest(%s::bigint[]) a
+WHERE f.slot = (a >> 28 << 7) | ((a >> 9) & 127) AND f.address = a RETURNING length(body)"""
 DROP_WRITES_OF_THREAD = "DELETE FROM {schema}.write WHERE thread = %s"
 DROP_SESSIONS_OF_THREAD = "DELETE FROM {schema}.session WHERE thread = %s"
 DROP_INTERRUPTS_OF_THREAD = "DELETE FROM {schema}.interrupt WHERE thread = %s"
@@ -268,8 +268,9 @@ UNION ALL SELECT 'session', count(*) FROM {{schema}}.session n WHERE {_LOST}
 UNION ALL SELECT 'write', count(*) FROM {{schema}}.write n WHERE {_LOST}
 UNION ALL SELECT 'interrupt', count(*) FROM {{schema}}.interrupt n WHERE {_LOST}"""
 BLOB_NAMES = "SELECT digest FROM {schema}.blob"
-ALL_CHUNK_SIZES = """
-SELECT address, size FROM {schema}.chunk UNION ALL SELECT address, length(body) FROM {schema}.fresh"""
+ALL_ROW_SIZES = """
+SELECT false AS is_fresh, address, size FROM {schema}.chunk
+UNION ALL SELECT true, address, length(body) FROM {schema}.fresh"""
 ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 STREAMS = "SELECT DISTINCT address >> 28 FROM {schema}.chunk ORDER BY 1"
 OWNER_THREAD = """
@@ -278,11 +279,12 @@ ORDER BY r.owned DESC LIMIT 1"""  # or, if the owner is gone, of any other branc
 CHUNKS_OF_STREAM = """
 SELECT address, size, body FROM {schema}.chunk WHERE address >= %s AND address < %s ORDER BY address"""
 FRESH_ROWS = """
-SELECT f.address, f.body FROM {schema}.fresh f
+SELECT greatest(f.address, h.stop), substr(f.body, greatest(h.stop - f.address, 0)::int + 1) FROM {schema}.fresh f
+LEFT JOIN LATERAL (
+  SELECT k.address + k.size AS stop FROM {schema}.chunk k
+  WHERE k.address < f.address + length(f.body) ORDER BY k.address DESC LIMIT 1) h ON true
 WHERE f.slot >= %(start)s >> 28 << 7 AND f.slot < (%(start)s >> 28 << 7) + 128
-  AND f.address >= %(start)s AND f.address < %(end)s
-  AND f.address + length(f.body) > coalesce((
-    SELECT k.address + k.size FROM {schema}.chunk k WHERE k.address <= f.address ORDER BY k.address DESC LIMIT 1), 0)
+  AND f.address >= %(start)s AND f.address < %(end)s AND f.address + length(f.body) > coalesce(h.stop, 0)
 ORDER BY f.address"""
 ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
 

@@ -205,7 +205,8 @@ BEGIN
       body = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.body || p_body ELSE p_body END
     WHERE CASE WHEN f.address >> 16 = p_address >> 16 THEN f.address + length(f.body) = p_address
       ELSE f.address + length(f.body) <= (
-        SELECT k.address + k.size FROM {schema}.chunk k WHERE k.address <= f.address ORDER BY k.address DESC LIMIT 1)
+        SELECT k.address + k.size FROM {schema}.chunk k
+        WHERE k.address < f.address + length(f.body) ORDER BY k.address DESC LIMIT 1)
       END;
   RETURN FOUND;
 END $$;

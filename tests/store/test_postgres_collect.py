@@ -1,0 +1,195 @@
+"""The bytes of streams in PostgreSQL stand in two tables; what nobody needs goes from each, and nothing else does."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.pieces.coverage import is_needed, merge_ranges
+from holdfast.pieces.piece import Range
+from holdfast.store.layout import address_of, pack_body
+from holdfast.store.postgres import collect, compact
+from holdfast.store.postgres.chunks import read_ranges
+from holdfast.store.postgres.connection import DeadlineConnection
+from holdfast.store.postgres.link import Link
+from holdfast.store.postgres.merge import WINDOW_BYTES
+from holdfast.store.postgres.select import every, run
+from holdfast.store.postgres.target import parse_url
+from holdfast.testing.postgres import PostgresServer
+from holdfast.upkeep.repair import repair
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from effort import effort
+
+LAYOUTS = 150
+STREAM = 7
+SLOT_BYTES, SLOTS = 512, 128
+EDGES = [
+    edge + step for edge in (0, SLOT_BYTES, WINDOW_BYTES, 2 * WINDOW_BYTES, 3 * WINDOW_BYTES) for step in (-1, 0, 1)
+]
+
+ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
+ADD_FRESH = "INSERT INTO {schema}.fresh VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
+ROWS = """
+SELECT false, address, size FROM {schema}.chunk UNION ALL SELECT true, address, length(body) FROM {schema}.fresh"""
+
+Show = Callable[[str, object], None]
+Ranges = list[tuple[int, int]]
+
+
+@pytest.fixture
+def connection(postgres_url: str) -> Iterator[DeadlineConnection]:
+    """Return a connection to a store without a checkpoint, in a transaction that is given up at the end."""
+    holdfast.open(postgres_url).close()
+    link = Link(parse_url(postgres_url))
+    with link.connect() as opened:
+        yield opened
+    link.close()
+
+
+def cuts(rng: random.Random, total: int, most: int) -> list[int]:
+    """Return places in a stream, many of them at the edges of slots and windows."""
+    found = {rng.choice(EDGES) if rng.random() < 0.5 else rng.randrange(total) for _ in range(rng.randint(2, most))}
+    return sorted(place for place in found if 0 <= place <= total)
+
+
+def laid_out(connection: DeadlineConnection, rng: random.Random, data: bytes) -> Ranges:
+    """Fill both tables as any history of saves, merges and deletes may have: return which bytes are there."""
+    places = cuts(rng, len(data), 12)
+    held: Ranges = []
+    for start, end in itertools.pairwise(places):
+        if rng.random() < 0.7:
+            run(connection, ADD_CHUNK, (address_of(STREAM, start), end - start, pack_body(data[start:end])))
+            held.append((start, end))
+    for place in {*cuts(rng, len(data), 40), *(start for start, _ in held)}:
+        length = rng.choice([1, 100, SLOT_BYTES, 2000])
+        slot = STREAM * SLOTS + (place // SLOT_BYTES) % SLOTS
+        body = data[place : place + length]
+        if body and run(connection, ADD_FRESH, (slot, address_of(STREAM, place), body)):
+            held.append((place, place + len(body)))
+    return merge_ranges(held)
+
+
+def needed(rng: random.Random, held: Ranges) -> Ranges:
+    """Return some of the bytes that are there, as manifests would need them."""
+    wanted = []
+    for start, end in held:
+        for _ in range(rng.randint(0, 2)):
+            low = rng.choice([start, rng.randrange(start, end), *(edge for edge in EDGES if start <= edge < end)])
+            high = rng.choice([low + 1, end, rng.randint(low + 1, end)])
+            wanted.append((low, high))
+    return merge_ranges(wanted)
+
+
+def left(connection: DeadlineConnection) -> list[tuple[bool, int, int]]:
+    return [(fresh, place - address_of(STREAM, 0), size) for fresh, place, size in every(connection, ROWS)]
+
+
+def read(connection: DeadlineConnection, ranges: Ranges) -> list[bytes]:
+    wanted = [Range(STREAM, start, end - start) for start, end in ranges]
+    return [b"".join(parts) for parts in read_ranges(connection, wanted)]
+
+
+@pytest.mark.parametrize("deleter", ["collect", "compact"])
+def test_what_is_needed_stays_readable_and_nothing_else_stays(
+    connection: DeadlineConnection, deleter: str, show: Show
+) -> None:
+    both = dropped = 0
+    for seed in range(LAYOUTS * effort()):
+        rng = random.Random(seed)
+        data = rng.randbytes(rng.choice([3 * WINDOW_BYTES, WINDOW_BYTES + 1, 3000]))
+        connection.execute("BEGIN")
+        held = laid_out(connection, rng, data)
+        kept = held if deleter == "compact" else needed(rng, held)
+        before = left(connection)
+        both += len({place for fresh, place, _ in before if fresh} & {place for fresh, place, _ in before if not fresh})
+
+        if deleter == "compact":
+            compact._compact_stream(connection, STREAM)
+        else:
+            collect._trim(connection, {STREAM: kept})
+
+        assert read(connection, kept) == [data[start:end] for start, end in kept], seed
+        after = left(connection)
+        if deleter == "collect":
+            assert sorted(after) == sorted(row for row in before if is_needed(row[1], row[1] + row[2], kept)), seed
+        dropped += len(before) - len(after)
+        connection.execute("ROLLBACK")
+
+    assert both > LAYOUTS
+    assert dropped > LAYOUTS
+    show(f"{deleter}: layouts, addresses in both tables, rows dropped", (LAYOUTS * effort(), both, dropped))
+
+
+# The same through the store ---------------------------------------------------------------------------------------
+
+
+def slide(thread: holdfast.Thread) -> dict[str, Any]:
+    """Let a list pass a window by small appends, then keep only its end; return the state."""
+    for number in range(100):
+        thread.append({"log": [f"{number:03} " + "x" * 900]})
+    return dict(thread.save({"log": current(thread)["log"][-60:]}).state)
+
+
+def current(thread: holdfast.Thread) -> Mapping[str, Any]:
+    newest = thread.latest()
+    assert newest is not None
+    return newest.state
+
+
+def test_a_sliding_window_of_messages_survives_pruning(postgres_url: str) -> None:
+    with holdfast.open(postgres_url) as store:
+        expected = slide(store.thread("agent"))
+        store.thread("agent").prune(holdfast.Keep(last=1))
+
+        assert current(store.thread("agent")) == expected
+        assert store.verify()
+
+
+def test_a_repair_drops_rows_that_nobody_needs_and_no_other(postgres_url: str, postgres: PostgresServer) -> None:
+    schema = parse_url(postgres_url).schema
+    with holdfast.open(postgres_url) as store:
+        expected = slide(store.thread("agent"))
+        with postgres.connect() as admin:  # as if a delete had stopped before it came to the bytes
+            admin.execute(
+                f"with gone as (delete from {schema}.checkpoint where key & 4294967295 < 101 returning id, digest)"
+                f" update {schema}.checkpoint c set parent_digest = g.digest from gone g where c.parent = g.id".encode()
+            )
+        repaired = repair(store, dry_run=False)
+
+        assert repaired, str(repaired)
+        assert any(finding.what == "bytes that no checkpoint needs" for finding in repaired.before.findings)
+        assert current(store.thread("agent")) == expected
+        assert store.verify()
+
+
+def test_a_window_that_is_left_again_after_a_delete_is_merged_once_more(postgres_url: str) -> None:
+    """The first small row is in both tables; then the stream ends there again, and the row in ``fresh`` grows."""
+    with holdfast.open(f"{postgres_url}&timeout=3") as store:
+        thread = store.thread("agent")
+        log: list[str] = []
+        for letter, length in ("a", 20_000), ("b", 20_000), ("c", 100):
+            log.append(letter * length)
+            thread.append({"log": log[-1:]})
+        doomed = [thread.append({"log": ["x" * length]}).id for length in (20_000, 200, 30_000)]
+        for name in reversed(doomed):
+            thread.delete(name)
+        thread.latest()
+        for letter, length in ("d", 100), ("e", 20_000), ("g", 100), ("h", 30_000), ("i", 100):
+            log.append(letter * length)
+            thread.append({"log": log[-1:]})
+
+        assert current(store.thread("agent")) == {"log": log}
+        store.compact()
+        assert current(store.thread("agent")) == {"log": log}
+        thread.save({"log": log[3:]})
+        thread.prune(holdfast.Keep(last=1))
+        assert current(store.thread("agent")) == {"log": log[3:]}
+        assert store.verify()
