@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -30,6 +30,7 @@ from size_words import (
     WINDOWS,
     WRITE_BORDERS,
     around,
+    lowered,
     size_of,
     some_item,
     some_size,
@@ -39,8 +40,11 @@ from size_words import (
 
 from holdfast.errors import Conflict
 from holdfast.model.checkpoint import Checkpoint, Write
-from holdfast.pieces.manifest import decode_base, decode_manifest
-from holdfast.pieces.piece import Range
+from holdfast.pieces.manifest import Entries, decode_base, decode_manifest
+from holdfast.pieces.piece import Range, piece_length
+from holdfast.store.base import PAGE_ROWS_MAX, Query
+from holdfast.store.directory import logs
+from holdfast.store.directory.control import RING_ENTRIES
 from holdfast.store.lane import LaneKey
 from holdfast.store.postgres import merge as postgres_merge
 from holdfast.thread.retention import Keep
@@ -52,13 +56,14 @@ from holdfast.upkeep import repair
 
 THREADS = ("a", "b", "c")
 BRANCHES = ("main", "x", "y")
-GROWING = ("log", "log", "log", "text", "raw")
+GROWING = ("log", "log", "text", "raw")
 KEYS = ("log", "text", "raw", "tree")
 SHARED_SEEDS = 3
 """So few different contents of a size are put whole that several threads have the same."""
 
 SAVES_AT_ONCE = 90
 POINTS_MAX = 150
+BRANCH_COUNTS = (logs.WRITERS_MAX + 1, logs.READERS_MAX + 1)
 MERGED = postgres_merge.WINDOW_BYTES
 
 Branch = tuple[str, str]
@@ -97,6 +102,8 @@ SAVING = {
     "fork": 4,
     "tag": 1,
     "write": 1,
+    "many_saves": 0.1,
+    "many_branches": 0.1,
 }
 REMOVING = {
     "prune": 8,
@@ -110,13 +117,14 @@ REMOVING = {
     "reopen": 2,
     "take_out": 2,
     "repair": 1,
+    "spoil": 1,
     "move_store": 1,
     "copy_store": 1,
 }
-PHRASES = {"agent": ("grow", "slide", "prune")}
+PHRASES = {"agent": ("grow", "slide", "prune"), "editor": ("grow", "cut", "prune", "compact")}
 """What is often done in this order: a conversation grows, its beginning is dropped, its history goes."""
 
-KINDS = {**SAVING, **REMOVING, "agent": 4}
+KINDS = {**SAVING, **REMOVING, "agent": 4, "editor": 6}
 
 
 def program(seed: int) -> list[Op]:
@@ -127,9 +135,24 @@ def program(seed: int) -> list[Op]:
     return [Op(kind, chance.getrandbits(32)) for kind in kinds]
 
 
-def shortest(ops: Sequence[Op], fails: Callable[[list[Op]], bool], tries: int = 200) -> list[Op]:
-    """Return a failing program without what it fails without too; parts are left out, then single operations."""
-    best, size = list(ops), max(1, len(ops) // 2)
+def shortest(place: Place, seed: int, tries: int = 150) -> Wrong | None:
+    """Return how a failing program fails without all that it fails without: parts are left out, then single operations."""
+    found: Wrong | None = None
+
+    def fails(ops: Sequence[Op]) -> bool:
+        nonlocal found
+        try:
+            play(place, seed, Counter(), ops)
+        except Wrong as wrong:
+            if found is None or type(wrong.__cause__) is type(found.__cause__):
+                found = wrong
+                return True
+        return False
+
+    best = program(seed)
+    if not fails(best):
+        return None
+    size = max(1, len(best) // 2)
     while True:
         at = 0
         while at < len(best) and tries > 0:
@@ -140,7 +163,7 @@ def shortest(ops: Sequence[Op], fails: Callable[[list[Op]], bool], tries: int = 
             else:
                 at += size
         if size == 1 or tries <= 0:
-            return best
+            return found
         size //= 2
 
 
@@ -152,8 +175,16 @@ class Wrong(AssertionError):
         self.story = story
 
 
-def play(place: Place, ops: Sequence[Op], counts: Counter[str], large: bool = False) -> None:
-    """Play a program on an empty store; raise Wrong if anything is not as it must be."""
+def play(place: Place, seed: int, counts: Counter[str], ops: Sequence[Op] | None = None) -> None:
+    """Play the program of a seed, or what is left of it, on an empty store; raise Wrong if anything is not as it must be.
+
+    One in twenty has values of some megabytes, one in ten has borders that are far away brought near.
+    """
+    with lowered() if seed % 10 == 5 else nullcontext():
+        _play(place, program(seed) if ops is None else ops, counts, seed % 20 == 19)
+
+
+def _play(place: Place, ops: Sequence[Op], counts: Counter[str], large: bool) -> None:
     place.empty()
     game = Game(place, counts, LARGE_BYTES_MAX if large else USUAL_BYTES_MAX)
     try:
@@ -182,12 +213,14 @@ class Game:
         self.handles: dict[Branch, Thread] = {}
         self.story: list[str] = []
         self.store = self.opened()
+        self.reader = self.opened()
 
     def opened(self) -> Store:
         return Store(self.place.open(), make_context("", None))
 
     def close(self) -> None:
         self.store.close()
+        self.reader.close()
 
     def do(self, op: Op) -> None:
         self.story.append(str(op))
@@ -195,7 +228,7 @@ class Game:
         self.counts["operations"] += 1
         if op.kind in REMOVING:
             self.counts["removals"] += 1
-            self.compare(fresh=op.seed % 4 == 0)
+            self.compare(op.seed % 4)
 
     def say(self, *what: object) -> None:
         self.story.append("    " + " ".join(map(str, what)))
@@ -258,8 +291,7 @@ class Game:
         head = self.store._backend.head(LaneKey("", branch[0], "", branch[1]))
         if head is None or head.row is None:
             return 0
-        entries = decode_manifest(head.row.manifest, decode_base(head.row.base_data) if head.row.base_data else {})
-        entry = entries.get(key)
+        entry = self.entries(head.row.id).get(key)
         for piece in reversed(entry.pieces or () if entry else ()):
             if isinstance(piece, Range) and isinstance(piece.source, int) and piece.source in head.owned:
                 return head.owned[piece.source]
@@ -303,14 +335,27 @@ class Game:
         self.save(branch, {**self.head(branch), key: old[first:] + more})
 
     def cut_at(self, chance: Random, branch: Branch, key: str) -> int:
-        """Return a place in a text or bytes: about where a save ended once, or about a border."""
-        old = self.head(branch)[key]
-        ends = [len(value) for name in self.lines[branch] if type(value := self.points[name].state.get(key)) is type(old)]
-        places = [end + by for end in (*ends, *WINDOWS) for by in (-1, 0, 1) if 0 < end + by < len(old)]
-        return chance.choice(places) if places and chance.random() < 0.9 else chance.randrange(len(old))
+        """Return a place in a text or bytes, mostly one byte before, at or behind where a stored row or a window ends."""
+        size = len(self.head(branch)[key])
+        ends = self.row_ends(branch, key)
+        if chance.random() < 0.2 or not ends:
+            ends = [end for end in WINDOWS if end < size] or [size // 2]
+        return min(size - 1, max(0, chance.choice(ends) + chance.choice((-1, 0, 1))))
+
+    def row_ends(self, branch: Branch, key: str) -> list[int]:
+        """Return the places in the newest value of a key at which one stored row ends and another begins."""
+        entry = self.entries(self.lines[branch][-1]).get(key)
+        rows = self.place.look(self.store._backend).rows
+        ends, at = set(), 0
+        for piece in (entry.pieces or ()) if entry else ():
+            if isinstance(piece, Range):
+                starts = [start - piece.start for _, stream, start, _ in rows if stream == piece.source]
+                ends |= {at + start for start in starts if 0 < start < piece.length}
+            at += piece_length(piece)
+        return sorted(ends)
 
     def cut(self, chance: Random) -> None:
-        """Take the end, or a part of the middle, out of a value."""
+        """Take the beginning, the end, or a part of the middle out of a value."""
         branch = self.some_branch(chance)
         if (key := self.some_key(chance, branch)) is None:
             return
@@ -319,7 +364,7 @@ class Game:
             first, last = sorted((chance.randrange(len(old) + 1), chance.randrange(len(old) + 1)))
         else:
             first, last = sorted((self.cut_at(chance, branch, key), self.cut_at(chance, branch, key)))
-        last = len(old) if chance.random() < 0.4 else last
+        first, last = chance.choice(((0, first), (first, last), (last, len(old))))
         self.say("take", first, "to", last, "out of", len(old), "of", key, "of", branch)
         self.save(branch, {**self.head(branch), key: old[:first] + old[last:]})
 
@@ -356,8 +401,10 @@ class Game:
     def put(self, chance: Random) -> None:
         """Put whole values, some of which other threads have too."""
         branch, key = self.some_branch(chance), chance.choice(KEYS)
-        size = some_size(chance, min(self.bytes_max, 400_000)) if chance.random() < 0.8 else chance.choice(LIST_COUNTS)
+        size = some_size(chance, min(self.bytes_max, 400_000))
         value = some_value(Random(chance.randrange(SHARED_SEEDS)), key, size)
+        if key == "log" and chance.random() < 0.2:
+            value = [n % 100 for n in range(around(chance, chance.choice(LIST_COUNTS)))]
         self.say("put", size, "B as", key, "of", branch)
         self.save(branch, {**self.head(branch), key: value})
 
@@ -402,14 +449,39 @@ class Game:
             return
         source, target = self.points[name], chance.choice(free)
         self.say("fork", source.branch, "at", self.lines[source.branch].index(name), "to", target)
+        self.forked(name, target)
+        for key in GROWING[1:]:
+            if key in source.state and chance.random() < 0.5:
+                self.append(target, key, some_value(chance, key, some_size(chance, 6_000)))
+
+    def forked(self, name: str, target: Branch) -> None:
+        source = self.points[name]
         thread = self.store.thread(source.branch[0]).fork(name, branch=target[1], to=target[0])
         self.handles[target] = thread
         head = next(iter(thread.history(limit=1)))
         self.points[head.id] = Point(target, source.state)
         self.lines[target] = [head.id]
-        for key in GROWING[2:]:
-            if key in source.state and chance.random() < 0.5:
-                self.append(target, key, some_value(chance, key, some_size(chance, 6_000)))
+
+    def many_saves(self, chance: Random) -> None:
+        """Save so often that lists have several pages, and that another reader has lost track of what was written."""
+        branch = self.some_branch(chance)
+        state = {"n": 0, **(self.head(branch) if size_of(self.head(branch)) < 5_000 else {})}
+        self.say("many saves in", branch)
+        for n in range(around(chance, PAGE_ROWS_MAX) if self.bytes_max == USUAL_BYTES_MAX else RING_ENTRIES + 1):
+            self.save(branch, {**state, "n": n}, frozen=True)
+        if chance.random() < 0.7:
+            self.prune(chance)
+
+    def many_branches(self, chance: Random) -> None:
+        """Begin more branches than files may be open."""
+        if (name := self.some_point(chance)) is None or len(self.points) > POINTS_MAX:
+            return
+        thread = self.points[name].branch[0]
+        for n in range(chance.choice(BRANCH_COUNTS)):
+            target = (thread, f"many {n}")
+            if target not in self.lines:
+                self.forked(name, target)
+        self.say("now", len(self.lines), "branches")
 
     def tag(self, chance: Random) -> None:
         if (name := self.some_point(chance)) is not None:
@@ -531,6 +603,33 @@ class Game:
         assert not report.actions, f"a sound store was repaired: {report}"
         assert not report.left, str(report)
 
+    def spoil(self, chance: Random) -> None:
+        """Put wrong bytes into a stream, and let a repair put the right ones back from a copy of the store."""
+        name = self.some_point(chance)
+        ranges = [] if name is None else self.ranges(name)
+        if not ranges:
+            return
+        stream, start, length = chance.choice(ranges)
+        assert isinstance(stream, int)
+        size = min(length, some_size(chance, 70_000))
+        at = start + chance.choice((0, length - size, chance.randrange(length - size + 1)))
+        self.say("spoil", size, "B of stream", stream, "from", at, "on")
+        with self.bundle() as path, open_store("memory:") as copy:
+            import_bundle(path, copy)
+            self.store._backend.restore({}, [(stream, at, chance.randbytes(size))])
+            report = repair(self.store, backup=copy, dry_run=False)
+        assert not report.left, str(report)
+
+    def entries(self, name: str) -> Entries:
+        """Return where the values of a checkpoint are stored."""
+        row = self.store._backend.find(Query("", ids=(name,), payload=True))[0]
+        return decode_manifest(row.manifest, decode_base(row.base_data) if row.base_data else {})
+
+    def ranges(self, name: str) -> list[Range]:
+        """Return the ranges of streams that a checkpoint consists of."""
+        pieces = [piece for entry in self.entries(name).values() for piece in entry.pieces or ()]
+        return [piece for piece in pieces if isinstance(piece, Range) and isinstance(piece.source, int)]
+
     def copy_store(self, chance: Random) -> None:
         """Export everything into another store."""
         with self.bundle() as path, open_store("memory:") as other:
@@ -554,23 +653,18 @@ class Game:
 
     # Comparing ----------------------------------------------------------------------------------------------------
 
-    def compare(self, fresh: bool) -> None:
-        """Load and compare every checkpoint, now and then through another store object; look for what is left over."""
-        if fresh:
-            with self.other() as store:
+    def compare(self, through: int) -> None:
+        """Load and compare every checkpoint; look for what is left over.
+
+        ``through``: 0 a store opened just now, 1 one that has been open all the time and only reads, else the usual one.
+        """
+        if through == 0 and not isinstance(self.place, MemoryPlace):
+            with self.opened() as store:
                 self.assert_holds(store)
         else:
-            self.assert_holds(self.store)
+            self.assert_holds(self.reader if through == 1 else self.store)
         spare = self.place.look(self.store._backend).spare()
         assert not spare, f"{len(spare)} rows that nothing needs: {spare[:5]}"
-
-    @contextmanager
-    def other(self) -> Iterator[Store]:
-        if isinstance(self.place, MemoryPlace):
-            yield self.store
-            return
-        with self.opened() as store:
-            yield store
 
     def assert_holds(self, store: Store) -> None:
         self.counts["comparisons"] += 1
@@ -597,7 +691,7 @@ class Game:
     def finish(self) -> None:
         """Compare once more, verify, delete everything; then nothing may be left."""
         self.story.append("the end")
-        self.compare(fresh=True)
+        self.compare(0)
         report = self.store.verify()
         assert report, str(report)
         for thread in {branch[0] for branch in self.lines}:

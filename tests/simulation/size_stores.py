@@ -22,6 +22,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.target import parse_url
 from holdfast.store.sqlite.store import SqliteStore
+from holdfast.testing.postgres import PostgresServer
 
 RAM_FOLDER = Path("/dev/shm")
 Manifest = tuple[bytes | None, bytes]  # the name of its base, and its bytes
@@ -200,6 +201,11 @@ class DirectoryPlace(FilePlace):
 
 STORE_LOG_BYTES = 2_000
 """What the store's own log may take when nothing is stored: the numbers given out."""
+
+
+def fast_url(server: PostgresServer, schema: str) -> str:
+    """Return the URL of a schema where commits do not wait for the disk: programs are about bytes, not about crashes."""
+    return server.url(schema=schema, options="-csynchronous_commit=off", accept_data_loss="yes")
 
 
 class PostgresPlace:

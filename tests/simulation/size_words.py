@@ -1,15 +1,19 @@
 """The words of programs that cross every size at which storage changes its ways: the sizes, and contents of such sizes.
 
-The sizes are taken from the code, so a border that moves is crossed where it is then. ``FIXED`` borders are not reached
-at their real size in a test; ``lowered`` brings them down, besides everything else.
+The sizes are taken from the code, so a border that moves is crossed where it is then. Those that no test reaches at their
+real size are brought nearer by ``lowered``, for some programs more.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from random import Random
 from typing import Any
+
+import pytest
 
 from holdfast.pieces import manifest, piece, splice, tip
 from holdfast.store import layout, writes
@@ -58,11 +62,6 @@ BORDERS = {
 }
 """Sizes of values and of what is added to them."""
 
-FIXED = {
-    "the end of a stream": piece.STREAM_BYTES_MAX,
-    "bytes in one record of a log written anew": rewrite.RECORD_BYTES,
-}
-
 WRITE_BORDERS = (writes._COMPRESS_BYTES_MIN, sqlite_pending.INLINE_BYTES_MAX, sqlite_pending.PIECE_BYTES)
 """Sizes of pending writes."""
 
@@ -70,11 +69,32 @@ PIECES = (manifest.PIECES_MAX_INLINE, tip.CONSOLIDATE_PIECES_MIN, 3 * tip.CONSOL
 """Numbers of edits at once."""
 
 KEY_COUNTS = (3, 40, manifest.PLACES_MAX - 1, manifest.PLACES_MAX + 1)
-LIST_COUNTS = (15, 16)  # where msgpack writes a list's length otherwise
+LIST_COUNTS = (16, 65_536)  # where msgpack writes a list's length otherwise
 
 WINDOWS = sorted({size for size in BORDERS.values() if size >= SLOT_BYTES})
 USUAL_BYTES_MAX = 300_000
 LARGE_BYTES_MAX = 2_500_000
+
+
+LOWERED = {
+    "holdfast.pieces.tip.STREAM_BYTES_MAX": 90_000,
+    "holdfast.store.directory.rewrite.RECORD_BYTES": 50_000,
+    "holdfast.store.directory.store.GARBAGE_BYTES_MIN": 2_000,
+    "holdfast.store.directory.frame.WINDOW_BYTES": 700,
+    "holdfast.transfer.bundle.load.BATCH_BYTES": 40_000,
+    "holdfast.transfer.bundle.load.BATCH_ROWS": 7,
+    "holdfast.store.postgres.mend.LANES_AT_ONCE": 2,
+}
+"""Borders that are far away, and where they are put for some programs, besides those with everything where it is."""
+
+
+@contextmanager
+def lowered() -> Iterator[None]:
+    """Bring far borders near."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LOWERED.items():
+            patch.setattr(name, value)
+        yield
 
 
 def around(chance: Random, border: int) -> int:
