@@ -1,12 +1,12 @@
 """Random programs whose values cross every size at which storage changes its ways, played on one store and a model.
 
-A program is a list of operations, each with a seed of its own: what it does exactly is drawn from that seed and from what
-is there at that moment, so any operation can be left out, and ``shortest`` does so with a program that fails. The model
-keeps every state in full, shared between checkpoints as the program made them.
+A program is a list of operations, each with a seed of its own: what it does exactly is drawn from that seed and from
+what is there at that moment, so any operation can be left out, and ``shortest`` does so with a program that fails. The
+model keeps every state in full, shared between checkpoints as the program made them.
 
-After each operation that removes or moves bytes every remaining checkpoint of every branch is loaded and compared, and the
-store is looked into: nothing may be left of which no checkpoint needs a byte. At the end everything is deleted, and then
-there must be nothing at all.
+After each operation that removes or moves bytes every remaining checkpoint of every branch is loaded and compared, and
+the store is looked into: no row may be left of which no checkpoint needs a byte. At the end everything is deleted, and
+then there must be nothing at all.
 """
 
 from __future__ import annotations
@@ -124,6 +124,9 @@ REMOVING = {
 PHRASES = {"agent": ("grow", "slide", "prune"), "editor": ("grow", "cut", "prune", "compact")}
 """What is often done in this order: a conversation grows, its beginning is dropped, its history goes."""
 
+STARTS = {6: ("grow", "slide", "take_out"), 14: ("grow", "move_store", "grow", "grow", "reopen")}
+"""What is rarely met by chance: how some programs begin."""
+
 KINDS = {**SAVING, **REMOVING, "agent": 4, "editor": 6}
 
 
@@ -131,12 +134,13 @@ def program(seed: int) -> list[Op]:
     """Return a program: it begins with something that grows."""
     chance = Random(seed)
     drawn = chance.choices(list(KINDS), list(KINDS.values()), k=chance.randint(5, 16))
-    kinds = [kind for each in ("grow", *drawn) for kind in PHRASES.get(each, (each,))]
+    begun = STARTS.get(seed % 16, ("grow",))
+    kinds = [kind for each in (*begun, *drawn) for kind in PHRASES.get(each, (each,))]
     return [Op(kind, chance.getrandbits(32)) for kind in kinds]
 
 
 def shortest(place: Place, seed: int, tries: int = 150) -> Wrong | None:
-    """Return how a failing program fails without all that it fails without: parts are left out, then single operations."""
+    """Leave out of a failing program what it fails without: parts, then single operations. Return how it fails then."""
     found: Wrong | None = None
 
     def fails(ops: Sequence[Op]) -> bool:
@@ -176,7 +180,7 @@ class Wrong(AssertionError):
 
 
 def play(place: Place, seed: int, counts: Counter[str], ops: Sequence[Op] | None = None) -> None:
-    """Play the program of a seed, or what is left of it, on an empty store; raise Wrong if anything is not as it must be.
+    """Play the program of a seed, or what is left of it, on an empty store; raise Wrong if an answer is wrong.
 
     One in twenty has values of some megabytes, one in ten has borders that are far away brought near.
     """
@@ -335,7 +339,7 @@ class Game:
         self.save(branch, {**self.head(branch), key: old[first:] + more})
 
     def cut_at(self, chance: Random, branch: Branch, key: str) -> int:
-        """Return a place in a text or bytes, mostly one byte before, at or behind where a stored row or a window ends."""
+        """Return a place in a text or bytes: one byte before, at or behind where a stored row or a window ends."""
         size = len(self.head(branch)[key])
         ends = self.row_ends(branch, key)
         if chance.random() < 0.2 or not ends:
@@ -588,13 +592,15 @@ class Game:
         self.handles = {}
 
     def take_out(self, chance: Random) -> None:
-        """Take a checkpoint out as a repair does, which leaves its bytes; then let a repair drop what nothing needs."""
+        """Take checkpoints out as a repair does, which leaves their bytes; then let a repair drop what nothing needs."""
         if (name := self.some_point(chance)) is None:
             return
         branch = self.points[name].branch
-        self.say("take out number", self.lines[branch].index(name), "of", len(self.lines[branch]), "of", branch)
-        self.store._backend.quarantine("", name, False)
-        self.remove([name])
+        gone = [name] if chance.random() < 0.5 else self.lines[branch][:-1]
+        self.say("take out", len(gone), "of", len(self.lines[branch]), "of", branch)
+        for name in gone:
+            self.store._backend.quarantine("", name, False)
+        self.remove(gone)
         report = repair(self.store, dry_run=False)
         assert not report.left, str(report)
 
@@ -640,7 +646,9 @@ class Game:
         """Export everything, delete it, and import it again: from then on the bytes are where an import puts them."""
         with self.bundle() as path:
             self.store.clear()
-            assert not (left := self.place.look(self.store._backend, at_end=True).left()), f"left when all was deleted: {left}"
+            assert not (left := self.place.look(self.store._backend, at_end=True).left()), (
+                f"left when all was deleted: {left}"
+            )
             assert not import_bundle(path, self.store).refused
         self.handles = {}
 
@@ -656,7 +664,7 @@ class Game:
     def compare(self, through: int) -> None:
         """Load and compare every checkpoint; look for what is left over.
 
-        ``through``: 0 a store opened just now, 1 one that has been open all the time and only reads, else the usual one.
+        ``through``: 0 a store opened just now, 1 one that was open all the time and only reads, else the usual one.
         """
         if through == 0 and not isinstance(self.place, MemoryPlace):
             with self.opened() as store:

@@ -54,7 +54,7 @@ class Inside:
                 for piece in pieces:
                     if isinstance(piece, Range) and isinstance(piece.source, int):
                         ranges.setdefault(piece.source, set()).add((piece.start, piece.start + piece.length))
-                    elif isinstance(piece, Range):
+                    elif isinstance(piece, Range) and isinstance(piece.source, bytes):
                         blobs.add(piece.source)
         rows = [row for row in self.rows if not any(s < row[3] and row[2] < e for s, e in ranges.get(row[1], ()))]
         return [*rows, *(name.hex()[:16] for name in self.blobs if name not in blobs)]
@@ -204,7 +204,7 @@ STORE_LOG_BYTES = 2_000
 
 
 def fast_url(server: PostgresServer, schema: str) -> str:
-    """Return the URL of a schema where commits do not wait for the disk: programs are about bytes, not about crashes."""
+    """Return the URL of a schema where commits do not wait for the disk: the programs are about bytes, not crashes."""
     return server.url(schema=schema, options="-csynchronous_commit=off", accept_data_loss="yes")
 
 
@@ -223,7 +223,9 @@ class PostgresPlace:
 
     def _every(self, statement: str, bound: tuple[object, ...] | None = None) -> list[Any]:
         named = statement.replace("{schema}", self._target.schema)
-        return self._connection.execute(named.encode(), bound or ((self._target.schema,) if "%s" in named else ())).fetchall()
+        return self._connection.execute(
+            named.encode(), bound or ((self._target.schema,) if "%s" in named else ())
+        ).fetchall()
 
     def empty(self) -> None:
         names = sql.SQL(", ").join(sql.Identifier(self._target.schema, name) for name in self._tables)

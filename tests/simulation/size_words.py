@@ -1,7 +1,7 @@
 """The words of programs that cross every size at which storage changes its ways: the sizes, and contents of such sizes.
 
-The sizes are taken from the code, so a border that moves is crossed where it is then. Those that no test reaches at their
-real size are brought nearer by ``lowered``, for some programs more.
+The sizes are taken from the code, so a border that moves is crossed where it is then. Those that no test reaches at
+their real size are brought nearer by ``lowered``, for some of the programs.
 """
 
 from __future__ import annotations
@@ -153,6 +153,10 @@ def size_of(value: Any) -> int:
     """Return about how many bytes a value takes."""
     if isinstance(value, dict):
         return sum(map(size_of, value.values()))
-    return sum(len(item) + 3 if isinstance(item, str | bytes) else 1 for item in value) if isinstance(
-        value, list
-    ) else len(value) if isinstance(value, str | bytes) else 1
+    return (
+        sum(len(item) + 3 if isinstance(item, str | bytes) else 1 for item in value)
+        if isinstance(value, list)
+        else len(value)
+        if isinstance(value, str | bytes)
+        else 1
+    )
