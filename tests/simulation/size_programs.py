@@ -120,11 +120,16 @@ REMOVING = {
     "spoil": 1,
     "move_store": 1,
     "copy_store": 1,
+    "undo": 0,
 }
 PHRASES = {"agent": ("grow", "slide", "prune"), "editor": ("grow", "cut", "prune", "compact")}
 """What is often done in this order: a conversation grows, its beginning is dropped, its history goes."""
 
-STARTS = {6: ("grow", "slide", "take_out"), 14: ("grow", "move_store", "grow", "grow", "reopen")}
+STARTS = {
+    6: ("grow", "slide", "take_out"),
+    12: ("grow", "undo", "grow", "reopen"),
+    14: ("grow", "move_store", "grow", "grow", "reopen"),
+}
 """What is rarely met by chance: how some programs begin."""
 
 KINDS = {**SAVING, **REMOVING, "agent": 4, "editor": 6}
@@ -534,6 +539,15 @@ class Game:
             assert self.store.thread(branch[0]).delete(name) == 1
             self.remove([name])
 
+    def undo(self, chance: Random) -> None:
+        """Delete the newest checkpoints of a branch, one to three."""
+        for _ in range(chance.randint(1, 3)):
+            if self.lines:
+                name = self.lines[chance.choice(list(self.lines))][-1]
+                self.say("delete the newest of", self.points[name].branch)
+                assert self.store.thread(self.points[name].branch[0]).delete(name) == 1
+                self.remove([name])
+
     def delete_before(self, chance: Random) -> None:
         if not self.lines:
             return
@@ -598,8 +612,8 @@ class Game:
         branch = self.points[name].branch
         gone = [name] if chance.random() < 0.5 else self.lines[branch][:-1]
         self.say("take out", len(gone), "of", len(self.lines[branch]), "of", branch)
-        for name in gone:
-            self.store._backend.quarantine("", name, False)
+        for each in gone:
+            self.store._backend.quarantine("", each, False)
         self.remove(gone)
         report = repair(self.store, dry_run=False)
         assert not report.left, str(report)
