@@ -606,7 +606,7 @@ class Game:
         self.handles = {}
 
     def take_out(self, chance: Random) -> None:
-        """Take checkpoints out as a repair does, which leaves their bytes; then let a repair drop what nothing needs."""
+        """Take checkpoints out as a repair does, which leaves their bytes; then let a repair drop the bytes."""
         if (name := self.some_point(chance)) is None:
             return
         branch = self.points[name].branch
