@@ -21,6 +21,7 @@ from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.target import parse_url
 from holdfast.store.sqlite.store import SqliteStore
 from holdfast.testing.machine import StoreMachine
+from holdfast.thread.retention import Keep
 from holdfast.thread.store import Store, make_context
 from holdfast.thread.store import open as open_store
 
@@ -238,3 +239,18 @@ def test_an_outdated_handle_whose_bytes_are_gone_gets_a_conflict_not_a_false_ala
 
     with pytest.raises(Conflict):
         thread.append({"text": "more"})
+
+
+@pytest.mark.row("C3", "C4")
+def test_a_stream_that_is_written_on_after_its_reference_went_is_referred_to_again(store: Store) -> None:
+    thread = store.thread("t")
+    for n in range(5):
+        thread.append({"text": str(n) * 300})
+    thread.save({"text": "z" * 5000})  # all new, so nothing needs the stream any more, but the handle knows it
+    store.thread("t").prune(Keep(last=1))
+    newest = thread.append({"text": "y" * 600})
+    thread.fork(newest, to="fork")
+    store.delete_thread("fork")
+
+    assert store.thread("t").get(newest.id).state == {"text": "z" * 5000 + "y" * 600}  # type: ignore[union-attr]
+    assert store.verify()

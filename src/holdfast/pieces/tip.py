@@ -183,7 +183,9 @@ class Tip:
         if change.order is not None:
             self.lives = {key: self.lives[key] for key in change.order}
         self._write_manifest(before, draft)
-        if draft.blobs or draft.owned or change.put or change.delete:  # else nothing new is referred to
+        # Else nothing new is referred to. A stream that is written on after a while may have lost its reference.
+        resumed = any(stream not in self.sources for stream, _, _ in draft.chunks)
+        if draft.blobs or draft.owned or resumed or change.put or change.delete:
             sources = _sources(self.lives.values(), self.base)
             draft.sources = sources - self.sources
             self.sources = sources
