@@ -371,7 +371,7 @@ def test_a_quarantine_file_holds_everything_that_could_be_read(path: Path, tmp_p
     assert len(values["log"]) == next(value["size"] for value in damaged.values or () if value["key"] == "log")
     assert [asked["id"] for asked in damaged.interrupts] == ["ask"]
     assert [write["task_id"] for write in files["a7"].writes] == ["task"]
-    assert "a6" not in "".join(report.files)
+    assert not [file for file in report.files if Path(file).name.startswith("a6")]
 
 
 def test_damaged_writes_do_not_keep_their_checkpoint_from_being_taken_out(path: Path, tmp_path: Path) -> None:

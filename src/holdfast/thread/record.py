@@ -84,10 +84,11 @@ def encode_notes(meta: CheckpointMeta) -> bytes:
     if run_id is not None:
         plain[_RUN_ID] = _packed(run_id)
     body = encode(plain, "checkpoint") if plain else b""
-    return body + _checksum(body, meta.id, meta.parent_id, meta.step, to_microseconds(meta.created_at))
+    return body + checksum(body, meta.id, meta.parent_id, meta.step, to_microseconds(meta.created_at))
 
 
-def _checksum(body: bytes, name: str, parent_id: str | None, step: int, created_us: int) -> bytes:
+def checksum(body: bytes, name: str, parent_id: str | None, step: int, created_us: int) -> bytes:
+    """Return the checksum that stands behind the notes."""
     beside = f"{name}\0{parent_id or ''}\0{step} {created_us}".encode()
     return crc32(beside, crc32(body)).to_bytes(CHECKSUM_BYTES)
 
@@ -169,7 +170,7 @@ def values_of(row: Row) -> dict[str, Any]:
     namespace, thread, scope, branch = lane
     try:
         body = notes[:-CHECKSUM_BYTES]
-        if notes[-CHECKSUM_BYTES:] != _checksum(body, name, parent_id, step, created_us):
+        if notes[-CHECKSUM_BYTES:] != checksum(body, name, parent_id, step, created_us):
             raise DecodeError("its description does not match its checksum" if notes else "it is not there")
         values = {
             "id": name,
