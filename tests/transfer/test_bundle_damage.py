@@ -20,7 +20,7 @@ from holdfast.errors import Corrupted, HoldfastError, StoreRefused
 from holdfast.model.checkpoint import CheckpointMeta, bare
 from holdfast.pieces.manifest import root_digest
 from holdfast.store.base import LaneKey
-from holdfast.thread.record import NO_PARENT, checkpoint_digest, from_microseconds
+from holdfast.thread.record import NO_PARENT, checkpoint_digest, checksum, from_microseconds
 from holdfast.transfer import export_bundle, import_bundle, verify_bundle
 from holdfast.transfer.bundle import records
 from holdfast.transfer.bundle.blocks import BLOCK_BYTES, MAGIC, BlockWriter
@@ -127,6 +127,7 @@ def record(data: bytes = b"\x01", kind: str = "v", **fields: Any) -> CheckpointR
     value = whole(kind, 0, data)
     name = fields.pop("id", "cp")
     step, notes = fields.pop("step", 1), fields.pop("notes", b"")
+    notes += checksum(notes, name, None, step, fields.get("created_us", 0))
     values: dict[str, Any] = {"id": name, "thread_id": "t", "branch": "main", "step": step}
     meta = bare(CheckpointMeta, {**values, "created_at": from_microseconds(0)})
     digest = checkpoint_digest(NO_PARENT, root_digest(entries_of({"k": value})), ["k"], meta, notes)

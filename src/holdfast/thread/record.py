@@ -84,10 +84,11 @@ def encode_notes(meta: CheckpointMeta) -> bytes:
     if run_id is not None:
         plain[_RUN_ID] = _packed(run_id)
     body = encode(plain, "checkpoint") if plain else b""
-    return body + _checksum(body, meta.id, meta.parent_id, meta.step, to_microseconds(meta.created_at))
+    return body + checksum(body, meta.id, meta.parent_id, meta.step, to_microseconds(meta.created_at))
 
 
-def _checksum(body: bytes, name: str, parent_id: str | None, step: int, created_us: int) -> bytes:
+def checksum(body: bytes, name: str, parent_id: str | None, step: int, created_us: int) -> bytes:
+    """Return the checksum that stands behind the notes."""
     beside = f"{name}\0{parent_id or ''}\0{step} {created_us}".encode()
     return crc32(beside, crc32(body)).to_bytes(CHECKSUM_BYTES)
 
@@ -164,37 +165,31 @@ def damaged(row: Row, what: str, path: str | None = None) -> Corrupted:
 
 
 def values_of(row: Row) -> dict[str, Any]:
-    """Return the record's fields of a row; Corrupted if any cannot be read."""
+    """Return the record's fields of a row; Corrupted if any cannot be read. A list of a thousand does it as often."""
+    lane, _, seq, name, parent_id, _, step, created_us, digest, notes, size, tags = row[:12]
+    namespace, thread, scope, branch = lane
     try:
-        return _values_of(row)
+        body = notes[:-CHECKSUM_BYTES]
+        if notes[-CHECKSUM_BYTES:] != checksum(body, name, parent_id, step, created_us):
+            raise DecodeError("its description does not match its checksum" if notes else "it is not there")
+        values = {
+            "id": name,
+            "thread_id": thread,
+            "namespace": namespace,
+            "scope": scope,
+            "branch": branch,
+            "seq": seq,
+            "parent_id": parent_id,
+            "step": step,
+            "created_at": from_microseconds(created_us),
+            "tags": tags,
+            "digest": digest,
+            "size": size,
+        }
+        if body:
+            values.update(decode_notes(body))
     except (DecodeError, TypeError, ValueError) as error:
         raise damaged(row, error.what if isinstance(error, DecodeError) else "its row cannot be read") from error
-
-
-def _values_of(row: Row) -> dict[str, Any]:  # a list of a thousand does this a thousand times
-    lane, _, seq, name, parent_id, _, step, created_us, digest, notes, size, tags = row[:12]
-    if UNREADABLE in name or (parent_id is not None and UNREADABLE in parent_id):
-        raise DecodeError("its row is not there, or an id in it cannot be read")
-    namespace, thread, scope, branch = lane
-    values = {
-        "id": name,
-        "thread_id": thread,
-        "namespace": namespace,
-        "scope": scope,
-        "branch": branch,
-        "seq": seq,
-        "parent_id": parent_id,
-        "step": step,
-        "created_at": from_microseconds(created_us),
-        "tags": tags,
-        "digest": digest,
-        "size": size,
-    }
-    body = notes[:-CHECKSUM_BYTES]
-    if notes[-CHECKSUM_BYTES:] != _checksum(body, name, parent_id, step, created_us):
-        raise DecodeError("its description does not match its checksum")
-    if body:
-        values.update(decode_notes(body))
     return values
 
 
