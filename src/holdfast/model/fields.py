@@ -15,6 +15,8 @@ from holdfast.model.usage import check_cost, check_count
 STEP_MAX = 2**53 - 1
 TEXT_LENGTH_MAX = 65536
 TAGS_MAX = 64
+DESCRIPTION_BYTES_MAX = 256 * 1024
+"""Encoded bytes of all that describes a checkpoint, metadata included: every list reads them again."""
 
 Check = Callable[[Any, str], Any]
 

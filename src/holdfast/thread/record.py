@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import ormsgpack
 
 from holdfast.codec import decode_stored, encode
-from holdfast.errors import DecodeError, InvalidInput
+from holdfast.errors import DecodeError, EncodeError, InvalidInput
 from holdfast.model.checkpoint import (
     EPOCH,
     NOTE_KEYS,
@@ -22,7 +22,7 @@ from holdfast.model.checkpoint import (
     notes_from_plain,
     notes_to_plain,
 )
-from holdfast.model.fields import check_fields
+from holdfast.model.fields import DESCRIPTION_BYTES_MAX, check_fields
 from holdfast.pieces.body import from_body, to_body
 from holdfast.pieces.manifest import Key
 from holdfast.store.base import LaneKey, Row, WriteRow
@@ -78,7 +78,23 @@ def encode_notes(meta: CheckpointMeta) -> bytes:
     run_id = plain.get(_RUN_ID)
     if run_id is not None:
         plain[_RUN_ID] = _packed(run_id)
-    return encode(plain, "checkpoint")
+    data = encode(plain, "checkpoint")
+    if len(data) > DESCRIPTION_BYTES_MAX:
+        raise too_large("the description of a checkpoint", len(data), DESCRIPTION_BYTES_MAX, "checkpoint", plain)
+    return data
+
+
+def too_large(what: str, size: int, most: int, path: str, fields: Mapping[str, Any]) -> EncodeError:
+    """Return the error for something that every list would read again; its path leads to the largest part of it."""
+    inner: Any = fields
+    while isinstance(inner, dict) and inner:
+        name = max(inner, key=lambda key: len(encode(inner[key])))
+        path, inner = f"{path}.{name}", inner[name]
+    return EncodeError(
+        f"{what} takes {size} bytes encoded, more than {most}; {path:.200} is the largest part",
+        path=path,
+        hint="Put large values into the state, which lists do not read",
+    )
 
 
 @lru_cache(maxsize=64)

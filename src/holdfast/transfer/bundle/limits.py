@@ -20,8 +20,11 @@ WORK_BYTES: Final = 256 * _MIB
 WORK_PER_BYTE: Final = 32 * 1024
 """A step that changes one number in a value of 2 MB takes about 110 bytes of the file, and may cost 3.4 MB."""
 
-RECORD_WORK: Final = 64 * 1024
+RECORD_WORK: Final = 4 * 1024
 """What a record costs besides its bytes: reading one takes as long as hashing so many."""
+
+EVENT_WORK: Final = 64 * 1024
+"""What a record costs in addition that is more than bytes of a value: a checkpoint, a question, a new thread."""
 
 KEY_WORK: Final = 256
 """What each key of a state costs: a checkpoint's digest names them all."""

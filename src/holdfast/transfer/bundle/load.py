@@ -157,7 +157,7 @@ class _Import:
                     self._effect(event)
                 case None:
                     self._flush()
-        except (Conflict, Fenced, Corrupted) as error:
+        except (Conflict, Fenced, Corrupted, InvalidInput) as error:
             if error.path == str(self.reader.path):
                 raise
             self.thread.refused = error

@@ -27,7 +27,7 @@ from holdfast.thread.load import assemble
 from holdfast.thread.record import NO_PARENT, checkpoint_digest, values_of
 from holdfast.transfer.bundle import records
 from holdfast.transfer.bundle.blocks import DIGEST_BYTES, END, BlockReader
-from holdfast.transfer.bundle.limits import Budget, BundleLimits
+from holdfast.transfer.bundle.limits import EVENT_WORK, Budget, BundleLimits
 from holdfast.transfer.bundle.records import CheckpointRecord
 from holdfast.transfer.bundle.state import State, Window, check_size, entries_of, follow, size_of
 from holdfast.transfer.report import Note
@@ -194,6 +194,7 @@ class BundleReader:
         raise DecodeError("it holds a record of an unknown type")
 
     def _read(self) -> tuple[int, bytes]:
+        self._budget.spend(EVENT_WORK)
         kind, parts = self._blocks.read()
         return kind, b"".join(parts)
 

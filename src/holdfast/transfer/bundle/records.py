@@ -18,8 +18,9 @@ import ormsgpack
 
 from holdfast.codec.depth import has_more_items_than
 from holdfast.errors import DecodeError, InvalidInput
-from holdfast.model.fields import check_fields
+from holdfast.model.fields import DESCRIPTION_BYTES_MAX, check_fields
 from holdfast.model.ids import check_id
+from holdfast.model.interrupt import QUESTION_BYTES_MAX
 from holdfast.pieces.body import BYTES, FOREIGN, LIST, MAP, TAG_LENGTH_MAX, TEXT, VALUE
 from holdfast.pieces.manifest import SYSTEM_NAMES, Key
 from holdfast.store.base import LaneKey, WriteRow
@@ -125,7 +126,7 @@ class CheckpointRecord:
             _number(step),
             _of(created_us, int),
             _digest(digest),
-            _of(notes, bytes),
+            _bounded(notes, DESCRIPTION_BYTES_MAX),
             tuple(_of(tag, str) for tag in _of(tags, list)),
             None if order is None else _keys(order),
             _keys(removed),
@@ -223,7 +224,11 @@ def unpack_interrupt(data: bytes, namespace: str, thread: str) -> InterruptRow:
         _unpack(data, 12)
     )
     lane = LaneKey(namespace, thread, _of(scope, str), check_id(branch, "branch"))
-    row = InterruptRow(_name(name), lane, _name(checkpoint), _digest(digest), _of(body, bytes), _of(created_us, int))
+    row = InterruptRow(
+        _name(name), lane, _name(checkpoint), _digest(digest), _bounded(body, QUESTION_BYTES_MAX), _of(created_us, int)
+    )
+    if decision is not None:
+        _bounded(decision, QUESTION_BYTES_MAX + DIGEST_BYTES)
     decided = (_optional(decision, bytes), _optional(by, str), _optional(decided_us, int))
     consumed = (_optional(consumer, str), _optional(consumed_us, int))
     for parts in (decided, consumed):
@@ -305,6 +310,13 @@ def _of(value: Any, kind: type) -> Any:
     if type(value) is not kind or (type(value) is int and not -_INT_MAX <= value <= _INT_MAX):
         raise DecodeError(f"a record of the bundle holds {type(value).__name__} where {kind.__name__} belongs")
     return value
+
+
+def _bounded(value: Any, most: int) -> bytes:
+    data: bytes = _of(value, bytes)
+    if len(data) > most:
+        raise DecodeError("a description or question in the bundle is larger than any can be")
+    return data
 
 
 def _optional(value: Any, kind: type) -> Any:
