@@ -9,11 +9,13 @@ import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 
 import holdfast
 from holdfast.errors import EncodeError
 from holdfast.integrations.langgraph import HoldfastSaver, import_langgraph
 from holdfast.model.fields import DESCRIPTION_BYTES_MAX
+from holdfast.model.interrupt import QUESTION_BYTES_MAX
 from holdfast.transfer import export_bundle, import_bundle, verify_bundle
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -53,5 +55,30 @@ def test_metadata_too_large_for_a_list_is_refused_by_the_saver_and_named_by_an_i
             HoldfastSaver(store).put(CONFIG, empty_checkpoint(), large, {})
         report = import_langgraph(store, tmp_path / "stock.db")
 
-        assert [(each.thread, type(each.error)) for each in report.refused] == [("large", EncodeError)]
+        assert not report
+        assert [(note.thread, "metadata.writes.node is the largest" in note.what) for note in report.missing] == [
+            ("large", True)
+        ]
         assert [meta.thread_id for meta in store.threads()] == ["small"]
+
+
+def test_a_question_and_an_answer_too_large_for_a_list_still_reach_the_graph() -> None:
+    large = ["x" * 90_000] * 20
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", str(len(interrupt(large))))]}
+
+    with holdfast.open("memory:") as store:
+        saver = HoldfastSaver(store)
+        graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=saver)
+        asked = graph.invoke({"messages": [("user", "x")]}, CONFIG)
+        (shown,) = store.interrupts()
+        answered = graph.invoke(Command(resume=large), CONFIG)
+
+        assert asked["__interrupt__"][0].value == large
+        assert "value" not in shown.interrupt.payload
+        assert shown.interrupt.payload["left_out"] > QUESTION_BYTES_MAX
+        assert answered["messages"][-1].content == "20"
+        (settled,) = store.interrupts(pending=False)
+        assert settled.decision is not None
+        assert "too large" in settled.decision.reason

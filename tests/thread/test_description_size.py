@@ -67,6 +67,6 @@ def test_the_record_of_another_system_is_refused_whole_and_not_cut(store: holdfa
     backend = StoreBackend(store)
     draft = Checkpoint(CheckpointMetadata("t", "c", 1, extra={"notes": BIG}), [], {}, {})
 
-    with pytest.raises(EncodeError, match="metadata.notes is the largest"):
+    with pytest.raises(EncodeError, match=r"metadata\.notes is the largest"):
         asyncio.run(backend.put(draft))
     assert list(store.threads()) == []
