@@ -39,7 +39,7 @@ def check_tags(tags: object, what: str = "tags") -> tuple[str, ...]:
 def _count(least: int) -> Check:
     def check(value: object, what: str) -> int:
         if type(value) is not int or not least <= value <= STEP_MAX:
-            raise InvalidInput(f"{what} must be a whole number from {least} to {STEP_MAX}, not {value!r}")
+            raise InvalidInput(f"{what} must be a whole number from {least} to {STEP_MAX}, not {value!r:.40}")
         return value
 
     return check

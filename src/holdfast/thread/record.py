@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,8 @@ from holdfast.model.checkpoint import (
     notes_from_plain,
     notes_to_plain,
 )
-from holdfast.model.fields import DESCRIPTION_BYTES_MAX, check_fields
+from holdfast.model.fields import DESCRIPTION_BYTES_MAX, STEP_MAX, check_fields
+from holdfast.model.ids import check_label
 from holdfast.pieces.body import from_body, to_body
 from holdfast.pieces.manifest import Key
 from holdfast.store.base import LaneKey, Row, WriteRow
@@ -172,6 +173,23 @@ def values_of(row: Row) -> dict[str, Any]:
     if notes:
         values.update(decode_notes(notes))
     return values
+
+
+def write_rows(writes: object) -> list[WriteRow]:
+    """Return pending writes with their values encoded; raise InvalidInput unless they are writes that can be stored."""
+    if isinstance(writes, str | bytes) or not isinstance(writes, Iterable):
+        raise InvalidInput(f"writes must be a list of Write, not {type(writes).__name__}")
+    return [write_row(_checked_write(write)) for write in writes]
+
+
+def _checked_write(write: object) -> Write:
+    if not isinstance(write, Write):
+        raise InvalidInput(f"writes must be a list of Write, not of {type(write).__name__}")
+    for name in ("task_id", "channel", "task_path"):
+        check_label(getattr(write, name), f"{name} of a write")
+    if type(write.index) is not int or abs(write.index) > STEP_MAX:
+        raise InvalidInput(f"index of a write must be a whole number, not {write.index!r:.40}")
+    return write
 
 
 def write_row(write: Write) -> WriteRow:
