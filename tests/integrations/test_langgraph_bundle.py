@@ -47,7 +47,8 @@ def test_metadata_too_large_for_a_list_is_refused_by_the_saver_and_named_by_an_i
     large: Any = {"source": "loop", "step": 1, "writes": {"node": "x" * DESCRIPTION_BYTES_MAX}}
     with SqliteSaver.from_conn_string(str(tmp_path / "stock.db")) as stock:
         stock.setup()
-        for thread, metadata in (("large", large), ("small", {"source": "loop", "step": 1})):
+        small: Any = {"source": "loop", "step": 1}
+        for thread, metadata in (("large", large), ("small", small)):
             config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
             stock.put(config, empty_checkpoint(), metadata, {})
     with holdfast.open("memory:") as store:
@@ -70,7 +71,7 @@ def test_a_question_and_an_answer_too_large_for_a_list_still_reach_the_graph() -
 
     with holdfast.open("memory:") as store:
         saver = HoldfastSaver(store)
-        graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=saver)
+        graph: Any = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=saver)
         asked = graph.invoke({"messages": [("user", "x")]}, CONFIG)
         (shown,) = store.interrupts()
         answered = graph.invoke(Command(resume=large), CONFIG)

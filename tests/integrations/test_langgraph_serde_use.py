@@ -167,7 +167,7 @@ def test_an_element_of_an_encrypted_list_under_another_tag_is_refused() -> None:
         saver = HoldfastSaver(store, serde=encrypted())
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
         checkpoint = {**empty_checkpoint(), "channel_values": {"m": ["one", "two"]}, "channel_versions": {"m": 1}}
-        saver.put(config, checkpoint, {}, {"m": 1})  # type: ignore[arg-type, typeddict-item]  # plain dicts
+        saver.put(config, checkpoint, {}, {"m": 1})  # type: ignore[arg-type]  # a plain dict
         (row,) = store._backend.find(Query("", "t", payload=True))
         tip = drive(open_tip(row, {}), store._backend)
         drive(fill(tip, {"m"}, row), store._backend)

@@ -271,7 +271,7 @@ def test_the_awaited_twins_refuse_the_same() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("call", [holdfast.open, holdfast.aopen, holdfast.Keep, Write], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("call", [holdfast.open, holdfast.Keep, Write], ids=lambda call: call.__name__)
 def test_odd_values_outside_of_a_store(
     call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

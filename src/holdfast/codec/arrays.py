@@ -29,8 +29,15 @@ def numpy() -> ModuleType | None:
     """Return numpy if the program has imported it."""
     if sys.modules.get("numpy") is None:
         return None
-    import numpy as module  # it is there: this only waits for another thread that is just importing it
+    return import_numpy()  # it is there: this only waits for another thread that is just importing it
 
+
+def import_numpy() -> ModuleType | None:
+    """Return numpy if it is installed. The name is ours, never one from stored bytes."""
+    try:
+        import numpy as module
+    except ImportError:
+        return None
     return module
 
 

@@ -22,6 +22,7 @@ from holdfast.store.lock import ProcessLock
 
 FORMAT = "holdfast directory store"
 VERSION = 1
+_SAID_BYTES_MAX = 4096  # of holdfast.json; it takes 60
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -122,15 +123,18 @@ class Root:
     def _is_ours(self) -> bool:
         path = self.path / "holdfast.json"
         try:
-            text = path.read_bytes()
+            with path.open("rb") as file:
+                text = file.read(_SAID_BYTES_MAX + 1)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise failure(error, "read", path) from error
         try:
+            if len(text) > _SAID_BYTES_MAX:
+                raise ValueError("too long")
             said = json.loads(text)
             name, version = said["format"], said["version"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreRefused(f"{path} is not what Holdfast writes there", path=str(path)) from error
         if name != FORMAT or version != VERSION:
             raise StoreRefused(

@@ -35,6 +35,7 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.types import Send
 
+from holdfast.codec import arrays
 from holdfast.codec.depth import deeper_than
 from holdfast.codec.plain import END, END_BYTES, PAIR
 from holdfast.errors import DecodeError
@@ -268,10 +269,9 @@ _BUILDERS: Final[dict[int, Callable[[Any, Any], Any]]] = {
 
 
 def _array(content: Any) -> Any:
-    try:
-        import numpy  # as LangGraph's own serializer does: the name is ours, never one from the bytes
-    except ImportError as error:
-        raise DecodeError("stored value is a numpy array", hint="Install numpy") from error
+    numpy: Any = arrays.import_numpy()  # as LangGraph's own serializer does: it has nothing to give in its place
+    if numpy is None:
+        raise DecodeError("stored value is a numpy array", hint="Install numpy")
     try:
         dtype, shape, order, data = content
         if not _DTYPE.fullmatch(dtype):
