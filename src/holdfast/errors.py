@@ -9,6 +9,7 @@
     │   ├── GraphMismatch         the stored position belongs to another graph
     │   │   └── MigrationFailed   the migration that should have made it fit did not work
     │   ├── StepsExceeded         the run took as many steps as it may; all of them are saved
+    │   ├── LimitExceeded         a file asks for more memory or work than is allowed; raise the limit if you trust it
     │   └── Rejected              a person, or a timeout, said no; what was asked for was not done
     ├── the author of a node: mend the graph's code, then resume
     │   ├── NodeFailed            a node raised an error, after all its attempts
@@ -204,6 +205,16 @@ class StepsExceeded(HoldfastError):
     summary = "steps exceeded"
 
     def __init__(self, what: str, *, limit: int, **where: Any) -> None:
+        self.limit = limit
+        super().__init__(what, **where)
+
+
+class LimitExceeded(HoldfastError):
+    """A file from outside asks for more memory or work than is allowed. ``limit`` names the limit that was reached."""
+
+    summary = "limit exceeded"
+
+    def __init__(self, what: str, *, limit: str, **where: Any) -> None:
         self.limit = limit
         super().__init__(what, **where)
 

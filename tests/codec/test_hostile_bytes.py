@@ -22,8 +22,9 @@ import numpy as np
 import ormsgpack
 import pytest
 
+import holdfast
 import holdfast.codec
-from holdfast.codec import arrays, decode, encode, register
+from holdfast.codec import decode, encode, register
 from holdfast.errors import DecodeError, EncodeError
 
 INPUTS_MIN = 25_000
@@ -78,7 +79,6 @@ sys.addaudithook(_Guard.hook)
 @contextmanager
 def guarded() -> Iterator[None]:
     available_timezones()
-    arrays.numpy()
     for value in examples():
         decode(encode(value))
     _Guard.seen.clear()
@@ -184,21 +184,66 @@ def test_public_payloads_run_nothing(payload: bytes) -> None:
 
 WITHOUT_NUMPY = """
 import sys
-sys.modules["numpy"] = None
+if sys.argv[2] == "absent":
+    sys.modules["numpy"] = None
 from holdfast.codec import decode, encode
 array, scalar = decode(bytes.fromhex(sys.argv[1]))
 print(array.name, scalar.name)
 print(array.value[:3])
 print(encode([array, scalar]).hex())
+print(sys.modules.get("numpy"))
+if sys.argv[2] == "later":
+    import numpy
+    array, scalar = decode(bytes.fromhex(sys.argv[1]))
+    print(type(array) is numpy.ndarray, array.tolist(), type(scalar) is numpy.float64)
 """
 
 
 @pytest.mark.row("T1")
-def test_arrays_come_back_opaque_where_there_is_no_numpy() -> None:
+@pytest.mark.parametrize("numpy", ["absent", "later"])
+def test_arrays_come_back_opaque_until_the_program_imports_numpy(numpy: str) -> None:
     data = encode([np.arange(3), np.float64(1)])
-    done = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY, data.hex()], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NUMPY, data.hex(), numpy], capture_output=True, text=True, check=True
+    )
+    lines = ["numpy.ndarray numpy.generic", "['<i8', [3], 'C']", data.hex(), "None"]
 
-    assert done.stdout.split("\n")[:3] == ["numpy.ndarray numpy.generic", "['<i8', [3], 'C']", data.hex()]
+    assert done.stdout.splitlines() == lines + ["True [0, 1, 2] True"] * (numpy == "later")
+
+
+LOADS = """
+import sys
+import holdfast
+before = set(sys.modules)
+with holdfast.open(sys.argv[1]) as store:
+    checkpoint = store.thread("t").latest()
+    store.thread("t").append({"log": ["one more"]})
+    print(checkpoint.state["array"].name)
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
+"""
+
+
+@pytest.mark.row("T1")
+def test_a_process_that_only_loads_and_saves_imports_nothing_for_a_stored_value(tmp_path: Path) -> None:
+    """What a load leads to is our own modules and the store's; and the array is there afterwards as it was."""
+    path = str(tmp_path / "store.db")
+    with holdfast.open(path) as store:
+        store.thread("t").save({"array": np.arange(3), "log": [], "when": datetime.now(UTC), "n": Decimal("1.5")})
+    done = subprocess.run([sys.executable, "-c", LOADS, path], capture_output=True, text=True, check=True)
+    name, imported = done.stdout.splitlines()
+    with holdfast.open(path) as store:
+        found = store.thread("t").latest()
+
+    assert name == "numpy.ndarray"
+    assert {each for each in imported.split() if not each.startswith("_")} <= {
+        "holdfast",
+        "apsw",
+        "backports",
+        "ormsgpack",
+    }
+    assert found is not None
+    assert found.step == 2
+    assert found.state["array"].tolist() == [0, 1, 2]
 
 
 BANNED_NAMES = {"eval", "exec", "__import__", "import_module", "compile"}

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
+import ormsgpack
 import pytest
 from langchain_core import messages
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
@@ -24,11 +26,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from langgraph_graphs import STORIES, Stage
 from serde_values import COMMANDS, EXACT, REFUSED, REPORTED, Color, Model, Note, forged, outcome, shown
 
+import holdfast
 from holdfast import Corrupted, DecodeError, EncodeError, HoldfastError
 from holdfast.integrations.langgraph import HoldfastSaver
+from holdfast.integrations.langgraph.sealed import frames_of, load_sealed
 from holdfast.integrations.langgraph.serde.exact import ExactSerializer
 from holdfast.integrations.langgraph.serde.fidelity import ValueChanged
 from holdfast.integrations.langgraph.serde.safe import Opened, SafeSerializer, hardened, plain_of
+from holdfast.integrations.langgraph.values import load
+from holdfast.store.base import Query
+from holdfast.thread.load import fill, open_tip
+from holdfast.thread.perform import drive
 
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_V1, PYDANTIC_V2, NUMPY, SNAPSHOT = range(8)
 KEY = b"0123456789abcdef"
@@ -83,7 +91,7 @@ def test_encryption_stays_and_what_is_inside_is_safe() -> None:
     tag, data = serde.dumps_typed(value)
     assert tag == "msgpack+aes"
     assert b"secret text" not in data
-    assert serde.loads_typed((tag, data)) == stock.loads_typed((tag, data)) == value
+    assert serde.loads_typed((tag, data)) == value
     assert serde.loads_typed(stock.dumps_typed(value)) == value
     assert isinstance(plain_of(serde), SafeSerializer)
     with pytest.raises(DecodeError):
@@ -114,6 +122,65 @@ def test_ciphertext_that_was_changed_is_refused() -> None:
     for damaged in ((tag, data[:-1] + b"\x00"), (tag, b""), ("msgpack+rot13", data)):
         with pytest.raises(Corrupted):
             serde.loads_typed(damaged)
+
+
+TAGGED = [{"a": 1}, b"raw", bytearray(b"raw"), None]
+TAGS = ["msgpack", "json", "bytes", "bytearray", "null", "pickle", "", "msgpack+aes", "\ud800"]
+
+
+@pytest.mark.parametrize("narrowed", [False, True], ids=["", "narrowed by LangGraph"])
+def test_a_value_under_another_tag_is_refused_before_it_is_read(narrowed: bool) -> None:
+    """Every value under every other tag: whoever has no key cannot have bytes read as something else."""
+    serde = hardened(encrypted(), strict=narrowed)
+    if narrowed:
+        with HoldfastSaver("memory:", serde=serde) as saver:
+            serde = saver.with_allowlist({("serde_values", "Note")}).serde
+        assert type(serde) is EncryptedSerializer
+    tried = 0
+    for value in TAGGED:
+        tag, data = serde.dumps_typed(value)
+        own = tag.removesuffix("+aes")
+        assert serde.loads_typed((tag, data)) == value
+        for other in TAGS:
+            if other != own:
+                tried += 1
+                with pytest.raises(Corrupted, match=r"which is not the one|cannot be decrypted"):
+                    serde.loads_typed((f"{other}+aes", data))
+        with pytest.raises(DecodeError, match="not encrypted"):
+            serde.loads_typed((own, data))
+
+    assert tried == len(TAGGED) * (len(TAGS) - 1)
+
+
+def test_an_exact_serializer_inside_an_encrypting_one_binds_its_tag_too() -> None:
+    serde = hardened(encrypted(ExactSerializer()))
+    tag, data = serde.dumps_typed((1, 2))
+
+    assert serde.loads_typed((tag, data)) == (1, 2)
+    with pytest.raises(Corrupted, match="which is not the one"):
+        serde.loads_typed(("msgpack+aes", data))
+
+
+def test_an_element_of_an_encrypted_list_under_another_tag_is_refused() -> None:
+    """The tag of each element is stored beside it; the digests are right, as whoever writes to the store can make."""
+    with holdfast.open("memory:") as store:
+        saver = HoldfastSaver(store, serde=encrypted())
+        config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+        checkpoint = {**empty_checkpoint(), "channel_values": {"m": ["one", "two"]}, "channel_versions": {"m": 1}}
+        saver.put(config, checkpoint, {}, {"m": 1})  # type: ignore[arg-type]  # a plain dict
+        (row,) = store._backend.find(Query("", "t", payload=True))
+        tip = drive(open_tip(row, {}), store._backend)
+        drive(fill(tip, {"m"}, row), store._backend)
+        frames = frames_of(tip.lives["m"])
+
+        assert [tag for tag, _ in frames] == ["msgpack+aes"] * 2
+        for forged in ("json+aes", "bytes+aes", "msgpack+aes+aes"):
+            bad = b"".join(ormsgpack.packb([forged, data]) for _, data in frames)
+            with pytest.raises(Corrupted):
+                load_sealed(2, [bad], lambda typed: load(saver.serde, typed, "m"))
+        for strange in (b"\x01\x02", b"\x92\xa1x\x01" * 2, b"\x92\xa1x\xc4\x01x" * 2):
+            with pytest.raises(DecodeError):
+                load_sealed(2, [strange], lambda typed: load(saver.serde, typed, "m"))
 
 
 def test_hardening_twice_is_hardening_once() -> None:

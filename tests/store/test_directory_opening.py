@@ -350,3 +350,29 @@ def test_a_full_disk_is_told_and_loses_nothing_and_the_store_works_again_when_th
         thread.save({"noise": os.urandom(8000)}, id="at last")
         assert len(saved) > 10
         assert store.verify()
+
+
+@pytest.mark.row("T10")
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[" * 4000,
+        '{"a":' * 800,
+        "[" * 1_000_000,
+        "7",
+        "[]",
+        '"x"',
+        "{}",
+        '{"format": [], "version": {}}',
+        " " * 5000,
+        "",
+    ],
+    ids=lambda said: f"{said[:5]} {len(said)}",
+)
+def test_a_holdfast_json_of_any_content_is_refused_with_an_error_of_ours(path: Path, said: str) -> None:
+    holdfast.open(f"dir:{path}").close()
+    (path / "holdfast.json").write_text(said, encoding="utf-8")
+
+    with pytest.raises(StoreRefused):
+        holdfast.open(f"dir:{path}")
+    assert (path / "holdfast.json").read_text(encoding="utf-8") == said

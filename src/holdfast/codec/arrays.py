@@ -1,8 +1,8 @@
 """numpy arrays and scalars: dtype and shape as text and ints, and the elements' own bytes.
 
-numpy is neither needed nor imported here until a value or stored bytes call for it; without numpy, stored arrays
-come back as ``Opaque``. Object and structured dtypes are refused (they hold references), and so is long double, whose
-bytes differ from machine to machine.
+numpy is never imported for the sake of stored bytes: until the program itself has imported it, stored arrays come back
+as ``Opaque`` and are saved again as they are. Object and structured dtypes are refused (they hold references), and so
+is long double, whose bytes differ from machine to machine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
@@ -26,9 +25,15 @@ _KINDS: Final = "biufcmMSU"
 _UNICODE_MAX: Final = 0x10FFFF
 
 
-@cache
 def numpy() -> ModuleType | None:
-    """Import numpy if it is installed. The name is ours, never one from stored bytes."""
+    """Return numpy if the program has imported it."""
+    if sys.modules.get("numpy") is None:
+        return None
+    return import_numpy()  # it is there: this only waits for another thread that is just importing it
+
+
+def import_numpy() -> ModuleType | None:
+    """Return numpy if it is installed. The name is ours, never one from stored bytes."""
     try:
         import numpy as module
     except ImportError:

@@ -40,6 +40,20 @@ def may_be_deeper_than(data: bytes, limit: int) -> bool:
     return len(data) > limit and len(data) - len(data.translate(None, _CONTAINERS)) > limit
 
 
+def has_more_items_than(data: bytes, limit: int) -> bool:
+    """Tell whether msgpack holds more objects than ``limit``, containers included; malformed bytes have no more."""
+    at, left = 0, 1
+    try:
+        for _ in range(limit):
+            if not left:
+                return False
+            at, items = _step(data, at)
+            left += items - 1
+    except (IndexError, KeyError):
+        return False  # cut short or reserved: the decoder will say so
+    return left > 0
+
+
 def _scan(data: bytes, limit: int) -> bool | None:
     """Walk the headers; None if there are too many for this to be the cheap way."""
     at = 0

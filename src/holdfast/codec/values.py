@@ -201,7 +201,7 @@ _ARRAY: Final = Builtin(ARRAY, arrays.pack_array, _build_array)
 _SCALAR: Final = Builtin(SCALAR, arrays.pack_scalar, _build_scalar)
 
 BY_CODE: Final[dict[int, Builtin]] = {entry.code: entry for entry in (*BY_TYPE.values(), _ARRAY, _SCALAR)}
-# What stored numpy values are called where there is no numpy.
+# What stored numpy values are called where numpy is not imported.
 NUMPY_NAMES: Final = {ARRAY: "numpy.ndarray", SCALAR: "numpy.generic"}
 
 assert len(BY_CODE) == len(BY_TYPE) + 2

@@ -15,6 +15,8 @@ from holdfast.model.usage import check_cost, check_count
 STEP_MAX = 2**53 - 1
 TEXT_LENGTH_MAX = 65536
 TAGS_MAX = 64
+DESCRIPTION_BYTES_MAX = 256 * 1024
+"""Encoded bytes of all that describes a checkpoint, metadata included: every list reads them again."""
 
 Check = Callable[[Any, str], Any]
 
@@ -37,7 +39,7 @@ def check_tags(tags: object, what: str = "tags") -> tuple[str, ...]:
 def _count(least: int) -> Check:
     def check(value: object, what: str) -> int:
         if type(value) is not int or not least <= value <= STEP_MAX:
-            raise InvalidInput(f"{what} must be a whole number from {least} to {STEP_MAX}, not {value!r}")
+            raise InvalidInput(f"{what} must be a whole number from {least} to {STEP_MAX}, not {value!r:.40}")
         return value
 
     return check

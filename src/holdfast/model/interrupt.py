@@ -15,6 +15,8 @@ from holdfast.errors import InvalidInput
 from holdfast.model.ids import check_id, check_label
 
 PROMPT_LENGTH_MAX = 65_536  # characters; longer material belongs in the payload
+QUESTION_BYTES_MAX = 1024 * 1024
+"""Encoded bytes of one interrupt, and of one decision: every list of them reads both."""
 
 
 class InterruptKind(StrEnum):

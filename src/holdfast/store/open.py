@@ -39,10 +39,21 @@ STORES: dict[str, Callable[[str], Backend]] = {
 """Scheme to class. A URL without a scheme is the path of a SQLite file."""
 
 
+_URL_LENGTH_MAX = 10_000
+
+
+def _is_plain(text: str) -> bool:
+    """Tell whether a text can be the name of a file: no NUL, and no half of a character."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
 def open_backend(url: str | os.PathLike[str]) -> Backend:
     """Open the store that the URL names, making it if it is not there."""
-    text = os.fspath(url)
-    if not isinstance(text, str) or not text or "\0" in text:
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else ""
+    if not isinstance(text, str) or not text or len(text) > _URL_LENGTH_MAX or not _is_plain(text):
         raise InvalidInput("a store is named by a path or a URL", hint='For example holdfast.open("agent.db")')
     scheme, colon, _ = text.partition(":")
     if text == "memory:":

@@ -83,6 +83,7 @@ def append_change(
             raise InvalidInput(f"state.{key} is both extended and replaced", path=f"state.{key}")
         change.put[key] = to_body(value, f"state.{key}")
     for key in delete:
+        _check_key(key)
         if key in change.append or key in change.put:
             raise InvalidInput(f"state.{key} is both changed and deleted", path=f"state.{key}")
         if key not in tip.lives:
@@ -164,8 +165,15 @@ def _add_system(change: Change, notes: Notes) -> None:
     if frames:
         change.put[FRAMES] = to_body(frames.to_plain(), "frames")
     path = notes.get("path")
-    if path:
-        change.put[PATH] = to_body([check_id(node, "path") for node in path], "path")
+    if path is not None and (nodes := [check_id(node, "path") for node in names_of(path, "path")]):
+        change.put[PATH] = to_body(nodes, "path")
+
+
+def names_of(names: object, what: str) -> tuple[Any, ...]:
+    """Return what is given as names; raise InvalidInput unless it is a list or the like."""
+    if isinstance(names, str | bytes | Mapping) or not isinstance(names, Iterable):
+        raise InvalidInput(f"{what} must be a list of names, not {type(names).__name__}", hint=f'Write {what}=["name"]')
+    return tuple(names)
 
 
 def _check_key(key: object) -> None:

@@ -88,8 +88,14 @@ class EffectCall:
     def __post_init__(self) -> None:
         check_key(self.key)
         for name, function in (("fn", self.fn), ("reconcile", self.reconcile)):
-            if function is not None and not callable(function):
+            if not callable(function) and (name == "fn" or function is not None):
                 raise InvalidInput(f"{name} must be a function, not {type(function).__name__}")
+        if not isinstance(self.unknown_on, tuple) or not all(
+            isinstance(each, type) and issubclass(each, BaseException) for each in self.unknown_on
+        ):
+            raise InvalidInput(
+                "unknown_on must be a tuple of classes of errors", hint="Write unknown_on=(TimeoutError,)"
+            )
         if not isinstance(self.idempotent, bool):
             raise InvalidInput(f"idempotent must be True or False, not {type(self.idempotent).__name__}")
 

@@ -20,18 +20,19 @@ from holdfast.model.checkpoint import (
 )
 from holdfast.model.damaged import Damaged
 from holdfast.model.decision import Decision, DecisionKind
-from holdfast.model.fields import check_tags
+from holdfast.model.fields import STEP_MAX, check_tags
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import Lane, LaneKey, Query, Removed
 from holdfast.thread import interrupts, load, pause, removal
 from holdfast.thread import save as saving
+from holdfast.thread.change import names_of
 from holdfast.thread.cursor import Context, Cursor
 from holdfast.thread.damage import read_each, unread
 from holdfast.thread.history import EVERY_BRANCH, Filter, Listing, check_before, check_limit
 from holdfast.thread.interrupts import Inbox, InterruptRecord
 from holdfast.thread.perform import Flow, ask
-from holdfast.thread.record import write_row
+from holdfast.thread.record import write_rows
 from holdfast.thread.retention import Keep, Pruned
 from holdfast.thread.round import check_unmarked
 from holdfast.thread.stats import Stats
@@ -100,11 +101,9 @@ def append(
     notes: Notes,
 ) -> Flow[SavedCheckpoint]:
     """Save a known change."""
-    for what, given in (("append", extend), ("set", put)):
-        if given is not None and not isinstance(given, Mapping):
-            raise InvalidInput(f"{what} must be a mapping of keys to values, not {type(given).__name__}")
+    extend, put = _mapping(extend, "append"), _mapping(put, "set")
     request = saving.Request(checked(notes), name, None if on is None else name_of(on))
-    return saving.save_append(context, cursor, extend or {}, put or {}, _names(delete), request)
+    return saving.save_append(context, cursor, extend, put, names_of(delete, "delete"), request)
 
 
 def fork(
@@ -126,7 +125,7 @@ def fork(
     lane = cursor.lane
     target = lane_key(lane.namespace, lane.thread if to is None else to, MAIN if branch is None else branch, lane.scope)
     request = saving.Request(checked(notes), name)
-    return saving.fork(context, name_of(checkpoint), target, put or {}, _names(delete), request)
+    return saving.fork(context, name_of(checkpoint), target, _mapping(put, "set"), names_of(delete, "delete"), request)
 
 
 def rewind(
@@ -139,7 +138,7 @@ def rewind(
 def write(cursor: Cursor, checkpoint: Which, writes: Iterable[Write], replaces: bool) -> Flow[None]:
     """Keep results of finished tasks."""
     name, lane = name_of(checkpoint), cursor.lane
-    rows = [write_row(item) for item in writes]
+    rows = write_rows(writes)
     return ask(lambda store: store.write(lane, name, rows, replaces))
 
 
@@ -342,13 +341,13 @@ def compact() -> Flow[int]:
     return ask(lambda store: store.compact())
 
 
-def _names(names: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise InvalidInput("delete must be a list of keys", hint='Write delete=["key"]')
-    return tuple(names)
+def _mapping(given: object, what: str) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidInput(f"{what} must be a mapping of keys to values, not {type(given).__name__}")
+    return given or {}
 
 
 def _check_step(step: object) -> int:
     if type(step) is not int:
         raise InvalidInput(f"step must be a whole number, not {type(step).__name__}")
-    return step
+    return max(-1, min(step, STEP_MAX + 1))  # no store counts further, and not every one can take a larger number

@@ -16,6 +16,7 @@ from holdfast.codec import encode
 from holdfast.errors import InvalidInput
 from holdfast.model.checkpoint import MAIN, CheckpointMeta
 from holdfast.model.damaged import Damaged
+from holdfast.model.fields import STEP_MAX
 from holdfast.model.ids import check_id
 from holdfast.model.interrupt import InterruptKind
 from holdfast.store.base import PAGE_ROWS_MAX, Query
@@ -51,7 +52,7 @@ class Filter:
             except ValueError:
                 known = ", ".join(kind.value for kind in InterruptKind)
                 raise InvalidInput(
-                    f"no kind of interrupt is called {self.interrupt!r}", hint=f"Known: {known}"
+                    f"no kind of interrupt is called {self.interrupt!r:.40}", hint=f"Known: {known}"
                 ) from None
         if not isinstance(self.where, Mapping) or any(type(key) is not str for key in self.where):
             raise InvalidInput("where must be a mapping of metadata keys to values", hint='where={"user": "u1"}')
@@ -120,7 +121,7 @@ class Listing:
 def check_limit(limit: int | None) -> int | None:
     """Return the limit if it is one."""
     if limit is not None and (type(limit) is not int or limit < 0):
-        raise InvalidInput(f"limit must be a whole number from 0 on, or None for all, not {limit!r}")
+        raise InvalidInput(f"limit must be a whole number from 0 on, or None for all, not {limit!r:.40}")
     return limit
 
 
@@ -130,7 +131,7 @@ def check_before(before: CheckpointMeta | int | None) -> int | None:
         return before.seq
     if before is not None and type(before) is not int:
         raise InvalidInput("before must be a checkpoint or a sequence number")
-    return before
+    return before if before is None else max(0, min(before, STEP_MAX + 1))
 
 
 class Wanted(TypedDict, total=False):

@@ -18,7 +18,7 @@ from holdfast.errors import Conflict, Corrupted, DecodeError, InvalidInput, NotF
 from holdfast.model.damaged import Damaged
 from holdfast.model.decision import Decision, DecisionKind
 from holdfast.model.ids import check_id
-from holdfast.model.interrupt import Interrupt, InterruptKind
+from holdfast.model.interrupt import QUESTION_BYTES_MAX, Interrupt, InterruptKind
 from holdfast.store.base import Backend, LaneKey, Query
 from holdfast.store.interrupts import InterruptRow
 from holdfast.thread.cursor import Context, Cursor
@@ -26,7 +26,7 @@ from holdfast.thread.damage import read_each, unread
 from holdfast.thread.hold import Hold
 from holdfast.thread.perform import Flow, ask
 from holdfast.thread.process import this_process
-from holdfast.thread.record import from_microseconds, to_microseconds
+from holdfast.thread.record import from_microseconds, to_microseconds, too_large
 
 PAGE_ROWS = 100
 RESERVED = "holdfast:"
@@ -235,7 +235,7 @@ def decide(
 ) -> Flow[InterruptRecord]:
     """Record the decision on what the person was shown, once."""
     check_id(by, "by")
-    body = encode(decision.to_plain(), "decision")
+    body = _bounded(decision.to_plain(), "decision")
     namespace, decided_us = cursor.lane.namespace, to_microseconds(context.now())
     stored = yield from _stored_as_shown(cursor, shown)
     _check_fits(shown, decision)
@@ -408,7 +408,14 @@ def _damaged(row: InterruptRow, what: str) -> Corrupted:
 
 def body_of(question: Interrupt) -> bytes:
     """Return every byte of what is asked."""
-    return encode(question.to_plain(), "interrupt")
+    return _bounded(question.to_plain(), "interrupt")
+
+
+def _bounded(plain: dict[str, Any], path: str) -> bytes:
+    data = encode(plain, path)
+    if len(data) > QUESTION_BYTES_MAX:
+        raise too_large(f"the {path}", len(data), QUESTION_BYTES_MAX, path, plain)
+    return data
 
 
 def _digest(lane: LaneKey, checkpoint: str, name: str, body: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ from zlib import crc32
 import ormsgpack
 
 from holdfast.codec import decode_stored, encode
-from holdfast.errors import Corrupted, DecodeError, InvalidInput
+from holdfast.errors import Corrupted, DecodeError, EncodeError, InvalidInput
 from holdfast.model.checkpoint import (
     EPOCH,
     NOTE_KEYS,
@@ -25,7 +25,8 @@ from holdfast.model.checkpoint import (
     notes_to_plain,
 )
 from holdfast.model.damaged import Damaged
-from holdfast.model.fields import check_fields
+from holdfast.model.fields import DESCRIPTION_BYTES_MAX, STEP_MAX, check_fields
+from holdfast.model.ids import check_label
 from holdfast.pieces.body import from_body, to_body
 from holdfast.pieces.manifest import Key
 from holdfast.store.base import LaneKey, Row, WriteRow
@@ -84,6 +85,8 @@ def encode_notes(meta: CheckpointMeta) -> bytes:
     if run_id is not None:
         plain[_RUN_ID] = _packed(run_id)
     body = encode(plain, "checkpoint") if plain else b""
+    if len(body) > DESCRIPTION_BYTES_MAX:
+        raise too_large("the description of a checkpoint", len(body), DESCRIPTION_BYTES_MAX, "checkpoint", plain)
     return body + checksum(body, meta.id, meta.parent_id, meta.step, to_microseconds(meta.created_at))
 
 
@@ -91,6 +94,19 @@ def checksum(body: bytes, name: str, parent_id: str | None, step: int, created_u
     """Return the checksum that stands behind the notes."""
     beside = f"{name}\0{parent_id or ''}\0{step} {created_us}".encode()
     return crc32(beside, crc32(body)).to_bytes(CHECKSUM_BYTES)
+
+
+def too_large(what: str, size: int, most: int, path: str, fields: Mapping[str, Any]) -> EncodeError:
+    """Return the error for something that every list would read again; its path leads to the largest part of it."""
+    inner: Any = fields
+    while isinstance(inner, dict) and inner:
+        name = max(inner, key=lambda key: len(encode(inner[key])))
+        path, inner = f"{path}.{name}", inner[name]
+    return EncodeError(
+        f"{what} takes {size} bytes encoded, more than {most}; {path:.200} is the largest part",
+        path=path,
+        hint="Put large values into the state, which lists do not read",
+    )
 
 
 @lru_cache(maxsize=64)
@@ -191,6 +207,23 @@ def values_of(row: Row) -> dict[str, Any]:
     except (DecodeError, TypeError, ValueError) as error:
         raise damaged(row, error.what if isinstance(error, DecodeError) else "its row cannot be read") from error
     return values
+
+
+def write_rows(writes: object) -> list[WriteRow]:
+    """Return pending writes with their values encoded; raise InvalidInput unless they are writes that can be stored."""
+    if isinstance(writes, str | bytes) or not isinstance(writes, Iterable):
+        raise InvalidInput(f"writes must be a list of Write, not {type(writes).__name__}")
+    return [write_row(_checked_write(write)) for write in writes]
+
+
+def _checked_write(write: object) -> Write:
+    if not isinstance(write, Write):
+        raise InvalidInput(f"writes must be a list of Write, not of {type(write).__name__}")
+    for name in ("task_id", "channel", "task_path"):
+        check_label(getattr(write, name), f"{name} of a write")
+    if type(write.index) is not int or abs(write.index) > STEP_MAX:
+        raise InvalidInput(f"index of a write must be a whole number, not {write.index!r:.40}")
+    return write
 
 
 def write_row(write: Write) -> WriteRow:

@@ -11,6 +11,8 @@ from holdfast.errors import InvalidInput
 from holdfast.model.checkpoint import CheckpointMeta
 from holdfast.model.damaged import Damaged
 
+_DAYS_MAX = timedelta.max.days
+
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
@@ -31,12 +33,12 @@ class Keep:
             value = getattr(self, name)
             least = 2 if name == "milestones" else 1
             if value is not None and (type(value) is not int or value < least):
-                raise InvalidInput(f"Keep({name}=…) must be a whole number from {least} on, not {value!r}")
+                raise InvalidInput(f"Keep({name}=…) must be a whole number from {least} on, not {value!r:.40}")
         days = self.days
         if days is not None and (
             isinstance(days, bool) or not isinstance(days, int | float) or not math.isfinite(days) or days < 0
         ):
-            raise InvalidInput(f"Keep(days=…) must be a number of days from 0 on, not {days!r}")
+            raise InvalidInput(f"Keep(days=…) must be a number of days from 0 on, not {days!r:.40}")
         if (self.last, self.days, self.every, self.milestones) == (None, None, None, None):
             raise InvalidInput("Keep needs at least one rule", hint="For example Keep(last=10) or Keep(days=30)")
 
@@ -54,14 +56,14 @@ class Keep:
         return (
             (self.tagged and bool(meta.tags))
             or (self.every is not None and meta.step % self.every == 0)
-            or (self.days is not None and now - meta.created_at < timedelta(days=self.days))
+            or (self.days is not None and now - meta.created_at < timedelta(days=min(self.days, _DAYS_MAX)))
         )
 
     def _milestones(self, branch: Sequence[CheckpointMeta]) -> set[str]:
         if self.milestones is None or not branch:
             return set()
-        gaps = self.milestones - 1
-        return {branch[round(index * (len(branch) - 1) / gaps)].id for index in range(self.milestones)}
+        count = min(self.milestones, len(branch) + 1)  # no more than there are: that may be a huge number
+        return {branch[round(index * (len(branch) - 1) / (count - 1))].id for index in range(count)}
 
 
 @dataclass(frozen=True, slots=True)

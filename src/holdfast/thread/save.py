@@ -237,9 +237,9 @@ def _next_step(request: Request, seen: Seen) -> int:
         step, least = request.notes.get("step", following), following
     if type(step) is not int or step < least:
         raise InvalidInput(
-            f"step {step!r} is not higher than the newest checkpoint's, {head.step}"
+            f"step {step!r:.40} is not higher than the newest checkpoint's, {head.step}"
             if head is not None
-            else f"step {step!r} is no whole number from 0 on",
+            else f"step {step!r:.40} is no whole number from 0 on",
             checkpoint=head.id if head is not None else None,
             hint="Leave step out: steps are counted for you",
         )

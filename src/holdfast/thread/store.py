@@ -44,7 +44,9 @@ def make_context(namespace: str, clock: Callable[[], datetime] | None) -> Contex
     """Return what all threads of a store share."""
     if namespace != "":
         check_id(namespace, "namespace")
-    if clock is not None and (not isinstance(moment := clock(), datetime) or moment.tzinfo is None):
+    if clock is not None and (
+        not callable(clock) or not isinstance(moment := clock(), datetime) or moment.tzinfo is None
+    ):
         raise InvalidInput("clock must give datetimes with a time zone", hint="Use datetime.now(timezone.utc)")
     maker = IdMaker(lambda: time.time_ns() // 1_000_000, os.urandom)
     return Context(namespace, clock or utc_now, maker.make)

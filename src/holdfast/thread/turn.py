@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from holdfast.codec import decode, encode
 from holdfast.errors import InvalidInput, Rejected
 from holdfast.model.decision import Decision, DecisionKind
-from holdfast.model.ids import check_id
+from holdfast.model.ids import check_id, check_label
 from holdfast.model.interrupt import InterruptKind
 from holdfast.model.usage import Usage
 from holdfast.store.base import LaneKey
+from holdfast.thread.change import KEY_LENGTH_MAX
 from holdfast.thread.interrupts import InterruptRecord
 from holdfast.thread.question import Question, check_answer
 from holdfast.thread.round import EVERY_TOOL, Round
@@ -70,7 +71,7 @@ class Changes:
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove keys; all or none."""
-        doomed = dict.fromkeys(keys)
+        doomed = dict.fromkeys(check_label(key, "a key to delete", length_max=KEY_LENGTH_MAX) for key in keys)
         for key in doomed:
             if key not in self.view:
                 raise InvalidInput(f"state.{key} cannot be deleted: it is not in the state", path=f"state.{key}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from holdfast.transfer.bundle.export import export_bundle
+from holdfast.transfer.bundle.limits import BundleLimits
 from holdfast.transfer.bundle.load import import_bundle
 from holdfast.transfer.bundle.reader import Totals, read_bundle, verify_bundle
 from holdfast.transfer.report import ExportReport, ImportReport, Note, Refused
 
 __all__ = [
+    "BundleLimits",
     "ExportReport",
     "ImportReport",
     "Note",

@@ -18,7 +18,7 @@ from holdfast.errors import InvalidInput
 from holdfast.integrations.langgraph.names import Place
 from holdfast.model.decision import Decision, DecisionKind
 from holdfast.model.ids import ID_LENGTH_MAX
-from holdfast.model.interrupt import PROMPT_LENGTH_MAX, Interrupt, InterruptKind
+from holdfast.model.interrupt import PROMPT_LENGTH_MAX, QUESTION_BYTES_MAX, Interrupt, InterruptKind
 from holdfast.thread.interrupts import RESERVED, InterruptRecord, reserved_id
 
 INTERRUPT, RESUME = "__interrupt__", "__resume__"
@@ -28,12 +28,16 @@ CONTROL = frozenset((INTERRUPT, RESUME, "__error__", "__error_source_node__"))
 TEXT_LENGTH_MAX, ITEMS_MAX, DEPTH_MAX = 100_000, 10_000, 32
 """What of a payload is shown; the whole of it stays in LangGraph's own writes."""
 
+_SHOWN_BYTES_MAX = QUESTION_BYTES_MAX // 2
+"""A payload or an answer that is still larger is left out of the row."""
+
 _REPR_LENGTH_MAX = 200
 _WHAT = "langgraph"
 _PREFIX = f"{RESERVED}{_WHAT}:"
 _PULLED = "~__pregel_pull, "
 _GONE_ON = "the thread went on without an answer that is known here"
 _UNKNOWN = "answered through LangGraph, which did not tell with what"
+_LARGE = "answered through LangGraph; the answer is too large for a list"
 _ENCRYPTED = "answered through LangGraph; the answer is encrypted"
 
 Writes = Iterable[tuple[str, Any]]
@@ -111,8 +115,13 @@ def _shown(
         shown["encrypted"] = True
     else:
         plain = _Plain()
-        shown["value"] = plain.of(each.value)
-        proof = encode(shown["value"]) if plain.exact else b""
+        value = plain.of(each.value)
+        data = encode(value)
+        proof = data if plain.exact else b""
+        if len(data) <= _SHOWN_BYTES_MAX:
+            shown["value"] = value
+        else:
+            shown["left_out"] = len(data)
         prompt = _text(each.value, PROMPT_LENGTH_MAX).replace("\0", "") if isinstance(each.value, str) else ""
     kind, node = InterruptKind.USER_REQUEST, _node(task_path)
     return Interrupt(id="-", kind=kind, node=node, payload=shown, prompt=prompt), proof
@@ -184,7 +193,10 @@ def answered(value: Any, encrypted: bool) -> Decision:
         return Decision(kind=DecisionKind.APPROVE, reason=_ENCRYPTED)
     if value is None:
         return Decision(kind=DecisionKind.APPROVE, reason=_UNKNOWN)
-    return Decision(kind=DecisionKind.MODIFY, value=_Plain().of(value))
+    shown = _Plain().of(value)
+    if len(encode(shown)) > _SHOWN_BYTES_MAX:
+        return Decision(kind=DecisionKind.APPROVE, reason=_LARGE)
+    return Decision(kind=DecisionKind.MODIFY, value=shown)
 
 
 def answer_in(writes: Writes, number: int, encrypted: bool) -> Decision:

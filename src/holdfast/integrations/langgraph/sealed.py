@@ -102,6 +102,9 @@ def _frames(count: int, parts: Sequence[bytes]) -> list[list[Any]]:
         frames = ormsgpack.unpackb(b"".join((list_header(count), *parts)))
     except ValueError as error:
         raise DecodeError("an encrypted list is not readable") from error
+    for frame in frames:
+        if type(frame) is not list or [type(part) for part in frame] != [str, bytes] or "+" not in frame[0]:
+            raise DecodeError("an encrypted list holds something that is not encrypted")
     return frames  # type: ignore[no-any-return]  # a list, by its header
 
 

@@ -31,6 +31,7 @@ NAME_FILE = "holdfast.json"
 SETTLED_NS = 3_000_000_000
 """How old a change of names must be for the time of the last one to tell it from a later one, on any file system."""
 
+_SAID_BYTES_MAX = 4096  # of holdfast.json; it takes 60
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -167,15 +168,18 @@ class Root:
     def _is_ours(self) -> bool:
         path = self.path / "holdfast.json"
         try:
-            text = path.read_bytes()
+            with path.open("rb") as file:
+                text = file.read(_SAID_BYTES_MAX + 1)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise failure(error, "read", path) from error
         try:
+            if len(text) > _SAID_BYTES_MAX:
+                raise ValueError("too long")
             said = json.loads(text)
             name, version = said["format"], said["version"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreRefused(f"{path} is not what Holdfast writes there", path=str(path)) from error
         if name != FORMAT or version != VERSION:
             raise StoreRefused(

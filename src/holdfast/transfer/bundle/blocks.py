@@ -5,7 +5,8 @@ give the same blocks. Each block has its lengths and a CRC before it; the last r
 before it. So a byte that changed is found in its block, and a file that was cut short, glued together or lengthened is
 found at its end. Nothing here knows what records say. The exact bytes are in ``docs/formats/bundle-v1.md``.
 
-A reader never asks for more memory than a block, or one record, may take, whatever a file claims.
+A reader asks for no more memory than a block and one record take, and for no record larger than its limits allow,
+whatever a file claims.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from holdfast.codec import compress, decompress
 from holdfast.codec.limits import VALUE_BYTES_MAX
 from holdfast.errors import Corrupted, DecodeError, StoreRefused
+from holdfast.transfer.bundle.limits import RECORD_WORK, Budget
 
 MAGIC: Final = b"\x89HFBUNDLE\r\n\x1a\n"
 """Not text, and broken by anything that takes the file for text: a changed line end, a cut at the seventh bit."""
@@ -78,30 +79,36 @@ class BlockWriter:
 class BlockReader:
     """Reads the records of a file, each byte checked. ``position`` is how far into the file that has come."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    def __init__(self, file: BinaryIO, path: Path, budget: Budget) -> None:
         self._file = file
         self._path = path
-        self._waiting = bytearray()
-        self._start = 0  # where in ``_waiting`` the next record begins
+        self._budget = budget
+        self._block = b""
+        self._start = 0  # where in the block the next record begins
         self._hasher = hashlib.sha256()
         self.position = 0
         self._check_beginning()
 
-    def records(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the type and bytes of each record, the last one too; raise Corrupted if anything is not as written."""
-        while True:
-            head = self._take(_RECORD.size)
-            kind, length = _RECORD.unpack(head)
-            if length > RECORD_BYTES_MAX:
-                raise self.damaged(f"a record claims to have {length} bytes, more than any can have")
-            data = self._take(length)
-            if kind == END:
-                self._check_end(data)
-                yield kind, data
-                return
+    def read(self, held: int = 0) -> tuple[int, list[bytes]]:
+        """Return the type and bytes of the next record; raise Corrupted if anything is not as written.
+
+        ``held``: bytes in memory that belong to the same checkpoint and count for the limit of its state. The bytes
+        come in parts as long as a block at the most, so that a large value need not be copied to be put together.
+        """
+        head = b"".join(self._take(_RECORD.size))
+        kind, length = _RECORD.unpack(head)
+        if length > RECORD_BYTES_MAX:
+            raise self.damaged(f"a record claims to have {length} bytes, more than any can have")
+        self._budget.hold(held + length)
+        self._budget.spend(RECORD_WORK + length)
+        parts = self._take(length)
+        if kind == END:
+            self._check_end(b"".join(parts))
+        else:
             self._hasher.update(head)
-            self._hasher.update(data)
-            yield kind, data
+            for part in parts:
+                self._hasher.update(part)
+        return kind, parts
 
     def damaged(self, what: str) -> Corrupted:
         """Return the error for a file that is not as it was written."""
@@ -128,18 +135,20 @@ class BlockReader:
     def _check_end(self, data: bytes) -> None:
         if data[:DIGEST_BYTES] != self._hasher.digest():
             raise self.damaged("its records are not those that were written")
-        if len(self._waiting) > self._start or self._read(1):
+        if len(self._block) > self._start or self._read(1):
             raise self.damaged("something follows its end")
 
-    def _take(self, count: int) -> bytes:
-        """Return the next bytes of the records."""
-        while len(self._waiting) - self._start < count:
-            del self._waiting[: self._start]
-            self._start = 0
-            self._waiting += self._next_block()
-        taken = bytes(self._waiting[self._start : self._start + count])
-        self._start += count
-        return taken
+    def _take(self, count: int) -> list[bytes]:
+        """Return the next bytes of the records, in parts."""
+        parts = []
+        while count:
+            if self._start == len(self._block):
+                self._block, self._start = self._next_block(), 0
+            part = self._block[self._start : self._start + count]
+            self._start += len(part)
+            count -= len(part)
+            parts.append(part)
+        return parts
 
     def _next_block(self) -> bytes:
         head = self._read(_BLOCK.size)
@@ -161,6 +170,7 @@ class BlockReader:
     def _read(self, count: int) -> bytes:
         data = self._file.read(count)
         self.position += len(data)
+        self._budget.paid = self.position
         return data
 
 

@@ -293,7 +293,7 @@ def _edited(
     if old is not None and grown and old.kind == entry.kind:
         edit = Edit(key, entry.kind, entry.count, old.size, 0, len(data))
         value = old if in_place else old.copy()
-        value.grow(entry.count, data, hasher)
+        value.grow(entry.count, [data], hasher)
         value.pieces = live.pieces
         return edit, data, value
     if old is not None and grown:

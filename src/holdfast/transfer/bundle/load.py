@@ -26,6 +26,7 @@ from holdfast.thread.perform import drive
 from holdfast.thread.record import NO_PARENT, checkpoint_digest, meta_of
 from holdfast.thread.store import Store
 from holdfast.transfer.bundle import walk
+from holdfast.transfer.bundle.limits import BundleLimits
 from holdfast.transfer.bundle.reader import Began, BundleReader, Step, Totals
 from holdfast.transfer.progress import Progress, Teller
 from holdfast.transfer.report import ImportReport, Note, Refused
@@ -43,16 +44,18 @@ def import_bundle(
     *,
     threads: Iterable[str] | None = None,
     progress: Progress | bool | None = None,
+    limits: BundleLimits | None = None,
 ) -> ImportReport:
     """Store the threads of a bundle, or those named, in a store of any kind; the digests stay the same.
 
     It may be run again, also after it died. A thread of the store that holds anything but a beginning of the bundle's,
     or the bundle's and more, is refused and left alone: the report says so, and the other threads are imported.
+    A bundle that asks for more memory or work than ``limits`` allow raises LimitExceeded.
     """
     if isinstance(threads, str):
         raise InvalidInput("threads is a list of thread ids, not one text", hint=f"Write threads=[{threads!r}]")
     wanted = None if threads is None else set(threads)
-    with BundleReader(path, wanted) as reader:
+    with BundleReader(path, wanted, limits) as reader:
         if reader.namespace != store.namespace:
             raise InvalidInput(
                 f"the bundle is of namespace {reader.namespace!r}, the store was opened with {store.namespace!r}",
@@ -154,7 +157,7 @@ class _Import:
                     self._effect(event)
                 case None:
                     self._flush()
-        except (Conflict, Fenced, Corrupted) as error:
+        except (Conflict, Fenced, Corrupted, InvalidInput) as error:
             if error.path == str(self.reader.path):
                 raise
             self.thread.refused = error
@@ -331,7 +334,7 @@ def _change(step: Step, tip: Tip) -> Change:
     for edit in step.record.edits:
         live = tip.lives.get(edit.key)
         if live is not None and live.entry.kind == edit.kind and live.entry.size == edit.prefix and edit.length:
-            grown = step.between[edit.key]
+            grown = b"".join(step.between[edit.key])
             change.append[edit.key] = Body(edit.kind, edit.count - live.entry.count, grown)
         else:
             change.put[edit.key] = Body(edit.kind, edit.count, step.state[edit.key].data())

@@ -1,6 +1,7 @@
 """Reading a bundle, record by record: every state rebuilt, every digest checked, nothing stored anywhere.
 
-What comes out is what an import stores and ``read_bundle`` shows. Memory is bounded by the window and one state.
+What comes out is what an import stores and ``read_bundle`` shows. Memory is bounded by the window and one state, both
+memory and work by ``BundleLimits``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from holdfast.thread.load import assemble
 from holdfast.thread.record import NO_PARENT, checkpoint_digest, values_of
 from holdfast.transfer.bundle import records
 from holdfast.transfer.bundle.blocks import DIGEST_BYTES, END, BlockReader
+from holdfast.transfer.bundle.limits import EVENT_WORK, Budget, BundleLimits
 from holdfast.transfer.bundle.records import CheckpointRecord
 from holdfast.transfer.bundle.state import State, Window, check_size, entries_of, follow, size_of
 from holdfast.transfer.report import Note
@@ -47,7 +49,7 @@ class Step:
     origin: str | None  # what the branch was forked from
     record: CheckpointRecord
     state: State
-    between: dict[Key, bytes]  # what of each changed value is new
+    between: dict[Key, list[bytes]]  # what of each changed value is new
     left: list[int]  # branches whose states the window let go of
     before: tuple[str, bytes] | None  # the id and digest of the checkpoint before it in its branch
 
@@ -82,8 +84,14 @@ class _Branch:
 class BundleReader:
     """An open bundle. Use it in a ``with`` block; ``events`` can be read once."""
 
-    def __init__(self, path: str | os.PathLike[str], threads: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        threads: Collection[str] | None = None,
+        limits: BundleLimits | None = None,
+    ) -> None:
         self.path = Path(path)
+        self._budget = Budget(limits or BundleLimits(), str(self.path))
         self._threads = threads
         try:
             self._file = self.path.open("rb")
@@ -91,8 +99,7 @@ class BundleReader:
         except OSError as error:
             raise failure(error, "read", self.path) from error
         try:
-            self._blocks = BlockReader(self._file, self.path)
-            self._records = self._blocks.records()
+            self._blocks = BlockReader(self._file, self.path, self._budget)
             self.namespace = self._header()
         except BaseException:
             self._file.close()
@@ -119,7 +126,9 @@ class BundleReader:
         """Yield what the bundle holds, in order; the last is always the totals. Raise Corrupted at the first damage."""
         with self._telling():
             skipping = True
-            for kind, data in self._records:
+            kind = records.HEADER
+            while kind != END:
+                kind, data = self._read()
                 if kind == records.THREAD:
                     skipping = not self._begin(data)
                     if not skipping:
@@ -144,7 +153,7 @@ class BundleReader:
 
     def _header(self) -> str:
         with self._telling():
-            kind, data = next(self._records)
+            kind, data = self._read()
             if kind != records.HEADER:
                 raise DecodeError("it does not begin as a bundle does")
             (namespace,) = records.unpack_names(data, 1)
@@ -165,8 +174,7 @@ class BundleReader:
         match kind:
             case records.LANE:
                 self._add_branch(*records.unpack_lane(data, *place))
-                kind, data = self._next(records.CHECKPOINT)
-                return self._checkpoint(data)
+                return self._checkpoint(b"".join(self._next(records.CHECKPOINT)))
             case records.CHECKPOINT:
                 return self._checkpoint(data)
             case records.INTERRUPT:
@@ -181,15 +189,20 @@ class BundleReader:
                 return effect
             case records.DAMAGE:
                 self._counts[4] += 1
-                checkpoint, what = records.unpack_names(data, 2)
-                return Note(what, "damaged when it was exported", self._thread, checkpoint or None)
+                checkpoint, what = records.unpack_damage(data)
+                return Note(what, "damaged when it was exported", self._thread, checkpoint)
         raise DecodeError("it holds a record of an unknown type")
 
-    def _next(self, wanted: int) -> tuple[int, bytes]:
-        kind, data = next(self._records)
+    def _read(self) -> tuple[int, bytes]:
+        self._budget.spend(EVENT_WORK)
+        kind, parts = self._blocks.read()
+        return kind, b"".join(parts)
+
+    def _next(self, wanted: int, held: int = 0) -> list[bytes]:
+        kind, parts = self._blocks.read(held)
         if kind != wanted:
             raise DecodeError("a record is not where it belongs")
-        return kind, data
+        return parts
 
     def _add_branch(self, lane: LaneKey, origin: str | None) -> None:
         if lane in self._lanes:
@@ -204,14 +217,19 @@ class BundleReader:
         base: State | None = {} if record.base is None else self._window.get(record.base)
         if base is None:
             raise DecodeError("a checkpoint refers to a state that is not at hand")
-        check_size(base, record)
-        between = {edit.key: self._next(records.VALUE_BYTES)[1] for edit in record.edits if edit.length}
-        writes = tuple(records.unpack_write(self._next(records.WRITE)[1]) for _ in range(record.writes))
-        state = follow(base, record, between, in_place=record.base == record.lane)
+        in_place = record.base == record.lane
+        held = check_size(base, record, in_place, self._budget)
+        between = {edit.key: self._next(records.VALUE_BYTES) for edit in record.edits if edit.length}
+        writes = []
+        for _ in range(record.writes):
+            data = b"".join(self._next(records.WRITE, held))
+            held += len(data)
+            writes.append(records.unpack_write(data))
+        state = follow(base, record, between, in_place)
         self._position += 1
         self._counts[1] += 1
         branch = self._branches[record.lane]
-        row = self._row(branch, record, state, writes)
+        row = self._row(branch, record, state, tuple(writes))
         before, branch.last = branch.last, (row.id, row.digest)
         left = self._window.put(record.lane, state)
         return Step(row, record.lane, branch.origin, record, state, between, left, before)
@@ -263,17 +281,22 @@ def checkpoint_of(step: Step) -> Checkpoint:
     return assemble(step.row, values_of(step.row), payload)
 
 
-def read_bundle(path: str | os.PathLike[str], *, threads: Collection[str] | None = None) -> Iterator[Checkpoint]:
+def read_bundle(
+    path: str | os.PathLike[str], *, threads: Collection[str] | None = None, limits: BundleLimits | None = None
+) -> Iterator[Checkpoint]:
     """Iterate over the checkpoints of a bundle without any store, thread by thread, oldest first; each is verified."""
-    with BundleReader(path, threads) as reader:
+    with BundleReader(path, threads, limits) as reader:
         for event in reader.events():
             if isinstance(event, Step):
                 yield checkpoint_of(event)
 
 
-def verify_bundle(path: str | os.PathLike[str]) -> Totals:
-    """Check every byte, state and digest of a bundle and return how much it holds; raise Corrupted at damage."""
-    with BundleReader(path) as reader:
+def verify_bundle(path: str | os.PathLike[str], *, limits: BundleLimits | None = None) -> Totals:
+    """Check every byte, state and digest of a bundle and return how much it holds; raise Corrupted at damage.
+
+    A bundle that asks for more memory or work than ``limits`` allow raises LimitExceeded.
+    """
+    with BundleReader(path, limits=limits) as reader:
         for event in reader.events():
             if isinstance(event, Totals):
                 return event

@@ -16,11 +16,13 @@ from typing import Any
 
 import ormsgpack
 
+from holdfast.codec.depth import has_more_items_than
 from holdfast.errors import DecodeError, InvalidInput
-from holdfast.model.fields import check_fields
+from holdfast.model.fields import DESCRIPTION_BYTES_MAX, check_fields
 from holdfast.model.ids import check_id
+from holdfast.model.interrupt import QUESTION_BYTES_MAX
 from holdfast.pieces.body import BYTES, FOREIGN, LIST, MAP, TAG_LENGTH_MAX, TEXT, VALUE
-from holdfast.pieces.manifest import FRAMES, PATH, RUN, Key
+from holdfast.pieces.manifest import SYSTEM_NAMES, Key
 from holdfast.store.base import LaneKey, WriteRow
 from holdfast.store.effects import DONE, FAILED, INTENDED, EffectRow
 from holdfast.store.interrupts import InterruptRow
@@ -32,9 +34,12 @@ HEADER, THREAD, LANE, CHECKPOINT, VALUE_BYTES, WRITE, INTERRUPT, EFFECT, DAMAGE 
 """The types of records, besides the end."""
 
 _KINDS = {VALUE, LIST, MAP, TEXT, BYTES}
-_SYSTEM_KEYS = {FRAMES, PATH, RUN}
 _INT_MAX = 2**63 - 1
 _EDIT_FIELDS = 6
+_KEYS_MAX = KEYS_MAX + len(SYSTEM_NAMES)
+_ITEMS_MAX = 128 + _KEYS_MAX * (_EDIT_FIELDS + 3)  # all keys edited, and named in the order and as removed
+_SMALL_BYTES = 64 * 1024
+_REASON_LENGTH_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class CheckpointRecord:
             _number(step),
             _of(created_us, int),
             _digest(digest),
-            _of(notes, bytes),
+            _bounded(notes, DESCRIPTION_BYTES_MAX),
             tuple(_of(tag, str) for tag in _of(tags, list)),
             None if order is None else _keys(order),
             _keys(removed),
@@ -130,7 +135,7 @@ class CheckpointRecord:
         )
         if (record.parent_id is None) != (record.parent_digest is None):
             raise DecodeError("a checkpoint names a parent without its digest, or a digest without a parent")
-        if len({edit.key for edit in record.edits}) < len(record.edits) or len(record.edits) > KEYS_MAX + 3:
+        if len({edit.key for edit in record.edits}) < len(record.edits) or len(record.edits) > _KEYS_MAX:
             raise DecodeError("a checkpoint tells of a key twice, or of too many")
         return record
 
@@ -156,6 +161,12 @@ def pack_names(*names: str) -> bytes:
 def unpack_names(data: bytes, count: int) -> list[str]:
     """Return the texts of such a record."""
     return [_of(name, str) for name in _unpack(data, count)]
+
+
+def unpack_damage(data: bytes) -> tuple[str | None, str]:
+    """Return which checkpoint could not be exported, if that is known, and why."""
+    checkpoint, what = unpack_names(data, 2)
+    return check_id(checkpoint, "id") if checkpoint else None, what[:_REASON_LENGTH_MAX]
 
 
 def pack_numbers(*numbers: int) -> bytes:
@@ -213,7 +224,11 @@ def unpack_interrupt(data: bytes, namespace: str, thread: str) -> InterruptRow:
         _unpack(data, 12)
     )
     lane = LaneKey(namespace, thread, _of(scope, str), check_id(branch, "branch"))
-    row = InterruptRow(_name(name), lane, _name(checkpoint), _digest(digest), _of(body, bytes), _of(created_us, int))
+    row = InterruptRow(
+        _name(name), lane, _name(checkpoint), _digest(digest), _bounded(body, QUESTION_BYTES_MAX), _of(created_us, int)
+    )
+    if decision is not None:
+        _bounded(decision, QUESTION_BYTES_MAX + DIGEST_BYTES)
     decided = (_optional(decision, bytes), _optional(by, str), _optional(decided_us, int))
     consumed = (_optional(consumer, str), _optional(consumed_us, int))
     for parts in (decided, consumed):
@@ -279,6 +294,9 @@ def unpack_effect(data: bytes, namespace: str, thread: str) -> EffectRow:
 
 
 def _unpack(data: bytes, count: int) -> list[Any]:
+    # Each byte can be an empty list of 56 bytes, so a large record is unpacked only if it has no more items than any.
+    if len(data) > _SMALL_BYTES and has_more_items_than(data, _ITEMS_MAX):
+        raise DecodeError("a record of the bundle is not of the known form")
     try:
         plain = ormsgpack.unpackb(data)
     except ValueError as error:
@@ -292,6 +310,13 @@ def _of(value: Any, kind: type) -> Any:
     if type(value) is not kind or (type(value) is int and not -_INT_MAX <= value <= _INT_MAX):
         raise DecodeError(f"a record of the bundle holds {type(value).__name__} where {kind.__name__} belongs")
     return value
+
+
+def _bounded(value: Any, most: int) -> bytes:
+    data: bytes = _of(value, bytes)
+    if len(data) > most:
+        raise DecodeError("a description or question in the bundle is larger than any can be")
+    return data
 
 
 def _optional(value: Any, kind: type) -> Any:
@@ -333,7 +358,7 @@ def _kind(kind: Any) -> str:
 
 
 def _key(key: Any) -> Key:
-    if type(key) is int and key in _SYSTEM_KEYS:
+    if type(key) is int and key in SYSTEM_NAMES:
         return key
     if len(_of(key, str)) > KEY_LENGTH_MAX:
         raise DecodeError("a key in the bundle is too long")

@@ -2,27 +2,34 @@
 
 The window holds the newest state of each branch of the thread at hand, as long as they are not larger than
 ``WINDOW_BYTES`` together; those that were not added to for longest leave it first. This rule is part of the format: a
-reader needs no more memory than that and the state it is at, and a writer must not refer to what has left.
+reader needs no more memory than that and the state it is at, and a writer must not refer to what has left. A key counts
+``KEY_BYTES`` besides its value: a thousand branches of ten thousand empty values are not small.
+
+A value's bytes are kept in parts, so that an edit copies only what it cuts through, and states share the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.codec.limits import VALUE_BYTES_MAX
 from holdfast.errors import DecodeError
-from holdfast.pieces.manifest import Entries, Entry, Key
+from holdfast.pieces.manifest import SYSTEM_NAMES, Entries, Entry, Key
 from holdfast.pieces.piece import Piece
 from holdfast.pieces.splice import common_prefix, common_suffix
 from holdfast.pieces.tip import PART_BYTES_MIN
 from holdfast.thread.change import KEYS_MAX
+from holdfast.transfer.bundle.limits import KEY_WORK, Budget
 from holdfast.transfer.bundle.records import CheckpointRecord, Edit
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
+KEY_BYTES: Final = 1024
+"""What a value counts in the window besides its bytes: about what it takes in memory."""
+
 STATE_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
 """Bytes of one state: a few kilobytes of a bundle can claim any number of them, and all must fit into memory."""
 
@@ -44,21 +51,29 @@ class Value:
 
     def data(self) -> bytes:
         """Return all bytes."""
-        if len(self.parts) != 1:
-            self.parts = [b"".join(self.parts)]
-        return self.parts[0]
+        return b"".join(self.parts)
+
+    def cut(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes from one place to another, in parts."""
+        at = 0
+        for part in self.parts:
+            if at >= stop:
+                return
+            end = at + len(part)
+            if end > start:
+                yield part if start <= at and end <= stop else part[max(start - at, 0) : stop - at]
+            at = end
 
     def copy(self) -> Value:
         """Return the same value for another state; the bytes are shared."""
         return Value(self.kind, self.count, self.size, self.hasher.copy(), list(self.parts), list(self.pieces))
 
-    def grow(self, count: int, data: bytes, hasher: Any) -> None:
+    def grow(self, count: int, parts: Sequence[bytes], hasher: Any) -> None:
         """Add bytes at the end; ``hasher`` has seen them."""
-        self.count, self.size, self.hasher, self.digest = count, self.size + len(data), hasher, hasher.digest()
-        if self.parts and len(self.parts[-1]) + len(data) <= PART_BYTES_MIN:
-            self.parts[-1] += data  # an object for each short part would take many times its length
-        else:
-            self.parts.append(data)
+        self.count, self.hasher, self.digest = count, hasher, hasher.digest()
+        self.size += sum(map(len, parts))
+        for part in parts:
+            _add(self.parts, part)
 
     def is_same(self, entry: Entry) -> bool:
         """Tell whether an entry describes this value."""
@@ -66,6 +81,13 @@ class Value:
 
 
 State = dict[Key, Value]
+
+
+def _add(parts: list[bytes], part: bytes) -> None:
+    if parts and len(parts[-1]) + len(part) <= PART_BYTES_MIN:
+        parts[-1] += part  # an object for each short part would take many times its length
+    elif part:
+        parts.append(part)
 
 
 def whole(kind: str, count: int, data: bytes) -> Value:
@@ -98,43 +120,60 @@ def natural_order(base: Mapping[Key, Value], record_removed: Sequence[Key], edit
     return [*kept, *(edit.key for edit in edits if edit.key not in base)]
 
 
-def check_size(base: Mapping[Key, Value], record: CheckpointRecord) -> None:
-    """Raise DecodeError if a record's state would be larger than any; to be asked before its bytes are read."""
+def check_size(base: Mapping[Key, Value], record: CheckpointRecord, in_place: bool, budget: Budget) -> int:
+    """Return the bytes of a record's state, if it may have so many; to be asked before its bytes are read.
+
+    What it costs to make the state is taken from the budget: all of it if it begins as a copy of another branch's.
+    """
     sizes = {key: value.size for key, value in base.items()}
     for key in record.removed:
         sizes.pop(key, None)
-    sizes.update((edit.key, edit.prefix + edit.suffix + edit.length) for edit in record.edits)
-    if len(sizes) > KEYS_MAX + 3 or sum(sizes.values()) > STATE_BYTES_MAX:
+    rebuilt = 0
+    for edit in record.edits:
+        size = sizes[edit.key] = edit.prefix + edit.suffix + edit.length
+        old = base.get(edit.key)
+        if old is None or edit.prefix != old.size or old.kind != edit.kind:
+            rebuilt += size
+    total = sum(sizes.values())
+    if len(sizes) > KEYS_MAX + len(SYSTEM_NAMES) or total > STATE_BYTES_MAX:
         raise DecodeError("a state in the bundle has more keys or bytes than any can have")
     if max(sizes.values(), default=0) > VALUE_BYTES_MAX:
         raise DecodeError("a value in the bundle is larger than any can be")
+    budget.hold(total)
+    budget.spend(len(sizes) * KEY_WORK + (rebuilt if in_place else total))
+    return total
 
 
-def follow(base: State, record: CheckpointRecord, between: Mapping[Key, bytes], in_place: bool) -> State:
+def follow(base: State, record: CheckpointRecord, between: Mapping[Key, Sequence[bytes]], in_place: bool) -> State:
     """Return the state of a record; ``in_place``: the base is not needed any more."""
     state = dict(base) if in_place else {key: value.copy() for key, value in base.items()}
     for key in record.removed:
         if state.pop(key, None) is None:
             raise DecodeError("a checkpoint in the bundle removes a key that is not there")
     for edit in record.edits:
-        state[edit.key] = _edited(state.get(edit.key), edit, between.get(edit.key, b""))
+        state[edit.key] = _edited(state.get(edit.key), edit, between.get(edit.key, ()))
     order = natural_order(base, record.removed, record.edits) if record.order is None else record.order
     if len(order) != len(state) or not all(key in state for key in order):
         raise DecodeError("a checkpoint in the bundle does not name its keys")
     return {key: state[key] for key in order}
 
 
-def _edited(old: Value | None, edit: Edit, between: bytes) -> Value:
+def _edited(old: Value | None, edit: Edit, between: Sequence[bytes]) -> Value:
     size = 0 if old is None else old.size
-    if edit.prefix + edit.suffix > size or len(between) != edit.length:
+    if edit.prefix + edit.suffix > size or sum(map(len, between)) != edit.length:
         raise DecodeError("a value in the bundle claims more of its base than there is")
-    if old is not None and edit.prefix == size and old.kind == edit.kind:
-        hasher = old.hasher
-        hasher.update(between)
-        old.grow(edit.count, between, hasher)
-        return old
-    kept = b"" if old is None or not edit.prefix + edit.suffix else old.data()
-    return whole(edit.kind, edit.count, kept[: edit.prefix] + between + kept[len(kept) - edit.suffix :])
+    hasher = hashlib.sha256()
+    if old is None:
+        old = Value(edit.kind, 0, 0, hasher, [])
+    elif edit.prefix != size or old.kind != edit.kind:
+        kept: list[bytes] = []
+        for part in (*old.cut(0, edit.prefix), *between, *old.cut(size - edit.suffix, size)):
+            _add(kept, part)
+        old, between = Value(edit.kind, 0, 0, hasher, []), kept
+    for part in between:
+        old.hasher.update(part)
+    old.grow(edit.count, between, old.hasher)
+    return old
 
 
 class Window:
@@ -153,7 +192,7 @@ class Window:
     def put(self, lane: int, state: State) -> list[int]:
         """Take a branch's newest state in; return the branches whose states leave for it."""
         _, before = self._states.pop(lane, ({}, 0))
-        size = size_of(state)
+        size = size_of(state) + KEY_BYTES * len(state)
         self._states[lane] = (state, size)
         self._size += size - before
         left = []

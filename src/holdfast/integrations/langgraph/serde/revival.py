@@ -269,7 +269,7 @@ _BUILDERS: Final[dict[int, Callable[[Any, Any], Any]]] = {
 
 
 def _array(content: Any) -> Any:
-    numpy: Any = arrays.numpy()
+    numpy: Any = arrays.import_numpy()  # as LangGraph's own serializer does: it has nothing to give in its place
     if numpy is None:
         raise DecodeError("stored value is a numpy array", hint="Install numpy")
     try:

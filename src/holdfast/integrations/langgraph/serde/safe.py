@@ -189,6 +189,10 @@ def plain_of(serde: SerializerProtocol) -> SerializerProtocol | None:
     return serde.serde if isinstance(serde, EncryptedSerializer) else None
 
 
+_TAGGED: Final = bytes.fromhex("c1686f6c6466617374d1f0a37e5b9204")
+"""How the bytes to encrypt begin if the value's tag follows; no msgpack, JSON or text begins so."""
+
+
 class Opened(bytes):
     """Bytes that came out of the cipher, and so were not put there by somebody who lacks the key."""
 
@@ -213,7 +217,7 @@ class _Marking(CipherProtocol):
 
 
 class Sealing(EncryptedSerializer):
-    """An encrypting serializer that reads nothing which is not encrypted."""
+    """An encrypting serializer that reads nothing which is not encrypted, and nothing under another tag."""
 
     def dumps_at(self, obj: Any, path: str) -> tuple[str, bytes]:
         """Return a value as (tag, bytes); errors and reports name its parts from this path on."""
@@ -227,14 +231,15 @@ class _OpenedOnly:
     """A serializer inside an encrypting one: it loads what was decrypted and refuses the rest.
 
     It is the inner serializer that checks, and not the one that encrypts, because LangGraph makes a new one of those
-    around the inner one when it narrows what may be loaded.
+    around the inner one when it narrows what may be loaded. For the same reason it is the one that puts a value's tag
+    among the bytes to encrypt: the tag that is stored outside could be exchanged by somebody who has no key.
     """
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        return self._serde.dumps_typed(obj)
+        return with_tag(*self._serde.dumps_typed(obj))
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         return self._serde.loads_typed(_opened(data))
@@ -243,18 +248,38 @@ class _OpenedOnly:
 class _OpenedSafely(SafeSerializer):
     """The same, of the kind that LangGraph can give a list of what may be loaded."""
 
+    def dumps_at(self, obj: Any, path: str) -> tuple[str, bytes]:
+        return with_tag(*super().dumps_at(obj, path))
+
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         return super().loads_typed(_opened(data))
 
 
+def with_tag(tag: str, data: bytes) -> tuple[str, bytes]:
+    """Return a value with its tag written in front of the bytes, to be encrypted with them."""
+    return tag, b"".join((_TAGGED, tag.encode(), b"\0", data))
+
+
 def _opened(data: tuple[str, bytes]) -> tuple[str, bytes]:
+    """Return a value that was decrypted, if its tag is the one it was encrypted with.
+
+    Values that LangGraph's own serializer encrypted, and that were moved in without the key, have no tag inside.
+    """
     tag, content = data
     if type(content) is not Opened:
         raise DecodeError(
             f"a value with the tag {tag!r} is not encrypted, and this serializer encrypts",
             hint="Somebody else wrote it, or it is from before encryption was turned on: save it anew",
         )
-    return tag, bytes(content)
+    if not content.startswith(_TAGGED):
+        return tag, bytes(content)
+    inner, _, plain = content[len(_TAGGED) :].partition(b"\0")
+    if inner != tag.encode(errors="replace"):
+        raise Corrupted(
+            f"an encrypted value is stored with the tag {tag!r:.80}, which is not the one it was encrypted with",
+            hint="Somebody without the key has changed it, or it is damaged: restore it from a backup",
+        )
+    return tag, plain
 
 
 def _opened_only(inner: SerializerProtocol) -> SerializerProtocol:

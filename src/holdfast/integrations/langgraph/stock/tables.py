@@ -16,6 +16,7 @@ import ormsgpack
 from langgraph.checkpoint.serde.base import CipherProtocol
 
 from holdfast.errors import DecodeError
+from holdfast.integrations.langgraph.serde.safe import with_tag
 from holdfast.integrations.langgraph.stock import raw
 from holdfast.integrations.langgraph.values import MSGPACK, Typed
 
@@ -141,8 +142,9 @@ def sealed(value: Any, cipher: CipherProtocol | None) -> Any:
     """Return stored bytes encrypted, if there is a key and they are not yet; anything else as it is."""
     if cipher is None or type(value) is not Typed or "+" in value.tag:
         return value
-    name, data = cipher.encrypt(value.data)
-    return Typed(f"{value.tag}+{name}", data)
+    tag, plain = with_tag(value.tag, value.data)
+    name, data = cipher.encrypt(plain)
+    return Typed(f"{tag}+{name}", data)
 
 
 def writes_of(rows: Iterable[tuple[Any, ...]]) -> tuple[tuple[StockWrite, ...], tuple[str, ...]]:
