@@ -1,12 +1,14 @@
-"""Does something at a chosen moment of a call at which CPython would run a signal handler: after a call, at the start
-of a function, or at a jump back. Nowhere else does a signal reach a program, so nowhere else must it be safe."""
+"""Does something at a chosen moment of a call at which CPython would run a signal handler.
+
+That is after a call, at the start of a function, or at a jump back. Nowhere else does a signal reach a program.
+"""
 
 from __future__ import annotations
 
 import dis
 import sys
 from collections.abc import Callable, Collection
-from functools import lru_cache
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,7 +20,7 @@ def _is_followed_by_signals(opname: str) -> bool:
     return opname == "RESUME" or opname.startswith("CALL") or "JUMP_BACKWARD" in opname
 
 
-@lru_cache(maxsize=None)
+@cache
 def _handler(code: CodeType, offset: int) -> int:
     """Return where an exception goes on that is raised at this place."""
     entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
