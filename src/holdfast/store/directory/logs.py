@@ -107,7 +107,7 @@ class Logs:
         """Return a log that was known before, in these very files, and is not there any more as far as it went."""
         for number, log in before.known.items():
             found = self.known.get(number)
-            if number not in self.unreadable and (found is None or found.mark != log.mark or found.end < log.end):
+            if found is None or found.mark != log.mark or found.end < log.end:
                 return log
         return None
 
@@ -206,10 +206,9 @@ class Logs:
         size = _size_in_place(log.path, file)
         if mark != log.mark or size is None or size < log.end:
             raise Moved(f"log {log.number} is another file, or shorter than it was")
-        end = log.end + len(record)
-        if any(read_at(descriptor, log.end, frame.MARK_BYTES, log.path)):
+        if not is_free(descriptor, log.end, log.path):
             raise Moved(f"log {log.number} is longer than it was")
-        is_written = False
+        end, is_written = log.end + len(record), False
         try:
             _write_with_room(descriptor, record, log.end, min(log.end, ROOM_BYTES_MAX) if end > size else 0)
             is_written = True
@@ -290,6 +289,11 @@ def _size_in_place(path: Path, file: File) -> int | None:
     """Return how long a file is; None if it is not the one at its path."""
     found = found_at(path)
     return found.st_size if found is not None and (found.st_dev, found.st_ino) == file else None
+
+
+def is_free(descriptor: int, at: int, path: Path) -> bool:
+    """Tell whether a record may be written at this place: nobody has begun one there."""
+    return not any(read_at(descriptor, at, frame.MARK_BYTES, path))
 
 
 def write_at(descriptor: int, data: bytes, at: int) -> None:

@@ -53,6 +53,7 @@ class Root:
         self.is_open = False
         self._lock = DirectoryLock(str(self.path), timeout_s)
         self._settled_ns = -1
+        self._name_path = self.path / NAME_FILE
         if not self._is_ours():
             self._make()
         self._directory = self._open_directory()  # open for as long as its inode is what we know it by
@@ -109,7 +110,7 @@ class Root:
 
     def _stamp(self) -> tuple[int, ...] | None:
         """Return what is another one if the file that names the format is, or was changed; None if it is not there."""
-        found = found_at(self.path / NAME_FILE)
+        found = found_at(self._name_path)
         return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def reopen(self) -> None:

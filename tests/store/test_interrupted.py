@@ -1,0 +1,288 @@
+"""Ctrl-C, and calls from signal handlers, at every moment of every verb of the memory and the directory store.
+
+Whatever the moment: no lock stays behind, nothing that was stored is lost, the verb has happened whole or not at all,
+and the next call works, of this store and of another one on the same directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from breaking import Moment, Watch
+
+import holdfast.store
+from effort import effort
+from holdfast.errors import StoreError
+from holdfast.store.base import Query
+from holdfast.store.boot import Moment as Instant
+from holdfast.store.directory.store import DirectoryStore
+from holdfast.store.effects import DONE, EffectRow
+from holdfast.store.interrupts import InterruptRow
+from holdfast.store.leases import Claim
+from holdfast.store.lock import DirectoryLock, is_mine
+from holdfast.store.memory.store import MemoryStore
+from holdfast.store.sessions import SessionRow
+from holdfast.testing.drafts import damage, draft, lane, long_list, pending, put, state_of
+
+FOLDER = Path(holdfast.store.__file__).parent
+FILES = {
+    str(path)
+    for pattern in ("memory/*.py", "directory/*.py", "lock.py", "gate.py", "atomic.py")
+    for path in FOLDER.glob(pattern)
+}
+EVERYTHING_FROM = 5
+FEW = 4
+ONE_IN = 8
+"""Which part of the places in the code is tried if not all moments are."""
+
+HOUR_US = 3_600_000_000
+DIGEST = bytes(32)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # a lock is given back by dropping it
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+Store = MemoryStore | DirectoryStore
+Verb = Callable[[], object]
+
+
+def clock() -> Instant:
+    return Instant(HOUR_US, "")
+
+
+def fill(store: Store) -> None:
+    for number in range(1, 5):
+        put(store, lane(), {"list": long_list(6 * number), "n": number}, f"c{number}")
+    put(store, lane(branch="side"), {"list": long_list(8), "n": 0}, "side", origin="c2")
+    put(store, lane("other"), {"list": long_list(9)}, "other")
+    put(store, lane("alone"), {"list": long_list(9)}, "alone")
+    store.tag("", "c1", ["kept"], [])
+    store.write(lane(), "c4", [pending("task", 0)], False)
+    for name in ("asked", "decided"):
+        store.interrupt(InterruptRow(name, lane(), "c4", DIGEST, b"body", 5))
+    store.decide("", "decided", DIGEST, b"yes", "somebody", 6)
+    store.begin_effect(EffectRow(lane(), "begun", 1, "me", b"request", 5, DIGEST), None, None)
+    store.begin(SessionRow("session", lane(), "me", "process", "", 1, 1), HOUR_US)
+    store.acquire(lane("leased"), Claim("me", "token", HOUR_US))
+    store.acquire(lane("expired"), Claim("me", "old token", -5))
+
+
+def batch(store: Store) -> Verb:
+    source = MemoryStore()
+    source.reserve = store.reserve  # type: ignore[method-assign]
+    commits = []
+    for number in range(1, 4):
+        commits.append(draft(source, lane("new"), {"list": long_list(5 * number)}, f"new {number}"))
+        source.commit(commits[-1])
+    return lambda: store.commit_all(commits)
+
+
+def committed(store: Store, thread: str, **options: object) -> Verb:
+    commit = draft(store, lane(thread), {"list": long_list(30), "m": 1}, "new", **options)  # type: ignore[arg-type]
+    return lambda: store.commit(commit)
+
+
+def replaced(store: Store) -> Verb:
+    commit = draft(store, lane(), {"list": long_list(20), "m": 1}, "c4", replaces=True)
+    return lambda: store.commit(commit)
+
+
+def mended(store: Store) -> Verb:
+    (row,) = store.find(Query("", ids=("c3",), payload=True))
+    return lambda: store.restore({}, [], [row])
+
+
+VERBS: dict[str, Callable[[Store], Verb]] = {
+    "commit": lambda store: committed(store, "t"),
+    "commit to a new lane": lambda store: committed(store, "new"),
+    "commit in place of the head": replaced,
+    "commit several": batch,
+    "tag": lambda store: lambda: store.tag("", "c3", ["new"], []),
+    "write": lambda store: lambda: store.write(lane(), "c4", [pending("task", 1), pending("task", 2)], False),
+    "reserve": lambda store: lambda: store.reserve(1000),
+    "delete": lambda store: lambda: store.delete("", ["c1", "c2", "c4", "alone"], False),
+    "delete a thread": lambda store: lambda: store.delete_thread("", "t"),
+    "quarantine": lambda store: lambda: store.quarantine("", "c2"),
+    "restore": mended,
+    "rebuild": lambda store: lambda: store.rebuild(False, True),
+    "compact": lambda store: store.compact,
+    "acquire": lambda store: lambda: store.acquire(lane("new"), Claim("me", "new token", HOUR_US)),
+    "renew": lambda store: lambda: store.renew(lane("leased"), 1, Claim("me", "token", 2 * HOUR_US)),
+    "release": lambda store: lambda: store.release(lane("leased"), 1, "token"),
+    "claim": lambda store: lambda: store.claim("", 5, Claim("me", "new token", HOUR_US)),
+    "begin": lambda store: lambda: store.begin(SessionRow("new", lane(), "me", "process", "", 1, 1), HOUR_US),
+    "beat": lambda store: lambda: store.beat("", "session", 9, HOUR_US),
+    "end": lambda store: lambda: store.end("", "session", 9, "done"),
+    "interrupt": lambda store: lambda: store.interrupt(InterruptRow("new", lane(), "c4", DIGEST, b"body", 7)),
+    "decide": lambda store: lambda: store.decide("", "asked", DIGEST, b"no", "me", 8),
+    "consume": lambda store: lambda: store.consume("", "decided", "me", 1, 8),
+    "begin an effect": lambda store: (
+        lambda: store.begin_effect(EffectRow(lane(), "new", 1, "me", b"request", 5, DIGEST), None, None)
+    ),
+    "end an effect": lambda store: lambda: store.end_effect(lane(), "begun", 1, "me", DONE, b"body", 9),
+    "read": lambda store: lambda: state_of(store, "c3"),
+    "check": lambda store: store.check,
+    "close": lambda store: store.close,
+}
+
+
+def everything(store: Store) -> list[object]:
+    lanes = store.lanes("", None, None)
+    rows = [row for each in lanes for row in store.find(Query(*each.key, payload=True, writes=True))]
+    return [
+        lanes,
+        rows,
+        [state_of(store, row.id) for row in rows],
+        store.sessions("", None, False),
+        store.interrupts("", None, False, 0, 100),
+        store.effects("", None, 0, 100),
+        store.leases("", None, False),
+    ]
+
+
+class Bench:
+    """Makes stores that all hold the same, and knows what each verb makes of it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._count = 0
+        if kind == "directory":
+            with contextlib.closing(DirectoryStore(f"dir:{folder / 'filled'}", clock)) as store:
+                fill(store)
+        self._seen: dict[str, set[Moment]] = {}
+
+    @contextlib.contextmanager
+    def store(self) -> Iterator[Store]:
+        if self.kind == "memory":
+            store: Store = MemoryStore("memory:", clock)
+            fill(store)
+            yield store
+            return
+        path = self._folder / str(self._count)
+        self._count += 1
+        shutil.copytree(self._folder / "filled", path)
+        (path / "control").unlink()  # or it would be the one of the other directory, and older
+        store = DirectoryStore(f"dir:{path}", clock, timeout_s=5)
+        yield store
+        store.close()
+        shutil.rmtree(path)
+
+    def outcomes(self, verb: str) -> tuple[list[object], list[object]]:
+        with self.store() as store:
+            run = VERBS[verb](store)
+            before = everything(store)
+            run()
+            return before, before if verb == "close" else everything(store)
+
+    def moments(self, verb: str, what: str) -> list[int]:
+        """Return which moments of a verb to try: all, or some of the places in the code that no other verb has."""
+        watch = Watch(FILES)
+        with self.store() as store:
+            watch.run(VERBS[verb](store))
+        count = len(watch.moments)
+        if effort() >= EVERYTHING_FROM:
+            return list(range(count))
+        seen = self._seen.setdefault(what, set())
+        first = {moment: number for number, moment in reversed(list(enumerate(watch.moments))) if moment not in seen}
+        seen.update(first)
+        return sorted({count // 2, *sorted(first.values())[:: max(1, ONE_IN // effort())]})
+
+
+@pytest.fixture(scope="module", params=["memory", "directory"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Bench(request.param, Path(folder))
+
+
+def saved_by_another_thread(store: Store) -> bool:
+    done: list[str] = []
+    worker = threading.Thread(target=lambda: done.append(put(store, lane("later"), {"n": 1}, "later")), daemon=True)
+    worker.start()
+    worker.join(20)
+    return done == ["later"]
+
+
+def check(store: Store, outcomes: tuple[list[object], ...], verb: str) -> None:
+    """Raise unless the store holds one of these, nothing is wrong with it, and nobody is kept from writing."""
+    if isinstance(store, DirectoryStore):
+        held = DirectoryLock(store.url.removeprefix("dir:"), 0).take_now()
+        assert held is not None, "the directory is still locked"
+        with held:
+            pass
+        with contextlib.closing(DirectoryStore(store.url, clock, timeout_s=5)) as other:
+            assert everything(other) in outcomes
+    if verb == "close":
+        store.close()
+        return
+    found = everything(store)
+    assert found in outcomes
+    assert [finding for finding in damage(store) if not finding.is_harmless] == []
+    assert saved_by_another_thread(store)
+    if isinstance(store, DirectoryStore):
+        with contextlib.closing(DirectoryStore(store.url, clock, timeout_s=5)) as other:
+            assert everything(other) == everything(store)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_ctrl_c_at_any_moment_leaves_no_lock_and_nothing_half_done(bench: Bench, verb: str) -> None:
+    outcomes = bench.outcomes(verb)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    for number in bench.moments(verb, "interrupted"):
+        with bench.store() as store:
+            watch = Watch(FILES, number, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                watch.run(VERBS[verb](store))
+            try:
+                check(store, outcomes, verb)
+            except BaseException as error:
+                error.add_note(f"{verb} was interrupted at {watch.moments[-1]}")
+                raise
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_call_from_inside_another_is_refused_and_does_no_harm(bench: Bench, verb: str) -> None:
+    outcomes = bench.outcomes(verb)
+    refused: list[StoreError] = []
+
+    def call(inner: Verb) -> None:
+        if is_mine(store.gate.mine()):
+            with pytest.raises(StoreError, match="in the middle of another call") as caught:
+                inner()
+            refused.append(caught.value)
+        elif verb == "close":
+            with contextlib.suppress(StoreError):
+                inner()
+        else:
+            inner()
+
+    def handle() -> None:
+        call(lambda: store.head(lane()))
+        call(lambda: store.tag("", "c1", ["kept"], []))
+
+    numbers = bench.moments(verb, "called")
+    for number in numbers:
+        with bench.store() as store:
+            watch = Watch(FILES, number, handle)
+            try:
+                watch.run(VERBS[verb](store))
+                check(store, outcomes[1:], verb)
+            except BaseException as error:
+                error.add_note(f"{verb} was interrupted at {watch.moments[number]}")
+                raise
+    assert refused or len(numbers) < FEW
