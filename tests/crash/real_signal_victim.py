@@ -126,7 +126,9 @@ def judge(store: holdfast.Store, savers: list[Saver]) -> list[str]:
     for saver in savers:
         states: dict[str, list[str]] = {}
         for meta in reversed(list(saver.handle.history())):
-            log = states[meta.id] = store.get(meta.id).state["log"]
+            found = store.get(meta.id)
+            assert found is not None
+            log = states[meta.id] = found.state["log"]
             before = states.get(meta.parent_id or "", [])
             if log[:-1] not in (before, before[WINDOW // 2 :]):
                 wrong.append(f"{meta.id} is not its parent and one item more")

@@ -1,7 +1,7 @@
 """Real signals at any moment in a program that saves: nothing hangs, in no thread or process, and nothing is lost.
 
-See ``real_signal_victim`` for the program. Where another process can use the same store, this one saves beside it, so a lock
-that stays behind shows as ``StoreBusy`` here.
+See ``real_signal_victim`` for the program. Where another process can use the same store, this one saves beside it, so a
+lock that stays behind shows as ``StoreBusy`` here.
 """
 
 from __future__ import annotations

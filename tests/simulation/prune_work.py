@@ -293,8 +293,9 @@ def looking_too_early() -> None:
     commit_all_of_it = SqliteStore.commit
 
     def commit(store: SqliteStore, commit: Commit) -> Committed:
-        with store._reading() as connection:
-            there = {name for name in commit.blobs if one(connection, sqlite_queries.HAS_BLOB, (name,))}
+        there = store._read(
+            lambda connection: {name for name in commit.blobs if one(connection, sqlite_queries.HAS_BLOB, (name,))}
+        )
         commit.blobs = {name: data for name, data in commit.blobs.items() if name not in there}
         return commit_all_of_it(store, commit)
 

@@ -69,13 +69,13 @@ def test_no_store_call_runs_in_the_event_loops_thread(tmp_path: Any, monkeypatch
     from holdfast.store.sqlite.store import SqliteStore
 
     threads: set[int] = set()
-    reading = SqliteStore._reading
+    read = SqliteStore._read
 
-    def watched(self: SqliteStore) -> Any:
+    def watched(self: SqliteStore, look: Any) -> Any:
         threads.add(threading.get_ident())
-        return reading(self)
+        return read(self, look)
 
-    monkeypatch.setattr(SqliteStore, "_reading", watched)
+    monkeypatch.setattr(SqliteStore, "_read", watched)
 
     async def main() -> None:
         async with await holdfast.aopen(tmp_path / "x.db") as store:
