@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from interrupted_runs import LINE, RUNS, Run, at_once
-from interrupting import (
+from line_points import (
     ROOT,
     Interrupted,
     Lines,
