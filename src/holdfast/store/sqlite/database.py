@@ -25,7 +25,7 @@ import apsw.sqlite_extra
 from holdfast.errors import Corrupted, HoldfastError, StoreBusy, StoreError, StoreFull, StoreRefused
 from holdfast.store.atomic import FILE_MODE, make_directory, sync_directory
 from holdfast.store.lock import ProcessLock
-from holdfast.store.sqlite.files import Connection, Identity, OpenFiles, database_problem, identity_of
+from holdfast.store.sqlite.files import Connection, Identity, OpenFiles, companions_of, database_problem, identity_of
 from holdfast.store.sqlite.log import LOG_BYTES, LogLimit
 from holdfast.store.sqlite.schema import APPLICATION_ID, check_schema, migrate, migration_scripts
 
@@ -163,6 +163,7 @@ class Database:
         try:
             with self.lock.take(), translated(self.path):
                 _create_private(self.path)
+                _check_empty(self.path)
                 with contextlib.closing(self._open()) as connection:
                     _identify(connection, self.path)
                     _switch_to_wal(connection, self.path)
@@ -276,6 +277,18 @@ def _create_private(path: str) -> None:
         raise StoreRefused(
             f"cannot create the database: {error.strerror}", path=path, hint="Check the folder's rights"
         ) from error
+
+
+def _check_empty(path: str) -> None:
+    """Refuse to make a database where the log or index of another one is: SQLite would take them for the new one's."""
+    left = [each for each in companions_of(path) if os.path.exists(each)]
+    if left and not os.stat(path).st_size:
+        names = " and ".join(map(os.path.basename, left))
+        raise StoreRefused(
+            f"there is no database, but {names} of one that was deleted, moved or emptied",
+            path=path,
+            hint="Close every program that has it open and put it back, or move these files away",
+        )
 
 
 def _identify(connection: apsw.Connection, path: str) -> None:

@@ -51,6 +51,11 @@ def _happened(path: str, what: str) -> str:
     return f"{os.path.basename(path)} {what} while the store was open"
 
 
+def companions_of(path: str) -> list[str]:
+    """Return where SQLite keeps the log and the index: beside the file that a link leads to."""
+    return [os.path.realpath(path) + each for each in COMPANIONS]
+
+
 class OpenFiles:
     """The files one connection has open, and a look at whether they are in place.
 
@@ -59,9 +64,8 @@ class OpenFiles:
 
     def __init__(self, path: str, database: Identity | None) -> None:
         self._path = path
-        real = os.path.realpath(path)  # SQLite keeps the companions beside the file that a link leads to
-        self._paths = (path, *(real + companion for companion in COMPANIONS))
-        self._folder_path = os.path.dirname(real if os.path.islink(path) else path)
+        self._paths = (path, *companions_of(path))
+        self._folder_path = os.path.dirname(os.path.realpath(path) if os.path.islink(path) else path)
         self._identities = (database, *(identity_of(each) for each in self._paths[1:]))
         self._folder: tuple[int, int, int] | None = None  # when it had last changed, and which it is
 
