@@ -304,7 +304,8 @@ def test_parent_and_child_of_a_fork_go_on_with_connections_of_their_own(
 def test_a_child_is_not_stopped_by_a_lock_that_a_thread_of_its_parent_held(postgres_url: str) -> None:
     with holdfast.open(postgres_url) as store:
         store.thread("parent").save({"n": 1})
-        lock = store._backend._link._lock  # type: ignore[attr-defined]  # the one that every call takes for a moment
+        pools = store._backend._link._pools  # type: ignore[attr-defined]
+        (lock,) = [pool._lock for pool in pools.values()]  # the one that every call takes for a moment
         with lock:
             child = forked(lambda: store.thread("child").save({"n": 2}))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import time
+import weakref
 from typing import Any, TypeVar
 
 import psycopg
@@ -39,11 +40,14 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
 
     def watch(self) -> None:
         """Notice from now on when the server gives up waiting for its synchronous standby; it calls that a success."""
-        self.add_notice_handler(self._noticed)
+        watched = weakref.ref(self)  # no cycle: a connection that nobody has any more is closed at once
 
-    def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
-        if notice.severity_nonlocalized == "WARNING" and notice.sqlstate in WAIT_GIVEN_UP:
-            self.in_doubt = True
+        def noticed(notice: psycopg.errors.Diagnostic) -> None:
+            connection = watched()
+            if notice.severity_nonlocalized == "WARNING" and notice.sqlstate in WAIT_GIVEN_UP and connection:
+                connection.in_doubt = True
+
+        self.add_notice_handler(noticed)
 
     def is_open(self) -> bool:
         """Look whether the server has closed the connection while nobody used it; if so, close it. Nothing is sent."""

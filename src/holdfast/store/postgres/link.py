@@ -6,6 +6,11 @@ locks the row it answers with, so that the answer waits for a synchronous standb
 *change* is a transaction of several statements; it is repeated too, unless the answer to its COMMIT was lost.
 
 Nothing outlives the deadline. What could not be settled by then is ``OutcomeUnknown`` if it may have been applied.
+
+An exception may arrive between any two lines (Ctrl-C), and a signal's handler may make a call in the middle of another
+one of its thread. So there is no lock here; a call that ends with a connection it neither got nor gave back for sure
+gives up the whole pool, for the next call to make another; and a call inside a call stays away from the pool, whose
+lock its thread may hold, and has a connection of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +21,13 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+from psycopg_pool import ConnectionPool, PoolTimeout
 
 from holdfast.errors import HoldfastError, OutcomeUnknown, StoreBusy, StoreError
 from holdfast.store.postgres.connection import DeadlineConnection, DeadlinePassed, is_pooled
@@ -35,10 +40,24 @@ Work = Callable[[DeadlineConnection], T]
 POOL_WAIT_S = 0.2
 """How long one wait for a pooled connection lasts; then it is asked for anew, which makes the pool try to connect."""
 
+CLOSE_S = 2.0
+"""How long closing waits for the threads of a pool."""
+
 PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Between attempts after a lost connection; the last one again and again until the deadline."""
 
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+
+
+Pool = ConnectionPool[DeadlineConnection]
+
+
+@dataclass(slots=True)
+class Loan:
+    """A pool from before it is asked for a connection until after it has that one back."""
+
+    pool: Pool | None = None
+    connection: DeadlineConnection | None = None
 
 
 class Link:
@@ -46,13 +65,11 @@ class Link:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._lock = threading.Lock()
         self._closed = False
-        self._pool: ConnectionPool[DeadlineConnection] | None = None
-        self._process = os.getpid()
-        self._inherited: list[object] = []  # pools of a parent process: kept, so that nothing here ever closes them
+        # By process. A forked child makes its own and keeps its parent's, so that nothing there ever closes it.
+        self._pools: dict[int, Pool] = {}
+        self._local = threading.local()
         self.statements = Statements(target.schema)
-        _renewed_in_children.add(self)
 
     def connect(self) -> DeadlineConnection:
         """Return a connection of its own, outside the pool, with a deadline; errors tell exactly why it failed."""
@@ -80,11 +97,16 @@ class Link:
 
     def close(self) -> None:
         """Close all connections; calls under way may still end."""
-        with self._lock:
-            self._closed = True
-            pool, self._pool = self._pool, None
-        if pool is not None and self._process == os.getpid():
-            pool.close(timeout=2.0)
+        self._closed = True
+        pool = self._pools.pop(os.getpid(), None)
+        if pool is not None and self._is_inside():
+            _dispose(pool)
+        elif pool is not None:
+            pool.close(CLOSE_S)
+
+    def _is_inside(self) -> bool:
+        """Tell whether this thread is in the middle of a call, which a signal has interrupted."""
+        return bool(self._local.__dict__.get("inside"))
 
     def _repeat(
         self,
@@ -97,10 +119,29 @@ class Link:
 
         ``may_be_applied`` tells of a connection that was just lost whether its last attempt may have taken effect.
         """
+        loan, was_inside = Loan(), self._is_inside()
+        try:
+            self._local.inside = True
+            return self._attempts(work, may_be_applied, name, repeats_unknown, None if was_inside else loan)
+        finally:
+            self._local.inside = was_inside
+            if loan.pool is not None:
+                self._give_up(loan)
+            if self._closed:
+                self.close()
+
+    def _attempts(
+        self,
+        work: Work[T],
+        may_be_applied: Callable[[DeadlineConnection], bool],
+        name: str | None,
+        repeats_unknown: bool,
+        loan: Loan | None,
+    ) -> T:
         deadline = time.monotonic() + self._target.timeout_s
         unknown = False
         for attempt in itertools.count():
-            with self._connection(deadline, unknown, name) as connection:
+            with self._connection(deadline, unknown, name, loan) as connection:
                 try:
                     result = work(connection)
                     if connection.in_doubt and may_be_applied(connection):
@@ -117,8 +158,17 @@ class Link:
         raise AssertionError  # the loop has no end of its own
 
     @contextlib.contextmanager
-    def _connection(self, deadline: float, unknown: bool, name: str | None) -> Iterator[DeadlineConnection]:
-        pool, connection = self._checked_out(deadline, unknown, name)
+    def _connection(
+        self, deadline: float, unknown: bool, name: str | None, loan: Loan | None
+    ) -> Iterator[DeadlineConnection]:
+        if loan is None:
+            self._check_open()
+            with self.connect() as connection:
+                self._configure(connection)
+                connection.deadline = deadline
+                yield connection
+            return
+        pool, connection = self._checked_out(deadline, unknown, name, loan)
         connection.deadline, connection.committing, connection.in_doubt = deadline, False, False
         try:
             yield connection
@@ -128,51 +178,58 @@ class Link:
             raise
         finally:
             pool.putconn(connection)
+            loan.pool = loan.connection = None
 
     def _checked_out(
-        self, deadline: float, unknown: bool, name: str | None
-    ) -> tuple[ConnectionPool[DeadlineConnection], DeadlineConnection]:
+        self, deadline: float, unknown: bool, name: str | None, loan: Loan
+    ) -> tuple[Pool, DeadlineConnection]:
         while (left := deadline - time.monotonic()) > 0:
-            pool = self._open_pool()
+            self._check_open()
+            process = os.getpid()
+            pool = loan.pool = self._pools.get(process) or self._pools.setdefault(process, self._new_pool())
             try:
-                connection = pool.getconn(min(left, POOL_WAIT_S))
+                if pool.closed:
+                    pool.open()
+                connection = loan.connection = pool.getconn(min(left, POOL_WAIT_S))
             except PoolTimeout:
+                loan.pool = None
                 continue
-            except PoolClosed as error:
-                raise self._given_up(error, unknown, name) from error
+            except psycopg.OperationalError:  # somebody has closed it or given it up
+                loan.pool = None
+                if self._pools.get(process) is pool:
+                    self._pools.pop(process, None)
+                continue
             if connection.is_open():
                 return pool, connection
             pool.putconn(connection)  # it died while it lay there: the next one, at once, and nothing is unknown
+            loan.pool = loan.connection = None
         raise self._given_up(PoolTimeout("no connection in time"), unknown, name)
 
-    def _open_pool(self) -> ConnectionPool[DeadlineConnection]:
-        with self._lock:
-            if self._closed:
-                raise StoreError("the store is closed", hint="Open it again with holdfast.open")
-            if self._process != os.getpid():  # forked without Python's knowledge
-                self._forget_parent()
-            if self._pool is None:
-                self._pool = ConnectionPool(
-                    self._target.conninfo,
-                    connection_class=DeadlineConnection,
-                    kwargs=self._arguments(),
-                    configure=self._configure,
-                    min_size=0,
-                    max_size=self._target.pool_size,
-                    reconnect_timeout=0,  # who needs a connection asks again: no growing pauses after an outage
-                    open=True,
-                )
-            return self._pool
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed", hint="Open it again with holdfast.open")
 
-    def _forget_parent(self) -> None:
-        """Begin anew in a forked process: the sockets are the parent's, and its threads are not here."""
-        self._inherited.append(self._pool)
-        self._pool, self._process = None, os.getpid()
+    def _new_pool(self) -> Pool:
+        return ConnectionPool(
+            self._target.conninfo,
+            connection_class=DeadlineConnection,
+            kwargs=self._arguments(),
+            configure=self._configure,
+            min_size=0,
+            max_size=self._target.pool_size,
+            reconnect_timeout=0,  # who needs a connection asks again: no growing pauses after an outage
+            open=False,
+        )
 
-    def renew(self) -> None:
-        """Begin anew in a forked process, where nobody will ever release a lock that another thread held."""
-        self._lock = threading.Lock()
-        self._forget_parent()
+    def _give_up(self, loan: Loan) -> None:
+        """Take a pool out of use that may count on a connection which it will never get back."""
+        pool = loan.pool
+        assert pool is not None
+        if self._pools.get(os.getpid()) is pool:
+            self._pools.pop(os.getpid(), None)
+        if loan.connection is not None:
+            loan.connection.close()
+        _dispose(pool)
 
     def _configure(self, connection: DeadlineConnection) -> None:
         connection.statements = self.statements
@@ -222,18 +279,6 @@ class Link:
         return translate(error, self._target)
 
 
-_renewed_in_children: weakref.WeakSet[Link] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for link in list(_renewed_in_children):
-        link.renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 class Statements(dict[str, str]):
     """Our SQL with the schema's name filled in, made when first used."""
 
@@ -244,6 +289,11 @@ class Statements(dict[str, str]):
     def __missing__(self, statement: str) -> str:
         text = self[statement] = statement.replace("{schema}", self._schema)
         return text
+
+
+def _dispose(pool: Pool) -> None:
+    """Close a pool, in a thread of its own: the lock of the pool may be held by what this thread was interrupted in."""
+    threading.Thread(target=pool.close, args=(CLOSE_S,), daemon=True).start()
 
 
 def _never(_: DeadlineConnection) -> bool:
