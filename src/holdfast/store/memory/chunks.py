@@ -69,6 +69,8 @@ class KeptBytes:
                 end = offset + body.size
                 kept[:] = [c for c in kept if not (offset <= c[0] and c[0] + c[1].size <= end)]
                 at = bisect_left(kept, offset, key=_offset)
+            else:  # new bytes go to a stream's end: what lies behind it was of checkpoints that are deleted by now
+                del kept[at:]
             kept.insert(at, (offset, body))
 
     def blob(self, name: bytes) -> bytes:
