@@ -254,3 +254,19 @@ def test_a_stream_that_is_written_on_after_its_reference_went_is_referred_to_aga
 
     assert store.thread("t").get(newest.id).state == {"text": "z" * 5000 + "y" * 600}  # type: ignore[union-attr]
     assert store.verify()
+
+
+@pytest.mark.row("C3", "C4")
+def test_what_was_saved_after_the_newest_was_deleted_is_there_after_opening_again(tmp_path: Path) -> None:
+    with open_store(f"dir:{tmp_path / 'logs'}") as store:
+        thread = store.thread("t")
+        thread.save({"text": "s" * 300})
+        thread.append({"text": "k" * 300})
+        thread.delete(thread.append({"text": "a" * 900}))
+        for letter in "bcd":
+            store.thread("t").append({"text": letter * 300})
+    with open_store(f"dir:{tmp_path / 'logs'}") as store:
+        newest = store.thread("t").latest()
+
+        assert newest is not None
+        assert newest.state == {"text": "".join(letter * 300 for letter in "skbcd")}

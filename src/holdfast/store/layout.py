@@ -67,7 +67,7 @@ def pack_body(data: bytes, least: int = COMPRESS_BYTES_MIN) -> bytes:
 class _Last(threading.local):
     """The large body this thread unpacked last: reading a history walks through one row of a stream many times."""
 
-    body = plain = b""
+    kept = (b"", b"")  # packed and plain, in one assignment: a signal handler that reads may come in between two
 
 
 _last = _Last()
@@ -79,11 +79,11 @@ def unpack_body(size: int, body: bytes) -> bytes:
         return body
     if size < REMEMBERED_BYTES_MIN:
         return decompress(body, size)
-    if body != _last.body or size != len(_last.plain):  # comparing costs a fiftieth of unpacking, and is never wrong
-        _last.body, _last.plain = b"", b""
-        _last.plain = decompress(body, size)
-        _last.body = body
-    return _last.plain
+    packed, plain = _last.kept
+    if body != packed or size != len(plain):  # comparing costs a fiftieth of unpacking, and is never wrong
+        plain = decompress(body, size)
+        _last.kept = (body, plain)
+    return plain
 
 
 def unpack_stored(size: int, body: bytes, where: str) -> bytes:

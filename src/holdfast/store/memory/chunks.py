@@ -68,8 +68,9 @@ class KeptBytes:
                 end = offset + body.size
                 kept[:] = [c for c in kept if not (offset <= c[0] and c[0] + c[1].size <= end)]
             at = bisect_left(kept, offset, key=_offset)
-            if not _has(kept, at, offset, body):
-                kept.insert(at, (offset, body))
+            if not replace:  # new bytes go to a stream's end: what lies behind it was of checkpoints deleted by now
+                del kept[at:]
+            kept.insert(at, (offset, body))
 
     def blob(self, name: bytes) -> bytes:
         """Return the bytes of a blob that must be there."""
@@ -134,15 +135,6 @@ class KeptBytes:
 
 def _offset(chunk: Chunk) -> int:
     return chunk[0]
-
-
-def _has(kept: list[Chunk], at: int, offset: int, body: Body) -> bool:
-    """Tell whether this very chunk is there, at this place or behind it: it was taken in, and is again."""
-    while at < len(kept) and kept[at][0] == offset:
-        if kept[at][1] is body:
-            return True
-        at += 1
-    return False
 
 
 def source_name(source: Source) -> str:
