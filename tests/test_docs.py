@@ -56,6 +56,13 @@ def test_the_readmes_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(r"`((?:tests|src)/[\w/.]+\.py)", page.read_text(encoding="utf-8"))
+
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_there_are_examples_to_run() -> None:
     assert len(BLOCKS) >= 10
 
