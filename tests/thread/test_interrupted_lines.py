@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -156,15 +154,3 @@ def test_a_handler_that_saves_at_any_line(opened: holdfast.Store, kind: type[Run
     figures = f"{fired}, refused {len(refused)}; what they interrupted was refused: {outer}"
     show(f"{kind.name}, {kind_of(opened)}: handlers", figures)
     assert fired > 0.9 * len(points)
-
-
-@pytest.mark.parametrize(("mode", "count"), [("interrupt", 300), ("handler", 50)])
-def test_real_signals_at_random_moments(url: str, mode: str, count: int, show: Show) -> None:
-    """Send signals to a program that saves: it goes on, its other thread too, and every acknowledged state is exact."""
-    seed = random.randrange(10**6)
-    program = [sys.executable, str(Path(__file__).with_name("signalled.py"))]
-    arguments = [url, mode, str(count * effort()), str(seed)]
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    ended = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=300 * effort(), check=False)
-    assert ended.returncode == 0, f"seed {seed}: {ended.stderr}"
-    show(f"{url.partition(':')[0][-20:]}, {mode}, seed {seed}", ended.stdout.strip())
