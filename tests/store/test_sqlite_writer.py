@@ -11,7 +11,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, StoreRefused
 from holdfast.store.sqlite.database import Database
 from holdfast.store.sqlite.writer import Writer
 
@@ -210,3 +210,14 @@ def test_an_interruption_at_the_commit_itself_is_no_acknowledgement(
     monkeypatch.undo()
 
     assert names(writer) == ["stream"]
+
+
+def test_no_job_is_begun_in_a_file_that_was_taken_away(writer: Writer, tmp_path: Path) -> None:
+    writer.submit(lambda connection: None)
+    (tmp_path / "x.db").rename(tmp_path / "elsewhere.db")
+    begun: list[bool] = []
+
+    with pytest.raises(StoreRefused, match="deleted or moved"):
+        writer.submit(lambda connection: begun.append(True))
+
+    assert begun == []
