@@ -175,7 +175,13 @@ def _flock(descriptor: int, how: int) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    flags |= os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o600)
+        os.fchmod(descriptor, 0o600)  # whatever the umask is: it is opened again for every transaction
+        return descriptor
 
 
 def _after_fork_in_child() -> None:
