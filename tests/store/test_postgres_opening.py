@@ -367,6 +367,9 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     added = folder / f"{len(migration_scripts()) + 1:04}_new.sql"
     added.write_text("ALTER TABLE {schema}.lane ADD note text; CREATE TABLE {schema}.extra (n int);", encoding="utf-8")
     monkeypatch.setattr(making, "_MIGRATIONS", folder)
+    newest = making.schema_script().replace("  origin   bytea,\n", "  origin   bytea,\n  note text,\n")
+    (tmp_path / "schema.sql").write_text(newest + "CREATE TABLE {schema}.extra (\n  n int\n);\n", encoding="utf-8")
+    monkeypatch.setattr(making, "_SCHEMA", tmp_path / "schema.sql")
     return added
 
 

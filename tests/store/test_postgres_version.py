@@ -210,6 +210,9 @@ def next_version(tmp_path: Path, store: holdfast.Store, monkeypatch: pytest.Monk
     for number, script in enumerate(scripts):
         (tmp_path / "migrations" / f"{number:04}.sql").write_text(script, encoding="utf-8")
     monkeypatch.setattr(making, "_MIGRATIONS", tmp_path / "migrations")
+    newest = making.schema_script().replace("  origin   bytea,\n", "  origin   bytea,\n  note text,\n")
+    (tmp_path / "schema.sql").write_text(newest, encoding="utf-8")
+    monkeypatch.setattr(making, "_SCHEMA", tmp_path / "schema.sql")
 
 
 def waiters(admin: Connection) -> int:

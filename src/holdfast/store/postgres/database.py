@@ -14,7 +14,7 @@ from holdfast.errors import StoreRefused
 from holdfast.store.postgres.connection import DeadlineConnection, is_pooled
 from holdfast.store.postgres.failure import translate
 from holdfast.store.postgres.link import Link
-from holdfast.store.postgres.schema import migration_scripts, schema_script
+from holdfast.store.postgres.schema import check_schema, migration_scripts, schema_script
 from holdfast.store.postgres.select import every, one, run, scalar
 from holdfast.store.postgres.target import Target
 
@@ -49,6 +49,7 @@ def prepare(link: Link, target: Target) -> None:
         _check_server(connection, target)
         while _version(connection, target) != len(migration_scripts()):
             _bring_up_to_date(connection, target)
+        check_schema(connection, target)
     except psycopg.Error as error:
         raise translate(error, target) from error
     finally:
