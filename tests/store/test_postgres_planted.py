@@ -275,7 +275,7 @@ def test_nothing_that_another_user_planted_is_called(
         for key, text in statements().items()
         if not any(each.startswith(text.partition("{conditions}")[0]) for each in used)
     }
-    assert unused == set()
+    assert unused == {"NO_WRITERS"}  # for migrations only, and it calls nothing
     show(f"PostgreSQL {version}, {way}: functions and operators planted, called", (functions, operators, len(called)))
 
 

@@ -30,6 +30,7 @@ import psycopg
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from holdfast.errors import HoldfastError, OutcomeUnknown, StoreBusy, StoreError
+from holdfast.store.layout import ODD_VALUE_ERRORS, odd_value
 from holdfast.store.postgres.connection import DeadlineConnection, DeadlinePassed, is_pooled
 from holdfast.store.postgres.failure import is_lost, is_transient, translate
 from holdfast.store.postgres.queries import BEGIN, BEGIN_SNAPSHOT
@@ -155,6 +156,10 @@ class Link:
                     return result
                 except psycopg.Error as error:
                     failure = error
+                except HoldfastError:
+                    raise
+                except ODD_VALUE_ERRORS as error:
+                    raise odd_value(error, self._target.shown) from error
                 lost = is_lost(failure, connection)
                 unknown = unknown or (lost and may_be_applied(connection))
                 again = is_transient(failure) or (lost and (repeats_unknown or not unknown))
