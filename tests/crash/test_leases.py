@@ -252,14 +252,14 @@ def test_a_store_that_does_not_compare_epochs_is_noticed(
     place: Place, request: pytest.FixtureRequest, show: Show
 ) -> None:
     """A harness that cannot fail shows nothing: without the fence the sleeper's save lands, and the verdict says so."""
-    if place.url.startswith("postgresql:"):
-        with request.getfixturevalue("postgres").connect() as connection:
-            for function, words in FENCE_WORDS.items():
-                change_function(connection, schema_of(place.url), function, words)
     sleepers = {f"thread {number}": place.hire(f"sleeper {number}", "no fence") for number in range(SLEEPERS)}
     heir = place.hire("heir")
     fall_asleep(place, sleepers)
     assert heir.ask("claim", SLEEPERS) == dict.fromkeys(sleepers, 2)
+    if place.url.startswith("postgresql:"):  # now that all have opened it: they would refuse it
+        with request.getfixturevalue("postgres").connect() as connection:
+            for function, words in FENCE_WORDS.items():
+                change_function(connection, schema_of(place.url), function, words)
     for thread, sleeper in sleepers.items():
         heir.ask("look", thread)  # and does not see what lands only now
         sleeper.go_on()

@@ -16,6 +16,7 @@ from psycopg import sql
 from holdfast.integrations.langgraph.stock import postgres as stock
 from holdfast.store.postgres import connection as connecting
 from holdfast.store.postgres import database, queries
+from holdfast.store.postgres import schema as making
 from holdfast.testing.postgres import PostgresServer
 
 MARK = "planted look-alike"
@@ -47,7 +48,7 @@ BODY = "BEGIN RAISE LOG '{mark} {name}({types}) called by %', current_user; {res
 
 def texts(server: PostgresServer, name: str, schema: str) -> list[str]:
     """Return all our SQL: what we send, and the bodies of our functions."""
-    modules = (queries, database, connecting, stock)
+    modules = (queries, database, making, connecting, stock)
     sent = [text for module in modules for text in vars(module).values() if isinstance(text, str) and " " in text]
     with server.connect(name) as admin:
         rows = admin.execute("select prosrc from pg_proc where pronamespace = %s::regnamespace", (schema,)).fetchall()

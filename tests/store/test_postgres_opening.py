@@ -22,7 +22,8 @@ import holdfast
 from holdfast.errors import HoldfastError, StoreBusy, StoreError, StoreRefused
 from holdfast.model.checkpoint import Write
 from holdfast.store.postgres import database as opening
-from holdfast.store.postgres.database import migration_scripts
+from holdfast.store.postgres import schema as making
+from holdfast.store.postgres.schema import migration_scripts
 from holdfast.testing.postgres import PostgresServer
 from holdfast.testing.proxy import LOCALHOST, bind_free_port
 from holdfast.testing.waiting import wait_until
@@ -365,7 +366,10 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / f"{number:04}_old.sql").write_text(script, encoding="utf-8")
     added = folder / f"{len(migration_scripts()) + 1:04}_new.sql"
     added.write_text("ALTER TABLE {schema}.lane ADD note text; CREATE TABLE {schema}.extra (n int);", encoding="utf-8")
-    monkeypatch.setattr(opening, "_MIGRATIONS", folder)
+    monkeypatch.setattr(making, "_MIGRATIONS", folder)
+    newest = making.schema_script().replace("  origin   bytea,\n", "  origin   bytea,\n  note text,\n")
+    (tmp_path / "schema.sql").write_text(newest + "CREATE TABLE {schema}.extra (\n  n int\n);\n", encoding="utf-8")
+    monkeypatch.setattr(making, "_SCHEMA", tmp_path / "schema.sql")
     return added
 
 

@@ -29,6 +29,7 @@ from holdfast.pieces.piece import Range
 from holdfast.store.base import LaneKey, Query
 from holdfast.store.leases import Claim
 from holdfast.store.postgres import database, queries
+from holdfast.store.postgres import schema as making
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.testing.postgres import FOLDERS, PostgresServer
 from holdfast.transfer import export_bundle, import_bundle
@@ -245,7 +246,7 @@ def channels(url: str) -> list[bytes]:
 def statements() -> dict[str, str]:
     return {
         name: text
-        for module in (queries, database)
+        for module in (queries, database, making)
         for name, text in vars(module).items()
         if isinstance(text, str)
         and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|COPY|LOCK|SET TRANSACTION)\b", text)
@@ -274,7 +275,7 @@ def test_nothing_that_another_user_planted_is_called(
         for key, text in statements().items()
         if not any(each.startswith(text.partition("{conditions}")[0]) for each in used)
     }
-    assert unused == set()
+    assert unused == {"NO_WRITERS"}  # for migrations only, and it calls nothing
     show(f"PostgreSQL {version}, {way}: functions and operators planted, called", (functions, operators, len(called)))
 
 

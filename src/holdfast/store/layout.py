@@ -114,3 +114,18 @@ def touching(rows: list[Chunk]) -> list[list[Chunk]]:
         else:
             runs.append([row])
     return runs
+
+
+ODD_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def odd_value(error: Exception, path: str) -> Corrupted:
+    """Return our error for one that only a value can have caused that Holdfast never writes.
+
+    What callers hand in was checked long before, so it came from a row.
+    """
+    return Corrupted(
+        f"a row of the database holds a value that Holdfast never writes ({type(error).__name__})",
+        path=path,
+        hint="store.verify() shows what is affected; restore a copy of the database",
+    )

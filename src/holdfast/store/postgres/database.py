@@ -6,7 +6,6 @@ start at once.
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 
 import psycopg
@@ -15,6 +14,7 @@ from holdfast.errors import StoreRefused
 from holdfast.store.postgres.connection import DeadlineConnection, is_pooled
 from holdfast.store.postgres.failure import translate
 from holdfast.store.postgres.link import Link
+from holdfast.store.postgres.schema import check_schema, migration_scripts, schema_script
 from holdfast.store.postgres.select import every, one, run, scalar
 from holdfast.store.postgres.target import Target
 
@@ -29,6 +29,7 @@ SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_i
   pg_catalog.current_setting('client_min_messages'), pg_catalog.current_schemas(true)::text[]"""
 SAFE_PATH = "SET LOCAL search_path = pg_catalog, pg_temp"
 ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('holdfast schema {schema}', 0))"
+NO_WRITERS = "LOCK TABLE {schema}.meta IN ACCESS EXCLUSIVE MODE"
 HAS_SCHEMA = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s"
 TABLES = """
 SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -37,8 +38,6 @@ HAS_VERSION = """
 SELECT 1 FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = '{schema}.meta'::regclass::oid AND a.attname = 'version' AND a.atttypid = 'int'::regtype::oid"""
 VERSION = "SELECT version FROM {schema}.meta"
-_MIGRATIONS = importlib.resources.files(__package__) / "migrations"
-_SCHEMA = importlib.resources.files(__package__) / "schema.sql"
 _NAMES = re.compile(r"CREATE TABLE \{schema\}\.(\w+)")
 
 
@@ -48,15 +47,23 @@ def prepare(link: Link, target: Target) -> None:
     try:
         is_pooled(connection)  # if not, it has a safe search path from here on
         _check_server(connection, target)
-        if _version(connection, target) != len(migration_scripts()):
-            connection.execute("BEGIN")
-            connection.execute(SAFE_PATH)
-            migrate(connection, target)
-            connection.execute("COMMIT")
+        while _version(connection, target) != len(migration_scripts()):
+            _bring_up_to_date(connection, target)
+        check_schema(connection, target)
     except psycopg.Error as error:
         raise translate(error, target) from error
     finally:
         connection.close()
+
+
+def _bring_up_to_date(connection: DeadlineConnection, target: Target) -> None:
+    try:
+        connection.execute("BEGIN")
+        connection.execute(SAFE_PATH)
+        migrate(connection, target)
+        connection.execute("COMMIT")
+    except psycopg.errors.DeadlockDetected:  # a writer was in the way, and this in its way: once more
+        connection.execute("ROLLBACK")
 
 
 def migrate(connection: DeadlineConnection, target: Target) -> None:
@@ -67,18 +74,13 @@ def migrate(connection: DeadlineConnection, target: Target) -> None:
     if current is None:
         if scalar(connection, HAS_SCHEMA, (target.schema,)) is None:
             run(connection, "CREATE SCHEMA {schema}")
-        _execute(connection, _schema_script())
+        _execute(connection, schema_script())
         run(connection, "INSERT INTO {schema}.meta VALUES (%s)", (len(scripts),))
         return
+    run(connection, NO_WRITERS)
     for number in range(current, len(scripts)):
         _execute(connection, scripts[number])
     run(connection, "UPDATE {schema}.meta SET version = %s", (len(scripts),))
-
-
-def migration_scripts() -> list[str]:
-    """Return all migrations in order; the first makes the tables."""
-    files = sorted(entry.name for entry in _MIGRATIONS.iterdir() if entry.name.endswith(".sql"))
-    return [(_MIGRATIONS / name).read_text(encoding="utf-8") for name in files]
 
 
 def _version(connection: DeadlineConnection, target: Target) -> int | None:
@@ -97,7 +99,7 @@ def _version(connection: DeadlineConnection, target: Target) -> int | None:
             f"schema {name!r} has version {version}; this Holdfast knows up to {known}",
             "Upgrade Holdfast: pip install -U holdfast",
         )
-    missing = sorted(set(_NAMES.findall(_schema_script())) - tables) if version == known else []
+    missing = sorted(set(_NAMES.findall(schema_script())) - tables) if version == known else []
     if missing:
         raise _refused(
             target,
@@ -160,10 +162,6 @@ def _check_durability(target: Target, values: list[str]) -> None:
 
 def _refused(target: Target, what: str, hint: str) -> StoreRefused:
     return StoreRefused(what, path=target.shown, hint=hint)
-
-
-def _schema_script() -> str:
-    return _SCHEMA.read_text(encoding="utf-8")
 
 
 def _execute(connection: DeadlineConnection, script: str) -> None:

@@ -35,6 +35,11 @@ REFUSED = {
     "3F000": ("the schema is not there", "Open the store again to have it made"),
     "42P01": ("a table of the store is not there", "Open the store again; if it was dropped, restore a backup"),
     "42883": ("a function of the store is not there", "Open the store again; if it was dropped, restore a backup"),
+    "42703": ("a column of the store is not there", "Open the store again; if it was dropped, restore a backup"),
+    "HF006": (
+        "another version of Holdfast has changed the schema since the store was opened",
+        "Restart this program with the version of Holdfast that changed it",
+    ),
     "0A000": ("the server lacks a feature that is needed", "Use PostgreSQL 13 or newer"),
     "26000": ("a connection pooler mixes up prepared statements", "Take prepare=yes out of the URL"),
     "42P05": ("a connection pooler mixes up prepared statements", "Take prepare=yes out of the URL"),

@@ -30,8 +30,11 @@ import psycopg
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from holdfast.errors import HoldfastError, OutcomeUnknown, StoreBusy, StoreError
+from holdfast.store.layout import ODD_VALUE_ERRORS, odd_value
 from holdfast.store.postgres.connection import DeadlineConnection, DeadlinePassed, is_pooled
 from holdfast.store.postgres.failure import is_lost, is_transient, translate
+from holdfast.store.postgres.queries import BEGIN, BEGIN_SNAPSHOT
+from holdfast.store.postgres.schema import migration_scripts
 from holdfast.store.postgres.target import Target
 
 T = TypeVar("T")
@@ -69,7 +72,7 @@ class Link:
         # By process. A forked child makes its own and keeps its parent's, so that nothing there ever closes it.
         self._pools: dict[int, Pool] = {}
         self._local = threading.local()
-        self.statements = Statements(target.schema)
+        self.statements = Statements(target.schema, len(migration_scripts()))
 
     def connect(self) -> DeadlineConnection:
         """Return a connection of its own, outside the pool, with a deadline; errors tell exactly why it failed."""
@@ -93,7 +96,11 @@ class Link:
 
     def change(self, work: Work[T], name: str | None = None, again: bool = False) -> T:
         """Run work as one transaction; ``again`` tells that it gives its first result again, like a write."""
-        return self._repeat(partial(_in_transaction, work), _while_committing, name, repeats_unknown=again)
+        return self._repeat(partial(_in_transaction, work, BEGIN), _while_committing, name, repeats_unknown=again)
+
+    def look(self, work: Work[T]) -> T:
+        """Run work that changes nothing and sees everything as it was at one moment."""
+        return self._repeat(partial(_in_transaction, work, BEGIN_SNAPSHOT), _never, None)
 
     def close(self) -> None:
         """Close all connections; calls under way may still end."""
@@ -149,6 +156,10 @@ class Link:
                     return result
                 except psycopg.Error as error:
                     failure = error
+                except HoldfastError:
+                    raise
+                except ODD_VALUE_ERRORS as error:
+                    raise odd_value(error, self._target.shown) from error
                 lost = is_lost(failure, connection)
                 unknown = unknown or (lost and may_be_applied(connection))
                 again = is_transient(failure) or (lost and (repeats_unknown or not unknown))
@@ -280,14 +291,21 @@ class Link:
 
 
 class Statements(dict[str, str]):
-    """Our SQL with the schema's name filled in, made when first used."""
+    """Our SQL with the schema's name and the version that was opened filled in, made when first used."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, version: int) -> None:
         super().__init__()
-        self._schema = f'"{schema}"'  # a checked name: see target
+        self._given = {
+            "{current}": "{schema}.check_version({version})",
+            "{version}": str(version),
+            "{schema}": f'"{schema}"',  # a checked name: see target
+        }
 
     def __missing__(self, statement: str) -> str:
-        text = self[statement] = statement.replace("{schema}", self._schema)
+        text = statement
+        for name, value in self._given.items():
+            text = text.replace(name, value)
+        self[statement] = text
         return text
 
 
@@ -308,9 +326,9 @@ def _while_committing(connection: DeadlineConnection) -> bool:
     return connection.committing
 
 
-def _in_transaction(work: Work[T], connection: DeadlineConnection) -> T:
-    connection.execute("BEGIN")
+def _in_transaction(work: Work[T], begin: str, connection: DeadlineConnection) -> T:
     try:
+        connection.execute(connection.statements[begin].encode(), prepare=False)
         result = work(connection)
         connection.committing = True
         connection.execute("COMMIT")

@@ -65,17 +65,11 @@ class Rebuild:
     interrupts: list[int] = field(default_factory=list)
 
 
-def find_rebuild(connection: DeadlineConnection, drop: bool) -> Rebuild:
-    """Return what is wrong, all seen at one moment. It must come first in its transaction, which then cannot write."""
-    run(connection, queries.ONE_SNAPSHOT)
-    return _plan(connection, drop)
-
-
 def rebuild(connection: DeadlineConnection, drop: bool) -> list[Finding]:
     """See ``Mending.rebuild``."""
     begin_delete(connection)
     run(connection, queries.NO_SAVERS)
-    plan = _plan(connection, drop)
+    plan = find_rebuild(connection, drop)
     for bound in plan.moved:
         run(connection, queries.SET_LANE, bound)
     for number in plan.numbered:
@@ -144,7 +138,8 @@ def quarantine(connection: DeadlineConnection, namespace: str, checkpoint: str, 
 # Planning ---------------------------------------------------------------------------------------------------------
 
 
-def _plan(connection: DeadlineConnection, drop: bool) -> Rebuild:
+def find_rebuild(connection: DeadlineConnection, drop: bool) -> Rebuild:
+    """Return what is wrong; to be called where nothing changes meanwhile."""
     plan = Rebuild()
     survey = Survey(lambda name: read_blob(connection, name))
     numbers: dict[tuple[int, int, str, str], int] = {}

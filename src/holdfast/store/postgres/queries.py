@@ -4,12 +4,18 @@ Another user of the database may plant functions and operators in a schema of th
 keep a search path of ours. So every function is called by its schema; ``unnest`` of several arrays, which PostgreSQL
 itself takes from pg_catalog, must be written without. Operators get operands of exactly the types of one of
 PostgreSQL's own, which then no other is preferred to: the casts in the arithmetic here are not for show.
+
+Every write makes sure that the schema still has the version that its process opened: a function is told {version}, any
+other statement has {current} among its conditions, and a transaction of several statements begins with it.
 """
 
 from holdfast.store.postgres.rows import BASE_NAME, LANE_COLUMNS, PAYLOAD_COLUMNS, ROW_COLUMNS, WRITE_COLUMNS
 
 _LANE = "{schema}.thread t JOIN {schema}.lane l ON l.thread = t.id"
 _PAYLOAD = "LEFT JOIN {schema}.blob b ON b.id = c.base LEFT JOIN {schema}.checkpoint p ON p.id = c.parent"
+
+BEGIN = "BEGIN; SELECT {current}"
+BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -97,10 +103,10 @@ SELECT 0, NULL, b.digest, b.size, b.body FROM {schema}.blob b WHERE b.digest = A
 # Writing ----------------------------------------------------------------------------------------------------------
 
 APPEND = """
-SELECT {schema}.append_checkpoint(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
+SELECT {schema}.append_checkpoint({version}, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
 COMMIT = """
 SELECT * FROM {schema}.commit_checkpoint(
-  %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+  {version}, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
   %s::bigint[], %s::bytea[], %s::bigint[], %s::int[], %s::bytea[],
   %s::bytea[], %s::int[], %s::bytea[], %s::bigint[], %s::boolean[], %s::bytea[], %s::text[], %s, %s, %s, %s)"""
 
@@ -124,14 +130,14 @@ MOVE_LANE = """
 WITH moved AS (UPDATE {schema}.lane SET head = %(seq)s, last_seq = %(seq)s WHERE id = %(lane)s RETURNING thread)
 UPDATE {schema}.thread t SET next_seq = %(seq)s + 1 FROM moved m WHERE t.id = m.thread"""
 
-RESERVE = "UPDATE {schema}.counter SET value = value + %s WHERE name = 'stream' RETURNING value"
+RESERVE = "UPDATE {schema}.counter SET value = value + %s WHERE name = 'stream' AND {current} RETURNING value"
 
-_WRITES = "SELECT * FROM {schema}.put_writes(%s, %s, %s, %s, %s::bytea[], %s::int[], %s::bytea[]"
+_WRITES = "SELECT * FROM {schema}.put_writes({version}, %s, %s, %s, %s, %s::bytea[], %s::int[], %s::bytea[]"
 ADD_WRITES = f"{_WRITES})"
 SWAP_WRITES = f"{_WRITES}, p_was => %s::bytea[])"
 
 TAG = """
-WITH found AS (SELECT key FROM {schema}.checkpoint WHERE id = %(id)s FOR KEY SHARE),
+WITH found AS (SELECT key FROM {schema}.checkpoint WHERE id = %(id)s AND {current} FOR KEY SHARE),
 added AS (INSERT INTO {schema}.tag SELECT f.key, n FROM found f, pg_catalog.unnest(%(add)s::text[]) n
           WHERE n <> ALL(%(remove)s::text[]) ON CONFLICT DO NOTHING),
 removed AS (DELETE FROM {schema}.tag g USING found f WHERE g.checkpoint = f.key AND g.name = ANY(%(remove)s::text[]))
@@ -284,7 +290,6 @@ BLOB_NAMES = "SELECT digest FROM {schema}.blob"
 ALL_ROW_SIZES = """
 SELECT false AS is_fresh, address, size FROM {schema}.chunk
 UNION ALL SELECT true, address, pg_catalog.length(body) FROM {schema}.fresh"""
-ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 STREAMS = "SELECT DISTINCT address >> 28 FROM {schema}.chunk ORDER BY 1"
 OWNER_THREAD = """
 SELECT l.thread FROM {schema}.stream_ref r JOIN {schema}.lane l ON l.id = r.lane WHERE r.stream = %s
@@ -306,12 +311,13 @@ ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
 
 _IN_A_WHILE = "pg_catalog.clock_timestamp() + %(ttl)s::double precision * interval '1 microsecond'"
 _LEFT = "coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint"
-ACQUIRE = "SELECT * FROM {schema}.acquire_lease(%s, %s, %s, %s, %s, %s, %s)"
+ACQUIRE = "SELECT * FROM {schema}.acquire_lease({version}, %s, %s, %s, %s, %s, %s, %s)"
 _NAMED = """t.id = l.thread AND t.namespace = %(namespace)s AND t.name = %(thread)s
   AND l.scope = %(scope)s AND l.branch = %(branch)s"""
 RENEW = f"""
 UPDATE {{schema}}.lane l SET expires = {_IN_A_WHILE}
-FROM {{schema}}.thread t WHERE {_NAMED} AND l.epoch = %(epoch)s AND l.token = %(token)s RETURNING l.id"""
+FROM {{schema}}.thread t WHERE {_NAMED} AND l.epoch = %(epoch)s AND l.token = %(token)s AND {{current}}
+RETURNING l.id"""
 RELEASE = f"""
 UPDATE {{schema}}.lane l SET owner = NULL, token = NULL, expires = NULL
 FROM {{schema}}.thread t WHERE {_NAMED} AND l.epoch = %(epoch)s AND (l.token = %(token)s OR l.token IS NULL)
@@ -333,7 +339,7 @@ ORDER BY l.expires, l.id"""
 CLAIM = f"""
 WITH mine AS (
   SELECT l.id, l.token = %(token)s AS held, l.expires FROM {{schema}}.lane l JOIN {{schema}}.thread t ON t.id = l.thread
-  WHERE t.namespace = %(namespace)s AND l.token IS NOT NULL
+  WHERE t.namespace = %(namespace)s AND l.token IS NOT NULL AND {{current}}
     AND (l.expires <= pg_catalog.clock_timestamp() OR l.token = %(token)s)
   ORDER BY l.token = %(token)s DESC, l.expires, l.id LIMIT %(count)s FOR NO KEY UPDATE OF l SKIP LOCKED),
 taken AS (
@@ -349,12 +355,13 @@ BEGIN_SESSION = f"""
 INSERT INTO {{schema}}.session AS s (id, thread, scope, branch, owner, process, note, started, seen, expires)
 SELECT %(id)s, m.thread_id, %(scope)s, %(branch)s, %(owner)s, %(process)s, %(note)s, %(started)s, %(seen)s,
   {_IN_A_WHILE}
-FROM {{schema}}.make_thread(%(namespace)s, %(thread)s) m
+FROM {{schema}}.make_thread(CASE WHEN {{current}} THEN %(namespace)s END, %(thread)s) m
 ON CONFLICT (id) DO UPDATE SET seen = excluded.seen, expires = excluded.expires WHERE s.ended IS NULL"""
 BEAT = f"""
 UPDATE {{schema}}.session SET seen = %(seen)s, expires = {_IN_A_WHILE}
-WHERE id = %(id)s AND ended IS NULL RETURNING 1"""
-END_SESSION = "UPDATE {schema}.session SET ended = %s, reason = %s WHERE id = %s AND ended IS NULL RETURNING 1"
+WHERE id = %(id)s AND ended IS NULL AND {{current}} RETURNING 1"""
+END_SESSION = """
+UPDATE {schema}.session SET ended = %s, reason = %s WHERE id = %s AND ended IS NULL AND {current} RETURNING 1"""
 SESSIONS = """
 SELECT s.id, t.namespace, t.name, s.scope, s.branch, s.owner, s.process, s.note, s.started, s.seen, s.ended, s.reason,
   (extract(epoch FROM s.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric)::bigint
@@ -372,6 +379,7 @@ WITH place AS (
   SELECT l.thread FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32
   JOIN {schema}.thread t ON t.id = l.thread
   WHERE c.id = %(checkpoint)s AND t.namespace = %(namespace)s AND t.name = %(thread)s AND l.scope = %(scope)s
+    AND {current}
   FOR NO KEY UPDATE OF t FOR KEY SHARE OF c)
 INSERT INTO {schema}.interrupt (id, thread, scope, branch, checkpoint, digest, body, created)
 SELECT %(id)s, p.thread, %(scope)s, %(branch)s, %(checkpoint)s, %(digest)s, %(body)s, %(created)s FROM place p
@@ -381,10 +389,10 @@ SELECT {_INTERRUPT} FROM {{schema}}.interrupt i JOIN {{schema}}.thread t ON t.id
 INTERRUPT_AS_STORED = f"{INTERRUPT} FOR NO KEY UPDATE OF i"  # a lock makes it wait for a synchronous standby
 DECIDE = """
 UPDATE {schema}.interrupt SET decision = %s, decided_by = %s, decided = %s
-WHERE id = %s AND digest = %s AND decision IS NULL"""
+WHERE id = %s AND digest = %s AND decision IS NULL AND {current}"""
 CONSUME = """
 UPDATE {schema}.interrupt SET consumer = %(by)s, consumer_epoch = %(epoch)s, consumed = %(moment)s
-WHERE id = %(id)s AND decision IS NOT NULL AND (consumer IS NULL OR consumer_epoch < %(epoch)s)"""
+WHERE id = %(id)s AND decision IS NOT NULL AND {current} AND (consumer IS NULL OR consumer_epoch < %(epoch)s)"""
 INTERRUPTS = f"""
 SELECT {_INTERRUPT} FROM {{schema}}.interrupt i JOIN {{schema}}.thread t ON t.id = i.thread
 WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND i.number > %(after)s
@@ -398,11 +406,12 @@ _EFFECT = """{row}.scope, {row}.branch, {row}.key, {row}.attempt, {row}.owner, {
 BEGIN_EFFECT = f"""
 SELECT b.is_fenced, b.epoch, b.holder, b.left_us, {_EFFECT.replace("{row}", "(b.effect)")}
 FROM {{schema}}.begin_effect(
-  %(namespace)s, %(thread)s, %(scope)s, %(branch)s, %(epoch)s::bigint, %(token)s::text, %(retry_of)s::bigint,
+  {{version}}, %(namespace)s, %(thread)s, %(scope)s, %(branch)s,
+  %(epoch)s::bigint, %(token)s::text, %(retry_of)s::bigint,
   %(id)s, %(key)s, %(attempt)s::bigint, %(owner)s, %(request)s, %(created)s::bigint, %(digest)s) b"""
 _EFFECTS = f"SELECT t.namespace, t.name, {_EFFECT.replace('{row}', 'e')} FROM"
 END_EFFECT = f"""
-{_EFFECTS} {{schema}}.end_effect(%s, %s::bigint, %s, %s, %s, %s::bigint, %s::text) e
+{_EFFECTS} {{schema}}.end_effect({{version}}, %s, %s::bigint, %s, %s, %s, %s::bigint, %s::text) e
 JOIN {{schema}}.thread t ON t.id = e.thread"""
 EFFECT = f"{_EFFECTS} {{schema}}.effect e JOIN {{schema}}.thread t ON t.id = e.thread WHERE e.id = %s"
 EFFECTS = f"""

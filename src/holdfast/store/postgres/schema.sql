@@ -11,6 +11,8 @@
 -- Every function has a search path of its own: whatever another user of the database has planted elsewhere, it calls and
 -- uses only what belongs to PostgreSQL and what is named with its schema.
 
+-- Whoever writes looks here first, with check_version, and so holds the table's weakest lock until the end. A migration
+-- takes its strongest lock before anything else: it waits for writers under way, and later ones see the new version.
 CREATE TABLE {schema}.meta (
   version int NOT NULL
 );
@@ -185,6 +187,19 @@ CREATE TABLE {schema}.counter (
 ) WITH (fillfactor = 50);
 INSERT INTO {schema}.counter VALUES ('stream', 1);
 
+-- Raises HF006 unless the schema has the version that the writer was made for.
+CREATE FUNCTION {schema}.check_version(p_version int) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_version int;
+BEGIN
+  SELECT m.version INTO v_version FROM {schema}.meta m;
+  IF v_version IS DISTINCT FROM p_version THEN
+    RAISE EXCEPTION 'version % now, % when opened', v_version, p_version USING ERRCODE = 'HF006';
+  END IF;
+  RETURN true;
+END $$;
+
 -- Stores blobs, or holds on to those that are there, until the transaction ends.
 CREATE FUNCTION {schema}.put_blobs(p_digests bytea[], p_sizes int[], p_bodies bytea[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -221,13 +236,14 @@ END $$;
 -- A save that adds at most one small chunk to a branch that is there: nearly every save. One statement that changes either
 -- everything or, if anything is not as the writer thinks, nothing: then commit_checkpoint finds out what it is.
 CREATE FUNCTION {schema}.append_checkpoint(
-  p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint,
+  p_version int, p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint,
   p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint,
   p_notes bytea, p_base bytea, p_manifest bytea, p_address bigint, p_body bytea
 ) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_key bigint;
 BEGIN
+  PERFORM {schema}.check_version(p_version);
   WITH moved AS (
     UPDATE {schema}.lane l SET head = t.next_seq, last_seq = t.next_seq,
       expires = CASE WHEN p_token IS NULL THEN l.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
@@ -254,7 +270,7 @@ END $$;
 -- outcome: 0 stored, 1 was stored before, 2 the id is taken, 3 the branch moved, 4 fenced. Raises HF005 if what it
 -- requires is gone.
 CREATE FUNCTION {schema}.commit_checkpoint(
-  p_namespace text, p_thread text, p_scope text, p_branch text,
+  p_version int, p_namespace text, p_thread text, p_scope text, p_branch text,
   p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint,
   p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint,
   p_notes bytea, p_base bytea, p_manifest bytea,
@@ -275,6 +291,7 @@ DECLARE
   v_base     bigint;
   v_source   bigint;
 BEGIN
+  PERFORM {schema}.check_version(p_version);
   SELECT l.id, l.head, l.last_seq, l.epoch, l.owner, l.token, l.expires
     INTO lane, v_head, v_last, epoch, owner, v_token, v_expires
     FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
@@ -374,13 +391,14 @@ END $$;
 -- is none. Otherwise nothing is stored, and the answer is the rows that differ, as they are. The thread's row, locked,
 -- keeps all others away meanwhile.
 CREATE FUNCTION {schema}.put_writes(
-  p_namespace text, p_thread text, p_scope text, p_checkpoint bytea,
+  p_version int, p_namespace text, p_thread text, p_scope text, p_checkpoint bytea,
   p_tasks bytea[], p_sizes int[], p_bodies bytea[], p_was bytea[] DEFAULT NULL
 ) RETURNS TABLE (other_task bytea, other_size int, other_body bytea)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_thread bigint;
 BEGIN
+  PERFORM {schema}.check_version(p_version);
   SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
   RETURN QUERY SELECT n.task, w.size, w.body
     FROM unnest(p_tasks, p_was) n (task, was) LEFT JOIN {schema}.write w
@@ -395,7 +413,7 @@ END $$;
 
 -- Takes a lane's lease; see the contract's acquire. outcome: 0 taken, 1 held by somebody else.
 CREATE FUNCTION {schema}.acquire_lease(
-  p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint,
+  p_version int, p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint,
   OUT outcome int, OUT lane bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -403,6 +421,7 @@ DECLARE
   v_token   text;
   v_expires timestamptz;
 BEGIN
+  PERFORM {schema}.check_version(p_version);
   outcome := 0; left_us := 0;
   LOOP
     SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO lane, epoch, owner, v_token, v_expires
@@ -431,7 +450,7 @@ END $$;
 -- Stores the intent of an effect if it is the next attempt; see the contract's begin_effect. It holds the lane's row, if
 -- there is one, and then the thread's: so no lease is taken and nothing deleted in between, and numbers appear in order.
 CREATE FUNCTION {schema}.begin_effect(
-  p_namespace text, p_thread text, p_scope text, p_branch text, p_epoch bigint, p_token text, p_retry_of bigint,
+  p_version int, p_namespace text, p_thread text, p_scope text, p_branch text, p_epoch bigint, p_token text, p_retry_of bigint,
   p_id bytea, p_key text, p_attempt bigint, p_owner text, p_request bytea, p_created bigint, p_digest bytea,
   OUT is_fenced boolean, OUT epoch bigint, OUT holder text, OUT left_us bigint, OUT effect {schema}.effect
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -441,6 +460,7 @@ DECLARE
   v_token   text;
   v_expires timestamptz;
 BEGIN
+  PERFORM {schema}.check_version(p_version);
   is_fenced := false; left_us := 0;
   SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_expires
     FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
@@ -483,9 +503,10 @@ END $$;
 
 -- Sets the receipt of an effect if it has none, and returns the effect as it is then.
 CREATE FUNCTION {schema}.end_effect(
-  p_id bytea, p_attempt bigint, p_owner text, p_status text, p_body bytea, p_ended bigint, p_by text
+  p_version int, p_id bytea, p_attempt bigint, p_owner text, p_status text, p_body bytea, p_ended bigint, p_by text
 ) RETURNS SETOF {schema}.effect LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  PERFORM {schema}.check_version(p_version);
   UPDATE {schema}.effect e SET status = p_status, body = p_body, ended = p_ended, settled_by = p_by
     WHERE e.id = p_id AND e.status = 'intended' AND e.attempt = p_attempt AND e.owner = p_owner;
   -- Whoever was first, what it did is seen here.

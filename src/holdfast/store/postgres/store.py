@@ -234,11 +234,11 @@ class PostgresStore:
     # Upkeep -------------------------------------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
-        return self._link.change(check_tables, again=True)
+        return self._link.look(check_tables)
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
         if dry_run:
-            return self._link.change(lambda connection: mending.find_rebuild(connection, drop).findings, again=True)
+            return self._link.look(lambda connection: mending.find_rebuild(connection, drop).findings)
         return self._link.change(lambda connection: mending.rebuild(connection, drop), again=True)
 
     def restore(

@@ -24,6 +24,7 @@ import apsw.sqlite_extra
 
 from holdfast.errors import Corrupted, HoldfastError, StoreBusy, StoreError, StoreFull, StoreRefused
 from holdfast.store.atomic import FILE_MODE, make_directory, sync_directory
+from holdfast.store.layout import ODD_VALUE_ERRORS, odd_value
 from holdfast.store.lock import ProcessLock
 from holdfast.store.sqlite.files import Connection, Identity, OpenFiles, companions_of, database_problem, identity_of
 from holdfast.store.sqlite.log import LOG_BYTES, LogLimit
@@ -184,21 +185,6 @@ def translated(path: str) -> Iterator[None]:
         raise
     except ODD_VALUE_ERRORS as error:
         raise odd_value(error, path) from error
-
-
-ODD_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-
-def odd_value(error: Exception, path: str) -> Corrupted:
-    """Return our error for one that only a value can have caused that Holdfast never writes.
-
-    What callers hand in was checked long before, so it came from a row.
-    """
-    return Corrupted(
-        f"a row of the database holds a value that Holdfast never writes ({type(error).__name__})",
-        path=path,
-        hint="store.verify() shows what is affected; restore a copy of the file",
-    )
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:

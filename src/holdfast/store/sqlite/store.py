@@ -33,7 +33,7 @@ from holdfast.store.boot import Clock, boot_clock
 from holdfast.store.effects import EffectRow
 from holdfast.store.gate import Gate, forget, register
 from holdfast.store.interrupts import InterruptRow
-from holdfast.store.layout import key_of
+from holdfast.store.layout import ODD_VALUE_ERRORS, key_of, odd_value
 from holdfast.store.leases import Claim, Held, LeaseRow
 from holdfast.store.sessions import SessionRow
 from holdfast.store.sqlite import effect as effect_rows
@@ -47,7 +47,7 @@ from holdfast.store.sqlite.chunks import read_ranges, stream_end
 from holdfast.store.sqlite.collect import delete_rows, delete_thread
 from holdfast.store.sqlite.commit import add_checkpoint, add_checkpoints
 from holdfast.store.sqlite.compact import compact_database, give_pages_back
-from holdfast.store.sqlite.database import ODD_VALUE_ERRORS, Database, odd_value, resolve_path, translated
+from holdfast.store.sqlite.database import Database, resolve_path, translated
 from holdfast.store.sqlite.files import Connection
 from holdfast.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags
 from holdfast.store.sqlite.lane import find_lane

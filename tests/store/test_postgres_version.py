@@ -1,0 +1,221 @@
+"""A newer version migrates while an older one has the store open: the older one stores nothing more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.errors import StoreRefused
+from holdfast.model.checkpoint import Write
+from holdfast.model.decision import Decision, DecisionKind
+from holdfast.store.base import LaneKey, Query, WriteRow
+from holdfast.store.leases import Claim
+from holdfast.store.postgres import schema as making
+from holdfast.store.postgres.database import NO_WRITERS
+from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.sessions import SessionRow
+from holdfast.testing.postgres import PostgresServer
+from holdfast.testing.waiting import wait_until
+from holdfast.transfer import export_bundle, import_bundle
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+LANE = LaneKey("", "agent", "", "main")
+REFUSED = r"another version of Holdfast has changed the schema.*version 2 now, 1 when opened.*Restart this program"
+TABLES = re.findall(r"CREATE TABLE \{schema\}\.(\w+)", making.schema_script())
+
+
+@pytest.fixture
+def schema(postgres_url: str) -> str:
+    return postgres_url.rpartition("schema=")[2]
+
+
+@pytest.fixture
+def admin(postgres: PostgresServer) -> Iterator[Connection]:
+    with postgres.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[holdfast.Store]:
+    """Return a store in which every kind of write finds something to change."""
+    with holdfast.open(postgres_url) as opened:
+        thread = opened.thread("agent")
+        for number in range(4):
+            thread.append({"log": [f"{number}" * 3000]}, id=f"c{number}")
+            opened.thread("large").append({"log": [f"{number}" * 20_000]})
+        thread.tag("c1", "good")
+        thread.write("c3", [Write("task", 0, "channel", 1)])
+        thread.interrupt("c3", payload={"q": 1}, id="open")
+        decided = thread.interrupt("c3", payload={"q": 2}, id="decided")
+        thread.decide(decided, Decision(kind=DecisionKind.APPROVE), by="bob")
+        with pytest.raises(TimeoutError):
+            thread.effect("mail", fail)
+        backend = opened._backend
+        backend.begin(SessionRow("run", LANE, "ann", "host 1", "note", 1, 1), 60_000_000)
+        backend.acquire(LaneKey("", "expired", "", "main"), Claim("ann", "old", 1))
+        backend.acquire(LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000))
+        yield opened
+
+
+def fail() -> None:
+    raise TimeoutError
+
+
+def writes(store: holdfast.Store, bundle: Path) -> dict[str, Callable[[], object]]:
+    """Return calls of every method that writes, by its name. Made in this order, each changes something."""
+    thread, backend = store.thread("agent"), store._backend
+    leased, claim = LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000)
+    (effect,) = backend.effects("", None, 0, 9)
+    (row,) = backend.find(Query("", ids=("c1",), payload=True))
+    asked = backend.find_interrupt("", "open")
+    assert asked is not None
+    other = replace(effect, key="other", owner="ann", attempt=1)
+    written = [WriteRow("task", 1, "channel", "none", 1, b"x")]
+    return {
+        "commit: replaces the head": lambda: store.thread("agent").save({"n": 1}, id="c3", replace=True),
+        "commit: appends": lambda: store.thread("agent").append({"log": ["more"]}),
+        "commit: makes a thread": lambda: store.thread("new").save({"n": 1}),
+        "commit: forks": lambda: store.thread("agent").fork("c1", branch="late"),
+        "commit_all": lambda: import_bundle(bundle, store),
+        "reserve": lambda: backend.reserve(3),
+        "write": lambda: backend.write(LANE, "c3", written, False),
+        "write: to more of the task": lambda: backend.write(LANE, "c2", written, False),
+        "tag": lambda: backend.tag("", "c2", ["late"], []),
+        "tag: off": lambda: backend.tag("", "c1", [], ["good"]),
+        "delete": lambda: backend.delete("", ["c0"], True),
+        "acquire": lambda: backend.acquire(LaneKey("", "other", "", "main"), claim),
+        "renew": lambda: backend.renew(leased, 1, claim),
+        "release": lambda: backend.release(leased, 1, "token"),
+        "claim": lambda: backend.claim("", 5, Claim("bob", "new", 60_000_000)),
+        "begin": lambda: backend.begin(SessionRow("two", LaneKey("", "x", "", "main"), "a", "h", "", 1, 1), 1),
+        "beat": lambda: backend.beat("", "run", 2, 60_000_000),
+        "end": lambda: backend.end("", "run", 3, "done"),
+        "interrupt": lambda: thread.interrupt("c2", payload={"q": 3}, id="third"),
+        "decide": lambda: backend.decide("", "open", asked.digest, b"yes", "bob", 5),
+        "consume": lambda: backend.consume("", "decided", "ann", 1, 6),
+        "begin_effect": lambda: backend.begin_effect(other, 0, None),
+        "end_effect": lambda: backend.end_effect(LANE, "mail", effect.attempt, effect.owner, "done", b"x", 7),
+        "settle_effect": lambda: backend.settle_effect(LANE, "other", 1, "ann", "done", b"x", 7, "bob"),
+        "restore": lambda: backend.restore({row.digest: b"blob"}, [], [row]),
+        "rebuild": lambda: backend.rebuild(False, True),
+        "compact": backend.compact,
+        "quarantine": lambda: backend.quarantine("", "c1"),
+        "delete_thread": lambda: backend.delete_thread("", "agent"),
+    }
+
+
+READS = {"head", "find", "unread", "lanes", "fetch", "sizes", "leases", "sessions", "interrupts", "find_interrupt"}
+READS |= {"find_effect", "effects", "check", "close"}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    with holdfast.open(tmp_path / "origin.db") as origin:
+        for number in range(3):
+            origin.thread("imported").append({"log": [f"{number}"]})
+        export_bundle(origin, tmp_path / "a.bundle")
+    return tmp_path / "a.bundle"
+
+
+def rows(admin: Connection, schema: str) -> dict[str, list[Any]]:
+    """Return all rows of all tables, with where each is: also one that is written anew unchanged differs."""
+    return {
+        table: admin.execute(f"select t::text, t.ctid::text from {schema}.{table} t order by ctid".encode()).fetchall()
+        for table in TABLES
+        if table != "meta"
+    }
+
+
+def set_version(admin: Connection, schema: str, version: int) -> None:
+    admin.execute(f"update {schema}.meta set version = {version}".encode())
+
+
+def test_every_write_after_a_migration_is_refused_and_stores_nothing(
+    store: holdfast.Store, admin: Connection, schema: str, bundle: Path
+) -> None:
+    calls = writes(store, bundle)
+    before = rows(admin, schema)
+    set_version(admin, schema, 2)
+    for name, call in calls.items():
+        with pytest.raises(StoreRefused, match=REFUSED):
+            call()
+        assert rows(admin, schema) == before, name
+
+    assert {name.partition(":")[0] for name in calls} | READS == {
+        name for name in vars(PostgresStore) if not name.startswith("_")
+    }
+    set_version(admin, schema, 1)  # each would have done something
+    for name, call in calls.items():
+        before = rows(admin, schema)
+        call()
+        assert rows(admin, schema) != before, name
+
+
+@pytest.mark.parametrize("name", ["commit: appends", "commit_all", "tag", "renew", "delete", "begin"])
+def test_a_write_that_waits_for_a_migration_is_refused(
+    store: holdfast.Store, admin: Connection, schema: str, bundle: Path, name: str
+) -> None:
+    call = writes(store, bundle)[name]
+    before = rows(admin, schema)
+    with ThreadPoolExecutor(1) as pool:
+        with admin.transaction():
+            admin.execute(NO_WRITERS.replace("{schema}", schema).encode())
+            late = pool.submit(call)
+            wait_until(lambda: waiters(admin) == 1)
+            set_version(admin, schema, 2)
+        with pytest.raises(StoreRefused, match=REFUSED):
+            late.result(20)
+
+    assert rows(admin, schema) == before
+
+
+def test_a_migration_waits_for_writes_under_way_and_goes_on_after_a_deadlock(
+    store: holdfast.Store, postgres_url: str, admin: Connection, schema: str, next_version: None
+) -> None:
+    """The writer has a row that the migration wants when it gets to the lock that the migration has."""
+    with ThreadPoolExecutor(1) as pool:
+        with admin.transaction():
+            admin.execute(f"select {schema}.check_version(1); lock table {schema}.lane in row share mode".encode())
+            opened = pool.submit(holdfast.open, postgres_url)
+            wait_until(lambda: waiters(admin) == 1)
+            admin.execute(f"lock table {schema}.checkpoint in row exclusive mode".encode())
+        opened.result(20).close()
+        set_version(admin, schema, 1)
+        admin.execute(f"alter table {schema}.lane drop note".encode())
+        admin.execute("set deadlock_timeout = '20s'")
+        with admin.transaction():
+            admin.execute(f"lock table {schema}.lane in row share mode".encode())
+            opened = pool.submit(holdfast.open, postgres_url)
+            wait_until(lambda: waiters(admin) == 1)
+            admin.execute(f"select {schema}.check_version(1)".encode())  # the migration is chosen to give way
+        opened.result(20).close()
+
+    assert admin.execute(f"select version from {schema}.meta".encode()).fetchall() == [(2,)]
+
+
+@pytest.fixture
+def next_version(tmp_path: Path, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give Holdfast, as it opens stores from now on, one more migration."""
+    (tmp_path / "migrations").mkdir()
+    scripts = [*making.migration_scripts(), "ALTER TABLE {schema}.lane ADD note text"]
+    for number, script in enumerate(scripts):
+        (tmp_path / "migrations" / f"{number:04}.sql").write_text(script, encoding="utf-8")
+    monkeypatch.setattr(making, "_MIGRATIONS", tmp_path / "migrations")
+    newest = making.schema_script().replace("  origin   bytea,\n", "  origin   bytea,\n  note text,\n")
+    (tmp_path / "schema.sql").write_text(newest, encoding="utf-8")
+    monkeypatch.setattr(making, "_SCHEMA", tmp_path / "schema.sql")
+
+
+def waiters(admin: Connection) -> int:
+    found = admin.execute("select count(*) from pg_locks where not granted").fetchone()
+    assert found is not None
+    return int(found[0])
