@@ -49,7 +49,7 @@ WRITES = frozenset(
 READS = frozenset(
     {
         *("head", "find", "lanes", "fetch", "leases", "sessions", "interrupts", "find_interrupt", "find_effect"),
-        *("effects", "sizes", "check", "close"),
+        *("effects", "sizes", "check", "close", "unread"),
     }
 )
 """All verbs of the store contract are one or the other; a test says so."""

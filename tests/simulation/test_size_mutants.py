@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "one branch's references do not count",
         Tables.collect,
-        "referred = {source for lane in self.lanes.values()",
-        "referred = {source for lane in list(self.lanes.values())[1:]",
+        "referred = {source for key, lane in self.lanes.items()",
+        "referred = {source for key, lane in list(self.lanes.items())[1:]",
         {"memory": 0, "dir": 0},
         owner=Tables,
     ),
@@ -278,8 +278,8 @@ MUTANTS = [
     Mutant(
         "a small row is not read whose last byte is the range's first",
         postgres_queries,
-        "f.address + length(f.body) > r.start",
-        "f.address + length(f.body) > r.start + 1",
+        "f.address + pg_catalog.length(f.body) > r.start",
+        "f.address + pg_catalog.length(f.body) > r.start + 1",
         {"postgres": 37},
         named="BYTES",
     ),

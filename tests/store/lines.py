@@ -40,11 +40,11 @@ def _with_blocks(path: str) -> dict[int, int]:
 class Lines:
     """Counts the line events of our code in this thread, and lets something happen at one of them.
 
-    What our code uses of the standard library for locks and ``with`` blocks is written in Python too, so it counts.
+    What our code uses of the standard library for locks is written in Python too, so it counts.
     """
 
     def __init__(self, *places: str) -> None:
-        self._prefixes = (*(str(OURS / place) for place in places), contextlib.__file__, threading.__file__)
+        self._prefixes = (*(str(OURS / place) for place in places), threading.__file__)
         self._seen: dict[FrameType, int] = {}
         self._happen: Happen | None = None
         self._at = -1

@@ -82,6 +82,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_locked(path: Path, store: Store
         with contextlib.suppress(KeyboardInterrupt):
             lines.struck(lambda: run(store), at, interrupt)
         struck += bool(lines.place)
+        assert sys.exc_info() == (None, None, None), lines.place
         assert_free(path, store, lines.place)
         if verb == "prune":
             store.thread("main").save({"n": at, "log": ["y" * 400]})

@@ -151,7 +151,7 @@ def test_append_also_works_after_a_restart_and_extends_text_and_bytes(store: hol
         ({"append": ["x"]}, "must be a mapping"),
         ({"append": {"messages": []}, "set": {"messages": []}}, "both extended and replaced"),
         ({"delete": ["nothing"]}, "not in the state"),
-        ({"delete": "plan"}, "must be a list of keys"),
+        ({"delete": "plan"}, "must be a list of names"),
         ({"set": {"plan": 1}, "delete": ["plan"]}, "both changed and deleted"),
     ],
 )

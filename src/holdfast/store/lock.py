@@ -14,6 +14,7 @@ without contention there is neither thread nor wait.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import io
 import os
@@ -65,12 +66,7 @@ class ProcessLock:
             raise self._failed(error) from error
 
     def _wait(self) -> AbstractContextManager[object]:
-        waiter = _Waiter(self)
-        try:
-            held = waiter.wait(self._timeout_s)
-        except BaseException:
-            waiter.give_up()
-            raise
+        held = _Waiter(self).wait(self._timeout_s)
         if held is not None:
             return held
         raise StoreBusy(
@@ -121,46 +117,38 @@ def reentered(path: str) -> StoreError:
     )
 
 
-class _Waiter(threading.Thread):
-    """Waits for the lock; whoever gave up waiting leaves it to this thread to give back."""
+class _Waiter:
+    """Waits for the lock in a thread of its own, which gives it back if nobody is there any more to take it.
+
+    The thread is started without ``threading.Thread``, whose start waits in code that an interrupt can break.
+    """
 
     def __init__(self, lock: ProcessLock) -> None:
-        super().__init__(name="holdfast-lock", daemon=True)
         self._lock = lock
-        self._held: Held | None = None
+        self._held: Held | None = None  # had, and not taken yet
         self._error: OSError | None = None
-        self._abandoned = False
-        self._handover = threading.Lock()
+        self._asking = threading.Lock()  # held by who asks, until it takes the lock or leaves without
         self._ended = threading.Lock()
         self._ended.acquire()
 
-    def run(self) -> None:
+    def wait(self, timeout_s: float) -> Held | None:
+        with self._asking:
+            _thread.start_new_thread(self._run, ())
+            self._ended.acquire(timeout=timeout_s)
+            held, self._held = self._held, None
+        if self._error is not None:
+            raise self._lock._failed(self._error) from self._error
+        return held
+
+    def _run(self) -> None:
         try:
             self._held = self._lock._locked(_WAIT)
         except OSError as error:
             self._error = error
-        with self._handover:
-            if self._abandoned:
-                self._close()
         self._ended.release()
-
-    def wait(self, timeout_s: float) -> Held | None:
-        self.start()
-        if not self._ended.acquire(timeout=timeout_s):
-            self.give_up()
-            return None
-        if self._error is not None:
-            raise self._lock._failed(self._error) from self._error
-        return self._held
-
-    def give_up(self) -> None:
-        with self._handover:
-            self._abandoned = True
-            self._close()
-
-    def _close(self) -> None:
-        if self._held is not None:
-            self._held.close()
+        with self._asking:
+            if self._held is not None:
+                self._held.close()
 
 
 def _flock(descriptor: int, how: int) -> None:

@@ -15,6 +15,7 @@ lock its thread may hold, and has a connection of its own.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import itertools
 import logging
@@ -130,6 +131,8 @@ class Link:
         try:
             self._local.inside = True
             return self._attempts(work, may_be_applied, name, repeats_unknown, None if was_inside else loan)
+        except RuntimeError as error:
+            raise _interrupt_behind(error) from None
         finally:
             self._local.inside = was_inside
             if loan.pool is not None:
@@ -311,7 +314,15 @@ class Statements(dict[str, str]):
 
 def _dispose(pool: Pool) -> None:
     """Close a pool, in a thread of its own: the lock of the pool may be held by what this thread was interrupted in."""
-    threading.Thread(target=pool.close, args=(CLOSE_S,), daemon=True).start()
+    _thread.start_new_thread(pool.close, (CLOSE_S,))  # threading's own start can be broken by an interrupt
+
+
+def _interrupt_behind(error: BaseException) -> BaseException:
+    """Return the interrupt that made the pool's own locks fail with an error of theirs; else that error."""
+    cause: BaseException | None = error
+    while cause is not None and isinstance(cause, Exception):
+        cause = cause.__context__
+    return cause or error
 
 
 def _never(_: DeadlineConnection) -> bool:

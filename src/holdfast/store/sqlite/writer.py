@@ -140,13 +140,14 @@ class Writer:
                         self._attempt([ticket])
         except HoldfastError as error:
             self._fail(group, error)  # the lock could not be had, so nothing was begun
-        except BaseException as error:
+        except BaseException:
             # A result only says that a job ran. Whether its transaction was committed nobody knows here, so none is
-            # called stored, and a transaction still open ends with its connection.
+            # called stored, and a transaction still open ends with its connection. The others are not told why: the
+            # interrupt keeps this frame alive, and is its own thread's.
             self.close()
             for ticket in group:
                 if ticket is not mine and ticket.error is None and not ticket.is_durable:
-                    ticket.error = _unknown(ticket, error)
+                    ticket.error = _unknown(ticket, None)
             raise
         finally:
             for ticket in group:
