@@ -52,7 +52,7 @@ class Saver:
             if len(log) < WINDOW:
                 saved = self.handle.append({"log": [item]})
             else:
-                saved = self.handle.save({"log": [*log[WINDOW // 2 :], item]})
+                saved = self.handle.save({"log": [*log[WINDOW // 2 :], item]}, on=latest)
             self.acknowledged[saved.id] = item
         except holdfast.HoldfastError as error:
             self.errors[type(error).__name__] += 1

@@ -70,8 +70,9 @@ class Link:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._closed = False
-        # By process. A forked child makes its own and keeps its parent's, so that nothing there ever closes it.
-        self._pools: dict[int, Pool] = {}
+        # By process: a forked child makes its own and keeps its parent's, so that nothing there ever closes it. And the
+        # main thread has one of its own: only there an interrupt can come, and leave the pool's own locks taken.
+        self._pools: dict[tuple[int, bool], Pool] = {}
         self._local = threading.local()
         self.statements = Statements(target.schema, len(migration_scripts()))
 
@@ -106,11 +107,12 @@ class Link:
     def close(self) -> None:
         """Close all connections; calls under way may still end."""
         self._closed = True
-        pool = self._pools.pop(os.getpid(), None)
-        if pool is not None and self._is_inside():
-            _dispose(pool)
-        elif pool is not None:
-            pool.close(CLOSE_S)
+        for is_main in (False, True):
+            pool = self._pools.pop((os.getpid(), is_main), None)
+            if pool is not None and self._is_inside():
+                _dispose(pool)
+            elif pool is not None:
+                pool.close(CLOSE_S)
 
     def _is_inside(self) -> bool:
         """Tell whether this thread is in the middle of a call, which a signal has interrupted."""
@@ -199,8 +201,8 @@ class Link:
     ) -> tuple[Pool, DeadlineConnection]:
         while (left := deadline - time.monotonic()) > 0:
             self._check_open()
-            process = os.getpid()
-            pool = loan.pool = self._pools.get(process) or self._pools.setdefault(process, self._new_pool())
+            key = _own_key()
+            pool = loan.pool = self._pools.get(key) or self._pools.setdefault(key, self._new_pool())
             try:
                 if pool.closed:
                     pool.open()
@@ -210,8 +212,8 @@ class Link:
                 continue
             except psycopg.OperationalError:  # somebody has closed it or given it up
                 loan.pool = None
-                if self._pools.get(process) is pool:
-                    self._pools.pop(process, None)
+                if self._pools.get(key) is pool:
+                    self._pools.pop(key, None)
                 continue
             if connection.is_open():
                 return pool, connection
@@ -239,8 +241,8 @@ class Link:
         """Take a pool out of use that may count on a connection which it will never get back."""
         pool = loan.pool
         assert pool is not None
-        if self._pools.get(os.getpid()) is pool:
-            self._pools.pop(os.getpid(), None)
+        if self._pools.get(_own_key()) is pool:
+            self._pools.pop(_own_key(), None)
         if loan.connection is not None:
             loan.connection.close()
         _dispose(pool)
@@ -310,6 +312,11 @@ class Statements(dict[str, str]):
             text = text.replace(name, value)
         self[statement] = text
         return text
+
+
+def _own_key() -> tuple[int, bool]:
+    """Return under which key this thread finds its pool."""
+    return os.getpid(), threading.current_thread() is threading.main_thread()
 
 
 def _dispose(pool: Pool) -> None:

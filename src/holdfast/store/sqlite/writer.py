@@ -134,6 +134,7 @@ class Writer:
 
     def _settle(self, group: list[_Ticket], mine: _Ticket) -> None:
         try:
+            self._end_leftover()
             with self._database.lock.take():
                 if not self._attempt(group):
                     for ticket in group:
@@ -201,11 +202,17 @@ class Writer:
             return False
 
     def _connected(self) -> Connection:
-        if self._connection is not None and self._connection.in_transaction:
-            self.close()  # what an interrupted leader could not even roll back
         if self._connection is None:
             self._connection = self._database.connect()
         return self._connection
+
+    def _end_leftover(self) -> None:
+        """End a transaction that a leader, interrupted again and again, could not even roll back.
+
+        Before the lock is waited for: who holds that may be waiting for this transaction to end.
+        """
+        if self._connection is not None and self._connection.in_transaction:
+            self.close()
 
     def _roll_back(self, connection: apsw.Connection) -> None:
         try:
