@@ -75,6 +75,12 @@ def rearm(chance: random.Random) -> None:
     signal.setitimer(signal.ITIMER_REAL, pause * (0.5 + chance.random()))
 
 
+def keep_armed(chance: random.Random) -> None:
+    """Arm the timer again if an interrupt in the handler itself kept it from being armed."""
+    if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
+        rearm(chance)
+
+
 def under_interrupts(saver: Saver, times: int, chance: random.Random) -> int:
     """Save until so many interrupts came in the middle of our code."""
     fired = 0
@@ -89,6 +95,7 @@ def under_interrupts(saver: Saver, times: int, chance: random.Random) -> int:
     signal.signal(signal.SIGALRM, handler)
     rearm(chance)
     while fired < times:
+        keep_armed(chance)
         try:
             saver.save()
         except KeyboardInterrupt:
@@ -116,6 +123,7 @@ def under_handler_saves(saver: Saver, times: int, chance: random.Random) -> int:
     signal.signal(signal.SIGALRM, handler)
     rearm(chance)
     while fired < times:
+        keep_armed(chance)
         saver.save()
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     saver.errors.update({f"in handler: {name}": number for name, number in other.errors.items()})
