@@ -129,7 +129,7 @@ class Place:
         wait_until(lambda: self.watch.transactions == 0)
         wait_until(self._is_whole)
         assert self.call(lambda: self.store.thread("t").append({"log": ["after"]})) is not None
-        assert self.watch.connections <= POOL
+        assert self.watch.connections <= POOL + 1
         assert self.call(self.store.verify)
         self.call(self.store.close)
         wait_until(lambda: self.watch.connections == 0)

@@ -232,7 +232,7 @@ class Link:
             kwargs=self._arguments(),
             configure=self._configure,
             min_size=0,
-            max_size=self._target.pool_size,
+            max_size=1 if _own_key()[1] else self._target.pool_size,  # the main thread makes one call at a time
             reconnect_timeout=0,  # who needs a connection asks again: no growing pauses after an outage
             open=False,
         )
