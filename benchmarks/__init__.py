@@ -1,1 +1,1 @@
-"""What Holdfast costs, measured against the disk, bare databases and its peers: ``python -m benchmarks``."""
+"""What Backstay costs, measured against the disk, bare databases and its peers: ``python -m benchmarks``."""

@@ -103,7 +103,7 @@ def _options() -> argparse.Namespace:
 def _peers() -> ModuleType | None:
     """Return the module that measures LangGraph, if that is installed: it is an optional dependency."""
     if importlib.util.find_spec("langgraph") is None:
-        print("LangGraph is not installed: peers are left out (pip install 'holdfast[bench]')")
+        print("LangGraph is not installed: peers are left out (pip install '.[bench]')")
         return None
     return importlib.import_module("benchmarks.peers")
 

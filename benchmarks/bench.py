@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-import holdfast
+import backstay
+from backstay.codec import encode
 from benchmarks.table import Table
 from benchmarks.workload import DOCUMENT_BYTES, Conversation
-from holdfast.codec import encode
 
 THREAD = "chat"
 
@@ -64,11 +64,11 @@ class Bench:
 
 def build(path: Path, count: int, document_bytes: int = DOCUMENT_BYTES) -> Built:
     """Save W1 in a new file."""
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         return Built(path, fill(store.thread(THREAD), count, document_bytes))
 
 
-def fill(thread: holdfast.Thread, count: int, document_bytes: int = DOCUMENT_BYTES) -> int:
+def fill(thread: backstay.Thread, count: int, document_bytes: int = DOCUMENT_BYTES) -> int:
     """Save W1, a whole state first, then known changes; return the new bytes."""
     conversation = Conversation(document_bytes=document_bytes)
     new_bytes = len(encode(conversation.document))

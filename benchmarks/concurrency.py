@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import holdfast
+import backstay
 from benchmarks.bench import Bench
 from benchmarks.floors import sync_times
 from benchmarks.table import Row, Target
@@ -38,7 +38,7 @@ def run(bench: Bench) -> None:
 def _many_threads(bench: Bench, goal: Target) -> None:
     total, rounds = bench.pick(2000, 120), bench.pick(10, 3)
     size = total // rounds
-    alone, shared = holdfast.open(bench.new_path()), holdfast.open(bench.new_path())
+    alone, shared = backstay.open(bench.new_path()), backstay.open(bench.new_path())
     states = small_states()
     solo_rates: list[float] = []
     shared_rates: list[float] = []
@@ -64,7 +64,7 @@ def small_states() -> list[dict[str, object]]:
     return [{"user": prose.text(30), "turn": turn, "note": prose.text(90)} for turn in range(SAVES_EACH)]
 
 
-def _save_small(store: holdfast.Store, names: list[str], states: list[dict[str, object]]) -> None:
+def _save_small(store: backstay.Store, names: list[str], states: list[dict[str, object]]) -> None:
     for name in names:
         thread = store.thread(name)
         for state in states:
@@ -89,10 +89,10 @@ def _conversations(bench: Bench) -> None:
 
 
 def _by_threads(path: Path, steps: list[Step], savers: int) -> float:
-    with holdfast.open(path) as store, ThreadPoolExecutor(savers) as pool, quiet():
+    with backstay.open(path) as store, ThreadPoolExecutor(savers) as pool, quiet():
         threads = [store.thread(f"chat{index}") for index in range(savers)]
 
-        def save(thread: holdfast.Thread) -> None:
+        def save(thread: backstay.Thread) -> None:
             for step in steps:
                 thread.append({"messages": step.messages}, set={"scratch": step.scratch})
 
@@ -102,10 +102,10 @@ def _by_threads(path: Path, steps: list[Step], savers: int) -> float:
 
 
 async def _by_tasks(path: Path, steps: list[Step], savers: int) -> float:
-    async with await holdfast.aopen(path) as store:
+    async with await backstay.aopen(path) as store:
         threads = [store.thread(f"chat{index}") for index in range(savers)]
 
-        async def save(thread: holdfast.AsyncThread) -> None:
+        async def save(thread: backstay.AsyncThread) -> None:
             for step in steps:
                 await thread.append({"messages": step.messages}, set={"scratch": step.scratch})
 

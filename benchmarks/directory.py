@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import holdfast
+import backstay
 from benchmarks.bench import THREAD, Bench, fill
 from benchmarks.floors import RawFile
 from benchmarks.saves import FLAT, FLOOR, KNOWN, add_row, appending, more_steps, saving
@@ -30,7 +30,7 @@ def run(bench: Bench) -> None:
 
 def _build(bench: Bench, count: int) -> tuple[Path, int]:
     path = bench.new_path("")
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         return path, fill(store.thread(THREAD), count)
 
 
@@ -78,7 +78,7 @@ def _flat(bench: Bench, small: Path, large: Path, count: int) -> None:
 
 def _sizes(bench: Bench, path: Path, new_bytes: int) -> None:
     bench.table.add(Row("bytes / new bytes, as written", _bytes(path), "B", None, new_bytes, "new bytes"))
-    with holdfast.open(_copy(bench, path)) as store:
+    with backstay.open(_copy(bench, path)) as store:
         store.compact()
         copy = Path(store.url.removeprefix("dir:"))
     bench.table.add(Row("... after compact()", _bytes(copy), "B", None, new_bytes, "new bytes"))
@@ -92,7 +92,7 @@ def _opening(bench: Bench, path: Path, count: int) -> None:
     opens, loads = [], []
     for _ in range(bench.pick(15, 5)):
         began = time.perf_counter()
-        with holdfast.open(f"dir:{path}") as store:
+        with backstay.open(f"dir:{path}") as store:
             opens.append(time.perf_counter() - began)
             began = time.perf_counter()
             assert store.thread(THREAD).latest() is not None

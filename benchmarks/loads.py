@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import backstay
+from backstay.codec import decode, encode
 from benchmarks.bench import THREAD, Bench
 from benchmarks.table import Row, Target
 from benchmarks.timing import Op, clock, take_turns, timed
 from benchmarks.workload import State
-from holdfast.codec import decode, encode
 
 LOAD, MIDDLE, NOT_SLOWER = Target(2.0), Target(0.6), Target(1.0)
 LIST, VERIFY = Target(3e-3, "ours"), Target(1.0, "ours")
@@ -29,7 +29,7 @@ def run(bench: Bench) -> None:
     bench.table.begin(
         f"loads: W1, N={N:,}, 1.4 MB state, every byte verified",
         "cold = a new store object each time (open() is not timed, connecting and reading is); files in the OS cache",
-        "decoding alone = holdfast.codec.decode of the same encoded values, no I/O, no digests",
+        "decoding alone = backstay.codec.decode of the same encoded values, no I/O, no digests",
     )
     _loads(bench)
     _lists(bench)
@@ -39,7 +39,7 @@ def run(bench: Bench) -> None:
 def _loads(bench: Bench) -> None:
     built = bench.w1(N)
     with ExitStack() as stack:
-        thread = stack.enter_context(holdfast.open(built.path)).thread(THREAD)
+        thread = stack.enter_context(backstay.open(built.path)).thread(THREAD)
         latest = thread.latest()
         assert latest is not None
         ops = {
@@ -76,7 +76,7 @@ def cold(url: str | Path, step: int | None = None, opening: bool = False) -> Op:
 
     def op(_: int) -> float:
         began = time.perf_counter()
-        store = holdfast.open(url)
+        store = backstay.open(url)
         try:
             thread = store.thread(THREAD)
             if not opening:
@@ -106,7 +106,7 @@ def _lists(bench: Bench) -> None:
     if not bench.quick:
         sizes["14 MB state"] = bench.w1(N, LARGE_DOCUMENT_BYTES)
     with ExitStack() as stack:
-        threads = [stack.enter_context(holdfast.open(built.path)).thread(THREAD) for built in sizes.values()]
+        threads = [stack.enter_context(backstay.open(built.path)).thread(THREAD) for built in sizes.values()]
         ops = [timed(lambda _, thread=thread: list(thread.history(limit=N))) for thread in threads]  # type: ignore[misc]
         times = take_turns(ops, bench.pick(60, 15))
     first, *others = times
@@ -117,7 +117,7 @@ def _lists(bench: Bench) -> None:
 
 
 def _verify(bench: Bench) -> None:
-    with holdfast.open(bench.w1(N).path) as store:
+    with backstay.open(bench.w1(N).path) as store:
         whole = min(clock(store.verify) for _ in range(3))
         thread = min(clock(store.thread(THREAD).verify) for _ in range(3))
         report = store.verify()

@@ -12,10 +12,10 @@ from typing import Any
 
 import apsw
 
+from backstay.codec import encode
+from backstay.version import __version__
 from benchmarks.floors import sync_times
 from benchmarks.workload import Conversation
-from holdfast.codec import encode
-from holdfast.version import __version__
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -31,7 +31,7 @@ def machine_facts(folder: Path) -> dict[str, Any]:
     """Return everything worth knowing, by name."""
     longer, in_place = sync_times(folder)
     return {
-        "holdfast": __version__,
+        "backstay": __version__,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "sqlite (apsw, ours)": apsw.sqlite_lib_version(),

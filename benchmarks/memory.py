@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import holdfast
+import backstay
 from benchmarks.workload import Conversation, State
 
 Save = Callable[[State], object]
@@ -33,10 +33,10 @@ def run(kind: str, path: Path, count: int) -> dict[str, float]:
         with peers.plain_saver(path) as save:
             _chat(count, save)
         return {"peak": peak_mb(), "grown": peak_mb() - base}
-    with holdfast.open(path.with_suffix(".warm.db")) as store:
+    with backstay.open(path.with_suffix(".warm.db")) as store:
         store.thread("warm").save({"ready": True})  # what is imported at the first use is no growth either
     base = peak_mb()
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread("chat")
         known = False
 

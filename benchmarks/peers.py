@@ -25,7 +25,8 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
-import holdfast
+import backstay
+from backstay.codec import encode
 from benchmarks.bench import THREAD, Bench
 from benchmarks.loads import cold
 from benchmarks.memory import Save
@@ -33,7 +34,6 @@ from benchmarks.puts import CONFIG, Puts
 from benchmarks.table import Row
 from benchmarks.timing import Op, Times, clock, quiet, timed
 from benchmarks.workload import Conversation, Message, State, growing_states
-from holdfast.codec import encode
 
 DELTA_SECONDS_MAX = 60
 REPEATS = 7
@@ -82,7 +82,7 @@ def _report(bench: Bench, kind: str, count: int, peer: Measured) -> None:
     table.add(Row("... save", late.p50, "s", late.p99, ours, "our append"))
     fresh = cold(built.path)
     load = Times([fresh(number) for number in range(REPEATS)]).p50
-    with holdfast.open(built.path) as store:
+    with backstay.open(built.path) as store:
         listing = _median(lambda: list(store.thread(THREAD).history(limit=count)))
     table.add(Row("... load latest", peer.load, "s", None, load, "ours, cold"))
     table.add(Row(f"... list {count:,}", peer.listing, "s", None, listing, "ours"))
@@ -137,7 +137,7 @@ class _Turn:
     """Our own append of the same steps, to take turns with a peer."""
 
     def __init__(self, stack: ExitStack, bench: Bench) -> None:
-        self._thread = stack.enter_context(holdfast.open(bench.new_path())).thread(THREAD)
+        self._thread = stack.enter_context(backstay.open(bench.new_path())).thread(THREAD)
         self.seconds: list[float] = []
 
     def save(self, state: State) -> None:

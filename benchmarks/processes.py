@@ -49,21 +49,21 @@ def _child(bench: Bench, kind: str, count: int) -> dict[str, float]:
 def _imports(bench: Bench) -> None:
     commands = {
         "bare": [sys.executable, "-c", "pass"],
-        "ours": [sys.executable, "-c", "import holdfast"],
+        "ours": [sys.executable, "-c", "import backstay"],
     }
     if bench.peers is not None:
         commands["peer"] = [sys.executable, "-c", "import langgraph.checkpoint.sqlite"]
-    script = Path(sys.executable).with_name("holdfast")
+    script = Path(sys.executable).with_name("backstay")
     if script.exists() and _works([str(script), "--version"]):
         commands["version"] = [str(script), "--version"]
     middle = _start_up(commands, _cached_environment(bench), bench.pick(REPEATS, 7))
     peer = middle["peer"] - middle["bare"] if "peer" in middle else None
     ours = middle["ours"] - middle["bare"]
-    bench.table.add(Row("import holdfast, less bare python", ours, "s", None, peer, "import its saver", target=IMPORT))
+    bench.table.add(Row("import backstay, less bare python", ours, "s", None, peer, "import its saver", target=IMPORT))
     if "version" in middle:
-        bench.table.add(Row("holdfast --version", middle["version"], target=COMMAND))
+        bench.table.add(Row("backstay --version", middle["version"], target=COMMAND))
     else:
-        bench.table.note("holdfast --version: there is no working command yet")
+        bench.table.note("backstay --version: there is no working command yet")
 
 
 def _start_up(commands: dict[str, list[str]], environment: dict[str, str], repeats: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import backstay
 from benchmarks.bench import THREAD, Bench
 from benchmarks.floors import RawFile, RawSqlite
 from benchmarks.table import Row, Target
@@ -78,7 +78,7 @@ def _flat(bench: Bench) -> None:
 
 def appending(stack: ExitStack, url: str | Path, steps: list[Step]) -> Op:
     """Return an op that saves a step as a known change on a store that stays open."""
-    thread = stack.enter_context(holdfast.open(url)).thread(THREAD)
+    thread = stack.enter_context(backstay.open(url)).thread(THREAD)
     thread.latest()
 
     def save(number: int) -> None:
@@ -90,7 +90,7 @@ def appending(stack: ExitStack, url: str | Path, steps: list[Step]) -> Op:
 
 def saving(stack: ExitStack, url: str | Path, steps: list[Step], **options: Any) -> Op:
     """Return an op that saves a step as a whole state; building the state is not timed."""
-    thread = stack.enter_context(holdfast.open(url)).thread(THREAD)
+    thread = stack.enter_context(backstay.open(url)).thread(THREAD)
     checkpoint = thread.latest()
     assert checkpoint is not None
     state = dict(checkpoint.state)

@@ -11,13 +11,13 @@ from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
-import holdfast
+import backstay
+from backstay.codec import encode
 from benchmarks.bench import Bench
 from benchmarks.floors import RawFile
 from benchmarks.table import Row
 from benchmarks.timing import Times, clock, quiet
 from benchmarks.workload import DOCUMENT_BYTES, START, Message, Prose, message
-from holdfast.codec import encode
 
 STEPS = 300
 
@@ -29,7 +29,7 @@ class Save(NamedTuple):
     act: Callable[[], object]
 
 
-Shape = Callable[[holdfast.Store, int], Iterator[Save]]
+Shape = Callable[[backstay.Store, int], Iterator[Save]]
 
 
 def run(bench: Bench) -> None:
@@ -63,7 +63,7 @@ def _measure(bench: Bench, name: str, shape: Shape, steps: int) -> None:
     ours: list[float] = []
     floor: list[float] = []
     new_bytes = 0
-    with holdfast.open(path) as store, quiet():
+    with backstay.open(path) as store, quiet():
         for number, save in enumerate(shape(store, steps)):
             if number % 2:
                 floor.append(raw.append(save.new))
@@ -85,7 +85,7 @@ def _encoded(messages: list[Message]) -> bytes:
     return b"".join(map(encode, messages))
 
 
-def edit_in_the_middle(store: holdfast.Store, steps: int) -> Iterator[Save]:
+def edit_in_the_middle(store: backstay.Store, steps: int) -> Iterator[Save]:
     """Rewrite one random message of 500 at each step."""
     prose, thread = Prose(31), store.thread("edit")
     state = {"messages": _messages(prose, 500)}
@@ -96,7 +96,7 @@ def edit_in_the_middle(store: holdfast.Store, steps: int) -> Iterator[Save]:
         yield Save(encode(state["messages"][where]), partial(thread.save, state))
 
 
-def summarise(store: holdfast.Store, steps: int) -> Iterator[Save]:
+def summarise(store: backstay.Store, steps: int) -> Iterator[Save]:
     """Add two messages a step; every 50 steps a summary of 1 KB takes the place of the oldest half."""
     prose, thread = Prose(32), store.thread("summary")
     state: dict[str, list[Message]] = {"messages": []}
@@ -111,7 +111,7 @@ def summarise(store: holdfast.Store, steps: int) -> Iterator[Save]:
         yield Save(new, partial(thread.save, state))
 
 
-def nested_lists(store: holdfast.Store, steps: int) -> Iterator[Save]:
+def nested_lists(store: backstay.Store, steps: int) -> Iterator[Save]:
     """Let a list inside a dict grow: two agents with a history each."""
     prose, thread = Prose(33), store.thread("nested")
     agents: dict[str, list[Message]] = {"a": [], "b": []}
@@ -121,7 +121,7 @@ def nested_lists(store: holdfast.Store, steps: int) -> Iterator[Save]:
         yield Save(_encoded(fresh), partial(thread.save, {"agents": agents}))
 
 
-def grow_text_by_append(store: holdfast.Store, steps: int) -> Iterator[Save]:
+def grow_text_by_append(store: backstay.Store, steps: int) -> Iterator[Save]:
     """Extend one string, telling the library so."""
     prose, thread = Prose(34), store.thread("text")
     for _ in range(steps):
@@ -129,7 +129,7 @@ def grow_text_by_append(store: holdfast.Store, steps: int) -> Iterator[Save]:
         yield Save(more.encode(), partial(thread.append, {"text": more}))
 
 
-def grow_text_by_save(store: holdfast.Store, steps: int) -> Iterator[Save]:
+def grow_text_by_save(store: backstay.Store, steps: int) -> Iterator[Save]:
     """Extend one string and save the whole state."""
     prose, thread = Prose(34), store.thread("text")
     text = ""
@@ -139,7 +139,7 @@ def grow_text_by_save(store: holdfast.Store, steps: int) -> Iterator[Save]:
         yield Save(more.encode(), partial(thread.save, {"text": text}))
 
 
-def shared_document(store: holdfast.Store, steps: int) -> Iterator[Save]:
+def shared_document(store: backstay.Store, steps: int) -> Iterator[Save]:
     """Give 50 threads the same document and let each of them chat."""
     prose = Prose(35)
     document = prose.text(DOCUMENT_BYTES)
@@ -153,7 +153,7 @@ def shared_document(store: holdfast.Store, steps: int) -> Iterator[Save]:
             yield Save(_encoded(fresh), partial(thread.append, {"messages": fresh}))
 
 
-def small_states(store: holdfast.Store, threads: int) -> Iterator[Save]:
+def small_states(store: backstay.Store, threads: int) -> Iterator[Save]:
     """Save a state of three keys and less than 200 bytes three times in each of many threads."""
     prose = Prose(36)
     for number in range(threads):
@@ -169,7 +169,7 @@ def _keys(prose: Prose) -> dict[str, str]:
     return {f"key{number:03}": prose.text(50) for number in range(200)}
 
 
-def many_keys(store: holdfast.Store, steps: int) -> Iterator[Save]:
+def many_keys(store: backstay.Store, steps: int) -> Iterator[Save]:
     """Change one of 200 small keys at each step and save the whole state."""
     prose, thread = Prose(37), store.thread("keys")
     state = _keys(prose)
@@ -180,7 +180,7 @@ def many_keys(store: holdfast.Store, steps: int) -> Iterator[Save]:
         yield Save(encode(state[name]), partial(thread.save, state))
 
 
-def many_keys_by_set(store: holdfast.Store, steps: int) -> Iterator[Save]:
+def many_keys_by_set(store: backstay.Store, steps: int) -> Iterator[Save]:
     """Change one of 200 small keys at each step, telling the library which."""
     prose, thread = Prose(37), store.thread("keys")
     state = _keys(prose)

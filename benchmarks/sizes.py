@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import holdfast
+import backstay
 from benchmarks.bench import THREAD, Bench
 from benchmarks.floors import RawFile
 from benchmarks.table import Row, Target
@@ -31,7 +31,7 @@ def run(bench: Bench) -> None:
 def _compacted(bench: Bench) -> None:
     built = bench.w1(1000)
     path = bench.copy(built)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         seconds = clock(store.compact)
     size = path.stat().st_size
     bench.table.add(Row("... N=1,000 after store.compact()", size, "B", None, built.new_bytes, "new"))
@@ -40,14 +40,14 @@ def _compacted(bench: Bench) -> None:
 
 def _forks(bench: Bench) -> None:
     path = bench.copy(bench.w1(1000))
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         checkpoint = store.thread(THREAD).latest()
         assert checkpoint is not None
         store.thread(THREAD).fork(checkpoint, branch="first")
     before = path.stat().st_size
     taken, floor = [], []
     raw = RawFile(bench.new_path(".raw"))
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread(THREAD)
         for number in range(FORKS):
             taken.append(clock(lambda branch=f"b{number}": thread.fork(checkpoint, branch=branch)))  # type: ignore[misc]

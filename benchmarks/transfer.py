@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 
-import holdfast
+import backstay
+from backstay.transfer import export_bundle, import_bundle, verify_bundle
 from benchmarks.bench import Bench
 from benchmarks.table import Row
 from benchmarks.timing import Times, clock
-from holdfast.transfer import export_bundle, import_bundle, verify_bundle
 
 MEGABYTE = 1_000_000
 TURNS = 3
@@ -27,10 +27,10 @@ def run(bench: Bench) -> None:
     for _ in range(TURNS):
         times["copy"].append(clock(lambda: _copied(bench, built.path)))
         bundle = bench.new_path(".bundle")
-        with holdfast.open(bench.copy(built)) as store:
+        with backstay.open(bench.copy(built)) as store:
             times["export"].append(clock(lambda store=store, bundle=bundle: export_bundle(store, bundle)))  # type: ignore[misc]
         times["verify"].append(clock(lambda bundle=bundle: verify_bundle(bundle)))  # type: ignore[misc]
-        with holdfast.open(bench.new_path()) as target:
+        with backstay.open(bench.new_path()) as target:
             times["import"].append(clock(lambda target=target, bundle=bundle: import_bundle(bundle, target)))  # type: ignore[misc]
         size = bundle.stat().st_size
     megabytes = built.new_bytes / MEGABYTE

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from backstay.codec import encode
 from benchmarks.words import WORDS
-from holdfast.codec import encode
 
 DOCUMENT_BYTES = 200_000
 CONTENT_BYTES = 500  # with id, role and time: about 600 encoded

@@ -2,7 +2,7 @@
 
 import asyncio
 
-import holdfast
+import backstay
 
 
 async def model(messages: list[str]) -> str:  # stands for a call that costs time and money
@@ -10,7 +10,7 @@ async def model(messages: list[str]) -> str:  # stands for a call that costs tim
     return ["Book a train", "Book a hotel", "Pack warm clothes", "Done"][len(messages) - 1]
 
 
-async def agent(store: holdfast.AsyncStore, city: str) -> None:
+async def agent(store: backstay.AsyncStore, city: str) -> None:
     thread = store.thread(city)
     is_first_run = await thread.latest() is None
     async with thread.loop({"messages": [f"Plan a trip to {city}"]}) as loop:
@@ -25,7 +25,7 @@ async def agent(store: holdfast.AsyncStore, city: str) -> None:
 
 
 async def main() -> None:
-    async with await holdfast.aopen("agents.db") as store:
+    async with await backstay.aopen("agents.db") as store:
         await asyncio.gather(*(agent(store, city) for city in ("Oslo", "Turku", "Riga")))
         async for newest in store.threads():
             print(f"{newest.thread_id} is at step {newest.step}")

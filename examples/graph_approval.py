@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-import holdfast
-from holdfast.engine import Context, Result, append
-from holdfast.model.continuation import End
-from holdfast.model.decision import Decision
+import backstay
+from backstay.engine import Context, Result, append
+from backstay.model.continuation import End
+from backstay.model.decision import Decision
 
 OUTBOX = Path("outbox.txt")  # stands for the world outside
 KILLED = Path("killed.txt")  # so that it is killed once only
@@ -39,7 +39,7 @@ def send_mail(to: str, text: str, idempotency_key: str) -> str:
     return f"mail sent to {to}"
 
 
-graph = holdfast.Graph("assistant", state=State)
+graph = backstay.Graph("assistant", state=State)
 
 
 @graph.node
@@ -64,15 +64,15 @@ graph.edge("act", "think")
 graph.end("think")
 
 
-def go_on(thread: holdfast.Thread, answer: Decision | None) -> Result:
+def go_on(thread: backstay.Thread, answer: Decision | None) -> Result:
     while True:
         try:
             return graph.resume_sync(thread, answer, by="you", lease_s=LEASE_S)
-        except holdfast.Fenced:  # the killed worker's lease has not run out yet
+        except backstay.Fenced:  # the killed worker's lease has not run out yet
             time.sleep(0.1)
 
 
-thread = holdfast.open("mail.db").thread("bob")
+thread = backstay.open("mail.db").thread("bob")
 newest = thread.latest()
 if newest is None:
     task = {"role": "user", "content": "Tell Bob when the train leaves"}
@@ -82,6 +82,6 @@ elif newest.continuation == End():
     print("Nothing is left to do.")
 else:
     waits = any(record.decision is None for record in thread.interrupts())
-    result = go_on(thread, holdfast.Approve() if waits else None)
+    result = go_on(thread, backstay.Approve() if waits else None)
     mails = len(OUTBOX.read_text(encoding="utf-8").splitlines())
     print(f"{result.state['messages'][-1]['content']} ({mails} mail in the outbox)")

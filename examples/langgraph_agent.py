@@ -1,4 +1,4 @@
-"""A LangGraph agent on a Holdfast store: it asks, it is killed, it goes on. Run it until nothing is left to do.
+"""A LangGraph agent on a Backstay store: it asks, it is killed, it goes on. Run it until nothing is left to do.
 
 First run: the agent wants to send a mail and waits for somebody. Second run: you approve, the mail goes out, and the
 process is killed before its node is done. Third run: the node runs again, and the mail is not sent again.
@@ -14,7 +14,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import interrupt
 
-from holdfast.integrations.langgraph import HoldfastSaver, effect, resume_of
+from backstay.integrations.langgraph import BackstaySaver, effect, resume_of
 
 OUTBOX = Path("outbox.txt")  # stands for the world outside
 KILLED = Path("killed.txt")  # so that it is killed once only
@@ -47,7 +47,7 @@ builder.add_node("agent", agent)
 builder.add_edge(START, "agent")
 config: Any = {"configurable": {"thread_id": "bob"}}
 
-with HoldfastSaver("mail.db") as saver:
+with BackstaySaver("mail.db") as saver:
     graph: Any = builder.compile(checkpointer=saver)
     waiting = saver.interrupts("bob")
     if graph.get_state(config).created_at is None:

@@ -1,13 +1,13 @@
 """A plain agent loop, made durable by the three marked lines. It fails half-way; run it again and it goes on."""
 
-import holdfast
+import backstay
 
 
 def model(messages: list[str]) -> str:  # stands for a call that costs time and money
     return ["Book a train", "Book a hotel", "Pack warm clothes", "Done"][len(messages) - 1]
 
 
-thread = holdfast.open("agent.db").thread("oslo")  # 1: open
+thread = backstay.open("agent.db").thread("oslo")  # 1: open
 is_first_run = thread.latest() is None
 
 with thread.loop({"messages": ["Plan a trip to Oslo"]}) as loop:  # 2: load

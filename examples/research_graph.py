@@ -6,8 +6,8 @@ were known, with another style: what was found before is not looked up again.
 
 from typing import Annotated, TypedDict
 
-import holdfast
-from holdfast.engine import Context, append
+import backstay
+from backstay.engine import Context, append
 
 paid: list[str] = []  # what was asked of the world outside in this process
 
@@ -39,7 +39,7 @@ class Report(TypedDict, total=False):
     report: str
 
 
-looking = holdfast.Graph("look", state=Search)
+looking = backstay.Graph("look", state=Search)
 
 
 @looking.node
@@ -51,7 +51,7 @@ looking.start("look")
 looking.edge("look", "look", when=lambda state: len(state["facts"]) < 2, name="needs_more")
 looking.end("look")
 
-graph = holdfast.Graph("research", state=Report)
+graph = backstay.Graph("research", state=Report)
 
 
 @graph.node
@@ -69,7 +69,7 @@ graph.start("plan")
 graph.map("plan", "research", over="questions", join="write")
 graph.end("write")
 
-store = holdfast.open("research.db")
+store = backstay.open("research.db")
 thread = store.thread("otters")
 if thread.latest() is None:
     result = graph.run_sync(thread, {"topic": "otters", "style": "short"}).check()
@@ -86,4 +86,4 @@ if "long" not in [lane.key.branch for lane in thread.branches()]:
 short, long = thread.latest(), store.thread("otters", branch="long").latest()
 assert short is not None
 assert long is not None
-print("\n".join(str(holdfast.diff(short, long)).splitlines()[2:]))  # without the two lines of ids
+print("\n".join(str(backstay.diff(short, long)).splitlines()[2:]))  # without the two lines of ids

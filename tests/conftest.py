@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-import holdfast
+import backstay
 
 if TYPE_CHECKING:
-    from holdfast.testing.postgres import PostgresServer
+    from backstay.testing.postgres import PostgresServer
 
 settings.register_profile(
-    "holdfast",
+    "backstay",
     deadline=None,  # this machine's disk decides how long an example takes
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
-settings.load_profile("holdfast")
+settings.load_profile("backstay")
 
 
 def pytest_report_header() -> list[str]:
     import apsw
 
-    return [f"holdfast {holdfast.__version__}, SQLite {apsw.sqlite_lib_version()}, CI={os.environ.get('CI', '')!r}"]
+    return [f"backstay {backstay.__version__}, SQLite {apsw.sqlite_lib_version()}, CI={os.environ.get('CI', '')!r}"]
 
 
 def skip_unless_ci(what: str) -> NoReturn:
@@ -84,15 +84,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(url: str, clock: Clock) -> Iterator[holdfast.Store]:
-    with holdfast.open(url, clock=clock) as opened:
+def store(url: str, clock: Clock) -> Iterator[backstay.Store]:
+    with backstay.open(url, clock=clock) as opened:
         yield opened
         report = opened.verify()
         assert report, str(report)
 
 
 @pytest.fixture
-def thread(store: holdfast.Store) -> holdfast.Thread:
+def thread(store: backstay.Store) -> backstay.Thread:
     return store.thread("customer-42")
 
 
@@ -100,7 +100,7 @@ def thread(store: holdfast.Store) -> holdfast.Thread:
 def postgres() -> Iterator[PostgresServer]:
     """Start PostgreSQL, once for each worker of the run. A test that stops it starts it again."""
     try:
-        from holdfast.testing.postgres import PostgresServer, PostgresUnavailable
+        from backstay.testing.postgres import PostgresServer, PostgresUnavailable
     except ImportError as missing:
         skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
     try:

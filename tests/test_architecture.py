@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import backstay
 
-ROOT = Path(holdfast.__file__).parent
+ROOT = Path(backstay.__file__).parent
 
 LAYERS = [
     "version",
@@ -39,12 +39,12 @@ TOP = {"cli", "testing", "integrations", "__init__"}
 LAZY_IMPORTS = {
     ("codec/arrays.py", "numpy"),  # only needed once an array is met, and not a dependency
     ("codec/kinds.py", "msgspec"),
-    ("cli", "holdfast"),  # a command imports what it needs, so that --version stays fast
+    ("cli", "backstay"),  # a command imports what it needs, so that --version stays fast
     ("cli", "rich"),
     ("cli", "click"),
-    ("store/open.py", "holdfast"),  # PostgreSQL's driver is an extra; and who uses one store should not load the others
-    ("integrations/langgraph/stock/moving.py", "holdfast"),  # PostgreSQL's driver is an extra
-    ("__init__.py", "holdfast"),  # loads the public names when one is first used
+    ("store/open.py", "backstay"),  # PostgreSQL's driver is an extra; and who uses one store should not load the others
+    ("integrations/langgraph/stock/moving.py", "backstay"),  # PostgreSQL's driver is an extra
+    ("__init__.py", "backstay"),  # loads the public names when one is first used
 }
 """(file or layer, package): the only imports inside functions. Each has its reason."""
 
@@ -95,7 +95,7 @@ def test_imports_go_up_the_list_of_layers_only() -> None:
             continue
         for node in ast.walk(tree):
             for name in imported(node):
-                if not name.startswith("holdfast."):
+                if not name.startswith("backstay."):
                     continue
                 target = name.split(".")[1]
                 if LAYERS.index(target) > LAYERS.index(layer) or (target in TOP and target != layer):
@@ -111,7 +111,7 @@ def test_every_file_belongs_to_a_layer() -> None:
 def test_there_is_no_import_cycle() -> None:
     graph: dict[str, set[str]] = {}
     for path, tree in modules():
-        name = ".".join(("holdfast", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+        name = ".".join(("backstay", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
         skipped = checking_types_only(tree)
         graph[name] = {target for node in ast.walk(tree) if node not in skipped for target in targets(node)}
     seen: set[str] = set()
@@ -129,8 +129,8 @@ def test_there_is_no_import_cycle() -> None:
 
 def targets(node: ast.AST) -> list[str]:
     """Return the modules of ours that an import statement may load."""
-    names = [name for name in imported(node) if name.startswith("holdfast.")]
-    if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("holdfast"):
+    names = [name for name in imported(node) if name.startswith("backstay.")]
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("backstay"):
         below = [f"{node.module}.{alias.name}" for alias in node.names]
         files = [name for name in below if (ROOT / Path(*name.split(".")[1:])).with_suffix(".py").exists()]
         return files or names

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import errors
+import backstay
+from backstay import errors
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
@@ -79,7 +79,7 @@ def test_every_error_is_in_the_guide_and_in_the_drawn_tree() -> None:
     classes = [
         name
         for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, errors.HoldfastError) and value is not errors.HoldfastError
+        if isinstance(value, type) and issubclass(value, errors.BackstayError) and value is not errors.BackstayError
     ]
 
     assert [name for name in classes if f"`{name}`" not in guide] == []
@@ -89,11 +89,11 @@ def test_every_error_is_in_the_guide_and_in_the_drawn_tree() -> None:
 def test_every_public_name_is_shown_somewhere() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
-    assert [name for name in holdfast.__all__ if name not in text and name != "__version__"] == []
+    assert [name for name in backstay.__all__ if name not in text and name != "__version__"] == []
 
 
 def test_the_version_is_in_the_changelog() -> None:
-    assert f"## {holdfast.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## {backstay.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_ci_runs_the_readmes_test_command() -> None:

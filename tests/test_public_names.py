@@ -10,32 +10,32 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import AsyncStore, AsyncThread, Store, Thread
+import backstay
+from backstay import AsyncStore, AsyncThread, Store, Thread
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_public_names_are_sorted_complete_and_few() -> None:
-    names = holdfast.__all__
-    tree = ast.parse(Path(holdfast.__file__).read_text(encoding="utf-8"))
+    names = backstay.__all__
+    tree = ast.parse(Path(backstay.__file__).read_text(encoding="utf-8"))
     imported = {
         alias.name
         for node in tree.body
         for part in ast.walk(node)
-        if isinstance(part, ast.ImportFrom) and part.module in ("holdfast.api", "holdfast.engine", "holdfast.version")
+        if isinstance(part, ast.ImportFrom) and part.module in ("backstay.api", "backstay.engine", "backstay.version")
         for alias in part.names
     }
 
     assert names == sorted(names)
-    assert all(hasattr(holdfast, name) for name in names)
+    assert all(hasattr(backstay, name) for name in names)
     assert set(names) == imported
     assert len([name for name in names if not name.startswith("__")]) <= 25
 
 
 def test_every_public_name_has_a_docstring() -> None:
     undocumented = [
-        name for name in holdfast.__all__ if name != "__version__" and not inspect.getdoc(getattr(holdfast, name))
+        name for name in backstay.__all__ if name != "__version__" and not inspect.getdoc(getattr(backstay, name))
     ]
 
     assert undocumented == []
@@ -62,7 +62,7 @@ def test_sync_and_async_have_the_same_methods_arguments_and_words(sync: type, as
 def test_asyncio_meets_a_store_in_one_place_only() -> None:
     """The engine runs nodes in an event loop, but reaches stores through threads, as everybody does."""
     allowed = {"thread/offload.py", "thread/store_async.py"}
-    package = Path(holdfast.__file__).parent
+    package = Path(backstay.__file__).parent
     found = {
         path.relative_to(package).as_posix()
         for path in package.rglob("*.py")
@@ -72,7 +72,7 @@ def test_asyncio_meets_a_store_in_one_place_only() -> None:
     assert found <= allowed
 
 
-def test_importing_holdfast_pulls_in_no_extra_and_no_framework() -> None:
+def test_importing_backstay_pulls_in_no_extra_and_no_framework() -> None:
     unwanted = [
         "langgraph",
         "psycopg",
@@ -85,7 +85,7 @@ def test_importing_holdfast_pulls_in_no_extra_and_no_framework() -> None:
         "pytest",
         "attr",
     ]
-    code = f"import sys, holdfast; print([name for name in {unwanted!r} if name in sys.modules])"
+    code = f"import sys, backstay; print([name for name in {unwanted!r} if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert printed.strip() == "[]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holdfast import testing
+from backstay import testing
 
 ROOT = Path(__file__).parent
 ROW = re.compile(r"^(S[1-4]x?|W[1-4]|C|T|G)-?\d{1,2}$")

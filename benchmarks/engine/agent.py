@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, TypedDict
 
-import holdfast
+import backstay
+from backstay.engine import END, Graph, append
 from benchmarks.bench import THREAD
 from benchmarks.engine.relay import Pause
 from benchmarks.workload import Message, State, Step
-from holdfast.engine import END, Graph, append
 
 
 class Chat(TypedDict):
@@ -46,6 +46,6 @@ def run(first: State, steps: Sequence[Step], pause: Pause, url: str | None) -> N
     if url is None:
         done = graph.run_sync(None, first).check()
     else:
-        with holdfast.open(url) as store:
+        with backstay.open(url) as store:
             done = graph.run_sync(store.thread(THREAD), first).check()
     assert len(done.values["messages"]) == len(first["messages"]) + 2 * len(steps)

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
-import holdfast
+import backstay
+from backstay.engine import END, Graph
 from benchmarks.bench import Bench
 from benchmarks.table import Row, Target
 from benchmarks.workload import Conversation, Message
-from holdfast.engine import END, Graph
 
 STEPS, EARLY = 10_000, 1_000
 MESSAGES = 20
@@ -90,7 +90,7 @@ def measure(kind: str, path: str, count: int, look: Callable[[], float]) -> dict
     if kind == "none":
         graph.run_sync(None, first).check()
     else:
-        with holdfast.open(path) as store:
+        with backstay.open(path) as store:
             graph.run_sync(store.thread("window"), first).check()
     return found
 

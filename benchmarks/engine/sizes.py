@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from backstay.codec import encode
 from benchmarks.bench import Bench
 from benchmarks.engine import agent
 from benchmarks.table import Row, Target
 from benchmarks.workload import Conversation
-from holdfast.codec import encode
 
 BYTES = Target(0.70)
 

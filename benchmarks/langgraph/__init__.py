@@ -14,7 +14,7 @@ def run(bench: Bench) -> None:
     """Measure it all, if LangGraph and its SQLite saver are installed: they are optional dependencies."""
     missing = [name for name in NEEDED if not _is_installed(name)]
     if missing:
-        print(f"\nthe LangGraph saver is left out: {', '.join(missing)} not installed (pip install 'holdfast[bench]')")
+        print(f"\nthe LangGraph saver is left out: {', '.join(missing)} not installed (pip install '.[bench]')")
         return
     importlib.import_module("benchmarks.langgraph.family").run(bench)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from langgraph.checkpoint.sqlite import SqliteSaver
 
+from backstay.integrations.langgraph import BackstaySaver
 from benchmarks.bench import Bench
 from benchmarks.langgraph.loop import CONFIG
-from holdfast.integrations.langgraph import HoldfastSaver
 
 OURS, STOCK, DELTA = "ours", "stock", "stock + DeltaChannel"
 
@@ -55,7 +55,7 @@ def on_sqlite(bench: Bench, names: tuple[str, ...]) -> list[Contestant]:
 
 def sqlite_opening(name: str, path: Path) -> Opening:
     """Return what opens a saver on a file."""
-    return (lambda: HoldfastSaver(str(path))) if name == OURS else (lambda: SqliteSaver.from_conn_string(str(path)))
+    return (lambda: BackstaySaver(str(path))) if name == OURS else (lambda: SqliteSaver.from_conn_string(str(path)))
 
 
 def _files(path: Path) -> list[Path]:
@@ -79,7 +79,7 @@ def on_postgres(place: Any, names: tuple[str, ...]) -> list[Contestant]:
 def _on_postgres(place: Any, name: str, schema: str) -> Contestant:
     if name == OURS:
         url = place.url(schema)
-        opening: Opening = lambda: HoldfastSaver(url)  # noqa: E731
+        opening: Opening = lambda: BackstaySaver(url)  # noqa: E731
     else:
         saver = importlib.import_module("langgraph.checkpoint.postgres").PostgresSaver
         url = place.plain_url(schema)

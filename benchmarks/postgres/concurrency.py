@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from psycopg_pool import ConnectionPool
 
-import holdfast
+import backstay
+from backstay.codec import encode
 from benchmarks.concurrency import small_states
 from benchmarks.postgres.place import Place, insert
 from benchmarks.table import Row, Target
 from benchmarks.timing import quiet
-from holdfast.codec import encode
 
 SAVES_EACH = {1: 100, 8: 25, 64: 6}
 """How many saves each saver does in a round, by how many savers there are."""
@@ -101,7 +101,7 @@ def _repeat(count: int, save: Callable[[], object]) -> None:
 
 
 def _ours(place: Place, stack: ExitStack, size: int) -> Team:
-    store = stack.enter_context(holdfast.open(place.url(place.new_schema(), pool=size)))
+    store = stack.enter_context(backstay.open(place.url(place.new_schema(), pool=size)))
 
     def saver(number: int) -> Callable[[], object]:
         thread, states = store.thread(f"t{number}"), itertools.cycle(small_states())
@@ -153,7 +153,7 @@ async def _repeat_async(count: int, save: Callable[[], Awaitable[object]]) -> No
 
 async def _ours_async(place: Place, stack: AsyncExitStack, size: int) -> Team:
     url = place.url(place.new_schema(), pool=size)
-    store = await stack.enter_async_context(await holdfast.aopen(url))
+    store = await stack.enter_async_context(await backstay.aopen(url))
 
     def saver(number: int) -> Callable[[], Awaitable[object]]:
         thread, states = store.thread(f"t{number}"), itertools.cycle(small_states())

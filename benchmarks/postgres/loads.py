@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from contextlib import ExitStack
 
-import holdfast
+import backstay
 from benchmarks.bench import THREAD
 from benchmarks.loads import DECODING, cold, decoding
 from benchmarks.postgres.place import Place
@@ -29,7 +29,7 @@ def run(place: Place) -> None:
 def _loads(place: Place) -> None:
     url = place.url(place.w1(N).schema)
     with ExitStack() as stack:
-        store = stack.enter_context(holdfast.open(url))
+        store = stack.enter_context(backstay.open(url))
         thread = store.thread(THREAD)
         latest = thread.latest()
         assert latest is not None
@@ -58,7 +58,7 @@ def _loads(place: Place) -> None:
 
 
 def _lists(place: Place) -> None:
-    with holdfast.open(place.url(place.w1(N).schema)) as store:
+    with backstay.open(place.url(place.w1(N).schema)) as store:
         thread = store.thread(THREAD)
         (times,) = take_turns([timed(lambda _: list(thread.history(limit=N)))], place.bench.pick(30, 10))
     other = None

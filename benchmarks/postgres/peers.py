@@ -16,7 +16,7 @@ from typing import NamedTuple
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 
-import holdfast
+import backstay
 from benchmarks.bench import THREAD
 from benchmarks.postgres.place import Place
 from benchmarks.puts import CONFIG, Puts
@@ -61,7 +61,7 @@ def _run(place: Place, count: int) -> Measured:
     with ExitStack() as stack:
         saver = stack.enter_context(PostgresSaver.from_conn_string(url))
         saver.setup()
-        thread = stack.enter_context(holdfast.open(place.url(place.new_schema()))).thread(THREAD)
+        thread = stack.enter_context(backstay.open(place.url(place.new_schema()))).thread(THREAD)
         stack.enter_context(quiet())
         for new, state in growing_states(count):
             arguments = puts.arguments(state)
@@ -73,7 +73,7 @@ def _run(place: Place, count: int) -> Measured:
     return Measured(url, schema, new_bytes, Times(theirs), Times(ours))
 
 
-def _save(thread: holdfast.Thread, state: State) -> None:
+def _save(thread: backstay.Thread, state: State) -> None:
     if len(state["messages"]) == 2:
         thread.save(state)
     else:
@@ -92,7 +92,7 @@ async def _async_saves(place: Place, states: list[State]) -> tuple[Times, Times]
     ours: list[float] = []
     async with (
         AsyncPostgresSaver.from_conn_string(place.plain_url(place.new_schema())) as saver,
-        await holdfast.aopen(place.url(place.new_schema())) as store,
+        await backstay.aopen(place.url(place.new_schema())) as store,
     ):
         await saver.setup()
         thread = store.thread(THREAD)

@@ -15,10 +15,10 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-import holdfast
+import backstay
+from backstay.testing.postgres import PostgresServer
 from benchmarks.bench import THREAD, Bench, fill
 from benchmarks.timing import clock
-from holdfast.testing.postgres import PostgresServer
 
 SETTINGS = {"autovacuum": "off", "max_connections": "300", "shared_buffers": "256MB"}
 BYTES = """
@@ -89,7 +89,7 @@ class Place:
         """Return a store with ``count`` steps of W1, built at the first call. Not to be written to."""
         if count not in self._built:
             schema = self.new_schema()
-            with holdfast.open(self.url(schema)) as store:
+            with backstay.open(self.url(schema)) as store:
                 empty = self.bytes_of(schema)
                 new = fill(store.thread(THREAD), count)
             self._built[count] = Built(schema, new, empty, self.bytes_of(schema))

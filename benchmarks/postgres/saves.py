@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from contextlib import ExitStack
 
-import holdfast
+import backstay
 from benchmarks.bench import THREAD, fill
 from benchmarks.postgres.place import Place, RawTable
 from benchmarks.saves import add_row, more_steps, saving
@@ -42,7 +42,7 @@ def _known_change(place: Place) -> None:
     raw = RawTable(place.plain_url(place.new_schema()))
     with ExitStack() as stack:
         stack.callback(raw.close)
-        store = stack.enter_context(holdfast.open(place.url(place.new_schema())))
+        store = stack.enter_context(backstay.open(place.url(place.new_schema())))
         ops = {SMALL: _at_small(store, steps)}
         for count in sorted({MIDDLE, large}):
             ops[count] = _at(store, count, steps)
@@ -55,7 +55,7 @@ def _known_change(place: Place) -> None:
         add_row(bench, name, times[count], times[SMALL], f"at N={SMALL}", FLAT)
 
 
-def _at(store: holdfast.Store, count: int, steps: list[Step]) -> Op:
+def _at(store: backstay.Store, count: int, steps: list[Step]) -> Op:
     thread = store.thread(f"n{count}")
     fill(thread, count)
 
@@ -66,7 +66,7 @@ def _at(store: holdfast.Store, count: int, steps: list[Step]) -> Op:
     return timed(save)
 
 
-def _at_small(store: holdfast.Store, steps: list[Step]) -> Op:
+def _at_small(store: backstay.Store, steps: list[Step]) -> Op:
     """Return an op that goes on to another small thread from time to time."""
     threads = [store.thread(f"n{SMALL}-{number}") for number in range(len(steps) // TURNS_EACH + 1)]
     for thread in threads:
@@ -85,7 +85,7 @@ def _whole_state(place: Place) -> None:
     new = [step.new for step in steps]
     raw = RawTable(place.plain_url(place.new_schema()))
     url = place.url(place.new_schema())
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         fill(store.thread(THREAD), MIDDLE)
     with ExitStack() as stack:
         stack.callback(raw.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-import holdfast
+import backstay
 from benchmarks.bench import THREAD, fill
 from benchmarks.postgres.place import Place, RawTable
 from benchmarks.table import Row, Target
@@ -51,7 +51,7 @@ def _forks(place: Place) -> None:
     """Fork many times: tables get longer by whole pages."""
     schema = place.new_schema()
     raw = RawTable(place.plain_url(place.new_schema()))
-    with holdfast.open(place.url(schema)) as store:
+    with backstay.open(place.url(schema)) as store:
         thread = store.thread(THREAD)
         fill(thread, N)
         checkpoint = thread.latest()

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.cli import demo as demo_module
-from holdfast.cli.agent import THREAD, paid, pay, work
-from holdfast.cli.child import Child, ChildFailed
-from holdfast.cli.color import wants_color
+import backstay
+from backstay.cli import demo as demo_module
+from backstay.cli.agent import THREAD, paid, pay, work
+from backstay.cli.child import Child, ChildFailed
+from backstay.cli.color import wants_color
 
-COMMAND = [sys.executable, "-c", "from holdfast.cli.main import main; main()"]
+COMMAND = [sys.executable, "-c", "from backstay.cli.main import main; main()"]
 ESCAPE = "\x1b"
 
 
@@ -27,7 +27,7 @@ def environment(**extra: str) -> dict[str, str]:
     return clean | extra
 
 
-def holdfast_command(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+def backstay_command(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *arguments], cwd=cwd, env=environment(**extra), capture_output=True, text=True, check=False
     )
@@ -40,42 +40,42 @@ def facts_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_the_version_is_one_line(tmp_path: Path) -> None:
-    done = holdfast_command("--version", cwd=tmp_path)
+    done = backstay_command("--version", cwd=tmp_path)
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"holdfast {holdfast.__version__}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"backstay {backstay.__version__}\n", "")
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:
-    done = holdfast_command("--help", cwd=tmp_path)
+    done = backstay_command("--help", cwd=tmp_path)
 
     assert done.returncode == 0
     assert "demo" in done.stdout
 
 
 def test_starting_the_command_imports_only_click_and_the_version(tmp_path: Path) -> None:
-    """The package itself is replaced by an empty one: what ``import holdfast`` brings is not the command's doing."""
+    """The package itself is replaced by an empty one: what ``import backstay`` brings is not the command's doing."""
     script = (
-        "import sys, types; package = types.ModuleType('holdfast'); package.__path__ = [sys.argv[1]];"
-        "sys.modules['holdfast'] = package; import holdfast.cli.main;"
-        "print(*sorted(name for name in sys.modules if name.split('.')[0] in ('holdfast', 'rich', 'apsw')))"
+        "import sys, types; package = types.ModuleType('backstay'); package.__path__ = [sys.argv[1]];"
+        "sys.modules['backstay'] = package; import backstay.cli.main;"
+        "print(*sorted(name for name in sys.modules if name.split('.')[0] in ('backstay', 'rich', 'apsw')))"
     )
-    package = str(Path(holdfast.__file__).parent)
+    package = str(Path(backstay.__file__).parent)
     done = subprocess.run(
         [sys.executable, "-c", script, package], cwd=tmp_path, capture_output=True, text=True, check=True
     )
 
     assert done.stdout.split() == [
-        "holdfast",
-        "holdfast.cli",
-        "holdfast.cli.color",
-        "holdfast.cli.main",
-        "holdfast.version",
+        "backstay",
+        "backstay.cli",
+        "backstay.cli.color",
+        "backstay.cli.main",
+        "backstay.version",
     ]
 
 
 @pytest.mark.crash
 def test_the_demo_observes_everything_it_claims(tmp_path: Path) -> None:
-    done = holdfast_command("demo", "--json", cwd=tmp_path, FORCE_COLOR="1")
+    done = backstay_command("demo", "--json", cwd=tmp_path, FORCE_COLOR="1")
 
     assert (done.returncode, done.stderr) == (0, "")
     facts = facts_of(done)
@@ -90,7 +90,7 @@ def test_the_demo_observes_everything_it_claims(tmp_path: Path) -> None:
 
 @pytest.mark.crash
 def test_the_plain_text_fits_eighty_columns_and_has_no_colour(tmp_path: Path) -> None:
-    done = holdfast_command("demo", cwd=tmp_path)
+    done = backstay_command("demo", cwd=tmp_path)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert ESCAPE not in done.stdout
@@ -100,16 +100,16 @@ def test_the_plain_text_fits_eighty_columns_and_has_no_colour(tmp_path: Path) ->
 
 @pytest.mark.crash
 def test_a_kept_store_can_be_opened_with_the_lines_shown(tmp_path: Path) -> None:
-    done = holdfast_command("demo", "--path", "kept.db", "--color", "always", cwd=tmp_path, NO_COLOR="1")
+    done = backstay_command("demo", "--path", "kept.db", "--color", "always", cwd=tmp_path, NO_COLOR="1")
     assert ESCAPE in done.stdout  # --color goes before NO_COLOR
 
-    plain = holdfast_command("demo", "--path", "other.db", cwd=tmp_path)
+    plain = backstay_command("demo", "--path", "other.db", cwd=tmp_path)
     lines = plain.stdout.splitlines()[-3:]
     shown = "\n".join(line.strip() for line in lines).replace("other.db", "kept.db")
     tried = subprocess.run([sys.executable, "-c", shown], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert tried.stdout.startswith("south: 40 for 11.60\n")
-    with holdfast.open(tmp_path / "kept.db") as store:
+    with backstay.open(tmp_path / "kept.db") as store:
         assert store.verify()
 
 
@@ -117,14 +117,14 @@ def test_a_file_that_exists_is_never_written_to(tmp_path: Path) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("precious")
 
-    done = holdfast_command("demo", "--path", "mine.txt", cwd=tmp_path)
+    done = backstay_command("demo", "--path", "mine.txt", cwd=tmp_path)
 
     assert (done.returncode, done.stdout, mine.read_text()) == (2, "", "precious")
     assert "mine.txt exists" in done.stderr
 
 
 def test_a_missing_directory_is_wrong_usage(tmp_path: Path) -> None:
-    done = holdfast_command("demo", "--path", "no/where.db", cwd=tmp_path)
+    done = backstay_command("demo", "--path", "no/where.db", cwd=tmp_path)
 
     assert done.returncode == 2
     assert "there is no directory no" in done.stderr
@@ -185,7 +185,7 @@ def test_a_child_that_fails_is_quoted(tmp_path: Path) -> None:
 
 def test_the_ledger_would_show_a_call_that_was_paid_twice(tmp_path: Path) -> None:
     ledger = tmp_path / "paid.txt"
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         events = list(work(store.thread(THREAD), ledger))
         again = list(work(store.thread(THREAD), ledger))
     assert (len(paid(ledger)), events[-1].step, again) == (6, 12, [])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import compress, decompress
-from holdfast.errors import DecodeError
+from backstay.codec import compress, decompress
+from backstay.errors import DecodeError
 
 if sys.version_info >= (3, 14):
     from compression import zstd

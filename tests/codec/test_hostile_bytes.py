@@ -22,10 +22,10 @@ import numpy as np
 import ormsgpack
 import pytest
 
-import holdfast
-import holdfast.codec
-from holdfast.codec import decode, encode, register
-from holdfast.errors import DecodeError, EncodeError
+import backstay
+import backstay.codec
+from backstay.codec import decode, encode, register
+from backstay.errors import DecodeError, EncodeError
 
 INPUTS_MIN = 25_000
 SECONDS_MAX = 1.0
@@ -186,7 +186,7 @@ WITHOUT_NUMPY = """
 import sys
 if sys.argv[2] == "absent":
     sys.modules["numpy"] = None
-from holdfast.codec import decode, encode
+from backstay.codec import decode, encode
 array, scalar = decode(bytes.fromhex(sys.argv[1]))
 print(array.name, scalar.name)
 print(array.value[:3])
@@ -213,9 +213,9 @@ def test_arrays_come_back_opaque_until_the_program_imports_numpy(numpy: str) -> 
 
 LOADS = """
 import sys
-import holdfast
+import backstay
 before = set(sys.modules)
-with holdfast.open(sys.argv[1]) as store:
+with backstay.open(sys.argv[1]) as store:
     checkpoint = store.thread("t").latest()
     store.thread("t").append({"log": ["one more"]})
     print(checkpoint.state["array"].name)
@@ -227,16 +227,16 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - s
 def test_a_process_that_only_loads_and_saves_imports_nothing_for_a_stored_value(tmp_path: Path) -> None:
     """What a load leads to is our own modules and the store's; and the array is there afterwards as it was."""
     path = str(tmp_path / "store.db")
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("t").save({"array": np.arange(3), "log": [], "when": datetime.now(UTC), "n": Decimal("1.5")})
     done = subprocess.run([sys.executable, "-c", LOADS, path], capture_output=True, text=True, check=True)
     name, imported = done.stdout.splitlines()
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         found = store.thread("t").latest()
 
     assert name == "numpy.ndarray"
     assert {each for each in imported.split() if not each.startswith("_")} <= {
-        "holdfast",
+        "backstay",
         "apsw",
         "backports",
         "ormsgpack",
@@ -270,7 +270,7 @@ def banned_uses(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.row("T1")
 def test_no_source_file_uses_pickle_marshal_eval_exec_or_a_dynamic_import() -> None:
-    source = Path(holdfast.codec.__file__).parents[1]
+    source = Path(backstay.codec.__file__).parents[1]
     files = sorted(source.rglob("*.py"))
 
     found = [

@@ -8,9 +8,9 @@ import numpy as np
 import ormsgpack
 import pytest
 
-from holdfast.codec import decode, encode, limits
-from holdfast.codec.depth import deeper_than
-from holdfast.errors import DecodeError, EncodeError
+from backstay.codec import decode, encode, limits
+from backstay.codec.depth import deeper_than
+from backstay.errors import DecodeError, EncodeError
 
 
 def lists(depth: int, inner: Any = None) -> Any:

@@ -12,8 +12,8 @@ import numpy as np
 import ormsgpack
 import pytest
 
-from holdfast.codec import encode, register
-from holdfast.errors import EncodeError
+from backstay.codec import encode, register
+from backstay.errors import EncodeError
 
 
 class Plain:
@@ -139,7 +139,7 @@ def test_what_cannot_come_back_equal_is_refused_by_its_path(offender: Any, aroun
 
 
 def test_an_unknown_class_is_named_with_the_way_to_register_it() -> None:
-    with pytest.raises(EncodeError, match=r"Plain cannot be stored\. Register the class with @holdfast\.register"):
+    with pytest.raises(EncodeError, match=r"Plain cannot be stored\. Register the class with @backstay\.register"):
         encode([Plain()])
 
 

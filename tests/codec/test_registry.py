@@ -10,9 +10,9 @@ import msgspec
 import pydantic
 import pytest
 
-from holdfast.codec import Opaque, decode, encode, limits, register
-from holdfast.codec.registry import BY_NAME
-from holdfast.errors import DecodeError, EncodeError, InvalidInput
+from backstay.codec import Opaque, decode, encode, limits, register
+from backstay.codec.registry import BY_NAME
+from backstay.errors import DecodeError, EncodeError, InvalidInput
 
 ran: list[str] = []
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from holdfast.codec import decode, encode
-from holdfast.codec.values import BY_CODE, BY_TYPE
-from holdfast.errors import DecodeError
-from holdfast.testing.strategies import same, states, values
+from backstay.codec import decode, encode
+from backstay.codec.values import BY_CODE, BY_TYPE
+from backstay.errors import DecodeError
+from backstay.testing.strategies import same, states, values
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

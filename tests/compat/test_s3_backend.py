@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-import holdfast
-from holdfast.compat.backend import (
+import backstay
+from backstay.compat.backend import (
     Checkpoint,
     CheckpointBackend,
     CheckpointMetadata,
     StoreBackend,
     create_checkpointer,
 )
-from holdfast.errors import Corrupted, EncodeError, IdTaken, InvalidInput, StoreError
-from holdfast.model.checkpoint import Write
-from holdfast.model.lineage import Lineage
-from holdfast.pieces.piece import Range
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.thread.store import make_context
+from backstay.errors import Corrupted, EncodeError, IdTaken, InvalidInput, StoreError
+from backstay.model.checkpoint import Write
+from backstay.model.lineage import Lineage
+from backstay.pieces.piece import Range
+from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.store import make_context
 
 if TYPE_CHECKING:
-    from holdfast.testing.postgres import PostgresServer
+    from backstay.testing.postgres import PostgresServer
 
 T = TypeVar("T")
 Show = Callable[[str, object], None]
@@ -44,7 +44,7 @@ def run(awaited: Coroutine[Any, Any, T]) -> T:
 
 
 @pytest.fixture
-def backend(store: holdfast.Store) -> Iterator[StoreBackend]:
+def backend(store: backstay.Store) -> Iterator[StoreBackend]:
     """Work on a store that is verified byte by byte when the test is over."""
     made = StoreBackend(store)
     yield made
@@ -163,7 +163,7 @@ def test_deleting_a_thread_counts_its_checkpoints_and_leaves_the_others(backend:
 
 @pytest.mark.row("S3-29", "W3-10", "W3-19")
 def test_deleting_before_a_step_is_strictly_less_and_breaks_no_child(
-    backend: StoreBackend, store: holdfast.Store
+    backend: StoreBackend, store: backstay.Store
 ) -> None:
     put_steps(backend, "t", 1, 2, 3, 4)
 
@@ -226,7 +226,7 @@ def test_a_put_with_an_id_that_is_there_replaces_all_of_it_in_its_place(backend:
 
 
 def test_replacing_goes_on_to_work_when_all_that_came_after_is_gone(
-    backend: StoreBackend, store: holdfast.Store
+    backend: StoreBackend, store: backstay.Store
 ) -> None:
     put_steps(backend, "t", 1, 2)
     run(backend.put(checkpoint("t", "t1", 5, state={"version": 2})))
@@ -239,7 +239,7 @@ def test_replacing_goes_on_to_work_when_all_that_came_after_is_gone(
     assert latest.state == {"version": 3}
 
 
-def test_putting_the_same_again_changes_nothing(backend: StoreBackend, store: holdfast.Store) -> None:
+def test_putting_the_same_again_changes_nothing(backend: StoreBackend, store: backstay.Store) -> None:
     put_steps(backend, "t", 1, 2, 3)
     before = [(meta.id, meta.seq, meta.digest) for meta in store.thread("t").history()]
 
@@ -265,17 +265,17 @@ def test_an_id_never_moves_to_another_thread(backend: StoreBackend) -> None:
 
 
 def test_a_replacement_cut_short_after_its_mark_leaves_the_old_version(
-    backend: StoreBackend, store: holdfast.Store
+    backend: StoreBackend, store: backstay.Store
 ) -> None:
     put_steps(backend, "t", 1, 2)
     before = run(backend.get("t1")), run(backend.list_checkpoints("t"))
 
-    store.thread("t").tag("t1", "holdfast.replaced")
+    store.thread("t").tag("t1", "backstay.replaced")
 
     assert (run(backend.get("t1")), run(backend.list_checkpoints("t"))) == before
 
 
-def test_a_damaged_replacement_is_found_and_hides_nothing_else(backend: StoreBackend, store: holdfast.Store) -> None:
+def test_a_damaged_replacement_is_found_and_hides_nothing_else(backend: StoreBackend, store: backstay.Store) -> None:
     put_steps(backend, "t", 1, 2)
     run(backend.put(checkpoint("t", "t1", 1, state={"version": 2})))
     stored = store.get("t1")
@@ -302,7 +302,7 @@ def test_without_a_parent_a_checkpoint_follows_the_newest(backend: StoreBackend)
 
 
 @pytest.mark.row("S3-05", "W3-12")
-def test_one_that_names_an_older_parent_begins_a_branch(backend: StoreBackend, store: holdfast.Store) -> None:
+def test_one_that_names_an_older_parent_begins_a_branch(backend: StoreBackend, store: backstay.Store) -> None:
     put_steps(backend, "t", 1, 2, 3)
     side = checkpoint("t", "side", 2, parent_checkpoint_id="t1", state={"other": 1}, next_node="search")
     run(backend.put(side))
@@ -339,7 +339,7 @@ def test_a_parent_that_is_not_in_the_store_is_kept_as_told(backend: StoreBackend
 def test_an_agent_resumes_where_it_stopped(url: str) -> None:
     """The consumer this interface is made for: it saves every fifth turn and begins with the newest checkpoint."""
 
-    async def agent(place: str | holdfast.Store, turns: int) -> list[int]:
+    async def agent(place: str | backstay.Store, turns: int) -> list[int]:
         backend = StoreBackend(place)
         latest = await backend.get_latest("session")
         begin = latest.state["turn"] if latest is not None else 0
@@ -354,7 +354,7 @@ def test_an_agent_resumes_where_it_stopped(url: str) -> None:
         await backend.close()
         return done
 
-    with holdfast.open(url) as kept:  # what is in memory lives as long as it is open
+    with backstay.open(url) as kept:  # what is in memory lives as long as it is open
         place = kept if url == "memory:" else url
         assert run(agent(place, 12))[-1] == 12
         assert run(agent(place, 3)) == [11, 12, 13]
@@ -451,8 +451,8 @@ def test_created_at_is_a_moment_and_comes_back_as_it_was_written(backend: StoreB
         ("step", 1.0),
         ("step", True),
         ("tags", ["x", 1]),
-        ("tags", ["holdfast.replaced"]),
-        ("extra", {"holdfast.face": "x"}),
+        ("tags", ["backstay.replaced"]),
+        ("extra", {"backstay.face": "x"}),
         ("extra", {"step": 2}),
         ("summary", None),
     ],
@@ -469,7 +469,7 @@ def test_what_no_store_could_give_back_is_refused(field: str, value: object) -> 
 
 
 @pytest.mark.row("W3-16")
-def test_unknown_keys_are_stored_and_the_metadata_can_be_searched(backend: StoreBackend, store: holdfast.Store) -> None:
+def test_unknown_keys_are_stored_and_the_metadata_can_be_searched(backend: StoreBackend, store: backstay.Store) -> None:
     made = checkpoint("t", "c", 1)
     made.metadata.extra, made.extra = {"user": "u1"}, {"plugins": ["later", {"x": None}]}
 
@@ -512,7 +512,7 @@ def test_the_event_loop_never_waits_for_the_disk(tmp_path: Path) -> None:
         threads.add(threading.get_ident())
         return datetime(2026, 1, 1, tzinfo=UTC)
 
-    with holdfast.open(tmp_path / "a.db", clock=clock) as store:
+    with backstay.open(tmp_path / "a.db", clock=clock) as store:
         threads.clear()
         backend = StoreBackend(store)
         run(backend.put(checkpoint("t", "c", 1)))
@@ -578,7 +578,7 @@ def test_lists_read_no_payload(tmp_path: Path) -> None:
             fetched.append(asked)
             return super().fetch(asked)
 
-    with holdfast.Store(Watched(str(tmp_path / "a.db")), make_context("", None)) as store:
+    with backstay.Store(Watched(str(tmp_path / "a.db")), make_context("", None)) as store:
         backend = StoreBackend(store)
         for number in range(3):
             run(backend.put(checkpoint("t", f"c{number}", number, state={"doc": "x" * 300_000})))
@@ -616,7 +616,7 @@ def test_concurrent_puts_are_all_stored_one_after_the_other(url: str) -> None:
     """Through two stores at once, as two processes would; the order is the store's, and the lineage is one line."""
 
     async def main() -> tuple[list[CheckpointMetadata], list[str]]:
-        first = StoreBackend(await holdfast.aopen(url))
+        first = StoreBackend(await backstay.aopen(url))
         second = first if url == "memory:" else StoreBackend(url)
         names = [f"c{number}" for number in range(12)]
         places = [first, second] * 6
@@ -633,10 +633,10 @@ def test_concurrent_puts_are_all_stored_one_after_the_other(url: str) -> None:
     assert [item.parent_checkpoint_id for item in shown[:-1]] == [item.checkpoint_id for item in shown[1:]]
 
 
-# Together with the rest of Holdfast -------------------------------------------------------------------------------
+# Together with the rest of Backstay -------------------------------------------------------------------------------
 
 
-def test_both_sides_read_what_the_other_wrote(backend: StoreBackend, store: holdfast.Store) -> None:
+def test_both_sides_read_what_the_other_wrote(backend: StoreBackend, store: backstay.Store) -> None:
     run(backend.put(checkpoint("t", "c1", 4, next_node="search", summary="s", tags=["x"])))
     thread = store.thread("t")
     latest = thread.latest()

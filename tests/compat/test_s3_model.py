@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.compat.backend import Checkpoint, CheckpointMetadata, StoreBackend
-from holdfast.errors import IdTaken
+from backstay.compat.backend import Checkpoint, CheckpointMetadata, StoreBackend
+from backstay.errors import IdTaken
 
 THREADS = st.sampled_from(["t", "u"])
 NAMES = st.sampled_from(["main", "a", "b", "c", "d", "e", "f"])  # "main" is also the name of a branch

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.compat.backend import Checkpoint, CheckpointMetadata
-from holdfast.errors import EncodeError, InvalidInput
+from backstay.compat.backend import Checkpoint, CheckpointMetadata
+from backstay.errors import EncodeError, InvalidInput
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

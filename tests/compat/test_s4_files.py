@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast.compat.workflow import Checkpoint, CheckpointInfo, FileCheckpointStore, InterruptType, SharedState
-from holdfast.errors import (
+from backstay.compat.workflow import Checkpoint, CheckpointInfo, FileCheckpointStore, InterruptType, SharedState
+from backstay.errors import (
     Corrupted,
     DecodeError,
     EncodeError,
@@ -26,7 +26,7 @@ from holdfast.errors import (
     StoreError,
     StoreRefused,
 )
-from holdfast.store import atomic
+from backstay.store import atomic
 
 T = TypeVar("T")
 VICTIM = Path(__file__).parents[1] / "crash" / "workflow_victim.py"

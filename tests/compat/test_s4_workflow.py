@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-import holdfast
-from holdfast.compat.workflow import (
+import backstay
+from backstay.compat.workflow import (
     Checkpoint,
     CheckpointInfo,
     CheckpointStore,
@@ -28,8 +28,8 @@ from holdfast.compat.workflow import (
     SharedState,
     StoreCheckpointStore,
 )
-from holdfast.errors import Corrupted, DecodeError, EncodeError, IdTaken, InvalidInput
-from holdfast.store.sqlite.store import SqliteStore
+from backstay.errors import Corrupted, DecodeError, EncodeError, IdTaken, InvalidInput
+from backstay.store.sqlite.store import SqliteStore
 
 T = TypeVar("T")
 SPOIL = "update blob set body = zeroblob(length(body)) returning 1"
@@ -411,7 +411,7 @@ def test_many_tasks_save_at_once_and_nothing_is_lost_or_torn(store: CheckpointSt
     assert {info.id for info in run(store.list())} == {same.id, *(each.id for each in others)}
 
 
-# Together with the rest of Holdfast -------------------------------------------------------------------------------
+# Together with the rest of Backstay -------------------------------------------------------------------------------
 
 
 @pytest.mark.row("S4-06")
@@ -421,7 +421,7 @@ def test_a_saved_checkpoint_is_an_ordinary_one(tmp_path: Path) -> None:
     run(store.save(kept))
     run(store.close())
 
-    with holdfast.open(tmp_path / "a.db") as opened:
+    with backstay.open(tmp_path / "a.db") as opened:
         (found,) = opened.threads(graph="review", interrupt="toolapproval")
         whole = opened.get(found.id)
         assert whole is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 from kill_victims import state_after
 
-import holdfast
-from holdfast.model.checkpoint import Checkpoint
+import backstay
+from backstay.model.checkpoint import Checkpoint
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Found:
 def compare(path: str, told: Told) -> Found:
     """Read everything that is in the store and compare it with what the victims said."""
     found = Found()
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         found.findings = [str(finding) for finding in store.verify().findings]
         seen: dict[str, Checkpoint] = {}
         for meta in store.threads():
@@ -72,7 +72,7 @@ def compare(path: str, told: Told) -> Found:
     return found
 
 
-def _walk(store: holdfast.Store, thread: str, found: Found) -> dict[str, Checkpoint]:
+def _walk(store: backstay.Store, thread: str, found: Found) -> dict[str, Checkpoint]:
     """Follow a thread from its first checkpoint to its head; note every link that is not as it must be."""
     seen: dict[str, Checkpoint] = {}
     before: Checkpoint | None = None

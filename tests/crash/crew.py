@@ -7,7 +7,7 @@
         worker.stop()                                         # SIGSTOP
 
 Orders and answers are lines of JSON in fifos. A worker is forked by a nursery, so a test may have many; when its orders
-end it closes (``close()``, if its class has that) and exits. An error of Holdfast is an answer like any other (see
+end it closes (``close()``, if its class has that) and exits. An error of Backstay is an answer like any other (see
 ``outcome``); anything else ends the worker, and the test with it.
 """
 
@@ -28,9 +28,9 @@ from typing import Any
 
 from nursery import Nursery
 
-from holdfast.errors import Conflict, HoldfastError
-from holdfast.model.checkpoint import CheckpointMeta
-from holdfast.testing.waiting import wait_until
+from backstay.errors import BackstayError, Conflict
+from backstay.model.checkpoint import CheckpointMeta
+from backstay.testing.waiting import wait_until
 
 PATIENCE_S = 60.0
 HERE = Path(__file__).parent
@@ -156,10 +156,10 @@ def obey(orders: str, work: str, arguments: list[Any]) -> None:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Return what a call returns, or what it says of the error of Holdfast that it raises."""
+    """Return what a call returns, or what it says of the error of Backstay that it raises."""
     try:
         return call()
-    except HoldfastError as error:
+    except BackstayError as error:
         told: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
         if isinstance(error, Conflict):
             told["winner"] = None if error.winner is None else describe(error.winner)

@@ -19,10 +19,10 @@ from typing import Any
 
 import apsw
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.model.checkpoint import CheckpointMeta, Write
-from holdfast.store.sqlite.database import CHECKSUM_VFS
+import backstay
+from backstay.errors import BackstayError
+from backstay.model.checkpoint import CheckpointMeta, Write
+from backstay.store.sqlite.database import CHECKSUM_VFS
 
 THREADS = ("alpha", "beta")
 CUT = -1
@@ -38,7 +38,7 @@ def text(seed: str, length: int) -> str:
 
 def fill(path: str) -> None:
     """Make a small store that has everything in it."""
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread("alpha")
         log = [text(f"log {number}", 300) for number in range(3)]
         for number in range(9):
@@ -61,12 +61,12 @@ def plain(meta: CheckpointMeta | None) -> Answer:
         return None
     fields = {name: getattr(meta, name) for name in ("id", "seq", "parent_id", "step", "digest", "tags", "created_at")}
     fields["label"] = meta.label
-    if isinstance(meta, holdfast.Checkpoint):
+    if isinstance(meta, backstay.Checkpoint):
         fields["state"], fields["writes"] = meta.state, meta.writes
     return fields
 
 
-def ask(store: holdfast.Store) -> dict[str, Answer]:
+def ask(store: backstay.Store) -> dict[str, Answer]:
     """Ask a store everything; an answer is a value or one of our errors."""
     ids = [*(f"a{number}" for number in range(10)), *(f"b{number}" for number in range(3)), "f0"]
     questions: dict[str, Callable[[], Answer]] = {name: functools.partial(_get, store, name) for name in ids}
@@ -80,20 +80,20 @@ def ask(store: holdfast.Store) -> dict[str, Answer]:
     for name, question in questions.items():
         try:
             answers[name] = question()
-        except HoldfastError as error:
+        except BackstayError as error:
             answers[name] = error
     return answers
 
 
-def _get(store: holdfast.Store, name: str) -> Answer:
+def _get(store: backstay.Store, name: str) -> Answer:
     return plain(store.get(name))
 
 
-def _latest(store: holdfast.Store, thread: str) -> Answer:
+def _latest(store: backstay.Store, thread: str) -> Answer:
     return plain(store.thread(thread).latest())
 
 
-def _history(store: holdfast.Store, thread: str) -> Answer:
+def _history(store: backstay.Store, thread: str) -> Answer:
     return [plain(meta) for meta in store.thread(thread).history(branch="*")]
 
 
@@ -134,8 +134,8 @@ def judge(data: bytes, expected: dict[str, Answer], path: str, damage: Damage) -
     Path(path).write_bytes(damaged(data, damage))
     verdict = Verdict(tried=1)
     try:
-        store = holdfast.open(path)
-    except HoldfastError:
+        store = backstay.open(path)
+    except BackstayError:
         verdict.refused = 1
         return verdict
     # A second connection keeps the log in place while errors make the store close and open its own: much faster.
@@ -143,10 +143,10 @@ def judge(data: bytes, expected: dict[str, Answer], path: str, damage: Damage) -
         idle.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         try:
             verdict.reported = int(not store.verify())
-        except HoldfastError:
+        except BackstayError:
             verdict.reported = 1
         for name, answer in ask(store).items():
-            if isinstance(answer, HoldfastError):
+            if isinstance(answer, BackstayError):
                 verdict.failed_answers += 1
             elif answer != expected[name]:
                 verdict.wrong.append(f"{damage}: {name}")
@@ -156,7 +156,7 @@ def judge(data: bytes, expected: dict[str, Answer], path: str, damage: Damage) -
 
 def judge_all(original: str, folder: str, damages: list[Damage]) -> None:
     """Judge many, in a process of its own; the sum goes to standard output."""
-    with holdfast.open(original) as store:
+    with backstay.open(original) as store:
         expected = ask(store)
     data = Path(original).read_bytes()  # closed: nobody in this process has it open any more
     path = str(Path(folder) / "damaged.db")

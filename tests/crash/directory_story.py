@@ -24,11 +24,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast.errors import Conflict, OutcomeUnknown, StoreError
-from holdfast.store.directory import logs, store
-from holdfast.store.directory.control import Control, State
-from holdfast.store.finding import LEFTOVER, Finding
+import backstay
+from backstay.errors import Conflict, OutcomeUnknown, StoreError
+from backstay.store.directory import logs, store
+from backstay.store.directory.control import Control, State
+from backstay.store.finding import LEFTOVER, Finding
 
 MAIN_THREAD = "story"
 OTHER_THREAD = "other"
@@ -70,7 +70,7 @@ class Story:
         self.url = url
 
     def open(self) -> str:
-        self.store = holdfast.open(self.url)
+        self.store = backstay.open(self.url)
         self.thread = self.store.thread(MAIN_THREAD)
         self.side = self.store.thread(MAIN_THREAD, branch=SIDE)
         return ""
@@ -154,7 +154,7 @@ def tried(story: Story, step: str, function: Callable[[], Any], tell: Tell, erro
             errors.append(step)
             unknown = unknown or isinstance(error, OutcomeUnknown)
             if step in SAVES and not unknown:
-                with holdfast.open(story.url) as other:  # a second handle: knows only what is written
+                with backstay.open(story.url) as other:  # a second handle: knows only what is written
                     if other.get(step) is not None:
                         tell({"lied": step})
     raise AssertionError(f"{step} does not recover")
@@ -166,7 +166,7 @@ def check(url: str, begun: Collection[str], digests: Mapping[str, str]) -> list[
     ``begun`` are the steps that began, ``digests`` those that are done. Returns what the store has to say.
     """
     done = digests.keys()
-    with holdfast.open(url) as opened:
+    with backstay.open(url) as opened:
         findings = opened._backend.check()
         wrong = [finding for finding in (*findings, *opened.verify().findings) if finding.kind != LEFTOVER]
         assert not wrong, str(wrong)
@@ -190,7 +190,7 @@ def check(url: str, begun: Collection[str], digests: Mapping[str, str]) -> list[
             assert saved.parent_id == (head.id if head else None)
         side = opened.thread(MAIN_THREAD, branch=SIDE).latest()
         assert (side.id if side else None) in _last_of_side(begun, done)
-    with holdfast.open(url) as again:
+    with backstay.open(url) as again:
         wrong = [finding for finding in again.verify().findings if finding.kind != LEFTOVER]
         assert not wrong, f"after the next save: {wrong}"
     return findings

@@ -6,12 +6,12 @@ import os
 import signal
 from pathlib import Path
 
-from holdfast.errors import EffectUnknown
-from holdfast.model.effect import EffectRecord, Outcome
-from holdfast.store.effects import EffectRow
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.thread.store import Store, make_context
-from holdfast.thread.thread import Thread
+from backstay.errors import EffectUnknown
+from backstay.model.effect import EffectRecord, Outcome
+from backstay.store.effects import EffectRow
+from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.store import Store, make_context
+from backstay.thread.thread import Thread
 
 POINTS = (
     "before the intent",

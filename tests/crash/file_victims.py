@@ -18,9 +18,9 @@ from typing import BinaryIO, TypeVar
 import session_victim
 import workflow_victim
 
-from holdfast.compat.workflow import FileCheckpointStore, file
-from holdfast.errors import OutcomeUnknown, StoreError
-from holdfast.store import atomic
+from backstay.compat.workflow import FileCheckpointStore, file
+from backstay.errors import OutcomeUnknown, StoreError
+from backstay.store import atomic
 
 TRIES_MAX = 4
 

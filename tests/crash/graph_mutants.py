@@ -10,20 +10,20 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from holdfast.engine import compat, launch, position
-from holdfast.engine.context import BaseContext
-from holdfast.engine.desk import Desk, finished
-from holdfast.engine.gate import Gate
-from holdfast.engine.position import Activation, Job
-from holdfast.engine.recorder import Recorder
-from holdfast.engine.run import Runner
-from holdfast.model.checkpoint import Checkpoint, Write
-from holdfast.model.continuation import NextNode
-from holdfast.model.effect import EffectStatus
-from holdfast.model.frame import Frame, FrameStack, Task
-from holdfast.store.effects import EffectRow
-from holdfast.thread import effects, ledger
-from holdfast.thread.question import Question
+from backstay.engine import compat, launch, position
+from backstay.engine.context import BaseContext
+from backstay.engine.desk import Desk, finished
+from backstay.engine.gate import Gate
+from backstay.engine.position import Activation, Job
+from backstay.engine.recorder import Recorder
+from backstay.engine.run import Runner
+from backstay.model.checkpoint import Checkpoint, Write
+from backstay.model.continuation import NextNode
+from backstay.model.effect import EffectStatus
+from backstay.model.frame import Frame, FrameStack, Task
+from backstay.store.effects import EffectRow
+from backstay.thread import effects, ledger
+from backstay.thread.question import Question
 
 
 def _drops_finished_branches() -> None:

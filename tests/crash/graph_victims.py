@@ -22,18 +22,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 from graph_mutants import MUTANTS
 from graphs import Flaky, Scenario, World, build, make, number_of, result_of
 
-from holdfast.engine import Answer, Approve, Defer, Graph, Modify, Reject, Reroute, Result, Status, every, every_node
-from holdfast.errors import NodeFailed
-from holdfast.model.checkpoint import Checkpoint
-from holdfast.model.continuation import End
-from holdfast.model.decision import Decision, DecisionKind
-from holdfast.model.frame import Frame
-from holdfast.model.interrupt import InterruptKind
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.thread.interrupts import InterruptRecord
-from holdfast.thread.store import Store, make_context
-from holdfast.thread.store_async import AsyncStore
-from holdfast.thread.thread import Thread
+from backstay.engine import Answer, Approve, Defer, Graph, Modify, Reject, Reroute, Result, Status, every, every_node
+from backstay.errors import NodeFailed
+from backstay.model.checkpoint import Checkpoint
+from backstay.model.continuation import End
+from backstay.model.decision import Decision, DecisionKind
+from backstay.model.frame import Frame
+from backstay.model.interrupt import InterruptKind
+from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.store import Store, make_context
+from backstay.thread.store_async import AsyncStore
+from backstay.thread.thread import Thread
 
 THREAD = "t"
 ROUNDS_MAX = 120

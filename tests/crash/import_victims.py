@@ -6,8 +6,8 @@ import os
 import signal
 from typing import Any
 
-import holdfast
-from holdfast.transfer import import_bundle
+import backstay
+from backstay.transfer import import_bundle
 
 CHANGING = {"commit", "commit_all", "write", "interrupt", "decide", "consume", "begin_effect", "end_effect", "reserve"}
 
@@ -40,7 +40,7 @@ class Mortal:
 
 def import_until(url: str, bundle: str, deadline: int, after: bool) -> None:
     """Import, and die at the call; print how many calls there were if it was never reached."""
-    store = holdfast.open(url)
+    store = backstay.open(url)
     mortal: Any = Mortal(store._backend, deadline, after)
     store._backend = mortal
     assert import_bundle(bundle, store)

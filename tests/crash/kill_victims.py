@@ -10,8 +10,8 @@ import hashlib
 import os
 from typing import Any
 
-import holdfast
-from holdfast.errors import Conflict
+import backstay
+from backstay.errors import Conflict
 
 SHARED = "shared"
 LOG_LENGTH_MAX = 40
@@ -33,7 +33,7 @@ def state_after(before: dict[str, Any] | None, token: str) -> dict[str, Any]:
 
 def save_without_end(path: str, name: str, generation: int) -> None:
     """Save in turn on a thread of one's own and on the one that all writers share."""
-    store = holdfast.open(path)
+    store = backstay.open(path)
     for number in range(1_000_000):
         for thread in (store.thread(f"own-{name}"), store.thread(SHARED)):
             token = f"{name}.{generation}.{number}.{thread.id}"
@@ -49,7 +49,7 @@ def save_without_end(path: str, name: str, generation: int) -> None:
 
 def acknowledge_before_saving(path: str, name: str, generation: int) -> None:
     """Do what no store may: say that a checkpoint is kept, then keep it."""
-    thread = holdfast.open(path).thread(f"own-{name}")
+    thread = backstay.open(path).thread(f"own-{name}")
     token = f"{name}.{generation}.early"
     before = thread.latest()
     state = state_after(before.state if before else None, token) | {"slow": os.urandom(SLOW_BYTES)}
@@ -60,7 +60,7 @@ def acknowledge_before_saving(path: str, name: str, generation: int) -> None:
 
 def acknowledge_conflicts(path: str, name: str, generation: int) -> None:
     """Do what no writer may: take a conflict for success. The first line read back tells that the race is lost."""
-    store = holdfast.open(path)
+    store = backstay.open(path)
     mine, other = store.thread(SHARED), store.thread(SHARED)
     mine.latest()
     other.save(state_after(None, f"{name}.{generation}.winner"))

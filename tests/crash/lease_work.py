@@ -14,15 +14,15 @@ from typing import Any
 
 from crew import describe, outcome
 
-from holdfast.errors import HoldfastError
-from holdfast.store import boot
-from holdfast.store.base import Commit, Committed
-from holdfast.store.open import open_backend
-from holdfast.store.tenure import Tenure
-from holdfast.testing.history import Branch, RecordedThread, Recorder
-from holdfast.thread.lease import Lease
-from holdfast.thread.session import RunSession
-from holdfast.thread.store import Store, make_context
+from backstay.errors import BackstayError
+from backstay.store import boot
+from backstay.store.base import Commit, Committed
+from backstay.store.open import open_backend
+from backstay.store.tenure import Tenure
+from backstay.testing.history import Branch, RecordedThread, Recorder
+from backstay.thread.lease import Lease
+from backstay.thread.session import RunSession
+from backstay.thread.store import Store, make_context
 
 
 class Drowsy:
@@ -168,7 +168,7 @@ class Holder:
         for lease in self.leases.values():
             try:
                 lease.release()
-            except HoldfastError:  # lost, as its test has seen
+            except BackstayError:  # lost, as its test has seen
                 continue
         self.store.close()
         self.recorder.close()

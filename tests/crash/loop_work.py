@@ -11,11 +11,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast.store.open import open_backend
-from holdfast.thread.loop import Loop
-from holdfast.thread.store import Store, make_context
-from holdfast.thread.turn import Turn
+import backstay
+from backstay.store.open import open_backend
+from backstay.thread.loop import Loop
+from backstay.thread.store import Store, make_context
+from backstay.thread.turn import Turn
 
 TTL_S = 0.5
 DEADLY = (
@@ -76,7 +76,7 @@ class Deadly:
         return call
 
 
-def story(thread: holdfast.Thread, world: World, careless: bool = False) -> Loop:
+def story(thread: backstay.Thread, world: World, careless: bool = False) -> Loop:
     """Run the agent until it is done or waits for somebody. A careless one does its deeds without the ledger."""
 
     def do(turn: Turn, key: str, what: str) -> None:

@@ -1,6 +1,6 @@
 """A nursery: a small process, without any store open, that forks the processes which a test kills.
 
-Starting Python and importing Holdfast takes a third of a second; forking takes a millisecond, so hundreds of victims
+Starting Python and importing Backstay takes a third of a second; forking takes a millisecond, so hundreds of victims
 fit into a test. The nursery runs apart from the test's own process, so a victim inherits neither threads nor files.
 
     with Nursery() as nursery:
@@ -69,7 +69,7 @@ class Nursery:
 
 def serve() -> None:
     """Answer requests until standard input ends; no victim outlives that."""
-    importlib.import_module("holdfast.thread.store")  # here: ``import holdfast`` alone loads nothing
+    importlib.import_module("backstay.thread.store")  # here: ``import backstay`` alone loads nothing
     held: dict[int, int] = {}
     alive: set[int] = set()
     for line in sys.stdin:

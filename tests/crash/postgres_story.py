@@ -15,17 +15,17 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-import holdfast
-from holdfast.model.checkpoint import Write
-from holdfast.store.base import Commit, Committed
-from holdfast.store.lane import LaneKey
-from holdfast.store.leases import Claim
-from holdfast.store.memory import MemoryStore
-from holdfast.store.sessions import SessionRow
-from holdfast.thread.interrupts import InterruptRecord
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay.model.checkpoint import Write
+from backstay.store.base import Commit, Committed
+from backstay.store.lane import LaneKey
+from backstay.store.leases import Claim
+from backstay.store.memory import MemoryStore
+from backstay.store.sessions import SessionRow
+from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.store import Store, make_context
 
-Call = Callable[[holdfast.Store], object]
+Call = Callable[[backstay.Store], object]
 
 LEASED, EXPIRING, RELEASED, NEVER_SAVED = (LaneKey("", name, "", "main") for name in ("ship", "boat", "raft", "ark"))
 CLAIM = Claim("ann", "token-1", 3_600_000_000)
@@ -80,11 +80,11 @@ def make_import(item_bytes: int = 500) -> list[Commit]:
     return source.commits
 
 
-def found_interrupt(store: holdfast.Store, name: str) -> InterruptRecord:
+def found_interrupt(store: backstay.Store, name: str) -> InterruptRecord:
     return next(record for record in store.thread("t").interrupts(pending=False) if record.id == name)
 
 
-def set_stage(store: holdfast.Store) -> None:
+def set_stage(store: backstay.Store) -> None:
     """Make what the story needs to be there."""
     thread, backend = store.thread("t"), store._backend
     thread.save({"messages": ["first" * 200], "n": 1}, id="c-1")
@@ -99,22 +99,22 @@ def set_stage(store: holdfast.Store) -> None:
         store.thread("old").append({"log": [f"{step}" * 50]}, id=f"o-{step}")
 
 
-def _append(store: holdfast.Store) -> object:
+def _append(store: backstay.Store) -> object:
     saved = store.thread("t").append({"messages": ["third"]}, set={"n": 3}, id="c-3")
     return saved.seq, saved.digest, saved.parent_id
 
 
-def _save(store: holdfast.Store) -> object:
+def _save(store: backstay.Store) -> object:
     saved = store.thread("new").save({"text": "x" * 5000, "n": 1}, id="n-1", tags=["begin"])
     return saved.seq, saved.digest
 
 
-def _fork(store: holdfast.Store) -> object:
+def _fork(store: backstay.Store) -> object:
     head = store.thread("t").fork("c-1", branch="side", set={"n": 7}, id="f-1").latest()
     return head and (head.seq, head.digest)
 
 
-def _end(store: holdfast.Store) -> None:
+def _end(store: backstay.Store) -> None:
     store._backend.end("", SESSION.id, 3, "done")  # its answer, whether it had ended before, is lost with the first one
 
 
@@ -152,7 +152,7 @@ WRITES = [
 CHANGES = [
     Step("delete", COMMIT, lambda store: store.thread("old").delete("o-8")),
     Step("delete before", COMMIT, lambda store: store.thread("old").delete_before(3)),
-    Step("prune", COMMIT, lambda store: store.thread("old").prune(holdfast.Keep(last=2)).deleted),
+    Step("prune", COMMIT, lambda store: store.thread("old").prune(backstay.Keep(last=2)).deleted),
     Step("delete thread", COMMIT, lambda store: store.delete_thread("t").checkpoints),
 ]
 """Each would have another answer when repeated, so whether its COMMIT arrived is for the caller to find out."""

@@ -10,10 +10,10 @@ import os
 import time
 from itertools import count
 
-import holdfast
-from holdfast.errors import Conflict, OutcomeUnknown, StoreBusy
-from holdfast.model.checkpoint import Checkpoint
-from holdfast.testing.history import RecordedThread, Recorder
+import backstay
+from backstay.errors import Conflict, OutcomeUnknown, StoreBusy
+from backstay.model.checkpoint import Checkpoint
+from backstay.testing.history import RecordedThread, Recorder
 
 THREADS = ("left", "right")
 ANEW_EVERY = 16
@@ -38,10 +38,10 @@ def save_without_end(url: str, history: str, worker: str) -> None:
         _save(threads[number % len(threads)], worker, f"{worker}.{number}")
 
 
-def _opened(url: str) -> holdfast.Store:
+def _opened(url: str) -> backstay.Store:
     while True:
         try:
-            return holdfast.open(url)
+            return backstay.open(url)
         except StoreBusy:
             continue
 

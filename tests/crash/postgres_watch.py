@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from psycopg import sql
 
-from holdfast.testing.postgres import PostgresServer
+from backstay.testing.postgres import PostgresServer
 
 
 class Watch:

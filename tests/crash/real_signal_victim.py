@@ -2,7 +2,7 @@
 
     python real_signal_victim.py URL (interrupt | save) COUNT SEED SECONDS
 
-``interrupt``: the handler raises KeyboardInterrupt, wherever in Holdfast it comes, also while an earlier one is on its
+``interrupt``: the handler raises KeyboardInterrupt, wherever in Backstay it comes, also while an earlier one is on its
 way out; the program catches it and goes on. ``save``: the handler saves, through the very handle that it interrupted or
 through another one of the same thread. A second Python thread saves all the while.
 
@@ -24,9 +24,9 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
-import holdfast
+import backstay
 
-OURS = holdfast.__file__.removesuffix("__init__.py")
+OURS = backstay.__file__.removesuffix("__init__.py")
 PADDING = "x" * 300
 WINDOW = 40
 """How long the list may get before its front is dropped."""
@@ -35,7 +35,7 @@ WINDOW = 40
 class Saver:
     """Saves through a handle until told to stop, whatever happens to it."""
 
-    def __init__(self, store: holdfast.Store, thread_id: str) -> None:
+    def __init__(self, store: backstay.Store, thread_id: str) -> None:
         self.store = store
         self.thread_id = thread_id
         self.handle = store.thread(thread_id)
@@ -54,7 +54,7 @@ class Saver:
             else:
                 saved = self.handle.save({"log": [*log[WINDOW // 2 :], item]}, on=latest)
             self.acknowledged[saved.id] = item
-        except holdfast.HoldfastError as error:
+        except backstay.BackstayError as error:
             self.errors[type(error).__name__] += 1
         except Exception as error:
             self.raw.append(repr(error))
@@ -130,7 +130,7 @@ def under_handler_saves(saver: Saver, times: int, chance: random.Random) -> int:
     return fired
 
 
-def judge(store: holdfast.Store, savers: list[Saver]) -> list[str]:
+def judge(store: backstay.Store, savers: list[Saver]) -> list[str]:
     """Return what is wrong with what is stored."""
     wrong: list[str] = []
     for saver in savers:
@@ -153,7 +153,7 @@ def judge(store: holdfast.Store, savers: list[Saver]) -> list[str]:
 
 def main(url: str, mode: str, times: int, seed: int) -> dict[str, Any]:
     chance = random.Random(seed)
-    store = holdfast.open(url)
+    store = backstay.open(url)
     main_saver, side = Saver(store, "main"), Saver(store, "side")
     side_stop = threading.Event()
 
@@ -173,7 +173,7 @@ def main(url: str, mode: str, times: int, seed: int) -> dict[str, Any]:
         store.close()
     else:
         store.close()
-        with holdfast.open(url) as fresh:
+        with backstay.open(url) as fresh:
             for saver in (main_saver, side):
                 saver.handle = fresh.thread(saver.thread_id)
             wrong = judge(fresh, [main_saver, side])

@@ -11,16 +11,16 @@ from typing import Any
 
 from loop_work import Deadly, World
 
-import holdfast
-from holdfast.recovery import ErrorRecovery, RecoveryResult, RetryPolicy
-from holdfast.store.open import open_backend
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay.recovery import ErrorRecovery, RecoveryResult, RetryPolicy
+from backstay.store.open import open_backend
+from backstay.thread.store import Store, make_context
 
 KEY = "call"
 POLICY = RetryPolicy(retries=2, first_s=0)
 
 
-def attempt_it(thread: holdfast.Thread | None, world: World, deadly_call: int = 0) -> RecoveryResult[str]:
+def attempt_it(thread: backstay.Thread | None, world: World, deadly_call: int = 0) -> RecoveryResult[str]:
     """Call the service with recovery, without a thread in a way that forgets; die in the middle of the nth call."""
 
     def call(attempt: Any) -> str:

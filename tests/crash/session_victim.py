@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from holdfast.compat.sessions import CheckpointData, CrashRecovery, SyncCheckpointWriter
-from holdfast.errors import HoldfastError, OutcomeUnknown, StoreError
+from backstay.compat.sessions import CheckpointData, CrashRecovery, SyncCheckpointWriter
+from backstay.errors import BackstayError, OutcomeUnknown, StoreError
 
 SESSION = "victim"
 TRIES_MAX = 4
@@ -76,7 +76,7 @@ def _told(before: str | None, after: str | None, call: Callable[[], object]) -> 
         except (StoreError, OutcomeUnknown) as error:
             _tell(f"ERR {type(error).__name__}")
             assert attempt < TRIES_MAX - 1, f"{before} does not recover"
-        except HoldfastError as error:
+        except BackstayError as error:
             _tell(f"WRONG {type(error).__name__}: {error}")
             raise
         else:

@@ -15,8 +15,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import holdfast
-from holdfast.errors import Conflict, HoldfastError, OutcomeUnknown, StoreError
+import backstay
+from backstay.errors import BackstayError, Conflict, OutcomeUnknown, StoreError
 
 THREAD = "thread"
 TRIES_MAX = 4
@@ -50,7 +50,7 @@ class Program:
         self.path = path
 
     def open(self) -> str:
-        self.store = holdfast.open(self.path)
+        self.store = backstay.open(self.path)
         self.thread = self.store.thread(THREAD)
         return ""
 
@@ -84,7 +84,7 @@ class Program:
             ("f1", self.fork),
             ("tag", lambda: self.thread.tag("s3", "good")),
             ("delete", lambda: self.thread.delete("s4")),
-            ("prune", lambda: self.thread.prune(holdfast.Keep(last=1))),
+            ("prune", lambda: self.thread.prune(backstay.Keep(last=1))),
             ("compact", lambda: self.store.compact()),
             ("close", self.close),
         ]
@@ -100,7 +100,7 @@ def run(path: str) -> None:
             except (StoreError, OutcomeUnknown) as error:
                 _tell({"error": type(error).__name__, "known": True, "step": step, "text": str(error)})
                 assert attempt < TRIES_MAX - 1, f"{step} does not recover"
-            except HoldfastError as error:
+            except BackstayError as error:
                 _tell({"error": type(error).__name__, "known": False, "step": step, "text": str(error)})
                 raise
             else:

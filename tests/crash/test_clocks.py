@@ -25,17 +25,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from crew import Crew, Worker
 
-import holdfast
-from holdfast.testing.chain import chains_of, check_chain
-from holdfast.testing.history import History
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.testing.chain import chains_of, check_chain
+from backstay.testing.history import History
+from backstay.testing.waiting import wait_until
 
 HOUR_S, DAY_S = 3600, 86_400
 OFFSETS_S = (0, HOUR_S, -HOUR_S, DAY_S, -DAY_S)
 STEPS = 60
 TTL_S = 0.3
 LONG_TTL_S = 120.0
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
 Show = Callable[[str, object], None]
 
@@ -75,7 +75,7 @@ class FakeClock:
 
 @pytest.fixture
 def clock() -> Iterator[FakeClock]:
-    with tempfile.TemporaryDirectory(prefix="holdfast-clock-") as folder:
+    with tempfile.TemporaryDirectory(prefix="backstay-clock-") as folder:
         Path(folder).chmod(0o755)  # PostgreSQL runs as somebody else, who must be able to read the clock too
         yield FakeClock(Path(folder))
 
@@ -86,7 +86,7 @@ class Place:
     def __init__(self, url: str, folder: Path, crew: Crew) -> None:
         self.url = url
         self.crew = crew
-        self.store = holdfast.open(url)
+        self.store = backstay.open(url)
         self.history = str(folder / "history.jsonl")
 
     def hire(self, name: str, mutation: str = "") -> Worker:
@@ -253,7 +253,7 @@ def test_never_do_two_save_under_one_lease_also_if_the_clock_of_the_server_is_se
     assert kept
 
 
-def server_time(store: holdfast.Store) -> float:
+def server_time(store: backstay.Store) -> float:
     """Return what time it is for the server of a store."""
     found = store._backend._link.read(lambda connection: connection.execute("SELECT clock_timestamp()").fetchone())  # type: ignore[attr-defined]
     value: datetime = found[0]
@@ -263,7 +263,7 @@ def server_time(store: holdfast.Store) -> float:
 @contextlib.contextmanager
 def server_under(clock: FakeClock) -> Iterator[str]:
     """Run a PostgreSQL server of its own, by a clock that can be set; return the URL of a store there."""
-    from holdfast.testing.postgres import PostgresServer
+    from backstay.testing.postgres import PostgresServer
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in clock.environment.items():

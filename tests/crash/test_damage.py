@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from damaged import CUT, Answer, Damage, Verdict, ask, damaged, fill, text
 from nursery import Nursery
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.model.checkpoint import Write
-from holdfast.store.sqlite.database import CHECKSUM_VFS, PAGE_BYTES
+import backstay
+from backstay.errors import BackstayError
+from backstay.model.checkpoint import Write
+from backstay.store.sqlite.database import CHECKSUM_VFS, PAGE_BYTES
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 RANDOM_FLIPS = 2000
 LANES = 2
 
@@ -51,10 +51,10 @@ class Original:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     path = tmp_path_factory.mktemp("original") / "agent.db"
     fill(str(path))
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert store.verify()
         answers = ask(store)
-    assert not [answer for answer in answers.values() if answer is None or isinstance(answer, HoldfastError)]
+    assert not [answer for answer in answers.values() if answer is None or isinstance(answer, BackstayError)]
     return Original(str(path), path.read_bytes(), answers)  # closed: nobody has it open any more
 
 
@@ -151,26 +151,26 @@ def test_no_truncation_gives_a_wrong_answer(original: Original, tmp_path: Path, 
 def test_a_file_that_ends_inside_a_page_is_refused(tmp_path: Path) -> None:
     """SQLite fills the rest of the page with zeros, which no checksum sees."""
     path = tmp_path / "agent.db"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("thread").save({"n": 1}, id="c")
         store.thread("thread").write("c", [Write(f"task {index}", 0, "channel", "v" * 150) for index in range(8)])
     data = path.read_bytes()  # closed: nobody has it open any more
 
     for length in range(len(data) - 400, len(data), 25):
         path.write_bytes(data[:length])
-        with pytest.raises(holdfast.Corrupted, match="middle of a page"):
-            holdfast.open(path)
+        with pytest.raises(backstay.Corrupted, match="middle of a page"):
+            backstay.open(path)
         for name in ("agent.db-wal", "agent.db-shm"):
             (tmp_path / name).unlink(missing_ok=True)
     path.write_bytes(data)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert _writes(store, "c") is not None
 
 
-def _writes(store: holdfast.Store, name: str) -> tuple[Write, ...] | None:
+def _writes(store: backstay.Store, name: str) -> tuple[Write, ...] | None:
     try:
         found = store.get(name)
-    except HoldfastError:
+    except BackstayError:
         return None
     assert found is not None
     return found.writes
@@ -187,10 +187,10 @@ def test_one_damaged_page_leaves_the_checkpoints_of_others_readable(
     original: Original, tmp_path: Path, show: Show
 ) -> None:
     damage_a_chunk(original, tmp_path / "damaged.db")
-    with holdfast.open(tmp_path / "damaged.db") as store:
+    with backstay.open(tmp_path / "damaged.db") as store:
         answers = ask(store)
 
-    kept = [name for name, answer in answers.items() if not isinstance(answer, HoldfastError)]
+    kept = [name for name, answer in answers.items() if not isinstance(answer, BackstayError)]
     lost = [name for name in answers if name not in kept]
     show("one flip in a page of chunks", f"{len(kept)} answers of {len(answers)} readable, not readable: {lost}")
     assert lost
@@ -201,7 +201,7 @@ def test_one_damaged_page_leaves_the_checkpoints_of_others_readable(
 @pytest.mark.row("G11")
 def test_verify_reports_a_damaged_page_and_goes_on(original: Original, tmp_path: Path) -> None:
     damage_a_chunk(original, tmp_path / "damaged.db")
-    with holdfast.open(tmp_path / "damaged.db") as store:
+    with backstay.open(tmp_path / "damaged.db") as store:
         report = store.verify()
 
     assert not report

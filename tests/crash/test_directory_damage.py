@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from directory_story import folder_in_memory
 
-import holdfast
-from holdfast import upkeep
-from holdfast.errors import Corrupted, DecodeError, StoreError, StoreRefused
-from holdfast.store.directory.frame import FILE_HEAD_BYTES, Frame, scan
-from holdfast.store.finding import DAMAGED, LEFTOVER
+import backstay
+from backstay import upkeep
+from backstay.errors import Corrupted, DecodeError, StoreError, StoreRefused
+from backstay.store.directory.frame import FILE_HEAD_BYTES, Frame, scan
+from backstay.store.finding import DAMAGED, LEFTOVER
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 RANDOM_FLIPS = 300
 IDS = ("a1", "a2", "a3", "f1", "b1", "b2", "b3")
 BRANCHES = (("alpha", "main"), ("alpha", "what-if"), ("beta", "main"))
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def fill(path: Path, close: bool = True) -> None:
     """Make a small store with several branches and all kinds of records in several logs."""
-    store = holdfast.open(f"dir:{path}")
+    store = backstay.open(f"dir:{path}")
     alpha, beta = store.thread("alpha"), store.thread("beta")
     alpha.save({"log": ["one"], "n": 1}, id="a1")
     beta.save({"b": 1}, id="b1")
@@ -66,7 +66,7 @@ class Original:
 
     def __init__(self, path: Path) -> None:
         self.files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-        with holdfast.open(f"dir:{path}") as store:
+        with backstay.open(f"dir:{path}") as store:
             assert store.verify()
             self.answers = ask(store)
         assert not [answer for answer in self.answers.values() if isinstance(answer, Exception)]
@@ -104,11 +104,11 @@ def frames(data: bytes) -> list[Frame]:
     return [part for part in parts if isinstance(part, Frame)]
 
 
-def plain(found: holdfast.Checkpoint | None) -> Any:
+def plain(found: backstay.Checkpoint | None) -> Any:
     return None if found is None else (found.id, found.seq, found.step, found.parent_id, found.digest, found.state)
 
 
-def ask(store: holdfast.Store) -> Answers:
+def ask(store: backstay.Store) -> Answers:
     """Ask a store everything; an answer is a value or one of the errors that tell of damage."""
     questions: dict[str, Callable[[], Any]] = {name: functools.partial(_get, store, name) for name in IDS}
     for thread, branch in BRANCHES:
@@ -124,22 +124,22 @@ def ask(store: holdfast.Store) -> Answers:
     return answers
 
 
-def _get(store: holdfast.Store, name: str) -> Any:
+def _get(store: backstay.Store, name: str) -> Any:
     return plain(store.get(name))
 
 
-def _latest(store: holdfast.Store, thread: str, branch: str) -> Any:
+def _latest(store: backstay.Store, thread: str, branch: str) -> Any:
     return plain(store.thread(thread, branch=branch).latest())
 
 
-def _history(store: holdfast.Store, thread: str, branch: str) -> Any:
+def _history(store: backstay.Store, thread: str, branch: str) -> Any:
     return [meta.id for meta in store.thread(thread, branch=branch).history()]
 
 
 def judge(original: Original, place: Path, readable: set[str]) -> tuple[str, list[str]]:
     """Open a damaged copy, ask it everything, and return what became of it and every wrong answer."""
     try:
-        store = holdfast.open(f"dir:{place}")
+        store = backstay.open(f"dir:{place}")
     except REFUSALS as error:
         return "refused", [f"{readable} should be readable: {error}"] if readable else []
     with store:
@@ -253,7 +253,7 @@ def test_an_acknowledged_end_that_is_cut_off_is_damage(original: Original, folde
         first = frames(data)[-2:][0].start
         for length in range(first, len(data)):
             place = original.write(folder, {name: data[:length]})
-            with holdfast.open(f"dir:{place}") as store:
+            with backstay.open(f"dir:{place}") as store:
                 with pytest.raises(Corrupted, match="repair"):
                     store.thread(thread, branch=branch).latest()
                 with pytest.raises(Corrupted):
@@ -273,14 +273,14 @@ def test_an_acknowledged_end_that_is_cut_off_is_damage(original: Original, folde
 def test_the_same_after_the_log_was_written_anew(folder: Path) -> None:
     """Then the control file knows an older mark of it; the number of its last record tells."""
     fill(folder / "compacted")
-    with holdfast.open(f"dir:{folder / 'compacted'}") as store:
+    with backstay.open(f"dir:{folder / 'compacted'}") as store:
         store.compact()
     compacted = Original(folder / "compacted")
     name = compacted.log_of("alpha")
     data = compacted.files[name]
     for length in range(FILE_HEAD_BYTES, frames(data)[-2].end):
         place = compacted.write(folder, {name: data[:length]})
-        with holdfast.open(f"dir:{place}") as store, pytest.raises(Corrupted):
+        with backstay.open(f"dir:{place}") as store, pytest.raises(Corrupted):
             store.thread("alpha").latest()
         shutil.rmtree(place)
 
@@ -295,13 +295,13 @@ def test_a_torn_end_of_which_nobody_knows_is_cut_off_and_told(original: Original
         last = frames(data)[-1]
         for length in range(last.start + 1, len(data)):
             place = original.write(folder, {name: data[:length], "control": None})
-            with holdfast.open(f"dir:{place}") as store:
+            with backstay.open(f"dir:{place}") as store:
                 assert {finding.kind for finding in store._backend.check()} == {LEFTOVER}
                 head = store.thread(thread, branch=branch).latest()
                 before = original.answers[f"history {thread} {branch}"][1:]
                 assert (head.id if head else None) == (before[0] if before else None)
                 store.thread(thread, branch=branch).save({"n": 0}, id="next")
-            with holdfast.open(f"dir:{place}") as store:
+            with backstay.open(f"dir:{place}") as store:
                 assert store.verify()
                 assert store.get("next") is not None
             shutil.rmtree(place)
@@ -320,7 +320,7 @@ def test_two_logs_that_were_exchanged_are_noticed(original: Original, folder: Pa
     place = original.write(folder, {one: original.files[two], two: original.files[one]})
 
     assert judge(original, place, set()) == ("partly refused", [])
-    with holdfast.open(f"dir:{place}") as store:
+    with backstay.open(f"dir:{place}") as store:
         store.compact()
     assert (place / one).read_bytes() == original.files[two], "what is not understood is not written anew"
     assert (place / two).read_bytes() == original.files[one]
@@ -330,7 +330,7 @@ def test_two_logs_that_were_exchanged_are_noticed(original: Original, folder: Pa
 @pytest.mark.parametrize("branch", BRANCHES)
 def test_a_log_of_another_store_is_noticed(original: Original, folder: Path, branch: tuple[str, str]) -> None:
     other = Path(tempfile.mkdtemp(dir=folder)) / "other"
-    with holdfast.open(f"dir:{other}") as store:
+    with backstay.open(f"dir:{other}") as store:
         for thread in ("gamma", "delta"):
             store.thread(thread).save({"foreign": True}, id=f"{thread}1")
         store.thread("gamma").fork("gamma1", branch="x", id="x1")
@@ -351,7 +351,7 @@ def test_a_link_in_the_place_of_a_log_is_refused(original: Original, folder: Pat
     (place / name).symlink_to(secret)
 
     with pytest.raises(StoreError, match="symbolic link"):
-        holdfast.open(f"dir:{place}")
+        backstay.open(f"dir:{place}")
     assert secret.read_bytes() == original.files[name]
 
 
@@ -362,7 +362,7 @@ def test_a_folder_or_a_pipe_in_the_place_of_a_log_is_refused(original: Original,
         place = original.write(folder, {name: None})
         make(place / name)
         with pytest.raises(StoreError):
-            holdfast.open(f"dir:{place}")
+            backstay.open(f"dir:{place}")
 
 
 @pytest.mark.row("G11")
@@ -389,10 +389,10 @@ def test_a_repair_makes_every_branch_usable_from_its_newest_whole_checkpoint(
     for name, data in original.logs.items():
         for place_in_log in range(0, len(data), 11):
             place = original.write(folder, {name: flipped(data, place_in_log, 1 << rng.randrange(8))})
-            with holdfast.open(f"dir:{place}") as store:
+            with backstay.open(f"dir:{place}") as store:
                 before = ask(store)
             repair(place)
-            with holdfast.open(f"dir:{place}") as store:
+            with backstay.open(f"dir:{place}") as store:
                 after = ask(store)
                 for thread, branch in BRANCHES:
                     store.thread(thread, branch=branch).latest()
@@ -412,7 +412,7 @@ def is_value(answer: Any) -> bool:
 
 def repair(place: Path) -> None:
     """Repair as the guide says: once for what hides others, once for what that shows."""
-    with holdfast.open(f"dir:{place}") as store:
+    with backstay.open(f"dir:{place}") as store:
         for _ in range(2):
             upkeep.repair(store, quarantine_dir=place / "quarantine", dry_run=False)
         wrong = [finding for finding in store.verify().findings if finding.kind != LEFTOVER]

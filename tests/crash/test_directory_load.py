@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 from test_prune_and_save import EVERYTHING, run_load
 
 LOAD_SECONDS = 6.0
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
 Show = Callable[[str, object], None]
 

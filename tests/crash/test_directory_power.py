@@ -27,18 +27,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from directory_story import Story, check, folder_in_memory, prepare, tried
 from power import Disk, Op, Recorder, Tree, write_tree
 
-from holdfast.store import atomic
-from holdfast.store.base import Removed
-from holdfast.store.directory import logs
-from holdfast.store.directory.control import Entry
-from holdfast.store.directory.frame import FILE_HEAD_BYTES, HEAD_BYTES
-from holdfast.store.directory.garbage import home_of
-from holdfast.store.directory.record import encode
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.store.memory.fact import Fact
+from backstay.store import atomic
+from backstay.store.base import Removed
+from backstay.store.directory import logs
+from backstay.store.directory.control import Entry
+from backstay.store.directory.frame import FILE_HEAD_BYTES, HEAD_BYTES
+from backstay.store.directory.garbage import home_of
+from backstay.store.directory.record import encode
+from backstay.store.directory.store import DirectoryStore
+from backstay.store.memory.fact import Fact
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
-STATES_A_STEP = int(os.environ.get("HOLDFAST_POWER_STATES", "14"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
+STATES_A_STEP = int(os.environ.get("BACKSTAY_POWER_STATES", "14"))
 SECOND_CUTS = 30
 
 Show = Callable[[str, object], None]

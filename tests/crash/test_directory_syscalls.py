@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from directory_story import MAIN_THREAD, REMOVES, STATES, Story, check, folder_in_memory, prepare, steps_of
 from strace_bench import Bench, Fault, Run, need_strace
 
-import holdfast
-from holdfast.errors import Conflict, Corrupted, DecodeError, StoreError
-from holdfast.store.directory import logs
+import backstay
+from backstay.errors import Conflict, Corrupted, DecodeError, StoreError
+from backstay.store.directory import logs
 
 CHANGES = ("pwrite64", "write", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "mkdir", "fallocate")
 KILLED = (*CHANGES, "openat")
@@ -157,7 +157,7 @@ def test_a_write_that_claims_more_than_it_did_is_noticed_by_whoever_reads(
             assert run.fired
             begun, done = steps_of(run.events)
             kept = STATES.keys() & done.keys() - {name for step in REMOVES.keys() & begun for name in REMOVES[step]}
-            with holdfast.open(f"dir:{run.place}") as store:
+            with backstay.open(f"dir:{run.place}") as store:
                 outcomes.update(asked(store, name) for name in kept)
             shutil.rmtree(run.folder)
 
@@ -166,7 +166,7 @@ def test_a_write_that_claims_more_than_it_did_is_noticed_by_whoever_reads(
     assert outcomes["right"] > 50
 
 
-def asked(store: holdfast.Store, name: str) -> str:
+def asked(store: backstay.Store, name: str) -> str:
     try:
         found = store.get(name)
     except (Corrupted, DecodeError, StoreError):
@@ -202,7 +202,7 @@ class Watchers:
         with contextlib.suppress(Conflict):  # a save that was whole and not told of is finished by who writes next
             self._save(story)
         state = self._save(story)
-        with holdfast.open(f"dir:{run.place}") as store:
+        with backstay.open(f"dir:{run.place}") as store:
             watched = store.thread(MAIN_THREAD).latest()
             assert watched is not None
             assert watched.state == state

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.model.effect import EffectRecord
+import backstay
+from backstay.model.effect import EffectRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,7 +24,7 @@ from nursery import Nursery
 ROUNDS = 5
 EFFECTS = 400
 RANDOM_KILLS_MIN = 30
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
 DONE_BEFORE = {point: number >= 3 for number, point in enumerate(POINTS)}
 """Whether the effect was done when the process died there."""
@@ -66,7 +66,7 @@ class Arena:
 
     def record(self, name: str) -> EffectRecord:
         """Return what the ledger has of an effect."""
-        with holdfast.open(self.path) as store:
+        with backstay.open(self.path) as store:
             return next(record for record in store.thread("t").effects() if record.key == name)
 
     @property
@@ -94,7 +94,7 @@ def test_after_a_kill_an_effect_was_done_once_or_nobody_claims_to_know(tmp_path:
             else:
                 assert (answer, arena.times(name)) == ("unknown", DONE_BEFORE[point])
                 record = arena.record(name)
-                with holdfast.open(arena.path) as store:
+                with backstay.open(arena.path) as store:
                     store.thread("t").settle(record, arena.world.look(record), by="ann")
                 assert arena.restart(name, PLAIN) == f"did {name}"
             assert arena.times(name) == 1

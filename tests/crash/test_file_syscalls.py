@@ -23,8 +23,8 @@ import workflow_victim
 from directory_story import folder_in_memory
 from strace_bench import PLACE, Bench, Fault, Run, need_strace
 
-from holdfast.compat.sessions import SyncCheckpointWriter
-from holdfast.compat.workflow import FileCheckpointStore
+from backstay.compat.sessions import SyncCheckpointWriter
+from backstay.compat.workflow import FileCheckpointStore
 
 CALLS = ("openat", "write", "fsync", "rename", "unlink", "mkdir")
 ERRORS = {

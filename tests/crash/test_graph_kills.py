@@ -31,7 +31,7 @@ from graph_victims import READS, WRITES, Point, parse
 from graphs import FEATURES, Scenario, make
 from nursery import Nursery
 
-from holdfast.store.base import Backend
+from backstay.store.base import Backend
 
 CHUNKS = 8
 SEEDS = 128
@@ -48,7 +48,7 @@ DEADLY_VERBS = {
 
 LIVES_MAX = 60
 FEATURE_COUNT_MIN = 8
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 RAM_FOLDER = Path("/dev/shm")
 """Where the stores are, if it is there: a kill does not lose what was written, wherever that is."""
 
@@ -264,7 +264,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     if not RAM_FOLDER.is_dir():
         yield tmp_path
         return
-    made = RAM_FOLDER / f"holdfast-{os.getpid()}-{tmp_path.name}"
+    made = RAM_FOLDER / f"backstay-{os.getpid()}-{tmp_path.name}"
     yield made
     shutil.rmtree(made, ignore_errors=True)
 

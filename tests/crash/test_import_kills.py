@@ -15,17 +15,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from nursery import Nursery
 
-import holdfast
-from holdfast.model.checkpoint import Write
-from holdfast.testing.machine import RAM_FOLDER
-from holdfast.transfer import export_bundle, import_bundle
+import backstay
+from backstay.model.checkpoint import Write
+from backstay.testing.machine import RAM_FOLDER
+from backstay.transfer import export_bundle, import_bundle
 
 Show = Callable[[str, object], None]
 
 
 def make_bundle(path: Path) -> None:
     """Export threads with branches that take turns, writes, interrupts in every state, and effects."""
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         for name in ("a", "b"):
             thread = store.thread(name)
             thread.save({"messages": ["hello " * 100]}, tags=["first"])
@@ -79,7 +79,7 @@ def test_an_import_that_is_killed_anywhere_is_completed_by_the_next(
         for deadline in range(1, calls + 1):
             assert run(deadline, after=deadline % 2 == 0) == -signal.SIGKILL
             kills += 1
-            with holdfast.open(url) as store:
+            with backstay.open(url) as store:
                 assert store.verify(), "what an import has stored is whole at any moment"
                 report = import_bundle(bundle, store)
                 assert report, str(report)

@@ -26,7 +26,7 @@ from nursery import Nursery
 WRITERS = 4
 KILLS = {"agent.db": 150, "dir:logs": 40}
 LINES_BEFORE_KILL_MAX = 24
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 
 Show = Callable[[str, object], None]
 

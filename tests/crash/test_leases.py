@@ -22,11 +22,11 @@ from crew import Crew, Worker, at_once
 from lease_work import FENCE_WORDS
 from schedule import change_function, schema_of
 
-import holdfast
-from holdfast.testing.chain import chains_of, check_chain
-from holdfast.testing.history import History
-from holdfast.testing.verdict import Kind, Verdict
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.testing.chain import chains_of, check_chain
+from backstay.testing.history import History
+from backstay.testing.verdict import Kind, Verdict
+from backstay.testing.waiting import wait_until
 
 TTL_S = 0.3
 WORK_TTL_S = 1.5
@@ -51,7 +51,7 @@ class Place:
     def __init__(self, url: str, folder: Path, crew: Crew) -> None:
         self.url = url
         self.crew = crew
-        self.store = holdfast.open(url)
+        self.store = backstay.open(url)
         self.history = str(folder / "history.jsonl")
 
     def hire(self, name: str, mutation: str = "") -> Worker:
@@ -123,7 +123,7 @@ def test_a_holder_that_slept_past_its_lease_is_refused_and_told(place: Place, sa
     assert texts == ({"first", "second", "last"} if saves else {"first", "last"})
 
 
-def everything(store: holdfast.Store) -> Iterator[holdfast.Checkpoint]:
+def everything(store: backstay.Store) -> Iterator[backstay.Checkpoint]:
     for thread in [meta.thread_id for meta in store.threads()]:
         for meta in store.thread(thread).history():
             found = store.get(meta.id)

@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from loop_work import World, story
 from nursery import Nursery
 
-import holdfast
-from holdfast.errors import EffectUnknown
-from holdfast.model.effect import EffectStatus, Outcome
-from holdfast.testing.waiting import wait_until
-from holdfast.thread.loop import Loop
+import backstay
+from backstay.errors import EffectUnknown
+from backstay.model.effect import EffectStatus, Outcome
+from backstay.testing.waiting import wait_until
+from backstay.thread.loop import Loop
 
 DEEDS = ["look", "quote", "pay 5", "mail ann", "mail bob"]
 STATE = {"log": [f"did {deed}" for deed in DEEDS], "answer": 42}
@@ -59,7 +59,7 @@ class Place:
         self.url = url
         self.folder = folder
         self.nursery = nursery
-        self.store = holdfast.open(url)
+        self.store = backstay.open(url)
         self.unknown = 0
 
     def world(self, thread: str) -> World:
@@ -102,7 +102,7 @@ class Place:
         while True:
             try:
                 loop = story(handle, world, careless)
-            except holdfast.Fenced:  # the dead one's lease has not run out yet
+            except backstay.Fenced:  # the dead one's lease has not run out yet
                 wait_until(lambda: thread in {lease.thread_id for lease in self.store.expired()})
                 continue
             except EffectUnknown as unknown:
@@ -114,7 +114,7 @@ class Place:
             assert loop.status == "interrupted"
             self.decide(thread)
 
-    def look(self, handle: holdfast.Thread, unknown: EffectUnknown) -> None:
+    def look(self, handle: backstay.Thread, unknown: EffectUnknown) -> None:
         """Find out whether an effect was done, and say so."""
         what = {"look": "look", "quote": "quote", "pay": "pay 5", "mail": "mail ann", "mail 2": "mail bob"}
         deed = what[unknown.record.key.rpartition("/")[2]]

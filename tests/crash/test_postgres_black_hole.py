@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from postgres_story import IMPORTED, make_import
 from postgres_watch import Watch
 
-import holdfast
-from holdfast.errors import OutcomeUnknown, StoreBusy
-from holdfast.store.lane import LaneKey
-from holdfast.store.leases import Claim
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.proxy import Proxy
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.errors import OutcomeUnknown, StoreBusy
+from backstay.store.lane import LaneKey
+from backstay.store.leases import Claim
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.proxy import Proxy
+from backstay.testing.waiting import wait_until
 
 Show = Callable[[str, object], None]
 Way = Literal["sync", "async"]
@@ -65,7 +65,7 @@ class Place:
     def __init__(self, server: PostgresServer, proxy: Proxy, url: str, way: Way) -> None:
         self.proxy, self.way = proxy, way
         self.watch = Watch(server, url)
-        with holdfast.open(url) as near:
+        with backstay.open(url) as near:
             thread = near.thread("t")
             for number in range(4):
                 thread.append({"log": [number]}, id=f"c-{number}")
@@ -75,7 +75,7 @@ class Place:
 
     def open(self) -> Any:
         """Open the store in this place's way."""
-        return holdfast.open(self.url) if self.way == "sync" else asyncio.run(holdfast.aopen(self.url))
+        return backstay.open(self.url) if self.way == "sync" else asyncio.run(backstay.aopen(self.url))
 
     def run(self, *calls: Callable[[], Any]) -> list[Ended]:
         """Make all calls at the same time and wait for their ends."""
@@ -241,7 +241,7 @@ def test_calls_that_need_a_new_connection_end_in_time_and_have_stored_nothing(pl
         lambda: place.store.thread("new").save({"n": 1}),
         lambda: place.store.thread("t").delete("c-1"),
     )
-    opening = place.run(place.open if place.way == "sync" else lambda: holdfast.aopen(place.url))
+    opening = place.run(place.open if place.way == "sync" else lambda: backstay.aopen(place.url))
     stalled = place.proxy.fired["stall"]
 
     judge(show, place, "while connecting", [*ended, *opening], *[StoreBusy] * 4)

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from postgres_watch import Watch
 
-import holdfast
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.waiting import wait_until
 
 Show = Callable[[str, object], None]
 
@@ -34,7 +34,7 @@ TOO_QUICK = 3
 class Sweep:
     """One thread on which a save is cancelled again and again, each time one turn later."""
 
-    def __init__(self, store: holdfast.AsyncStore) -> None:
+    def __init__(self, store: backstay.AsyncStore) -> None:
         self.store = store
         self.handle = store.thread("t")
         self.log: list[str] = []  # what the state must hold
@@ -71,7 +71,7 @@ class Sweep:
         assert (more.parent_id, more.state["log"]) == (name, self.log)
         self.outcomes["completed" if not cancelled else "applied" if found else "not applied"] += 1
 
-    async def _save(self, name: str) -> holdfast.Checkpoint:
+    async def _save(self, name: str) -> backstay.Checkpoint:
         if len(self.log) % 4:
             return await self.handle.append({"log": [name]}, id=name)
         return await self.handle.save({"log": [*self.log, name]}, id=name)
@@ -94,7 +94,7 @@ def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all
     watch = Watch(postgres, postgres_url)
 
     async def main() -> Sweep:
-        async with await holdfast.aopen(f"{watch.url}&pool={POOL}") as store:
+        async with await backstay.aopen(f"{watch.url}&pool={POOL}") as store:
             sweep = Sweep(store)
             await sweep.run(lambda: wait_until(lambda: not watch.transactions))
             assert await store.verify()
@@ -113,7 +113,7 @@ def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all
 @pytest.mark.row("G7", "C9")
 def test_a_save_to_sqlite_cancelled_at_every_turn_is_stored_once_or_not_at_all(tmp_path: Path, show: Show) -> None:
     async def main() -> Sweep:
-        async with await holdfast.aopen(tmp_path / "agent.db") as store:
+        async with await backstay.aopen(tmp_path / "agent.db") as store:
             sweep = Sweep(store)
             await sweep.run(lambda: None)
             assert await store.verify()
@@ -131,7 +131,7 @@ def test_a_cancelled_save_lets_its_caller_go_while_the_database_still_keeps_it_w
     watch = Watch(postgres, postgres_url)
 
     async def main() -> None:
-        async with await holdfast.aopen(f"{watch.url}&pool={POOL}") as store:
+        async with await backstay.aopen(f"{watch.url}&pool={POOL}") as store:
             handle = store.thread("t")
             await handle.save({"log": []})
             with watch.locked():

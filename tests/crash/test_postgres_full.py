@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from postgres_watch import Watch
 
-import holdfast
-from holdfast.errors import Conflict, HoldfastError, OutcomeUnknown, StoreBusy, StoreFull
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.errors import BackstayError, Conflict, OutcomeUnknown, StoreBusy, StoreFull
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.waiting import wait_until
 
 Show = Callable[[str, object], None]
 
@@ -53,7 +53,7 @@ class Jam:
 
     def __init__(self, server: PostgresServer, url: str, timeout: float) -> None:
         self.watch = Watch(server, url)
-        self.store = holdfast.open(f"{self.watch.url}&timeout={timeout}&pool={POOL}")
+        self.store = backstay.open(f"{self.watch.url}&timeout={timeout}&pool={POOL}")
         self.names = ["jammed"] * POOL + [f"t-{number}" for number in range(POOL, CALLERS)]
         self.threads = [self.store.thread(name) for name in self.names]
         self.threads[0].save({"log": []}, id="begin")
@@ -74,7 +74,7 @@ class Jam:
         began = time.monotonic()
         try:
             self.threads[number].append({"log": [number]})
-        except HoldfastError as error:
+        except BackstayError as error:
             error.add_note(f"{time.monotonic() - began}")
             raise
         return time.monotonic() - began
@@ -158,8 +158,8 @@ def test_a_server_without_a_free_connection_is_asked_again_until_the_deadline(
 ) -> None:
     server = small_server
     with (
-        holdfast.open(server.url(timeout=str(TIMEOUT_S))) as hasty,
-        holdfast.open(server.url(timeout=PATIENT_S)) as patient,
+        backstay.open(server.url(timeout=str(TIMEOUT_S))) as hasty,
+        backstay.open(server.url(timeout=PATIENT_S)) as patient,
     ):
         taken = take_all(server)
         began = time.monotonic()
@@ -189,7 +189,7 @@ def refusals(server: PostgresServer) -> int:
 @pytest.fixture
 def small_disk(postgres: PostgresServer) -> Iterator[Path]:
     """Mount a small file system; only root can."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-disk-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="backstay-disk-", dir="/tmp"))
     folder.chmod(0o755)  # PostgreSQL runs as somebody else
     image, mounted = folder / "image", folder / "disk"
     mounted.mkdir()
@@ -231,7 +231,7 @@ class Filler:
     def __init__(self, server: PostgresServer, ballast: Path) -> None:
         left = os.statvfs(ballast.parent)
         ballast.write_bytes(bytes(left.f_bavail * left.f_frsize - ROOM_BYTES))
-        self.store = holdfast.open(server.url(timeout=str(TIMEOUT_S)))
+        self.store = backstay.open(server.url(timeout=str(TIMEOUT_S)))
         self.thread = self.store.thread("t")
         self.acked: list[str] = []
 
@@ -239,12 +239,12 @@ class Filler:
         self.thread.save({"name": name, "data": hashlib.shake_128(name.encode()).digest(SAVE_BYTES)}, id=name)
         self.acked.append(name)
 
-    def fill(self) -> HoldfastError:
+    def fill(self) -> BackstayError:
         """Save until that fails, and return how."""
         for number in range(SAVES_MAX):
             try:
                 self.save(f"c-{number}")
-            except HoldfastError as error:
+            except BackstayError as error:
                 return error
         raise AssertionError("the disk was never full")
 
@@ -270,7 +270,7 @@ def test_a_save_that_finds_the_servers_disk_full_says_so_and_works_again_when_th
     """The log of transactions has a disk of its own, as it should: only the tables' disk is full."""
     server, ballast = squeezed
     server.stop()
-    with tempfile.TemporaryDirectory(prefix="holdfast-wal-", dir="/tmp") as elsewhere:
+    with tempfile.TemporaryDirectory(prefix="backstay-wal-", dir="/tmp") as elsewhere:
         os.chmod(elsewhere, 0o755)
         log = Path(shutil.move(server.data / "pg_wal", Path(elsewhere) / "pg_wal"))
         (server.data / "pg_wal").symlink_to(log)

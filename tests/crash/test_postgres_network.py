@@ -25,16 +25,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from postgres_story import CHANGES, COMMIT, WRITES, Step, dump, fixed_clock, make_import, set_stage
 from postgres_watch import Watch
 
-import holdfast
-from holdfast.errors import Conflict, OutcomeUnknown
-from holdfast.store.base import Commit
-from holdfast.store.postgres.commit import is_plain
-from holdfast.testing.chain import chains_of, check_chain
-from holdfast.testing.drafts import draft, lane, put
-from holdfast.testing.history import Branch, RecordedThread, Recorder
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.proxy import Fault, Proxy
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.errors import Conflict, OutcomeUnknown
+from backstay.store.base import Commit
+from backstay.store.postgres.commit import is_plain
+from backstay.testing.chain import chains_of, check_chain
+from backstay.testing.drafts import draft, lane, put
+from backstay.testing.history import Branch, RecordedThread, Recorder
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.proxy import Fault, Proxy
+from backstay.testing.waiting import wait_until
 
 Show = Callable[[str, object], None]
 Rows = dict[str, list[tuple[Any, ...]]]
@@ -46,7 +46,7 @@ CUTS = 60
 WRITERS = 4
 RACES = 6
 ACKS_BEFORE_CUT_MAX = 6
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ class Stage:
     def __init__(self, server: PostgresServer, proxy: Proxy, timeout: float) -> None:
         self._schema = f"t_{uuid.uuid4().hex}"
         self._server = server
-        self.direct = holdfast.open(server.url(schema=self._schema, timeout=PATIENT_S), clock=fixed_clock)
+        self.direct = backstay.open(server.url(schema=self._schema, timeout=PATIENT_S), clock=fixed_clock)
         self.watch = Watch(server, server.url(timeout=str(timeout), prepare="no", schema=self._schema))
-        self.store = holdfast.open(proxy.url(self.watch.url), clock=fixed_clock)
+        self.store = backstay.open(proxy.url(self.watch.url), clock=fixed_clock)
         set_stage(self.direct)
 
     def rows(self) -> Rows:
@@ -246,7 +246,7 @@ def test_stream_numbers_are_never_given_out_twice_though_answers_are_lost(
 class Load:
     """Threads that save to two shared branches through the proxy, and count what is acknowledged."""
 
-    def __init__(self, store: holdfast.Store, recorder: Recorder) -> None:
+    def __init__(self, store: backstay.Store, recorder: Recorder) -> None:
         self._store, self._recorder = store, recorder
         self._over = False
         self._changed = threading.Condition()
@@ -294,7 +294,7 @@ def test_connections_cut_at_any_moment_under_load_lose_nothing_and_never_fork(
     postgres_url: str, proxy: Proxy, show: Show
 ) -> None:
     rng, recorder = random.Random(SEED), Recorder()
-    with holdfast.open(proxy.url(f"{postgres_url}&timeout={PATIENT_S}&pool={WRITERS}")) as store:
+    with backstay.open(proxy.url(f"{postgres_url}&timeout={PATIENT_S}&pool={WRITERS}")) as store:
         load = Load(store, recorder)
         for _ in range(CUTS):
             load.wait_acks(rng.randint(1, ACKS_BEFORE_CUT_MAX))
@@ -321,8 +321,8 @@ class Late:
     def __init__(self, server: PostgresServer, proxy: Proxy, url: str) -> None:
         self.server, self.proxy = server, proxy
         self.recorder = Recorder()
-        self.near = holdfast.open(url)
-        self.far = holdfast.open(proxy.url(f"{url}&timeout={HASTY_S}"))
+        self.near = backstay.open(url)
+        self.far = backstay.open(proxy.url(f"{url}&timeout={HASTY_S}"))
         with self.recorder.append(Branch("t"), id="first", parent=None) as call:
             put(self.near._backend, self.lane, {"n": 0}, "first")
             call.ok()
@@ -333,7 +333,7 @@ class Late:
         assert is_plain(commit)
         return commit
 
-    def commit(self, store: holdfast.Store, commit: Commit) -> bool:
+    def commit(self, store: backstay.Store, commit: Commit) -> bool:
         """Commit and tell whether that gave a new checkpoint."""
         with self.recorder.append(Branch("t"), id=commit.id, parent=commit.parent_id) as call:
             committed = store._backend.commit(commit)

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from nursery import Nursery
 from postgres_victims import THREADS, write
 
-import holdfast
-from holdfast.testing.chain import chains_of, check_chain
-from holdfast.testing.history import Action, History, Operation, Outcome, RecordedThread, Recorder
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.testing.chain import chains_of, check_chain
+from backstay.testing.history import Action, History, Operation, Outcome, RecordedThread, Recorder
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.waiting import wait_until
 
 Show = Callable[[str, object], None]
 
@@ -42,7 +42,7 @@ ACKS_BEFORE_KILL_MAX = 60
 BACK_S_MAX = 1.0
 WAIT_S = 60.0
 STALE = 10
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261115"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ class Crowd:
         self._keeper = os.open(fifo, os.O_WRONLY)  # while no writer has it open
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._pipe, selectors.EVENT_READ)
-        holdfast.open(server.url(timeout=20) + options).close()  # makes the tables
+        backstay.open(server.url(timeout=20) + options).close()  # makes the tables
         self._pids = [
             nursery.start("postgres_victims:save_without_end", [url + options, self.history, name], fifo)
             for name, url in ((name, server.url(timeout=patience)) for name, patience in PATIENCE_S.items())
@@ -144,7 +144,7 @@ def appends(history: History) -> dict[str, Operation]:
     return {str(call.id): call for call in history.operations if call.action is Action.APPEND}
 
 
-def settle(store: holdfast.Store, path: str) -> str:
+def settle(store: backstay.Store, path: str) -> str:
     """Save again, with the same id, whatever has no answer yet; tell how many of those were stored already."""
     recorder = Recorder(path)
     left_open = [call for call in appends(recorder.history()).values() if call.outcome is Outcome.UNKNOWN]
@@ -163,7 +163,7 @@ def settle(store: holdfast.Store, path: str) -> str:
 
 def judge(server: PostgresServer, crowd: Crowd, options: str = "") -> str:
     """Settle what is open, compare what is stored with what the writers were told, and return the figures."""
-    with holdfast.open(server.url(timeout=20) + options) as store:
+    with backstay.open(server.url(timeout=20) + options) as store:
         settled = settle(store, crowd.history)
         history = History.read(crowd.history)
         stored = {meta.id for thread in THREADS for meta in store.thread(thread).history()}
@@ -266,11 +266,11 @@ def test_a_server_that_acknowledges_too_early_is_caught(postgres: PostgresServer
 def test_the_first_call_after_a_restart_is_quick_though_every_pooled_connection_is_dead(
     server: PostgresServer, show: Show
 ) -> None:
-    with holdfast.open(server.url(pool=STALE, timeout=20)) as store, server.connect() as other:
+    with backstay.open(server.url(pool=STALE, timeout=20)) as store, server.connect() as other:
         store.thread("t").save({"n": 0})
         readers = [threading.Thread(target=store.thread("t").latest) for _ in range(STALE)]
         with other.transaction():
-            other.execute("lock table holdfast.lane")
+            other.execute("lock table backstay.lane")
             for reader in readers:
                 reader.start()
             wait_until(lambda: len(server.backend_pids()) == STALE + 2)  # the main thread has one of its own

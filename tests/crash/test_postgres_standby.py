@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import HoldfastError, OutcomeUnknown
-from holdfast.model.effect import Outcome
-from holdfast.store.base import LaneKey
-from holdfast.store.leases import Claim
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.errors import BackstayError, OutcomeUnknown
+from backstay.model.effect import Outcome
+from backstay.store.base import LaneKey
+from backstay.store.leases import Claim
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.waiting import wait_until
 
 Show = Callable[[str, object], None]
 
@@ -33,7 +33,7 @@ SAVES_AFTER = 10
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Make a folder that another user of this machine can reach."""
-    folder = Path("/tmp", f"holdfast-{uuid.uuid4().hex}")
+    folder = Path("/tmp", f"backstay-{uuid.uuid4().hex}")
     folder.mkdir()
     yield folder
     shutil.rmtree(folder)
@@ -72,7 +72,7 @@ def interrupted(server: PostgresServer, call: Callable[[], object], how: str) ->
     return answer.exception()
 
 
-def calls(store: holdfast.Store) -> dict[str, Callable[[], object]]:
+def calls(store: backstay.Store) -> dict[str, Callable[[], object]]:
     """Return calls of each kind, all prepared, so that one commit is all that is left; each may be made again."""
     thread, replaced, asking = store.thread("save"), store.thread("replace"), store.thread("ask")
     thread.save({"n": 1})
@@ -101,7 +101,7 @@ def test_what_the_standby_may_not_have_is_not_acknowledged(
     pair: tuple[PostgresServer, PostgresServer], show: Show
 ) -> None:
     primary, standby = pair
-    with holdfast.open(primary.url(timeout=3)) as store:
+    with backstay.open(primary.url(timeout=3)) as store:
         made = calls(store)
         standby.stop("immediate")
         for name, call in made.items():
@@ -119,7 +119,7 @@ def test_what_the_standby_may_not_have_is_not_acknowledged(
         for call in made.values():
             call()
 
-        count = "select count(*) from holdfast.checkpoint"
+        count = "select count(*) from backstay.checkpoint"
         wait_until(lambda: query(standby, count) == query(primary, count))
         show("kinds of commits whose wait for a standby was cancelled", len(made))
 
@@ -130,11 +130,11 @@ def test_what_the_standby_may_not_have_is_not_acknowledged(
 class Saver:
     """Appends to a thread of its own under a lease, whatever happens, and notes what was acknowledged."""
 
-    def __init__(self, store: holdfast.Store, name: str) -> None:
+    def __init__(self, store: backstay.Store, name: str) -> None:
         self.thread = store.thread(name)
         self.saved: list[tuple[str, list[str]]] = []
         self.epochs: list[int] = []
-        self.failures: list[HoldfastError] = []
+        self.failures: list[BackstayError] = []
 
     def run(self, enough: threading.Event) -> None:
         number = left = 0
@@ -146,7 +146,7 @@ class Saver:
                     for _ in range(5):
                         number += 1
                         self.append(f"{self.thread.id} {number}")
-            except HoldfastError as error:
+            except BackstayError as error:
                 self.failures.append(error)
                 self.thread.latest()
 
@@ -164,7 +164,7 @@ def test_a_failover_loses_nothing_that_was_acknowledged(
     hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
     url = primary.url(timeout=20, target_session_attrs="read-write").replace(f"127.0.0.1:{primary.port}", hosts)
     enough = threading.Event()
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         savers = [Saver(store, f"agent {number}") for number in range(SAVERS)]
         with ThreadPoolExecutor(SAVERS) as pool:
             running = [pool.submit(saver.run, enough) for saver in savers]
@@ -184,7 +184,7 @@ def test_a_failover_loses_nothing_that_was_acknowledged(
     show("saves acknowledged before and after a failover", (sum(before), sum(map(len, states.values()))))
 
 
-def check_saver(store: holdfast.Store, saver: Saver) -> list[str]:
+def check_saver(store: backstay.Store, saver: Saver) -> list[str]:
     """Return the log, after comparing each acknowledged state, the order and the epochs with it."""
     thread = store.thread(saver.thread.id)
     newest = thread.latest()

@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import holdfast
+import backstay
 from effort import effort
 
 VICTIM = Path(__file__).parent / "real_signal_victim.py"
@@ -56,13 +56,13 @@ def save_while(url: str, victim: subprocess.Popen[str]) -> int:
     if url == "memory:":
         return 0
     saved = 0
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("another process")
         while victim.poll() is None:
             saved += 1
             thread.append({"log": [saved]})
             if saved % 50 == 0:
-                thread.prune(holdfast.Keep(last=5))
+                thread.prune(backstay.Keep(last=5))
         latest = thread.latest()
         assert latest is None or latest.state["log"] == list(range(1, saved + 1))
     return saved

@@ -19,8 +19,8 @@ from loop_work import World
 from nursery import Nursery
 from recovery_work import POLICY, attempt_it
 
-import holdfast
-from holdfast.recovery import RecoveryAction
+import backstay
+from backstay.recovery import RecoveryAction
 
 pytestmark = pytest.mark.crash
 
@@ -42,7 +42,7 @@ class Arena:
         self._nursery = nursery
         self._url, self._out = str(folder / "agent.db"), folder / "out"
         self._world = str(folder / "world")
-        with holdfast.open(self._url) as store:
+        with backstay.open(self._url) as store:
             store.thread("t").save({"a": 1})
 
     @property
@@ -58,7 +58,7 @@ class Arena:
 
     def finish(self) -> None:
         """Go on as the next process, answer what is asked, and check everything."""
-        with holdfast.open(self._url) as store:
+        with backstay.open(self._url) as store:
             thread, world = store.thread("t"), World(self._world)
             if not list(store.interrupts(pending=False)):
                 asked = attempt_it(thread, world)
@@ -77,7 +77,7 @@ class Arena:
             assert list(store.interrupts()) == []
 
     def decide(self) -> None:
-        with holdfast.open(self._url) as store:
+        with backstay.open(self._url) as store:
             (shown,) = store.interrupts()
             store.thread("t").decide(shown, RecoveryAction.retry().decision(), by="ann")
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from strace_bench import PLACE, Bench, Fault, Run, need_strace
 from syscall_victim import REMOVES, STATES, THREAD
 
-import holdfast
+import backstay
 
 CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "openat")
 KILL_POINTS_MAX = 300
@@ -53,7 +53,7 @@ def check_store(run: Run) -> None:
     """Check that all acknowledged is there and equal, all removed is not, nothing is damaged, and saving goes on."""
     begun, done = steps(run, "begin"), steps(run, "done")
     digests = {event["done"]: event["digest"] for event in run.events if "done" in event}
-    with holdfast.open(database(run.folder)) as store:
+    with backstay.open(database(run.folder)) as store:
         report = store.verify()
         assert report, str(report)
         for name, state in STATES.items():

@@ -15,7 +15,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from holdfast.compat.workflow import Checkpoint, FileCheckpointStore, InterruptType
+from backstay.compat.workflow import Checkpoint, FileCheckpointStore, InterruptType
 
 FILLER = "0123456789abcdef" * 400  # more than one page of the file system
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypedDict
 
-import holdfast
-from holdfast.engine.graph import Graph
-from holdfast.engine.reducer import append
-from holdfast.engine.result import Status
-from holdfast.engine.verdict import Judgement
-from holdfast.model.checkpoint import Checkpoint
+import backstay
+from backstay.engine.graph import Graph
+from backstay.engine.reducer import append
+from backstay.engine.result import Status
+from backstay.engine.verdict import Judgement
+from backstay.model.checkpoint import Checkpoint
 
 Declare = Callable[[Graph], object]
 
@@ -68,7 +68,7 @@ def chat(name: str = "g", state: Any = State, **changed: Any) -> Graph:
 
 def parked(graph: Graph, **pauses: Any) -> Checkpoint:
     """Return the checkpoint at which a real run of this graph waits."""
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         result = graph.run_sync(thread, {"question": "why"}, **pauses)
         assert result.status is Status.INTERRUPTED

@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-import holdfast
-from holdfast.engine import Answer, Graph, Status, append, every, merge
-from holdfast.engine.event import EventLog, NodeFailed, NodeFinished
-from holdfast.errors import BadUpdate
-from holdfast.recovery import RetryPolicy
+import backstay
+from backstay.engine import Answer, Graph, Status, append, every, merge
+from backstay.engine.event import EventLog, NodeFailed, NodeFinished
+from backstay.errors import BadUpdate
+from backstay.recovery import RetryPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -74,7 +74,7 @@ def test_an_update_that_the_state_cannot_take_is_committed_in_no_part(
     update: Any, key: str | None, why: str, often: bool
 ) -> None:
     graph = graph_of(lambda state: update)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         result = graph.run_sync(thread, before(), trigger=every(n=1 if often else 100))
         error = bad(result)
@@ -93,7 +93,7 @@ def test_a_bad_update_of_one_branch_commits_nothing_of_the_others_and_is_mended_
     walk = Walk()
     graph = walk.fan("good", "bad")
     replace_node(graph, "bad", walk.node("bad", lambda state, ctx: {"unknown": 1}))
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         result = graph.run_sync(thread)
         assert bad(result).node == "bad"
@@ -156,7 +156,7 @@ def test_a_node_that_changes_its_input_is_found_and_nothing_of_it_is_stored(
     """Also if the trigger left the commit before it to be stored only now, when the run fails."""
     graph = graph_of(node)
     log = EventLog()
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         error = bad(graph.run_sync(thread, before(), trigger=every(n=1 if often else 100), on_event=log))
 
@@ -228,7 +228,7 @@ def test_what_a_node_added_in_place_before_it_asked_is_gone_when_it_runs_again()
         return {"note": ctx.ask("how?")}
 
     graph = graph_of(asks)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         graph.run_sync(thread, before())
         assert head(thread).state["items"] == [{"deep": 1}, "first"]
@@ -249,7 +249,7 @@ def deep_in_dict(state: Any) -> None:
 @pytest.mark.parametrize("often", [True, False])
 def test_strict_also_finds_what_was_changed_deep_inside(node: Callable[[Any], Any], often: bool) -> None:
     graph = graph_of(node, strict=True)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         error = bad(graph.run_sync(thread, before(), trigger=every(n=1 if often else 100)))
 

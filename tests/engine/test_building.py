@@ -14,10 +14,10 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from pydantic import BaseModel, Field
 
-import holdfast
-from holdfast.engine import DELETE, END, Graph, Status, add, append, merge, transient
-from holdfast.errors import InvalidGraph
-from holdfast.recovery import RetryPolicy
+import backstay
+from backstay.engine import DELETE, END, Graph, Status, add, append, merge, transient
+from backstay.errors import InvalidGraph
+from backstay.recovery import RetryPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -154,9 +154,9 @@ def test_a_graph_that_contains_itself_is_a_mistake() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a#1", "a[0]", "a>b", "a:b", "*", "x" * 201, "a\n", 5, None, "a,b"])
 def test_a_name_that_could_be_mistaken_for_part_of_a_position_is_refused_at_once(name: Any) -> None:
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(backstay.InvalidInput):
         Graph("g").barrier(name)
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(backstay.InvalidInput):
         Graph(name)
 
 
@@ -179,7 +179,7 @@ def test_a_name_that_could_be_mistaken_for_part_of_a_position_is_refused_at_once
     ],
 )
 def test_what_can_never_work_is_refused_where_it_is_said(declare: Callable[[], object]) -> None:
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(backstay.InvalidInput):
         declare()
 
 
@@ -256,10 +256,10 @@ def test_a_state_may_be_declared_in_any_of_four_ways(state: Any, reducers: Mappi
     graph.edge("first", "second")
     graph.start("first")
     graph.end("second")
-    with holdfast.open(tmp_path / "store.db") as store:
+    with backstay.open(tmp_path / "store.db") as store:
         thread = store.thread("t")
         assert graph.run_sync(thread, {"question": "why"}).status is Status.INTERRUPTED
-        result = graph.resume_sync(store.thread("t"), holdfast.Approve())
+        result = graph.resume_sync(store.thread("t"), backstay.Approve())
 
         wanted = {"question": "why", "notes": ["a", "why"], "facts": {"l": 2}, "cost": 0.75, "where": Point(1, 2)}
         assert result.values == wanted
@@ -315,8 +315,8 @@ def test_an_input_that_does_not_fit_is_refused_before_anything_is_stored(state: 
     graph.node("a", nothing)
     graph.start("a")
     graph.end("a")
-    with holdfast.open("memory:") as store:
-        with pytest.raises(holdfast.InvalidInput, match=why):
+    with backstay.open("memory:") as store:
+        with pytest.raises(backstay.InvalidInput, match=why):
             graph.run_sync(store.thread("t"), given)
 
         assert list(store.threads()) == []
@@ -325,11 +325,11 @@ def test_an_input_that_does_not_fit_is_refused_before_anything_is_stored(state: 
 @pytest.mark.parametrize("given", [{"spelled wrong": 1}, 5, "text", {"seen": "no list"}])
 def test_input_for_a_thread_that_has_a_state_is_checked_the_same_way(given: Any) -> None:
     graph = Walk().chain("a")
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         graph.run_sync(thread, {"seen": ["before"]}).check()
         digest = head(thread).digest
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(backstay.InvalidInput):
             graph.run_sync(thread, given)
 
         assert head(thread).digest == digest
@@ -399,11 +399,11 @@ def test_a_transient_field_lives_while_the_program_runs_and_is_never_stored(tmp_
     graph.start("a")
     graph.end("b")
     first, second = Unknown(), Unknown()
-    with holdfast.open(tmp_path / "store.db") as store:
+    with backstay.open(tmp_path / "store.db") as store:
         graph.run_sync(store.thread("t"), {"question": "why"}, runtime={"client": first})
         assert head(store.thread("t")).state == {"question": "why", "answers": ["why"]}
-    with holdfast.open(tmp_path / "store.db") as store:
-        result = graph.resume_sync(store.thread("t"), holdfast.Approve(), runtime={"client": second})
+    with backstay.open(tmp_path / "store.db") as store:
+        result = graph.resume_sync(store.thread("t"), backstay.Approve(), runtime={"client": second})
 
     assert result.status is Status.COMPLETED
     assert clients == [first, second]
@@ -411,14 +411,14 @@ def test_a_transient_field_lives_while_the_program_runs_and_is_never_stored(tmp_
 
 def test_runtime_values_must_be_keys_of_the_state() -> None:
     graph = Walk().chain("a", "b", before=["b"])
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
-        with pytest.raises(holdfast.InvalidInput, match="runtime: graph 'g' has no state key 'x'"):
+        with pytest.raises(backstay.InvalidInput, match="runtime: graph 'g' has no state key 'x'"):
             graph.run_sync(thread, {}, runtime={"x": 1})
         assert thread.latest() is None
         graph.run_sync(thread)
-        with pytest.raises(holdfast.InvalidInput, match="runtime"):
-            graph.resume_sync(thread, holdfast.Approve(), runtime={"x": 1})
+        with pytest.raises(backstay.InvalidInput, match="runtime"):
+            graph.resume_sync(thread, backstay.Approve(), runtime={"x": 1})
 
         assert [record.decision for record in thread.interrupts()] == [None]
 
@@ -452,10 +452,10 @@ def test_a_class_with_snapshot_and_restore_decides_what_is_stored(tmp_path: Path
     graph.edge("a", "b")
     graph.start("a")
     graph.end("b")
-    with holdfast.open(tmp_path / "store.db") as store:
+    with backstay.open(tmp_path / "store.db") as store:
         graph.run_sync(store.thread("t"), {"total": 5})
         assert head(store.thread("t")).state == {"stored_total": 6}
-        result = graph.resume_sync(store.thread("t"), holdfast.Approve())
+        result = graph.resume_sync(store.thread("t"), backstay.Approve())
 
     assert result.state.total == 7
     assert isinstance(seen[0], Unknown)
@@ -470,9 +470,9 @@ def test_a_value_that_cannot_be_stored_after_all_ends_the_run_and_is_never_store
     graph.edge("a", "b")
     graph.start("a")
     graph.end("b")
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
-        with pytest.raises(holdfast.EncodeError, match="broken"):
+        with pytest.raises(backstay.EncodeError, match="broken"):
             graph.run_sync(thread)
 
         assert head(thread).state == {"fine": 1}

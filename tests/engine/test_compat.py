@@ -10,17 +10,17 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast.engine.compat import judge, migrate
-from holdfast.engine.edge import END
-from holdfast.engine.fingerprint import hex_of
-from holdfast.engine.graph import Graph
-from holdfast.engine.reducer import append, merge
-from holdfast.engine.schema import transient
-from holdfast.engine.verdict import Verdict, require
-from holdfast.errors import GraphMismatch
-from holdfast.model.checkpoint import Checkpoint
-from holdfast.model.continuation import FanOut, NextNode
-from holdfast.model.frame import Frame, FrameStack, Task
+from backstay.engine.compat import judge, migrate
+from backstay.engine.edge import END
+from backstay.engine.fingerprint import hex_of
+from backstay.engine.graph import Graph
+from backstay.engine.reducer import append, merge
+from backstay.engine.schema import transient
+from backstay.engine.verdict import Verdict, require
+from backstay.errors import GraphMismatch
+from backstay.model.checkpoint import Checkpoint
+from backstay.model.continuation import FanOut, NextNode
+from backstay.model.frame import Frame, FrameStack, Task
 
 sys.path.insert(0, str(Path(__file__).parent))
 

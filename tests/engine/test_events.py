@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine.event import (
+from backstay.engine.event import (
     CheckpointSaved,
     DecisionTaken,
     EffectReplayed,
@@ -25,8 +25,8 @@ from holdfast.engine.event import (
     SinkFailed,
     Token,
 )
-from holdfast.model.decision import DecisionKind
-from holdfast.model.interrupt import Interrupt, InterruptKind
+from backstay.model.decision import DecisionKind
+from backstay.model.interrupt import Interrupt, InterruptKind
 
 ASKED = Interrupt(id="i-1", kind=InterruptKind.BEFORE_NODE, node="b")
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.engine import Approve, Defer, Graph, Modify, Reject, Reroute, Status
-from holdfast.engine.event import EventLog, NodeFailed, NodeStarted
-from holdfast.errors import Fenced, Unrecovered
-from holdfast.errors import NodeFailed as FailedNode
-from holdfast.recovery import ErrorCategory, Incident, RetryPolicy
-from holdfast.store.open import open_backend
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay.engine import Approve, Defer, Graph, Modify, Reject, Reroute, Status
+from backstay.engine.event import EventLog, NodeFailed, NodeStarted
+from backstay.errors import Fenced, Unrecovered
+from backstay.errors import NodeFailed as FailedNode
+from backstay.recovery import ErrorCategory, Incident, RetryPolicy
+from backstay.store.open import open_backend
+from backstay.thread.store import Store, make_context
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,14 +27,14 @@ TWICE = RetryPolicy(1, first_s=0)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[holdfast.Store]:
-    with holdfast.open(str(tmp_path / "a.db")) as opened:
+def store(tmp_path: Path) -> Iterator[backstay.Store]:
+    with backstay.open(str(tmp_path / "a.db")) as opened:
         yield opened
         assert opened.verify()
 
 
 @pytest.fixture
-def thread(store: holdfast.Store) -> holdfast.Thread:
+def thread(store: backstay.Store) -> backstay.Thread:
     return store.thread("t")
 
 
@@ -118,7 +118,7 @@ def test_a_fallback_that_fails_too_fails_the_run_with_both_errors() -> None:
     "options", [{"fallback": lambda state: {}}, {"on_failure": "pause"}], ids=["fallback", "pause"]
 )
 def test_an_error_of_another_writer_is_neither_replaced_nor_asked_about(
-    thread: holdfast.Thread, options: dict[str, Any]
+    thread: backstay.Thread, options: dict[str, Any]
 ) -> None:
     def fenced(state: Any) -> None:
         raise Fenced("another owner", epoch=1, current=2)
@@ -130,7 +130,7 @@ def test_an_error_of_another_writer_is_neither_replaced_nor_asked_about(
 # Pausing ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_waits_with_an_incident_instead_of_failing(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_run_waits_with_an_incident_instead_of_failing(store: backstay.Store, thread: backstay.Thread) -> None:
     down, walk, log = Down(), Walk(), EventLog()
     graph = graph_of(down, walk, on_failure="pause")
     result = graph.run_sync(thread, on_event=log)
@@ -146,7 +146,7 @@ def test_a_run_waits_with_an_incident_instead_of_failing(store: holdfast.Store, 
     log.check()
 
 
-def test_until_there_is_an_answer_the_node_does_not_run(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_until_there_is_an_answer_the_node_does_not_run(store: backstay.Store, thread: backstay.Thread) -> None:
     down = Down()
     graph = graph_of(down, on_failure="pause")
     graph.run_sync(thread)
@@ -157,7 +157,7 @@ def test_until_there_is_an_answer_the_node_does_not_run(store: holdfast.Store, t
     assert (down.attempts, len(list(store.interrupts(pending=False)))) == ([1, 2], 1)
 
 
-def test_an_approval_gives_the_node_all_its_attempts_again(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_an_approval_gives_the_node_all_its_attempts_again(store: backstay.Store, thread: backstay.Thread) -> None:
     down, log = Down(), EventLog()
     graph = graph_of(down, on_failure="pause")
     graph.run_sync(thread)
@@ -172,7 +172,7 @@ def test_an_approval_gives_the_node_all_its_attempts_again(store: holdfast.Store
     assert (len(list(store.interrupts(pending=False))), list(store.interrupts())) == (2, [])
 
 
-def test_a_modification_goes_on_with_that_update_and_without_the_node(thread: holdfast.Thread) -> None:
+def test_a_modification_goes_on_with_that_update_and_without_the_node(thread: backstay.Thread) -> None:
     down, walk = Down(), Walk()
     graph = graph_of(down, walk, on_failure="pause")
     graph.run_sync(thread)
@@ -182,7 +182,7 @@ def test_a_modification_goes_on_with_that_update_and_without_the_node(thread: ho
     assert (down.attempts, walk.ran) == ([1, 2], ["a", "c"])
 
 
-def test_an_update_that_the_state_cannot_take_is_asked_for_anew(thread: holdfast.Thread) -> None:
+def test_an_update_that_the_state_cannot_take_is_asked_for_anew(thread: backstay.Thread) -> None:
     graph = graph_of(Down(), on_failure="pause")
     graph.run_sync(thread)
     again = graph.resume_sync(thread, Modify({"nonsense": 1}))
@@ -194,7 +194,7 @@ def test_an_update_that_the_state_cannot_take_is_asked_for_anew(thread: holdfast
     assert graph.resume_sync(thread, Modify({})).status is Status.COMPLETED
 
 
-def test_a_rejection_fails_the_run_as_if_nobody_had_been_asked(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_rejection_fails_the_run_as_if_nobody_had_been_asked(store: backstay.Store, thread: backstay.Thread) -> None:
     down = Down()
     graph = graph_of(down, on_failure="pause")
     graph.run_sync(thread)
@@ -209,7 +209,7 @@ def test_a_rejection_fails_the_run_as_if_nobody_had_been_asked(store: holdfast.S
     assert graph.resume_sync(thread).status is Status.COMPLETED  # what failed can be resumed, as always
 
 
-def test_a_deferral_asks_again_and_a_reroute_goes_elsewhere(thread: holdfast.Thread) -> None:
+def test_a_deferral_asks_again_and_a_reroute_goes_elsewhere(thread: backstay.Thread) -> None:
     down, walk = Down(), Walk()
     graph = graph_of(down, walk, on_failure="pause")
     graph.run_sync(thread)
@@ -220,7 +220,7 @@ def test_a_deferral_asks_again_and_a_reroute_goes_elsewhere(thread: holdfast.Thr
     assert (result.status, walk.ran, down.attempts) == (Status.COMPLETED, ["a", "c"], [1, 2])
 
 
-def test_a_worker_that_dies_after_the_approval_leaves_the_attempts_that_are_left(thread: holdfast.Thread) -> None:
+def test_a_worker_that_dies_after_the_approval_leaves_the_attempts_that_are_left(thread: backstay.Thread) -> None:
     """The decision is consumed, one attempt of the new ones is made, and the process dies."""
     down = Down()
     graph = graph_of(down, on_failure="pause", retry=RetryPolicy(2, first_s=0))
@@ -237,7 +237,7 @@ def test_a_worker_that_dies_after_the_approval_leaves_the_attempts_that_are_left
     assert (result.status, down.attempts) == (Status.INTERRUPTED, [1, 2, 3, 1, 2, 3])
 
 
-def test_a_worker_that_dies_in_a_fallback_does_not_begin_the_count_anew(thread: holdfast.Thread) -> None:
+def test_a_worker_that_dies_in_a_fallback_does_not_begin_the_count_anew(thread: backstay.Thread) -> None:
     down, deaths = Down(), [Dies]
 
     def instead(state: Any) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def test_a_worker_that_dies_while_it_asks_leaves_one_question_and_no_new_attempt
     graph = graph_of(down, on_failure="pause")
     with Store(Deadly(open_backend(url), after), make_context("", None)) as dying, pytest.raises(Dies):
         graph.run_sync(dying.thread("t"), lease_s=None)
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         asked = [graph.resume_sync(store.thread("t")) for _ in range(2)]
         assert [each.status for each in asked] == [Status.INTERRUPTED] * 2
         assert (len(list(store.interrupts(pending=False))), down.attempts) == (1, [1, 2])
@@ -288,7 +288,7 @@ def test_a_worker_that_dies_while_it_asks_leaves_one_question_and_no_new_attempt
         assert graph.resume_sync(store.thread("t"), Approve()).status is Status.COMPLETED
 
 
-def test_branches_beside_a_failed_one_go_on_and_are_not_run_again(thread: holdfast.Thread) -> None:
+def test_branches_beside_a_failed_one_go_on_and_are_not_run_again(thread: backstay.Thread) -> None:
     walk, down = Walk(), Down()
     graph = walk.fan("b", "d")
     graph.node("broken", down, retry=TWICE, on_failure="pause")
@@ -307,7 +307,7 @@ def test_branches_beside_a_failed_one_go_on_and_are_not_run_again(thread: holdfa
     assert sorted(walk.ran) == ["b", "d", "join", "split"]
 
 
-def test_a_node_inside_a_subgraph_waits_at_its_own_place(thread: holdfast.Thread) -> None:
+def test_a_node_inside_a_subgraph_waits_at_its_own_place(thread: backstay.Thread) -> None:
     down = Down()
     outer = Graph("outer", state=State)
     outer.subgraph("inside", graph_of(down, on_failure="pause"))
@@ -320,7 +320,7 @@ def test_a_node_inside_a_subgraph_waits_at_its_own_place(thread: holdfast.Thread
     assert outer.resume_sync(thread, Approve()).values["note"] == "mended"
 
 
-def test_a_fork_of_a_waiting_run_tries_the_node_anew(thread: holdfast.Thread) -> None:
+def test_a_fork_of_a_waiting_run_tries_the_node_anew(thread: backstay.Thread) -> None:
     down = Down()
     graph = graph_of(down, on_failure="pause")
     graph.run_sync(thread)
@@ -331,7 +331,7 @@ def test_a_fork_of_a_waiting_run_tries_the_node_anew(thread: holdfast.Thread) ->
     assert graph.resume_sync(thread).status is Status.INTERRUPTED
 
 
-def test_a_fallback_is_tried_before_anybody_is_asked(thread: holdfast.Thread) -> None:
+def test_a_fallback_is_tried_before_anybody_is_asked(thread: backstay.Thread) -> None:
     def instead(state: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -345,7 +345,7 @@ def test_a_run_without_a_thread_cannot_wait_and_fails() -> None:
     assert graph_of(Down(), on_failure="pause").run_sync(None).status is Status.FAILED
 
 
-def test_stopping_the_program_is_no_failure_to_ask_about(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_stopping_the_program_is_no_failure_to_ask_about(store: backstay.Store, thread: backstay.Thread) -> None:
     with pytest.raises(KeyboardInterrupt):
         graph_of(Down(KeyboardInterrupt), on_failure="pause", fallback=lambda state: {}).run_sync(thread)
     assert list(store.interrupts()) == []
@@ -355,5 +355,5 @@ def test_stopping_the_program_is_no_failure_to_ask_about(store: holdfast.Store, 
     "wrong", [{"on_failure": "ignore"}, {"fallback": "f"}, {"retry": 3}], ids=lambda wrong: next(iter(wrong))
 )
 def test_what_can_never_work_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.InvalidInput):
+    with pytest.raises(backstay.InvalidInput):
         Graph("g").node("a", lambda state: None, **wrong)

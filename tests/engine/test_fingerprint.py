@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import decode, encode
-from holdfast.engine.edge import END
-from holdfast.engine.fingerprint import fingerprint, fingerprint_of, hex_of, identity, shape, type_text
-from holdfast.engine.graph import Graph
-from holdfast.engine.reducer import add, append, merge
-from holdfast.engine.schema import transient
-from holdfast.recovery import RetryPolicy
+from backstay.codec import decode, encode
+from backstay.engine.edge import END
+from backstay.engine.fingerprint import fingerprint, fingerprint_of, hex_of, identity, shape, type_text
+from backstay.engine.graph import Graph
+from backstay.engine.reducer import add, append, merge
+from backstay.engine.schema import transient
+from backstay.recovery import RetryPolicy
 
 Declare = Callable[[Graph], object]
 Show = Callable[[str, object], None]
@@ -308,9 +308,9 @@ def test_different_types_have_different_texts() -> None:
 
 PROGRAM = """
 from typing import Annotated, Literal, TypedDict
-from holdfast.engine.fingerprint import fingerprint_of, hex_of
-from holdfast.engine.graph import Graph
-from holdfast.engine.reducer import append
+from backstay.engine.fingerprint import fingerprint_of, hex_of
+from backstay.engine.graph import Graph
+from backstay.engine.reducer import append
 
 State = TypedDict("State", {"notes": Annotated[list[str], append], "mood": Literal["up", "down"], "n": int | None})
 graph = Graph("research", state=State)

@@ -12,19 +12,19 @@ from typing import Annotated, Any
 
 import pytest
 
-import holdfast
-from holdfast.engine.answer import Approve
-from holdfast.engine.compat import judge, migrate
-from holdfast.engine.fingerprint import hex_of
-from holdfast.engine.graph import Graph
-from holdfast.engine.migration import add_migration
-from holdfast.engine.reducer import append
-from holdfast.engine.result import Status
-from holdfast.engine.verdict import Verdict, require
-from holdfast.errors import GraphMismatch, InvalidInput, MigrationFailed
-from holdfast.model.checkpoint import Checkpoint, Write
-from holdfast.model.continuation import FanOut, NextNode
-from holdfast.model.frame import Frame, FrameStack, Task
+import backstay
+from backstay.engine.answer import Approve
+from backstay.engine.compat import judge, migrate
+from backstay.engine.fingerprint import hex_of
+from backstay.engine.graph import Graph
+from backstay.engine.migration import add_migration
+from backstay.engine.reducer import append
+from backstay.engine.result import Status
+from backstay.engine.verdict import Verdict, require
+from backstay.errors import GraphMismatch, InvalidInput, MigrationFailed
+from backstay.model.checkpoint import Checkpoint, Write
+from backstay.model.continuation import FanOut, NextNode
+from backstay.model.frame import Frame, FrameStack, Task
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -328,11 +328,11 @@ def test_what_finished_nobody_knows_where_is_not_run_again_in_another_graph(befo
 # Going on for real ------------------------------------------------------------------------------------------------
 
 
-async def watched(graph: Graph, thread: holdfast.Thread) -> list[object]:
+async def watched(graph: Graph, thread: backstay.Thread) -> list[object]:
     return [event async for event in graph.stream_resume(thread, Approve())]
 
 
-RESUMES: dict[str, Callable[[Graph, holdfast.Thread, Checkpoint], object]] = {
+RESUMES: dict[str, Callable[[Graph, backstay.Thread, Checkpoint], object]] = {
     "resume": lambda graph, thread, _: asyncio.run(graph.resume(thread, Approve())),
     "resume_sync": lambda graph, thread, _: graph.resume_sync(thread, Approve()),
     "resume, accepting": lambda graph, thread, _: graph.resume_sync(thread, Approve(), compatible=True),
@@ -345,7 +345,7 @@ RESUMES: dict[str, Callable[[Graph, holdfast.Thread, Checkpoint], object]] = {
 @pytest.mark.parametrize("way", RESUMES)
 def test_there_is_no_way_to_go_on_in_a_graph_that_does_not_fit(way: str) -> None:
     graph = find_chat()
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         assert chat().run_sync(thread, {"question": "why"}, before=["search"]).status is Status.INTERRUPTED
         stored = thread.latest()
@@ -368,7 +368,7 @@ def test_after_a_migration_nothing_runs_twice_and_nothing_is_left_out() -> None:
     within.migrate(inner().fingerprint, nodes={"look": "peek"})
     graph = deep_team(within, **west)
     graph.migrate(deep_team(inner()).fingerprint, nodes={"left": "west"})
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         assert deep_team(inner()).run_sync(thread, {"question": "why"}).status is Status.INTERRUPTED
         result = graph.resume_sync(thread, Approve()).check()
@@ -378,7 +378,7 @@ def test_after_a_migration_nothing_runs_twice_and_nothing_is_left_out() -> None:
 
 
 def test_a_migrated_state_is_stored_under_its_new_names(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         chat().run_sync(thread, {"question": "why"}, before=["search", "write"])
         graph = chat(state=state_with(question=None, query=str))

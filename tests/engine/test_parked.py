@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.engine.fingerprint import hex_of
-from holdfast.engine.graph import Graph
-from holdfast.engine.parked import ParkedRun
-from holdfast.engine.result import Status
-from holdfast.engine.verdict import Verdict
-from holdfast.store.memory import MemoryStore
+import backstay
+from backstay.engine.fingerprint import hex_of
+from backstay.engine.graph import Graph
+from backstay.engine.parked import ParkedRun
+from backstay.engine.result import Status
+from backstay.engine.verdict import Verdict
+from backstay.store.memory import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,7 +26,7 @@ SAME, COMPATIBLE, NEEDS_MIGRATION, REFUSE = Verdict
 memory_and_sqlite = pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
 
 
-def park(store: holdfast.Store, name: str, graph: Graph, **pauses: Any) -> None:
+def park(store: backstay.Store, name: str, graph: Graph, **pauses: Any) -> None:
     result = graph.run_sync(store.thread(name), {"question": "why"}, **pauses)
     assert result.status is (Status.INTERRUPTED if pauses else Status.COMPLETED)
 
@@ -40,7 +40,7 @@ def found(runs: list[ParkedRun]) -> dict[tuple[str, str], Verdict]:
 
 
 @memory_and_sqlite
-def test_check_judges_every_unfinished_run_of_the_graph_and_no_other(store: holdfast.Store) -> None:
+def test_check_judges_every_unfinished_run_of_the_graph_and_no_other(store: backstay.Store) -> None:
     park(store, "here", chat(), before=["search"])
     park(store, "there", chat(), before=["write"])
     park(store, "done", chat())
@@ -63,7 +63,7 @@ def test_check_judges_every_unfinished_run_of_the_graph_and_no_other(store: hold
 
 
 @memory_and_sqlite
-def test_check_applies_the_migrations_and_goes_on_after_one_that_fails(store: holdfast.Store) -> None:
+def test_check_applies_the_migrations_and_goes_on_after_one_that_fails(store: backstay.Store) -> None:
     park(store, "short", chat(), before=["search"])
     park(store, "nested", outer(inner()), after=["plan"])
     long = store.thread("long")
@@ -86,7 +86,7 @@ def test_check_applies_the_migrations_and_goes_on_after_one_that_fails(store: ho
 @memory_and_sqlite
 def test_check_says_the_same_with_await(url: str) -> None:
     async def main() -> list[ParkedRun]:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             await chat().run(store.thread("here"), {"question": "why"}, before=["search"])
             await chat().run(store.thread("done"), {"question": "why"})
             return await without_search().check(store)
@@ -95,14 +95,14 @@ def test_check_says_the_same_with_await(url: str) -> None:
 
 
 @memory_and_sqlite
-def test_check_stays_inside_its_namespace(url: str, store: holdfast.Store) -> None:
+def test_check_stays_inside_its_namespace(url: str, store: backstay.Store) -> None:
     park(store, "here", chat(), before=["search"])
-    with holdfast.open(url, namespace="another") as other:
+    with backstay.open(url, namespace="another") as other:
         assert chat().check(other) == []
 
 
 def test_a_damaged_run_is_named_and_hides_no_other() -> None:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         for name in ("first", "second", "third"):
             park(store, name, chat(), before=["search"])
         damage(store, "second")
@@ -112,7 +112,7 @@ def test_a_damaged_run_is_named_and_hides_no_other() -> None:
     assert "cannot be read" in runs[1].judgement.render()
 
 
-def damage(store: holdfast.Store, thread: str) -> None:
+def damage(store: backstay.Store, thread: str) -> None:
     """Put something else in the place of a thread's newest manifest."""
     backend = store._backend
     assert isinstance(backend, MemoryStore)
@@ -122,8 +122,8 @@ def damage(store: holdfast.Store, thread: str) -> None:
 
 
 def test_more_runs_than_one_page_holds_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.engine.parked.PAGE_ROWS_MAX", 4)
-    with holdfast.open("memory:") as store:
+    monkeypatch.setattr("backstay.engine.parked.PAGE_ROWS_MAX", 4)
+    with backstay.open("memory:") as store:
         for number in range(11):
             park(store, f"t{number}", chat(), before=["search"])
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import holdfast
-from holdfast.engine import Answer, Approve, Defer, Graph, Modify, Reject, Rejected, Reroute, Status
-from holdfast.engine.event import DecisionTaken, Event, EventLog, Interrupted, NodeStarted
-from holdfast.errors import Conflict
-from holdfast.model.continuation import End
-from holdfast.model.decision import Decision
-from holdfast.model.interrupt import InterruptKind
+import backstay
+from backstay.engine import Answer, Approve, Defer, Graph, Modify, Reject, Rejected, Reroute, Status
+from backstay.engine.event import DecisionTaken, Event, EventLog, Interrupted, NodeStarted
+from backstay.errors import Conflict
+from backstay.model.continuation import End
+from backstay.model.decision import Decision
+from backstay.model.interrupt import InterruptKind
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,7 +29,7 @@ from walk import State, Walk, asked, head, replace_node
 
 @pytest.fixture
 def memory_thread() -> Any:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         yield store.thread("t")
 
 
@@ -37,7 +37,7 @@ def memory_thread() -> Any:
 
 
 @pytest.mark.row("S4x-04", "S4x-05", "S4-01", "S4-03", "S4-19", "S4-20", "S4-02", "S4-06")
-def test_a_run_stops_before_and_after_the_nodes_that_are_named(thread: holdfast.Thread) -> None:
+def test_a_run_stops_before_and_after_the_nodes_that_are_named(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", "c", before=["b"])
 
@@ -53,7 +53,7 @@ def test_a_run_stops_before_and_after_the_nodes_that_are_named(thread: holdfast.
 
 
 @pytest.mark.row("S4x-06", "W4-21", "S2x-25")
-def test_what_a_pause_stores_says_what_is_next_whichever_kind_it_is(memory_thread: holdfast.Thread) -> None:
+def test_what_a_pause_stores_says_what_is_next_whichever_kind_it_is(memory_thread: backstay.Thread) -> None:
     graph = Walk().chain("a", "b", before=["b"], after=["b"])
     graph.run_sync(memory_thread)
     stopped = head(memory_thread)
@@ -66,7 +66,7 @@ def test_what_a_pause_stores_says_what_is_next_whichever_kind_it_is(memory_threa
 
 
 @pytest.mark.row("S4x-04", "S4x-23")
-def test_a_star_stops_at_every_node_and_each_approval_opens_one_gate(memory_thread: holdfast.Thread) -> None:
+def test_a_star_stops_at_every_node_and_each_approval_opens_one_gate(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", before=["*"], after=["*"])
     result = graph.run_sync(memory_thread)
@@ -82,7 +82,7 @@ def test_a_star_stops_at_every_node_and_each_approval_opens_one_gate(memory_thre
 
 
 @pytest.mark.row("S4x-23")
-def test_an_approval_skips_exactly_one_interrupt_once_also_in_a_loop(memory_thread: holdfast.Thread) -> None:
+def test_an_approval_skips_exactly_one_interrupt_once_also_in_a_loop(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = Graph("g", state=State, before=["a"])
     graph.node("a", walk.node("a", lambda state, ctx: {"count": 1}))
@@ -98,7 +98,7 @@ def test_an_approval_skips_exactly_one_interrupt_once_also_in_a_loop(memory_thre
 
 
 @pytest.mark.row("W4-06")
-def test_an_after_interrupt_does_not_open_the_before_interrupt_of_the_next_node(memory_thread: holdfast.Thread) -> None:
+def test_an_after_interrupt_does_not_open_the_before_interrupt_of_the_next_node(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", after=["a"], before=["b"])
     graph.run_sync(memory_thread)
@@ -109,7 +109,7 @@ def test_an_after_interrupt_does_not_open_the_before_interrupt_of_the_next_node(
 
 
 @pytest.mark.row("W4-04", "S4x-18")
-def test_a_fan_out_after_an_after_interrupt_runs_whole(thread: holdfast.Thread) -> None:
+def test_a_fan_out_after_an_after_interrupt_runs_whole(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.fan("l", "r", after=["split"])
     graph.run_sync(thread)
@@ -122,7 +122,7 @@ def test_a_fan_out_after_an_after_interrupt_runs_whole(thread: holdfast.Thread) 
 
 @pytest.mark.row("W4-25")
 @pytest.mark.parametrize("how", ["modify", "update"])
-def test_the_route_is_decided_after_a_person_edited_the_state(memory_thread: holdfast.Thread, how: str) -> None:
+def test_the_route_is_decided_after_a_person_edited_the_state(memory_thread: backstay.Thread, how: str) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", "c")
     graph._edges.clear()
@@ -146,7 +146,7 @@ def test_the_route_is_decided_after_a_person_edited_the_state(memory_thread: hol
 
 
 @pytest.mark.row("S4x-23")
-def test_finish_nodes_obey_the_same_rules_and_are_not_run_again(thread: holdfast.Thread) -> None:
+def test_finish_nodes_obey_the_same_rules_and_are_not_run_again(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", before=["a"], after=["a"])
     assert graph.run_sync(thread).status is Status.INTERRUPTED
@@ -157,14 +157,14 @@ def test_finish_nodes_obey_the_same_rules_and_are_not_run_again(thread: holdfast
     assert graph.resume_sync(thread, Approve()).status is Status.COMPLETED
     assert walk.ran == ["a"]
     assert isinstance(head(thread).continuation, End)
-    with pytest.raises(holdfast.InvalidInput, match="is over"):
+    with pytest.raises(backstay.InvalidInput, match="is over"):
         graph.resume_sync(thread)
 
 
 def test_a_pause_at_an_unknown_node_is_refused_before_anything_runs() -> None:
     walk = Walk()
     for before, after in ((["z"], []), ([], ["z"])):
-        with pytest.raises(holdfast.InvalidInput, match="'z', which is no node"):
+        with pytest.raises(backstay.InvalidInput, match="'z', which is no node"):
             walk.chain("a").run_sync(None, before=before, after=after)
     assert walk.ran == []
 
@@ -175,7 +175,7 @@ def test_a_pause_at_an_unknown_node_is_refused_before_anything_runs() -> None:
 @pytest.mark.row("W4-02", "W2-05", "S4x-09")
 @pytest.mark.parametrize("where", ["before", "after", "barrier", "tool", "ask"])
 def test_reject_ends_the_run_and_executes_nothing_and_is_told_from_success(
-    where: str, memory_thread: holdfast.Thread
+    where: str, memory_thread: backstay.Thread
 ) -> None:
     walk = Walk()
     graph = guarded(walk, where)
@@ -187,7 +187,7 @@ def test_reject_ends_the_run_and_executes_nothing_and_is_told_from_success(
     assert (head(memory_thread).trigger, list(memory_thread.interrupts())) == ("rejected", [])
     with pytest.raises(Rejected, match="too expensive"):
         result.check()
-    with pytest.raises(holdfast.InvalidInput, match="is over"):
+    with pytest.raises(backstay.InvalidInput, match="is over"):
         graph.resume_sync(memory_thread, Approve())
 
 
@@ -225,7 +225,7 @@ def spent(walk: Walk, given: Any) -> dict[str, Any]:
 
 @pytest.mark.row("W4-02", "W2-05", "S4x-09")
 @pytest.mark.parametrize("where", ["before", "after", "barrier", "tool", "ask"])
-def test_defer_executes_nothing_and_asks_again(where: str, memory_thread: holdfast.Thread) -> None:
+def test_defer_executes_nothing_and_asks_again(where: str, memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = guarded(walk, where)
     first = graph.run_sync(memory_thread)
@@ -244,7 +244,7 @@ def test_defer_executes_nothing_and_asks_again(where: str, memory_thread: holdfa
 
 @pytest.mark.parametrize("where", ["before", "after", "barrier", "tool", "ask"])
 def test_reroute_goes_elsewhere_and_executes_nothing_that_was_guarded(
-    where: str, memory_thread: holdfast.Thread
+    where: str, memory_thread: backstay.Thread
 ) -> None:
     walk = Walk()
     graph = guarded(walk, where)
@@ -257,7 +257,7 @@ def test_reroute_goes_elsewhere_and_executes_nothing_that_was_guarded(
 
 @pytest.mark.row("W2-05", "S2x-21")
 @pytest.mark.parametrize("where", ["before", "after", "barrier"])
-def test_modify_updates_the_state_through_its_reducers_and_goes_on(where: str, memory_thread: holdfast.Thread) -> None:
+def test_modify_updates_the_state_through_its_reducers_and_goes_on(where: str, memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = guarded(walk, where)
     graph.run_sync(memory_thread)
@@ -273,7 +273,7 @@ def test_modify_updates_the_state_through_its_reducers_and_goes_on(where: str, m
 )
 @pytest.mark.parametrize("where", ["before", "after", "barrier"])
 def test_an_answer_that_makes_no_sense_is_told_so_and_the_question_asked_anew(
-    wrong: Decision, where: str, memory_thread: holdfast.Thread
+    wrong: Decision, where: str, memory_thread: backstay.Thread
 ) -> None:
     walk = Walk()
     graph = guarded(walk, where)
@@ -290,7 +290,7 @@ def test_an_answer_that_makes_no_sense_is_told_so_and_the_question_asked_anew(
 
 
 @pytest.mark.row("S2x-21", "W2-05", "W2-06")
-def test_a_barrier_shows_what_its_function_says_and_waits(memory_thread: holdfast.Thread) -> None:
+def test_a_barrier_shows_what_its_function_says_and_waits(memory_thread: backstay.Thread) -> None:
     graph = guarded(Walk(), "barrier")
     (record,) = graph.run_sync(memory_thread).interrupts
 
@@ -300,7 +300,7 @@ def test_a_barrier_shows_what_its_function_says_and_waits(memory_thread: holdfas
 
 
 @pytest.mark.row("S2x-21", "W2-05")
-def test_a_barrier_that_is_turned_down_goes_where_it_says(memory_thread: holdfast.Thread) -> None:
+def test_a_barrier_that_is_turned_down_goes_where_it_says(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = Graph("g", state=State)
     graph.barrier("gate", on_reject="excuse")
@@ -319,7 +319,7 @@ def test_a_barrier_that_is_turned_down_goes_where_it_says(memory_thread: holdfas
 @pytest.mark.row("S2x-21", "W2-05")
 @pytest.mark.parametrize(("on_timeout", "status"), [("reject", Status.REJECTED), ("defer", Status.DEFERRED)])
 def test_a_timeout_never_executes_what_is_guarded(
-    thread: holdfast.Thread, clock: Any, on_timeout: str, status: Status
+    thread: backstay.Thread, clock: Any, on_timeout: str, status: Status
 ) -> None:
     walk = Walk()
     graph = Graph("g", state=State)
@@ -340,7 +340,7 @@ def test_a_timeout_never_executes_what_is_guarded(
     assert first.decided_by == "timeout"
 
 
-def test_a_decision_in_time_counts_before_the_timeout(thread: holdfast.Thread, clock: Any) -> None:
+def test_a_decision_in_time_counts_before_the_timeout(thread: backstay.Thread, clock: Any) -> None:
     graph = Graph("g", state=State)
     graph.barrier("gate", timeout=60)
     graph.start("gate")
@@ -356,7 +356,7 @@ def test_a_decision_in_time_counts_before_the_timeout(thread: holdfast.Thread, c
 
 
 @pytest.mark.row("S4-21", "S4-14", "S4x-07", "S4x-24", "W4-20")
-def test_a_tool_call_waits_for_approval_and_shows_tool_and_arguments(thread: holdfast.Thread) -> None:
+def test_a_tool_call_waits_for_approval_and_shows_tool_and_arguments(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = guarded(walk, "tool")
     (record,) = graph.run_sync(thread).interrupts
@@ -369,7 +369,7 @@ def test_a_tool_call_waits_for_approval_and_shows_tool_and_arguments(thread: hol
     assert walk.ran == ["a", "done"]
 
 
-def test_a_node_may_live_with_a_no(memory_thread: holdfast.Thread) -> None:
+def test_a_node_may_live_with_a_no(memory_thread: backstay.Thread) -> None:
     def careful(state: State, ctx: Any) -> dict[str, Any]:
         try:
             ctx.approve("pay", {"amount": 5})
@@ -404,7 +404,7 @@ class Person(BaseModel):
     ],
 )
 def test_an_answer_of_the_wrong_type_is_refused_and_the_run_still_waits(
-    memory_thread: holdfast.Thread, kind: type, wrong: Decision, right: Decision, value: Any
+    memory_thread: backstay.Thread, kind: type, wrong: Decision, right: Decision, value: Any
 ) -> None:
     got: list[Any] = []
     graph = Graph("g", state=State)
@@ -415,7 +415,7 @@ def test_an_answer_of_the_wrong_type_is_refused_and_the_run_still_waits(
     assert (record.interrupt.kind, record.interrupt.payload) == (InterruptKind.USER_REQUEST, "how old?")
     stood = head(memory_thread)
 
-    with pytest.raises(holdfast.InvalidInput, match=f"must be {kind.__name__}, not"):
+    with pytest.raises(backstay.InvalidInput, match=f"must be {kind.__name__}, not"):
         graph.resume_sync(memory_thread, wrong)
 
     assert (got, head(memory_thread).state, head(memory_thread).next_node) == ([], stood.state, stood.next_node)
@@ -426,7 +426,7 @@ def test_an_answer_of_the_wrong_type_is_refused_and_the_run_still_waits(
     assert got == [value]
 
 
-def test_a_node_may_ask_several_times_and_is_never_asked_twice_for_the_same(memory_thread: holdfast.Thread) -> None:
+def test_a_node_may_ask_several_times_and_is_never_asked_twice_for_the_same(memory_thread: backstay.Thread) -> None:
     done: list[str] = []
 
     async def asks(state: State, ctx: Any) -> dict[str, Any]:
@@ -448,7 +448,7 @@ def test_a_node_may_ask_several_times_and_is_never_asked_twice_for_the_same(memo
     assert (result.values["note"], done) == ("one two three", ["worked"])
 
 
-def test_a_scope_opens_the_gates_it_names_for_the_rest_of_the_run_and_no_longer(thread: holdfast.Thread) -> None:
+def test_a_scope_opens_the_gates_it_names_for_the_rest_of_the_run_and_no_longer(thread: backstay.Thread) -> None:
     graph = Graph("g", state=State)
     graph.node("a", lambda state, ctx: {"count": 1, "items": [ctx.approve("pay"), ctx.approve("print")]})
     graph.edge("a", "a", when=lambda state: state["count"] % 2 != 0, name="more")
@@ -469,7 +469,7 @@ def test_a_scope_opens_the_gates_it_names_for_the_rest_of_the_run_and_no_longer(
 
 @pytest.mark.parametrize(("scope", "asked_again"), [("b", ["c"]), ("*", ["b", "c"]), ("nobody", ["b", "c"])])
 def test_the_gate_of_a_node_is_opened_by_its_name_only(
-    scope: str, asked_again: list[str], memory_thread: holdfast.Thread
+    scope: str, asked_again: list[str], memory_thread: backstay.Thread
 ) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", "c", before=["a", "b", "c"])
@@ -483,7 +483,7 @@ def test_the_gate_of_a_node_is_opened_by_its_name_only(
     assert (found, walk.ran) == (asked_again, ["a", "b", "c"])
 
 
-def test_an_approval_for_all_tools_opens_all_of_them(memory_thread: holdfast.Thread) -> None:
+def test_an_approval_for_all_tools_opens_all_of_them(memory_thread: backstay.Thread) -> None:
     graph = Graph("g", state=State)
     graph.node("a", lambda state, ctx: {"items": [ctx.approve("pay", 1), ctx.approve("print", 2)]})
     graph.start("a")
@@ -505,7 +505,7 @@ def pausing(walk: Walk, pause: Callable[[], object]) -> Graph:
 @pytest.mark.row("S4-22", "S4x-24", "W4-20", "S4-02")
 def test_anybody_may_ask_a_run_to_pause_and_it_stops_at_its_next_boundary(url: str) -> None:
     walk = Walk()
-    with holdfast.open(url) as store, AnotherStore(store, url) as other:
+    with backstay.open(url) as store, AnotherStore(store, url) as other:
         handle = other.thread("t")
         graph = pausing(walk, lambda: handle.request_pause("lunch", by="ann"))
         waits = graph.run_sync(store.thread("t"), pause_check_s=0)
@@ -522,11 +522,11 @@ def test_anybody_may_ask_a_run_to_pause_and_it_stops_at_its_next_boundary(url: s
 class AnotherStore:
     """Another store on the same data; memory is the only one that has no other."""
 
-    def __init__(self, store: holdfast.Store, url: str) -> None:
-        self.store = store if url == "memory:" else holdfast.open(url)
+    def __init__(self, store: backstay.Store, url: str) -> None:
+        self.store = store if url == "memory:" else backstay.open(url)
         self.is_other = self.store is not store
 
-    def __enter__(self) -> holdfast.Store:
+    def __enter__(self) -> backstay.Store:
         return self.store
 
     def __exit__(self, *_: object) -> None:
@@ -534,7 +534,7 @@ class AnotherStore:
             self.store.close()
 
 
-def test_a_pause_that_is_deferred_or_rejected_holds(memory_thread: holdfast.Thread) -> None:
+def test_a_pause_that_is_deferred_or_rejected_holds(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = pausing(walk, lambda: memory_thread.request_pause("wait", by="ann"))
     graph.run_sync(memory_thread, pause_check_s=0)
@@ -546,7 +546,7 @@ def test_a_pause_that_is_deferred_or_rejected_holds(memory_thread: holdfast.Thre
     assert (result.status, result.reason, walk.ran) == (Status.REJECTED, "never", ["a", "b"])
 
 
-def test_one_pause_for_several_branches_is_told_once(memory_thread: holdfast.Thread) -> None:
+def test_one_pause_for_several_branches_is_told_once(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     outer = Graph("outer", state=State)
     outer.node("split", lambda state: None)
@@ -575,7 +575,7 @@ def test_one_pause_for_several_branches_is_told_once(memory_thread: holdfast.Thr
 
 @pytest.mark.row("W2-24")
 @pytest.mark.parametrize("order", [*itertools.permutations("xyz")][::2], ids="".join)
-def test_branches_that_wait_are_answered_in_any_order(order: tuple[str, ...], memory_thread: holdfast.Thread) -> None:
+def test_branches_that_wait_are_answered_in_any_order(order: tuple[str, ...], memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.fan("x", "y", "z", "free")
     for name in "xyz":
@@ -593,14 +593,14 @@ def test_branches_that_wait_are_answered_in_any_order(order: tuple[str, ...], me
 
 
 @pytest.mark.row("T16")
-def test_an_answer_that_was_used_is_refused_while_branches_beside_it_still_wait(thread: holdfast.Thread) -> None:
+def test_an_answer_that_was_used_is_refused_while_branches_beside_it_still_wait(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.fan("x", "y", before=["x", "y"])
     waiting = {record.interrupt.node: record.id for record in graph.run_sync(thread).interrupts}
     graph.resume_sync(thread, {waiting["x"]: Approve()})
     assert walk.ran == ["split", "x"]
 
-    with pytest.raises(holdfast.InvalidInput, match="does not wait for interrupt"):
+    with pytest.raises(backstay.InvalidInput, match="does not wait for interrupt"):
         graph.resume_sync(thread, {waiting["x"]: Approve()})  # the very same, by the same person
 
     assert graph.resume_sync(thread, {waiting["y"]: Approve()}).status is Status.COMPLETED
@@ -612,11 +612,11 @@ def spoke(walk: Walk, name: str, answer: Any) -> dict[str, Any]:
     return {"seen": [f"{name} says {answer}"]}
 
 
-def test_several_answers_at_once_and_one_answer_for_several(memory_thread: holdfast.Thread) -> None:
+def test_several_answers_at_once_and_one_answer_for_several(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.fan("x", "y", before=["x", "y"])
     result = graph.run_sync(memory_thread)
-    with pytest.raises(holdfast.InvalidInput, match="one answer for 2 open interrupts"):
+    with pytest.raises(backstay.InvalidInput, match="one answer for 2 open interrupts"):
         graph.resume_sync(memory_thread, Approve())
     assert walk.ran == ["split"]
 
@@ -625,7 +625,7 @@ def test_several_answers_at_once_and_one_answer_for_several(memory_thread: holdf
     assert result.status is Status.COMPLETED
 
 
-def test_one_branch_turned_down_ends_the_run_and_the_other_is_not_run(memory_thread: holdfast.Thread) -> None:
+def test_one_branch_turned_down_ends_the_run_and_the_other_is_not_run(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.fan("x", "y", before=["x", "y"])
     result = graph.run_sync(memory_thread)
@@ -639,7 +639,7 @@ def test_one_branch_turned_down_ends_the_run_and_the_other_is_not_run(memory_thr
 
 
 @pytest.mark.row("S2x-22", "W2-24")
-def test_an_old_approval_opens_nothing_in_another_line_of_history(thread: holdfast.Thread) -> None:
+def test_an_old_approval_opens_nothing_in_another_line_of_history(thread: backstay.Thread) -> None:
     """Not after a rewind, not in a fork, not in a replay, and not in the next run of the thread."""
     walk = Walk()
     graph = guarded(walk, "barrier")
@@ -661,7 +661,7 @@ def test_an_old_approval_opens_nothing_in_another_line_of_history(thread: holdfa
 
 
 @pytest.mark.row("S2x-22", "W4-03")
-def test_an_approval_survives_a_crash_of_who_carries_it_out_and_is_carried_out_once(thread: holdfast.Thread) -> None:
+def test_an_approval_survives_a_crash_of_who_carries_it_out_and_is_carried_out_once(thread: backstay.Thread) -> None:
     """The worker dies after it took the decision and before the node was committed: nothing is lost or asked twice."""
     walk = Walk()
     graph = guarded(walk, "before")
@@ -686,39 +686,39 @@ def test_an_approval_survives_a_crash_of_who_carries_it_out_and_is_carried_out_o
 
 
 @pytest.mark.row("T16", "W4-03", "W4-23", "S4x-19")
-def test_an_approval_is_used_once(thread: holdfast.Thread) -> None:
+def test_an_approval_is_used_once(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = guarded(walk, "before")
     (record,) = graph.run_sync(thread).interrupts
     graph.resume_sync(thread, {record.id: Approve()})
     assert walk.ran == ["a", "done"]
 
-    with pytest.raises(holdfast.InvalidInput, match="is over"):
+    with pytest.raises(backstay.InvalidInput, match="is over"):
         graph.resume_sync(thread, {record.id: Approve()})
     with pytest.raises(Conflict):
         thread.decide(record, "reject", by="mallory")
     graph.run_sync(thread)
-    with pytest.raises(holdfast.InvalidInput, match="does not wait for interrupt"):
+    with pytest.raises(backstay.InvalidInput, match="does not wait for interrupt"):
         graph.resume_sync(thread, {record.id: Approve()})
     assert walk.ran == ["a", "done", "a"]
     assert [each.decided_by for each in thread.interrupts(pending=False) if each.id == record.id] == ["resume"]
 
 
 @pytest.mark.row("T16")
-def test_a_stale_a_forged_and_an_edited_approval_are_refused(thread: holdfast.Thread) -> None:
+def test_a_stale_a_forged_and_an_edited_approval_are_refused(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = guarded(walk, "tool")
     (record,) = graph.run_sync(thread).interrupts
     edited = dataclasses.replace(
         record, interrupt=dataclasses.replace(record.interrupt, payload={"tool": "pay", "args": {"amount": 5000}})
     )
-    with pytest.raises((Conflict, holdfast.InvalidInput)):
+    with pytest.raises((Conflict, backstay.InvalidInput)):
         thread.decide(edited, "approve", by="mallory")
-    with pytest.raises((Conflict, holdfast.InvalidInput)):
+    with pytest.raises((Conflict, backstay.InvalidInput)):
         thread.decide(dataclasses.replace(record, checkpoint_id="elsewhere"), "approve", by="mallory")
-    with pytest.raises(holdfast.InvalidInput, match="does not wait for interrupt"):
-        graph.resume_sync(thread, {"holdfast:question:made-up": Approve()})
-    with pytest.raises(holdfast.InvalidInput, match="made by Holdfast itself"):
+    with pytest.raises(backstay.InvalidInput, match="does not wait for interrupt"):
+        graph.resume_sync(thread, {"backstay:question:made-up": Approve()})
+    with pytest.raises(backstay.InvalidInput, match="made by Backstay itself"):
         thread.interrupt(head(thread), id=f"{record.id}x")
     assert [each.decision for each in thread.interrupts()] == [None]
 
@@ -732,7 +732,7 @@ def test_a_stale_a_forged_and_an_edited_approval_are_refused(thread: holdfast.Th
 def test_of_two_approvers_at_once_one_decides(url: str) -> None:
     walk = Walk()
     graph = guarded(walk, "before")
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         (record,) = graph.run_sync(store.thread("t")).interrupts
         start = threading.Barrier(2, timeout=30)
         outcomes: list[str] = []
@@ -759,7 +759,7 @@ def test_of_two_approvers_at_once_one_decides(url: str) -> None:
 
 
 @pytest.mark.row("T16", "W4-23")
-def test_nothing_is_decided_if_anything_else_of_the_call_is_wrong(memory_thread: holdfast.Thread) -> None:
+def test_nothing_is_decided_if_anything_else_of_the_call_is_wrong(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = guarded(walk, "before")
     (record,) = graph.run_sync(memory_thread).interrupts
@@ -774,7 +774,7 @@ def test_nothing_is_decided_if_anything_else_of_the_call_is_wrong(memory_thread:
         lambda: Walk().chain("a", graph="foreign").resume_sync(memory_thread, Approve()),
     ]
     for call in wrong:
-        with pytest.raises((holdfast.InvalidInput, holdfast.GraphMismatch)):
+        with pytest.raises((backstay.InvalidInput, backstay.GraphMismatch)):
             call()
         assert [each.decision for each in memory_thread.interrupts()] == [None]
 
@@ -783,7 +783,7 @@ def test_nothing_is_decided_if_anything_else_of_the_call_is_wrong(memory_thread:
 
 
 @pytest.mark.row("S2x-29")
-def test_waiting_and_going_on_are_told(memory_thread: holdfast.Thread) -> None:
+def test_waiting_and_going_on_are_told(memory_thread: backstay.Thread) -> None:
     graph = guarded(Walk(), "barrier")
     log, after = EventLog(), EventLog()
     (record,) = graph.run_sync(memory_thread, on_event=log).interrupts
@@ -795,7 +795,7 @@ def test_waiting_and_going_on_are_told(memory_thread: holdfast.Thread) -> None:
     after.check()
 
 
-def test_a_node_that_asks_has_one_beginning_and_one_end_for_those_who_watch(memory_thread: holdfast.Thread) -> None:
+def test_a_node_that_asks_has_one_beginning_and_one_end_for_those_who_watch(memory_thread: backstay.Thread) -> None:
     graph = Graph("g", state=State)
     graph.node("a", lambda state, ctx: {"note": f"{ctx.ask('one')} {ctx.ask('two')}"})
     graph.start("a")
@@ -810,7 +810,7 @@ def test_a_node_that_asks_has_one_beginning_and_one_end_for_those_who_watch(memo
     assert result.values["note"] == "first second"
 
 
-def test_a_failure_beside_a_question_fails_the_run_and_the_question_stays(memory_thread: holdfast.Thread) -> None:
+def test_a_failure_beside_a_question_fails_the_run_and_the_question_stays(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.fan("asks", "fails", on_error="collect_all")
     replace_node(graph, "asks", lambda state, ctx: {"note": ctx.ask("how?")})
@@ -824,7 +824,7 @@ def test_a_failure_beside_a_question_fails_the_run_and_the_question_stays(memory
     assert (result.status, result.values["note"]) == (Status.COMPLETED, "so")
 
 
-def test_barriers_side_by_side_are_decided_apart(memory_thread: holdfast.Thread) -> None:
+def test_barriers_side_by_side_are_decided_apart(memory_thread: backstay.Thread) -> None:
     walk = Walk()
     graph = Graph("g", state=State)
     for name in ("split", "excuse", "join"):
@@ -850,7 +850,7 @@ def test_an_asynchronous_thread_pauses_and_goes_on_in_the_same_way(url: str) -> 
     graph = walk.fan("x", "y", before=["x"], after=["y"])
 
     async def story() -> list[Status]:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             result = await graph.run(thread)
             statuses = [result.status]

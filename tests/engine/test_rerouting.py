@@ -7,8 +7,8 @@ from typing import Annotated, TypedDict
 
 import pytest
 
-import holdfast
-from holdfast.engine import Approve, Context, Graph, Reroute, Status, add
+import backstay
+from backstay.engine import Approve, Context, Graph, Reroute, Status, add
 
 
 class State(TypedDict, total=False):
@@ -16,8 +16,8 @@ class State(TypedDict, total=False):
 
 
 @pytest.fixture
-def memory_thread() -> holdfast.Thread:
-    return holdfast.open("memory:").thread("t")
+def memory_thread() -> backstay.Thread:
+    return backstay.open("memory:").thread("t")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def told(ran: list[str]) -> Body:
     return body
 
 
-def test_a_node_that_was_rerouted_back_from_asks_again(memory_thread: holdfast.Thread, ran: list[str]) -> None:
+def test_a_node_that_was_rerouted_back_from_asks_again(memory_thread: backstay.Thread, ran: list[str]) -> None:
     graph = Graph("g", state=State, before=["pay"], limit=20)
     graph.node("plan", told(ran))
     graph.node("pay", told(ran))
@@ -52,7 +52,7 @@ def test_a_node_that_was_rerouted_back_from_asks_again(memory_thread: holdfast.T
 
 
 def test_a_node_that_asked_inside_and_was_left_acts_and_asks_anew(
-    memory_thread: holdfast.Thread, ran: list[str]
+    memory_thread: backstay.Thread, ran: list[str]
 ) -> None:
     graph = Graph("g", state=State, limit=20)
     graph.node("plan", told(ran))
@@ -74,7 +74,7 @@ def test_a_node_that_asked_inside_and_was_left_acts_and_asks_anew(
 
 
 def test_in_the_next_round_a_branch_is_not_rerouted_by_the_old_answer(
-    memory_thread: holdfast.Thread, ran: list[str]
+    memory_thread: backstay.Thread, ran: list[str]
 ) -> None:
     graph = Graph("g", state=State, before=["left"], limit=20)
     graph.node("fork", lambda state: {"rounds": 1})
@@ -96,7 +96,7 @@ def test_in_the_next_round_a_branch_is_not_rerouted_by_the_old_answer(
 
 
 def test_a_branch_that_is_sent_back_and_forth_goes_where_the_last_answer_says(
-    memory_thread: holdfast.Thread, ran: list[str]
+    memory_thread: backstay.Thread, ran: list[str]
 ) -> None:
     graph = Graph("g", state=State, before=["left", "other"], limit=20)
     graph.node("fork", lambda state: {"rounds": 1})

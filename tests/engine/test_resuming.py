@@ -10,14 +10,14 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-import holdfast
-from holdfast.engine import Approve, Graph, Reject, Status, append, every
-from holdfast.engine.event import Event, EventLog, NodeFinished, NodeStarted, RunStarted
-from holdfast.engine.verdict import Verdict
-from holdfast.errors import MigrationFailed, NodeFailed, NotFound
-from holdfast.model.continuation import FanOut
-from holdfast.model.effect import Outcome
-from holdfast.model.frame import Frame
+import backstay
+from backstay.engine import Approve, Graph, Reject, Status, append, every
+from backstay.engine.event import Event, EventLog, NodeFinished, NodeStarted, RunStarted
+from backstay.engine.verdict import Verdict
+from backstay.errors import MigrationFailed, NodeFailed, NotFound
+from backstay.model.continuation import FanOut
+from backstay.model.effect import Outcome
+from backstay.model.frame import Frame
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -113,11 +113,11 @@ def test_a_run_goes_on_in_the_third_level_of_a_subgraph_in_the_second_round_of_a
         log(event)
         die(event)
 
-    store = holdfast.open(url)
+    store = backstay.open(url)
     died(lambda: graph.run_sync(store.thread("t"), on_event=tell))
     if url != "memory:":  # another process opens it anew; what is in memory is gone with its process
         store.close()
-        store = holdfast.open(url)
+        store = backstay.open(url)
     committed = [event.position for event in log.of(NodeFinished)]
     inside = "level1/two#2[two]>level2/deeper#2>level3/"
     assert f"{inside}x#1" in committed
@@ -164,11 +164,11 @@ def test_a_run_on_an_asynchronous_store_goes_on_wherever_it_died(tmp_path: Path,
     replace_node(graph, "three", plain)
 
     async def run() -> None:
-        async with await holdfast.aopen(tmp_path / "store.db") as store:
+        async with await backstay.aopen(tmp_path / "store.db") as store:
             await graph.run(store.thread("t"), on_event=DiesAt("xyz"[dies_at % 3], (dies_at + 1) // 2))
 
     async def resume() -> Any:
-        async with await holdfast.aopen(tmp_path / "store.db") as store:
+        async with await backstay.aopen(tmp_path / "store.db") as store:
             return await graph.resume(store.thread("t"))
 
     died(lambda: asyncio.run(run()))
@@ -181,7 +181,7 @@ def test_a_run_on_an_asynchronous_store_goes_on_wherever_it_died(tmp_path: Path,
 
 @pytest.mark.row("W2-01", "W2-02", "S2-16", "S2-18", "S4x-08", "S4-04")
 @pytest.mark.parametrize("dies_at", ["a", "b", "c", "d"])
-def test_a_run_that_died_goes_on_with_the_node_that_was_next(thread: holdfast.Thread, dies_at: str) -> None:
+def test_a_run_that_died_goes_on_with_the_node_that_was_next(thread: backstay.Thread, dies_at: str) -> None:
     walk = Walk()
     graph = walk.chain(*"abcd")
     died(lambda: graph.run_sync(thread, on_event=DiesAt(dies_at)))
@@ -194,7 +194,7 @@ def test_a_run_that_died_goes_on_with_the_node_that_was_next(thread: holdfast.Th
 
 
 @pytest.mark.row("W2-13", "S2-12", "S2x-25")
-def test_the_depth_of_the_stack_is_nesting_and_not_history(thread: holdfast.Thread) -> None:
+def test_the_depth_of_the_stack_is_nesting_and_not_history(thread: backstay.Thread) -> None:
     walk = Walk()
     innermost = walk.chain(*"xyz", graph="level3")
     middle = Graph("level2", state=State)
@@ -219,7 +219,7 @@ def test_the_depth_of_the_stack_is_nesting_and_not_history(thread: holdfast.Thre
 
 
 @pytest.mark.row("W2-16")
-def test_steps_are_counted_on_over_pauses_crashes_and_runs(thread: holdfast.Thread) -> None:
+def test_steps_are_counted_on_over_pauses_crashes_and_runs(thread: backstay.Thread) -> None:
     graph = Walk().chain(*"abcd", before=["b"], after=["c"])
     results = [graph.run_sync(thread)]
     died(lambda: graph.resume_sync(thread, Approve(), on_event=DiesAt("c")))
@@ -238,7 +238,7 @@ def test_steps_are_counted_on_over_pauses_crashes_and_runs(thread: holdfast.Thre
 
 
 @pytest.mark.row("W2-12")
-def test_a_barrier_inside_a_subgraph_waits_like_any_other(thread: holdfast.Thread) -> None:
+def test_a_barrier_inside_a_subgraph_waits_like_any_other(thread: backstay.Thread) -> None:
     walk = Walk()
     inner = Graph("inner", state=State)
     inner.node("x", walk.node("x"))
@@ -260,7 +260,7 @@ def test_a_barrier_inside_a_subgraph_waits_like_any_other(thread: holdfast.Threa
 
 
 @pytest.mark.row("W2-14")
-def test_each_frame_has_the_state_of_its_own_graph(thread: holdfast.Thread) -> None:
+def test_each_frame_has_the_state_of_its_own_graph(thread: backstay.Thread) -> None:
     inner = Graph("inner", state=Deep, before=["look"])
     inner.node("look", lambda state: {"trail": ["found"]})
     inner.start("look")
@@ -277,7 +277,7 @@ def test_each_frame_has_the_state_of_its_own_graph(thread: holdfast.Thread) -> N
     assert outer.resume_sync(thread, Approve()).values == {"note": "outer's", "seen": ["found"]}
 
 
-def test_with_a_trigger_that_keeps_little_a_run_goes_on_from_the_last_thing_it_kept(thread: holdfast.Thread) -> None:
+def test_with_a_trigger_that_keeps_little_a_run_goes_on_from_the_last_thing_it_kept(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain(*"abcdefg")
     died(lambda: graph.run_sync(thread, on_event=DiesAt("f"), trigger=every(n=2)))
@@ -290,7 +290,7 @@ def test_with_a_trigger_that_keeps_little_a_run_goes_on_from_the_last_thing_it_k
     assert walk.ran == [*"abcde", *"efg"]
 
 
-def test_an_update_is_folded_in_before_it_goes_on(thread: holdfast.Thread) -> None:
+def test_an_update_is_folded_in_before_it_goes_on(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b")
     replace_node(graph, "b", lambda state: 1 / 0)
@@ -306,20 +306,20 @@ def test_an_update_is_folded_in_before_it_goes_on(thread: holdfast.Thread) -> No
 # Not at all -------------------------------------------------------------------------------------------------------
 
 
-def test_finished_rejected_and_unknown_runs_are_not_resumed(store: holdfast.Store) -> None:
+def test_finished_rejected_and_unknown_runs_are_not_resumed(store: backstay.Store) -> None:
     walk = Walk()
     graph = walk.chain("a", "b")
     graph.run_sync(store.thread("finished"))
-    with pytest.raises(holdfast.InvalidInput, match=r"over \(end\), at step 2"):
+    with pytest.raises(backstay.InvalidInput, match=r"over \(end\), at step 2"):
         graph.resume_sync(store.thread("finished"))
     graph.run_sync(store.thread("rejected"), before=["b"])
     graph.resume_sync(store.thread("rejected"), Reject("no"))
-    with pytest.raises(holdfast.InvalidInput, match=r"over \(rejected\)"):
+    with pytest.raises(backstay.InvalidInput, match=r"over \(rejected\)"):
         graph.resume_sync(store.thread("rejected"))
     with pytest.raises(NotFound, match="'nobody' has no checkpoint"):
         graph.resume_sync(store.thread("nobody"))
     store.thread("plain").save({"seen": []})
-    with pytest.raises(holdfast.InvalidInput, match="not of a graph's run"):
+    with pytest.raises(backstay.InvalidInput, match="not of a graph's run"):
         graph.resume_sync(store.thread("plain"))
 
     assert walk.ran == ["a", "b", "a"]
@@ -327,14 +327,14 @@ def test_finished_rejected_and_unknown_runs_are_not_resumed(store: holdfast.Stor
 
 
 @pytest.mark.row("W4-07", "W2-03", "S2-24", "S2x-14", "S4x-17")
-def test_a_run_of_another_graph_is_refused_before_anything_runs(store: holdfast.Store) -> None:
+def test_a_run_of_another_graph_is_refused_before_anything_runs(store: backstay.Store) -> None:
     walk = Walk()
     thread = store.thread("t")
     walk.chain("a", "b", before=["b"]).run_sync(thread)
     (record,) = thread.interrupts()
     digest = head(thread).digest
     for foreign in (walk.chain("a", "b", graph="foreign"), walk.chain("a", "c", "b"), walk.chain("a", "x")):
-        with pytest.raises(holdfast.GraphMismatch) as refused:
+        with pytest.raises(backstay.GraphMismatch) as refused:
             foreign.resume_sync(thread, Approve())
         assert refused.value.judgement is not None
         assert f"0x{foreign.fingerprint:016x}" in str(refused.value)
@@ -355,13 +355,13 @@ def test_a_run_that_is_running_elsewhere_is_refused_before_anything_runs(url: st
 
     graph = walk.chain("a", "b")
     replace_node(graph, "a", walk.node("a", waits))
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         results: list[Any] = []
         first = threading.Thread(target=lambda: results.append(graph.run_sync(store.thread("t"))))
         first.start()
         assert inside.wait(30)
         for call in (graph.resume_sync, graph.run_sync):
-            with pytest.raises(holdfast.Fenced):
+            with pytest.raises(backstay.Fenced):
                 call(store.thread("t"))
         go_on.set()
         first.join()
@@ -374,7 +374,7 @@ def test_a_worker_that_lost_its_lease_stores_nothing_more(url: str) -> None:
     """It was taken for dead, and another one went on: whatever it still does reaches no checkpoint."""
     walk = Walk()
     graph = walk.chain("a", "b", "c")
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         slow = store.thread("t")
 
         def overtaken(state: State, ctx: Any) -> None:
@@ -388,7 +388,7 @@ def test_a_worker_that_lost_its_lease_stores_nothing_more(url: str) -> None:
             other.join()
 
         replace_node(graph, "b", walk.node("b", overtaken))
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             graph.run_sync(slow)
 
         assert walk.ran == ["a", "b", "b", "c"]
@@ -426,7 +426,7 @@ def moved(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.row("S4x-17", "S2-24")
-def test_a_parked_run_goes_on_in_a_changed_graph_once_somebody_said_how(store: holdfast.Store) -> None:
+def test_a_parked_run_goes_on_in_a_changed_graph_once_somebody_said_how(store: backstay.Store) -> None:
     walk = Walk()
     old = walk.chain("a", "b", "c", before=["b"])
     thread = store.thread("t")
@@ -434,7 +434,7 @@ def test_a_parked_run_goes_on_in_a_changed_graph_once_somebody_said_how(store: h
     new = renamed(walk)
     (parked,) = new.check(store)
     assert parked.judgement.overall is Verdict.NEEDS_MIGRATION
-    with pytest.raises(holdfast.GraphMismatch):
+    with pytest.raises(backstay.GraphMismatch):
         new.resume_sync(thread, Approve())
     new.migrate(old.fingerprint, state=moved, nodes={"b": "better"})
     (parked,) = new.check(store)
@@ -450,7 +450,7 @@ def test_a_parked_run_goes_on_in_a_changed_graph_once_somebody_said_how(store: h
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_run_pauses_at_a_node_that_was_renamed_as_it_was_told_to(store: holdfast.Store, nested: bool) -> None:
+def test_a_run_pauses_at_a_node_that_was_renamed_as_it_was_told_to(store: backstay.Store, nested: bool) -> None:
     """What is guarded stays guarded under its new name; and nothing of the old graph is left in what is stored then."""
     walk = Walk()
     old, new, again = walk.chain("a", "b", "c"), renamed(walk), renamed(walk)
@@ -478,7 +478,7 @@ def inside(graph: Graph) -> Graph:
     return outer
 
 
-def test_a_migration_that_fails_changes_nothing(store: holdfast.Store) -> None:
+def test_a_migration_that_fails_changes_nothing(store: backstay.Store) -> None:
     walk = Walk()
     old = walk.chain("a", "b", "c", before=["b"])
     thread = store.thread("t")
@@ -495,7 +495,7 @@ def test_a_migration_that_fails_changes_nothing(store: holdfast.Store) -> None:
     assert old.resume_sync(thread, Approve()).status is Status.COMPLETED
 
 
-def test_a_compatible_change_needs_the_callers_word(store: holdfast.Store) -> None:
+def test_a_compatible_change_needs_the_callers_word(store: backstay.Store) -> None:
     walk = Walk()
     thread = store.thread("t")
     walk.chain("a", "b", before=["b"]).run_sync(thread)
@@ -506,7 +506,7 @@ def test_a_compatible_change_needs_the_callers_word(store: holdfast.Store) -> No
     longer.end("b", "c")
     (parked,) = longer.check(store)
     assert parked.judgement.overall is Verdict.COMPATIBLE
-    with pytest.raises(holdfast.GraphMismatch, match="compatible=True"):
+    with pytest.raises(backstay.GraphMismatch, match="compatible=True"):
         longer.resume_sync(thread, Approve())
 
     assert longer.resume_sync(thread, Approve(), compatible=True).status is Status.COMPLETED

@@ -7,9 +7,9 @@ from typing import Annotated, TypedDict
 
 import pytest
 
-import holdfast
-from holdfast import Graph, Keep
-from holdfast.engine import Approve, Retained, append
+import backstay
+from backstay import Graph, Keep
+from backstay.engine import Approve, Retained, append
 
 
 class State(TypedDict):
@@ -33,11 +33,11 @@ def counting(rounds: int) -> Graph:
 @pytest.mark.row("S2x-11")
 @pytest.mark.row("W2-08")
 def test_only_what_the_rules_want_is_left_after_a_run(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         sinks: list[Retained] = []
 
-        def composed(sink: holdfast.engine.StoreSink) -> Retained:
+        def composed(sink: backstay.engine.StoreSink) -> Retained:
             sinks.append(Retained(Keep(last=3), sink))
             return sinks[0]
 
@@ -50,7 +50,7 @@ def test_only_what_the_rules_want_is_left_after_a_run(url: str) -> None:
 
 
 def test_what_waits_for_a_decision_and_what_is_tagged_stays(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         graph = counting(6)
         first = graph.run_sync(thread, {"log": []}, before=["count"], sink=lambda sink: Retained(Keep(last=1), sink))
@@ -65,7 +65,7 @@ def test_what_waits_for_a_decision_and_what_is_tagged_stays(url: str) -> None:
 
 def test_an_asynchronous_thread_is_tidied_up_too(url: str) -> None:
     async def run() -> list[int]:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             await counting(10).run(thread, {"log": []}, sink=lambda sink: Retained(Keep(last=2), sink, n=5))
             return [meta.step async for meta in thread.history()]

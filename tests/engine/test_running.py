@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.engine import END, Approve, Cancellation, Graph, MemorySink, NoSink, Reject, Status, every
-from holdfast.engine.event import (
+import backstay
+from backstay.engine import END, Approve, Cancellation, Graph, MemorySink, NoSink, Reject, Status, every
+from backstay.engine.event import (
     CheckpointSaved,
     Event,
     EventLog,
@@ -24,10 +24,10 @@ from holdfast.engine.event import (
     RunStarted,
     Token,
 )
-from holdfast.engine.moment import Moment
-from holdfast.errors import BadUpdate, StepsExceeded
-from holdfast.errors import NodeFailed as FailedNode
-from holdfast.recovery import RetryPolicy
+from backstay.engine.moment import Moment
+from backstay.errors import BadUpdate, StepsExceeded
+from backstay.errors import NodeFailed as FailedNode
+from backstay.recovery import RetryPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -143,7 +143,7 @@ def test_nothing_goes_on_before_the_sink_is_done_and_its_error_ends_the_run() ->
 
 
 @pytest.mark.row("S2-16", "S2-18", "W2-02", "W4-21", "S4-09", "S4-11", "S4-12")
-def test_a_checkpoint_names_the_next_node_the_last_one_the_path_and_the_step(thread: holdfast.Thread) -> None:
+def test_a_checkpoint_names_the_next_node_the_last_one_the_path_and_the_step(thread: backstay.Thread) -> None:
     Walk().chain("a", "b", "c").run_sync(thread).check()
 
     found = [(meta.step, meta.last_node, meta.next_node, meta.trigger) for meta in reversed([*thread.history()])]
@@ -156,7 +156,7 @@ def test_a_checkpoint_names_the_next_node_the_last_one_the_path_and_the_step(thr
 
 
 @pytest.mark.row("W2-27", "W4-18", "S2-17", "S2-22", "S2-23", "S4-07", "S4-08")
-def test_a_checkpoint_alone_can_be_placed_in_its_history(store: holdfast.Store) -> None:
+def test_a_checkpoint_alone_can_be_placed_in_its_history(store: backstay.Store) -> None:
     graph = Walk().chain("a", "b")
     runs = [graph.run_sync(store.thread(name), metadata={"user": name}).run_id for name in ("t", "t", "u")]
     assert len(set(runs)) == 3  # two runs of one graph are told apart, in one thread and in two
@@ -172,7 +172,7 @@ def test_a_checkpoint_alone_can_be_placed_in_its_history(store: holdfast.Store) 
 
 
 @pytest.mark.row("W4-05", "S4-04")
-def test_every_commit_is_stored_not_only_interrupts(thread: holdfast.Thread) -> None:
+def test_every_commit_is_stored_not_only_interrupts(thread: backstay.Thread) -> None:
     graph = looping(Walk(), 5)
     graph.run_sync(thread).check()
 
@@ -230,7 +230,7 @@ def test_a_choice_goes_where_its_function_says() -> None:
     assert "the choice is 'up', not one of left, right, out" in str(lost.error)
 
 
-def test_a_condition_that_raises_leaves_its_node_committed_and_is_asked_again(thread: holdfast.Thread) -> None:
+def test_a_condition_that_raises_leaves_its_node_committed_and_is_asked_again(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b")
     graph._edges.clear()
@@ -254,7 +254,7 @@ def test_a_condition_that_raises_leaves_its_node_committed_and_is_asked_again(th
 
 
 @pytest.mark.row("S2x-20", "S4x-02")
-def test_a_loop_without_an_end_meets_its_limit_and_goes_on_with_a_higher_one(thread: holdfast.Thread) -> None:
+def test_a_loop_without_an_end_meets_its_limit_and_goes_on_with_a_higher_one(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = looping(walk, 8, limit=3)
 
@@ -273,11 +273,11 @@ def test_a_loop_without_an_end_meets_its_limit_and_goes_on_with_a_higher_one(thr
 def test_a_limit_is_checked_before_anything_runs(limit: Any) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", before=["b"])
-    with holdfast.open("memory:") as store:
-        with pytest.raises(holdfast.InvalidInput, match="limit"):
+    with backstay.open("memory:") as store:
+        with pytest.raises(backstay.InvalidInput, match="limit"):
             graph.run_sync(store.thread("t"), limit=limit)
         graph.run_sync(store.thread("t"))
-        with pytest.raises(holdfast.InvalidInput, match="limit"):
+        with pytest.raises(backstay.InvalidInput, match="limit"):
             graph.resume_sync(store.thread("t"), Approve(), limit=limit)
 
     assert walk.ran == ["a"]
@@ -356,12 +356,12 @@ def test_run_sync_inside_an_event_loop_says_what_to_do_instead() -> None:
     async def story() -> None:
         Walk().chain("a").run_sync(None)
 
-    with pytest.raises(holdfast.InvalidInput, match="event loop"):
+    with pytest.raises(backstay.InvalidInput, match="event loop"):
         asyncio.run(story())
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_failed_node_fails_the_run_and_keeps_what_was_committed(thread: holdfast.Thread, is_async: bool) -> None:
+def test_a_failed_node_fails_the_run_and_keeps_what_was_committed(thread: backstay.Thread, is_async: bool) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", "c")
     replace_node(graph, "b", fails)
@@ -437,7 +437,7 @@ def test_only_the_errors_that_are_named_are_tried_again() -> None:
     assert node.calls == [1]
 
 
-def test_attempts_are_counted_on_after_a_crash(thread: holdfast.Thread) -> None:
+def test_attempts_are_counted_on_after_a_crash(thread: backstay.Thread) -> None:
     """The first worker dies between two attempts; whoever goes on has the attempts that are left."""
     node = Flaky(99)
     graph = retrying(node, retries=2)
@@ -460,7 +460,7 @@ def test_attempts_are_counted_on_after_a_crash(thread: holdfast.Thread) -> None:
     assert node.calls == [1, 2, 3, 1, 2, 3]
 
 
-def test_attempts_are_counted_on_though_a_branch_beside_them_moved_on(thread: holdfast.Thread) -> None:
+def test_attempts_are_counted_on_though_a_branch_beside_them_moved_on(thread: backstay.Thread) -> None:
     """The failed attempt is beside one checkpoint when the branch next to it stores another, and then all die."""
     node = Flaky(99)
     inner = Graph("inner", state=State)
@@ -547,14 +547,14 @@ def test_a_plain_function_that_was_given_up_can_do_nothing_any_more() -> None:
         for act, *arguments in ((ctx.effect, "charge", done.set), (ctx.emit, "late"), (ctx.ask, "may I?")):
             try:
                 act(*arguments)
-            except holdfast.Fenced as error:
+            except backstay.Fenced as error:
                 refused.append(error)
         return {"note": "too late"}
 
     graph.node("a", slow, timeout=0.01)
     graph.start("a")
     graph.end("a")
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
 
         async def story() -> Any:
@@ -572,7 +572,7 @@ def test_a_plain_function_that_was_given_up_can_do_nothing_any_more() -> None:
 
 
 @pytest.mark.row("S2-70")
-def test_a_cancelled_run_ends_its_node_and_can_be_resumed(thread: holdfast.Thread) -> None:
+def test_a_cancelled_run_ends_its_node_and_can_be_resumed(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b")
     cancel = Cancellation()
@@ -601,7 +601,7 @@ def test_a_run_that_never_awaits_is_cancelled_between_two_nodes(is_async: bool) 
     cancel = Cancellation()
     graph = looping(walk, 50)
     replace_node(graph, "a", lambda state: cancel.cancel("enough") if state.get("count") == 2 else {"count": 1})
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         run = graph.run(thread, cancel=cancel, trigger=every(n=100))
         result = (
@@ -620,7 +620,7 @@ def test_a_run_that_was_cancelled_before_it_began_can_be_resumed() -> None:
     graph = walk.chain("a")
     cancel = Cancellation()
     cancel.cancel("not today")
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         assert graph.run_sync(thread, cancel=cancel).status is Status.CANCELLED
         assert walk.ran == []
@@ -645,7 +645,7 @@ def test_a_cancellation_that_comes_too_late_touches_nobody_else() -> None:
     assert asyncio.run(story()) is Status.COMPLETED
 
 
-def test_cancelling_the_task_itself_raises_and_leaves_a_checkpoint(thread: holdfast.Thread) -> None:
+def test_cancelling_the_task_itself_raises_and_leaves_a_checkpoint(thread: backstay.Thread) -> None:
     graph = looping(Walk(), 100)
     began = asyncio.Event()
 
@@ -686,10 +686,10 @@ def test_there_is_exactly_one_terminal_event_however_a_run_ends(status: str) -> 
     graph = Walk().chain("a", "b", "c")
     ENDINGS[status](graph)
     log = EventLog()
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         try:
             graph.run_sync(store.thread("t"), on_event=log)
-        except holdfast.EncodeError:
+        except backstay.EncodeError:
             assert status == "error"
 
     log.check()
@@ -706,11 +706,11 @@ def test_a_stream_yields_events_in_their_order_and_the_checkpoints_that_were_sav
     graph = Walk().chain("a", "b")
     replace_node(graph, "a", lambda state, ctx: ctx.emit("a token"))
 
-    async def story(thread: holdfast.AsyncThread) -> list[Event]:
+    async def story(thread: backstay.AsyncThread) -> list[Event]:
         return [event async for event in graph.stream(thread, {})]
 
     async def whole() -> tuple[list[Event], list[str]]:
-        async with await holdfast.aopen("memory:") as store:
+        async with await backstay.aopen("memory:") as store:
             thread = store.thread("t")
             events = await story(thread)
             return events, [meta.id async for meta in thread.history()]
@@ -730,7 +730,7 @@ def test_a_stream_yields_events_in_their_order_and_the_checkpoints_that_were_sav
 def test_who_stops_reading_a_stream_ends_the_run() -> None:
     walk = Walk()
     graph = looping(walk, 1000)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
 
         async def story() -> None:
@@ -748,7 +748,7 @@ def test_who_stops_reading_a_stream_ends_the_run() -> None:
         assert len(walk.ran) in (1001, 1002)  # the node that was running when it ended may have run once more
 
 
-def test_a_stream_goes_on_with_a_run_and_takes_answers(thread: holdfast.Thread) -> None:
+def test_a_stream_goes_on_with_a_run_and_takes_answers(thread: backstay.Thread) -> None:
     graph = Walk().chain("a", "b", before=["b"])
     graph.run_sync(thread)
 
@@ -767,7 +767,7 @@ def test_a_run_without_a_thread_cannot_pause_and_never_takes_that_for_a_yes() ->
     for before, after in ((["b"], []), ([], ["a"])):
         walk = Walk()
         graph = walk.chain("a", "b", before=before, after=after)
-        with pytest.raises(holdfast.InvalidInput, match="no thread to wait in"):
+        with pytest.raises(backstay.InvalidInput, match="no thread to wait in"):
             graph.run_sync(None)
         assert walk.ran == ["a"]
 
@@ -776,9 +776,9 @@ def test_a_run_without_a_thread_cannot_pause_and_never_takes_that_for_a_yes() ->
 def test_what_is_no_thread_is_refused(given: Any) -> None:
     graph = Walk().chain("a")
     for call in (graph.run_sync, graph.resume_sync):
-        with pytest.raises(holdfast.InvalidInput, match="a run is kept in a thread"):
+        with pytest.raises(backstay.InvalidInput, match="a run is kept in a thread"):
             call(given)
-    with pytest.raises(holdfast.InvalidInput, match="nothing to resume without a thread"):
+    with pytest.raises(backstay.InvalidInput, match="nothing to resume without a thread"):
         graph.resume_sync(None)  # type: ignore[arg-type]
 
 
@@ -787,7 +787,7 @@ def test_one_graph_serves_many_runs_at_once(tmp_path: Path) -> None:
     both = threading.Barrier(2, timeout=30)
 
     async def several(names: list[str]) -> list[Any]:
-        async with await holdfast.aopen(tmp_path / "store.db") as store:
+        async with await backstay.aopen(tmp_path / "store.db") as store:
             both.wait()
             return await asyncio.gather(*(graph.run(store.thread(name), {"note": name}) for name in names))
 
@@ -808,7 +808,7 @@ def test_one_graph_serves_many_runs_at_once(tmp_path: Path) -> None:
     }
 
 
-def test_what_a_run_used_is_counted_and_stored(thread: holdfast.Thread) -> None:
+def test_what_a_run_used_is_counted_and_stored(thread: backstay.Thread) -> None:
     graph = Walk().chain("a", "b", before=["b"])
     for name in "ab":
         replace_node(graph, name, lambda state, ctx: ctx.usage(tokens=10, cost=0.25))
@@ -818,11 +818,11 @@ def test_what_a_run_used_is_counted_and_stored(thread: holdfast.Thread) -> None:
     assert (head(thread).tokens_used, head(thread).cost_estimate) == (20, 0.5)
 
 
-def test_a_thread_takes_one_run_after_the_other_but_not_two_at_once(thread: holdfast.Thread) -> None:
+def test_a_thread_takes_one_run_after_the_other_but_not_two_at_once(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", before=["b"])
     first = graph.run_sync(thread, {"seen": ["one"]})
-    with pytest.raises(holdfast.InvalidInput, match="unfinished run of graph 'g'"):
+    with pytest.raises(backstay.InvalidInput, match="unfinished run of graph 'g'"):
         graph.run_sync(thread, {"seen": ["two"]})
     graph.resume_sync(thread, Reject("no"))
 

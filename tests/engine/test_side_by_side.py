@@ -10,12 +10,12 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-import holdfast
-from holdfast.engine import DELETE, Answer, Approve, Cancellation, Graph, Modify, Status, add, append, merge
-from holdfast.engine.event import Event, EventLog, NodeFinished, RunEnded
-from holdfast.engine.sink import tell
-from holdfast.errors import MergeConflict, NodeFailed
-from holdfast.model.continuation import FanOut
+import backstay
+from backstay.engine import DELETE, Answer, Approve, Cancellation, Graph, Modify, Status, add, append, merge
+from backstay.engine.event import Event, EventLog, NodeFinished, RunEnded
+from backstay.engine.sink import tell
+from backstay.errors import MergeConflict, NodeFailed
+from backstay.model.continuation import FanOut
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -63,7 +63,7 @@ def test_updates_of_branches_are_merged_against_their_common_base_and_none_is_lo
         lambda state: {"messages": ["l"], "facts": {"l": 1, "gone": DELETE}, "total": 1, "best": 9, "left": "new"},
         lambda state: {"messages": ["r"], "facts": {"r": 2}, "total": 5, "best": 7, "right": "new", "old": DELETE},
     )
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         result = graph.run_sync(store.thread("t"), BEFORE)
 
         assert result.values == {
@@ -108,7 +108,7 @@ def test_each_branch_sees_the_state_from_before_all_of_them_and_they_really_run_
 def test_two_branches_that_cannot_both_be_kept_are_a_conflict_that_names_key_and_both_writers(
     left: Any, right: Any, key: str
 ) -> None:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         result = fan(lambda state: left, lambda state: right).run_sync(thread, BEFORE)
 
@@ -137,7 +137,7 @@ def test_after_a_conflict_the_two_writers_run_again_and_the_others_do_not(mended
     graph = walk.fan("l", "r", "other")
     for name in "lr":
         replace_node(graph, name, walk.node(name, lambda state, ctx: {"note": ctx.node}))
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         assert isinstance(graph.run_sync(thread).error, MergeConflict)
         again = graph.resume_sync(thread)
@@ -183,7 +183,7 @@ def test_what_has_finished_when_another_branch_fails_is_kept_and_not_run_again(u
         if type(event).__name__ == "NodeFinished" and getattr(event, "node", "") == "done":
             asyncio.get_running_loop().call_soon(finished.set)
 
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         failed = asyncio.run(graph.run(thread, on_event=watch))
         assert isinstance(failed.error, NodeFailed)
@@ -241,7 +241,7 @@ def test_collect_all_lets_all_go_on_to_their_end_and_names_every_failure() -> No
     replace_node(graph, "b", fails_first)
     replace_node(graph, "c", fails_later)
     replace_node(graph, "d", succeeds_later)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         failed = graph.run_sync(thread)
 
@@ -334,7 +334,7 @@ def test_of_a_map_only_what_is_missing_runs_again(url: str) -> None:
         return {"seen": [ctx.item]}
 
     replace_node(graph, "each", walk.node("each", each))
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         failed = graph.run_sync(store.thread("t"), {"items": ["a", "bad", "c"]})
         assert isinstance(failed.error, NodeFailed)
         assert failed.error.node == "each[1]"
@@ -347,7 +347,7 @@ def test_of_a_map_only_what_is_missing_runs_again(url: str) -> None:
 
 def test_what_a_map_is_over_must_not_change_under_it() -> None:
     graph = mapping(Walk(), before=["each"])
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         waits = graph.run_sync(thread, {"items": ["a", "b", "c"]})
         graph.resume_sync(thread, {waits.interrupts[2].id: Approve()})
@@ -374,7 +374,7 @@ def test_a_cancelled_fan_out_keeps_what_has_finished(url: str) -> None:
             asyncio.get_running_loop().call_soon(cancel.cancel, "enough")  # what it returned is stored by then
 
     replace_node(graph, "slow", slow)
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         result = graph.run_sync(store.thread("t"), cancel=cancel, on_event=watch)
         assert (result.status, walk.ran) == (Status.CANCELLED, ["split", "quick"])
         replace_node(graph, "slow", walk.node("slow"))
@@ -489,7 +489,7 @@ def test_what_a_person_changes_before_and_after_a_branch_is_folded_in_beside_wha
         before=["l"],
         after=["l"],
     )
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         graph.run_sync(thread, BEFORE)
         graph.resume_sync(thread, Modify({"left": "edited", "messages": ["before l"]}))
@@ -532,7 +532,7 @@ def test_a_finished_branch_is_kept_while_the_position_of_another_is_being_saved(
 
     replace_node(graph, "asks", lambda state, ctx: {"note": ctx.ask("how?")})
     replace_node(graph, "quick", quick)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         waits = graph.run_sync(thread, on_event=watch, sink=lambda kept: Slow(kept, saving, finished))
         assert (waits.status, finished.is_set()) == (Status.INTERRUPTED, True)
@@ -548,7 +548,7 @@ def test_a_list_that_a_node_has_kept_does_not_grow_under_its_hands(url: str) -> 
     walk = Walk()
     graph = walk.chain("a", "b", "c")
     replace_node(graph, "b", lambda state: {"items": [state["seen"]], "seen": ["b"]})
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         result = graph.run_sync(store.thread("t"))
 
         assert result.values["items"] == [["a"]]

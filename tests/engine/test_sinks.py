@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.codec import encode
-from holdfast.engine import sink as sinks
-from holdfast.engine.live import LiveState
-from holdfast.engine.moment import FORCED, Cause, Moment
-from holdfast.engine.reducer import append
-from holdfast.engine.schema import Schema, transient
-from holdfast.engine.sink import (
+from backstay.codec import encode
+from backstay.engine import sink as sinks
+from backstay.engine.live import LiveState
+from backstay.engine.moment import FORCED, Cause, Moment
+from backstay.engine.reducer import append
+from backstay.engine.schema import Schema, transient
+from backstay.engine.sink import (
     CheckpointSink,
     EveryN,
     IfChanged,
@@ -35,8 +35,8 @@ from holdfast.engine.sink import (
     Throttle,
     tell,
 )
-from holdfast.errors import Conflict, EncodeError, Fenced, InvalidInput, StoreFull
-from holdfast.model.frame import Frame, FrameInfo, FrameStack, Task
+from backstay.errors import Conflict, EncodeError, Fenced, InvalidInput, StoreFull
+from backstay.model.frame import Frame, FrameInfo, FrameStack, Task
 
 Show = Callable[[str, object], None]
 
@@ -196,7 +196,7 @@ def test_the_frames_are_made_only_if_somebody_wants_them() -> None:
         lambda sink: OnFailure(Broken(OSError()), "degrade", fallback=sink),
     ],
 )
-@pytest.mark.filterwarnings("ignore::holdfast.engine.sink.SinkWarning")
+@pytest.mark.filterwarnings("ignore::backstay.engine.sink.SinkWarning")
 def test_the_state_is_lent_and_no_wrapper_copies_it(wrap: Callable[[CheckpointSink], CheckpointSink]) -> None:
     seen: list[Mapping[str, Any]] = []
 

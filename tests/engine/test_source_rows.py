@@ -10,14 +10,14 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-import holdfast
-from holdfast import Graph, Keep
-from holdfast.engine import Approve, MemorySink, Retained, append, every
-from holdfast.engine.moment import Moment
-from holdfast.engine.node import NodeKind
-from holdfast.model.interrupt import InterruptKind
+import backstay
+from backstay import Graph, Keep
+from backstay.engine import Approve, MemorySink, Retained, append, every
+from backstay.engine.moment import Moment
+from backstay.engine.node import NodeKind
+from backstay.model.interrupt import InterruptKind
 
-ENGINE = Path(holdfast.__file__).parent / "engine"
+ENGINE = Path(backstay.__file__).parent / "engine"
 KNOWS_STORES = {"parked.py"}
 """Lists the runs of a whole store, and is no part of running one."""
 
@@ -41,10 +41,10 @@ def writing(name: str = "writing") -> Graph:
 
 @pytest.mark.row("S2-05")
 def test_a_remote_store_keeps_a_run_that_another_process_goes_on_with(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as here:
+    with backstay.open(postgres_url) as here:
         writing().run_sync(here.thread("t"), {"log": []}, before=["b"])
 
-    with holdfast.open(postgres_url) as there:
+    with backstay.open(postgres_url) as there:
         result = writing().resume_sync(there.thread("t"), Approve(), by="somebody else").check()
 
     assert result.values == {"log": ["a", "b", "c"]}
@@ -75,7 +75,7 @@ def test_what_runs_a_graph_knows_nothing_of_stores() -> None:
         path.name
         for path in ENGINE.glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("holdfast.store")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("backstay.store")
     }
 
     assert found == KNOWS_STORES
@@ -84,7 +84,7 @@ def test_what_runs_a_graph_knows_nothing_of_stores() -> None:
 @pytest.mark.row("S2-37")
 @pytest.mark.row("S2-38")
 def test_a_position_does_not_say_whose_it_is_the_store_does(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         for name in ("trace-1", "trace-2"):
             writing().run_sync(store.thread(name), {"log": []}).check()
         one, two = (store.thread(name).latest() for name in ("trace-1", "trace-2"))
@@ -99,7 +99,7 @@ def test_a_position_does_not_say_whose_it_is_the_store_does(url: str) -> None:
 @pytest.mark.row("S2-39")
 @pytest.mark.row("S2x-10")
 def test_when_to_keep_and_how_long_are_two_policies_that_combine(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         writing().run_sync(
             thread, {"log": []}, trigger=every(n=2), sink=lambda sink: Retained(Keep(last=2), sink)
@@ -121,7 +121,7 @@ def test_frames_name_the_graph_they_are_of_whatever_kind_their_node_is(url: str)
     outer.start("inside")
     outer.end("task")
     sink = MemorySink()
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         outer.run_sync(store.thread("t"), {"log": []}, sink=sink)
         outer.resume_sync(store.thread("t"), Approve(), sink=sink).check()
 
@@ -138,7 +138,7 @@ def test_frames_name_the_graph_they_are_of_whatever_kind_their_node_is(url: str)
 
 @pytest.mark.row("S4-10", "S4-13", "S4-15", "S4-17", "S4-18", "S4-53")
 def test_a_pause_leaves_everything_that_is_needed_to_go_on(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         begun = datetime.now(UTC)
         writing().run_sync(store.thread("t"), {"log": [], "text": "x"}, before=["c"])
         stored = store.thread("t").latest()
@@ -157,5 +157,5 @@ def test_a_pause_leaves_everything_that_is_needed_to_go_on(url: str) -> None:
         assert writing().schema.restore(stored.state, {}) == stored.state
         strange = store.thread("strange")
         strange.save({"log": [], "nonsense": 1})
-        with pytest.raises(holdfast.InvalidInput, match="nonsense"):
+        with pytest.raises(backstay.InvalidInput, match="nonsense"):
             writing().run_sync(strange, {})

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-import holdfast
-from holdfast.engine import Graph, Status, append, every
+import backstay
+from backstay.engine import Graph, Status, append, every
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -56,7 +56,7 @@ def nested(levels: int) -> Graph:
 
 
 def stored_bytes(graph: Graph, steps: int) -> int:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         result = graph.run_sync(thread, {"target": steps, "instructions": TEXT * 100})
         assert (result.status, len(result.values["messages"])) == (Status.COMPLETED, steps)
@@ -116,7 +116,7 @@ def test_memory_is_flat_over_ten_thousand_steps_without_a_store(show: Show) -> N
 
 
 def test_memory_is_flat_over_ten_thousand_steps_on_sqlite(show: Show, tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "store.db") as store:
+    with backstay.open(tmp_path / "store.db") as store:
         graph = looping(text="")
         early, late = grown(graph, 1_000, 10_000, thread=store.thread("t"), trigger=every(n=100))
 

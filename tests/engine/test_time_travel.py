@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.engine import Approve, Graph, Status
-from holdfast.engine.event import EffectReplayed, EventLog
-from holdfast.engine.verdict import Verdict
-from holdfast.errors import NotFound
+import backstay
+from backstay.engine import Approve, Graph, Status
+from backstay.engine.event import EffectReplayed, EventLog
+from backstay.engine.verdict import Verdict
+from backstay.errors import NotFound
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -52,7 +52,7 @@ def shop(world: World, walk: Walk, is_async: bool = False) -> Graph:
     return graph
 
 
-def at(thread: holdfast.Thread, step: int) -> holdfast.Checkpoint:
+def at(thread: backstay.Thread, step: int) -> backstay.Checkpoint:
     found = thread.at(step)
     assert found is not None
     return found
@@ -61,7 +61,7 @@ def at(thread: holdfast.Thread, step: int) -> holdfast.Checkpoint:
 @pytest.mark.row("S4x-16")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_effects_that_were_done_are_replayed_where_they_are_asked_for_with_equal_arguments(
-    thread: holdfast.Thread, is_async: bool
+    thread: backstay.Thread, is_async: bool
 ) -> None:
     world, walk, log = World(), Walk(), EventLog()
     graph = shop(world, walk, is_async)
@@ -82,7 +82,7 @@ def test_effects_that_were_done_are_replayed_where_they_are_asked_for_with_equal
 
 @pytest.mark.row("S4x-16", "S4x-10")
 def test_with_another_state_effects_with_other_arguments_are_done_anew_and_the_others_are_not(
-    thread: holdfast.Thread,
+    thread: backstay.Thread,
 ) -> None:
     world, walk = World(), Walk()
     graph = shop(world, walk)
@@ -96,7 +96,7 @@ def test_with_another_state_effects_with_other_arguments_are_done_anew_and_the_o
     assert at(thread, 3).state["note"] == "book"
 
 
-def test_effects_are_done_again_if_that_is_wanted(thread: holdfast.Thread) -> None:
+def test_effects_are_done_again_if_that_is_wanted(thread: backstay.Thread) -> None:
     world, walk = World(), Walk()
     graph = shop(world, walk)
     graph.run_sync(thread, {"note": "book"})
@@ -106,7 +106,7 @@ def test_effects_are_done_again_if_that_is_wanted(thread: holdfast.Thread) -> No
     assert world.done == ["book", "parcel", "book", "parcel"]
 
 
-def test_a_replay_of_a_replay_takes_over_what_that_one_had(thread: holdfast.Thread) -> None:
+def test_a_replay_of_a_replay_takes_over_what_that_one_had(thread: backstay.Thread) -> None:
     world, walk = World(), Walk()
     graph = shop(world, walk)
     graph.run_sync(thread, {"note": "book"})
@@ -120,7 +120,7 @@ def test_a_replay_of_a_replay_takes_over_what_that_one_had(thread: holdfast.Thre
 
 
 @pytest.mark.row("S4x-16")
-def test_the_plan_says_before_what_a_replay_would_do_and_does_nothing(store: holdfast.Store) -> None:
+def test_the_plan_says_before_what_a_replay_would_do_and_does_nothing(store: backstay.Store) -> None:
     world, walk = World(), Walk()
     thread = store.thread("t")
     graph = shop(world, walk)
@@ -145,7 +145,7 @@ def test_a_plan_and_a_replay_can_be_awaited() -> None:
     graph = shop(world, walk)
 
     async def story() -> tuple[Any, Status]:
-        async with await holdfast.aopen("memory:") as store:
+        async with await backstay.aopen("memory:") as store:
             thread = store.thread("t")
             await graph.run(thread, {"note": "book"})
             found = await thread.at(1)
@@ -157,7 +157,7 @@ def test_a_plan_and_a_replay_can_be_awaited() -> None:
     assert world.done == ["book", "parcel"]
 
 
-def test_a_replay_stops_at_the_same_gates_and_none_is_open(thread: holdfast.Thread) -> None:
+def test_a_replay_stops_at_the_same_gates_and_none_is_open(thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", "c", before=["b", "c"])
     graph.run_sync(thread)
@@ -174,7 +174,7 @@ def test_a_replay_stops_at_the_same_gates_and_none_is_open(thread: holdfast.Thre
 
 
 def test_a_replay_from_where_a_branch_waited_asks_again_and_takes_nothing_that_rests_on_the_old_answer(
-    thread: holdfast.Thread,
+    thread: backstay.Thread,
 ) -> None:
     walk = Walk()
     graph = walk.fan("l", "r", before=["r"])
@@ -195,34 +195,34 @@ def test_a_replay_from_where_a_branch_waited_asks_again_and_takes_nothing_that_r
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"set": {"unknown": 1}}, holdfast.InvalidInput),
-        ({"effects": "maybe"}, holdfast.InvalidInput),
-        ({"branch": "main"}, holdfast.Conflict),
+        ({"set": {"unknown": 1}}, backstay.InvalidInput),
+        ({"effects": "maybe"}, backstay.InvalidInput),
+        ({"branch": "main"}, backstay.Conflict),
         ({"checkpoint": "made-up"}, NotFound),
     ],
 )
 def test_a_replay_that_cannot_work_is_refused_and_makes_no_branch(
-    thread: holdfast.Thread, change: dict[str, Any], error: type[Exception]
+    thread: backstay.Thread, change: dict[str, Any], error: type[Exception]
 ) -> None:
     world, walk = World(), Walk()
     graph = shop(world, walk)
     graph.run_sync(thread, {"note": "book"})
     call = {"checkpoint": at(thread, 1), "branch": "again", **change}
 
-    with pytest.raises((error, holdfast.InvalidInput)):
+    with pytest.raises((error, backstay.InvalidInput)):
         graph.replay_sync(thread, **call)
 
     assert [lane.key.branch for lane in thread.branches()] == ["main"]
     assert walk.ran == ["choose", "pay", "send"]
 
 
-def test_the_end_of_a_run_and_another_graphs_run_cannot_be_replayed(thread: holdfast.Thread) -> None:
+def test_the_end_of_a_run_and_another_graphs_run_cannot_be_replayed(thread: backstay.Thread) -> None:
     world, walk = World(), Walk()
     graph = shop(world, walk)
     graph.run_sync(thread, {"note": "book"})
-    with pytest.raises(holdfast.InvalidInput, match="there is nothing to run from it"):
+    with pytest.raises(backstay.InvalidInput, match="there is nothing to run from it"):
         graph.replay_sync(thread, head(thread), branch="again")
-    with pytest.raises(holdfast.GraphMismatch):
+    with pytest.raises(backstay.GraphMismatch):
         walk.chain("a").replay_sync(thread, at(thread, 1), branch="again")
 
     assert [lane.key.branch for lane in thread.branches()] == ["main"]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine.live import LiveState
-from holdfast.engine.moment import FORCED, Cause, Moment
-from holdfast.engine.schema import Schema
-from holdfast.engine.sink import MemorySink
-from holdfast.engine.trigger import Trigger, any_of, barrier_only, every, every_node, manual, on_mutation
-from holdfast.errors import InvalidInput
-from holdfast.model.frame import Frame, FrameStack
+from backstay.engine.live import LiveState
+from backstay.engine.moment import FORCED, Cause, Moment
+from backstay.engine.schema import Schema
+from backstay.engine.sink import MemorySink
+from backstay.engine.trigger import Trigger, any_of, barrier_only, every, every_node, manual, on_mutation
+from backstay.errors import InvalidInput
+from backstay.model.frame import Frame, FrameStack
 
 LIVE = LiveState(Schema(None, {}), {"x": 0})
 

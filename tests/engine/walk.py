@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any, TypedDict
 
-import holdfast
-from holdfast.engine import Graph, Result, add, append
+import backstay
+from backstay.engine import Graph, Result, add, append
 
 Node = Callable[..., Any]
 
@@ -64,7 +64,7 @@ def replace_node(graph: Graph, name: str, function: Node, **options: Any) -> Non
     graph.node(name, function, **options)
 
 
-def head(thread: holdfast.Thread) -> holdfast.Checkpoint:
+def head(thread: backstay.Thread) -> backstay.Checkpoint:
     found = thread.latest()
     assert found is not None
     return found

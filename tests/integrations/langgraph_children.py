@@ -28,14 +28,14 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 
-from holdfast.errors import Conflict
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.names import place_of
+from backstay.errors import Conflict
+from backstay.integrations.langgraph import BackstaySaver
+from backstay.integrations.langgraph.names import place_of
 
 PATIENCE_S = 60.0
 
 for store in ("directory", "postgres", "sqlite"):  # here, once, and not in each forked child
-    import_module(f"holdfast.store.{store}.store")
+    import_module(f"backstay.store.{store}.store")
 gc.freeze()  # all that was imported: a forked child would otherwise copy it page by page when it collects garbage
 
 Saver = BaseCheckpointSaver[Any]
@@ -93,7 +93,7 @@ class Meets(Saver):
         return found
 
 
-class MeetingHoldfast(Meets, HoldfastSaver):
+class MeetingBackstay(Meets, BackstaySaver):
     pass
 
 
@@ -113,7 +113,7 @@ def open_meeting(kind: str, url: str) -> Saver:
         return saver
     if kind == "InMemorySaver":
         return MeetingMemory()
-    return MeetingHoldfast(url, on_conflict="branch" if kind == "branch" else "raise")
+    return MeetingBackstay(url, on_conflict="branch" if kind == "branch" else "raise")
 
 
 class Talk(TypedDict):
@@ -214,7 +214,7 @@ class Racer:
 
     def branches(self, thread: str) -> dict[str, list[str]]:
         """Read the messages at the head of each branch of the thread, by the branch's name."""
-        assert isinstance(self.saver, HoldfastSaver)
+        assert isinstance(self.saver, BackstaySaver)
         history = self.graph().get_state_history(at(thread))
         said = {name_of(state.config): state.values["messages"] for state in history if state.values}
         return {lane.key.branch: said[str(lane.head)] for lane in self.saver.store.thread(thread).branches()}
@@ -239,7 +239,7 @@ class ProcessRacer(Racer):
         os.read(self._own, 1)
 
     def close(self) -> None:
-        if isinstance(self.saver, HoldfastSaver):
+        if isinstance(self.saver, BackstaySaver):
             self.saver.close()
 
 
@@ -281,11 +281,11 @@ class Deadly(Saver):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DeadlyHoldfast(Deadly, HoldfastSaver):
+class DeadlyBackstay(Deadly, BackstaySaver):
     pass
 
 
-class Boastful(DeadlyHoldfast):
+class Boastful(DeadlyBackstay):
     """Says that a checkpoint is stored before it is: a mutant, to be caught."""
 
     def put(
@@ -307,7 +307,7 @@ def open_deadly(url: str) -> Deadly:
         saver = DeadlySqlite(sqlite3.connect(url.partition(":")[2], check_same_thread=False))
         saver.setup()
         return saver
-    return DeadlyHoldfast(url)
+    return DeadlyBackstay(url)
 
 
 class Steps(TypedDict):
@@ -341,7 +341,7 @@ def resume(url: str, thread: str, goal: int, durability: str, past: str) -> None
     lines = [json.loads(line) for line in Path(past).read_text().splitlines()]
     missing = [line for line in lines if not _is_there(saver, thread, line)]
     _run(saver, thread, goal, durability)
-    report = saver.store.thread(thread).verify() if isinstance(saver, HoldfastSaver) else True
+    report = saver.store.thread(thread).verify() if isinstance(saver, BackstaySaver) else True
     told(missing=missing, broken="" if report else str(report))
 
 

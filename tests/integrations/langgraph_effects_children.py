@@ -20,10 +20,10 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
-from holdfast.errors import EffectUnknown
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.effects import aeffect, effect
-from holdfast.model.effect import EffectRecord, Outcome
+from backstay.errors import EffectUnknown
+from backstay.integrations.langgraph import BackstaySaver
+from backstay.integrations.langgraph.effects import aeffect, effect
+from backstay.model.effect import EffectRecord, Outcome
 
 Graph = Any
 CONFIG: Any = {"configurable": {"thread_id": "order-7"}}
@@ -79,7 +79,7 @@ def uses(folder: Path) -> list[str]:
 # Shapes -----------------------------------------------------------------------------------------------------------
 
 
-def plain(tool: Tool, saver: HoldfastSaver) -> Graph:
+def plain(tool: Tool, saver: BackstaySaver) -> Graph:
     """Put two nodes one after the other; the second one dies."""
     graph = StateGraph(State)
     graph.add_node("ask", lambda state: {"found": [tool.call("question", dies_here=False)]})
@@ -90,7 +90,7 @@ def plain(tool: Tool, saver: HoldfastSaver) -> Graph:
     return graph.compile(checkpointer=saver)
 
 
-def coroutine(tool: Tool, saver: HoldfastSaver) -> Graph:
+def coroutine(tool: Tool, saver: BackstaySaver) -> Graph:
     """Make a node of a coroutine function."""
 
     async def pay(state: State) -> State:
@@ -102,7 +102,7 @@ def coroutine(tool: Tool, saver: HoldfastSaver) -> Graph:
     return graph.compile(checkpointer=saver)
 
 
-def subgraph(tool: Tool, saver: HoldfastSaver) -> Graph:
+def subgraph(tool: Tool, saver: BackstaySaver) -> Graph:
     """Put a graph into a node of a graph; its second node dies."""
     inner = StateGraph(State)
     inner.add_node("ask", lambda state: {"found": [tool.call("question", dies_here=False)]})
@@ -117,7 +117,7 @@ def subgraph(tool: Tool, saver: HoldfastSaver) -> Graph:
     return graph.compile(checkpointer=saver)
 
 
-def send(tool: Tool, saver: HoldfastSaver) -> Graph:
+def send(tool: Tool, saver: BackstaySaver) -> Graph:
     """Send three items to one node, one after the other because of the limit; the last one dies."""
 
     def pay(state: Any) -> State:
@@ -129,7 +129,7 @@ def send(tool: Tool, saver: HoldfastSaver) -> Graph:
     return graph.compile(checkpointer=saver)
 
 
-def parallel(tool: Tool, saver: HoldfastSaver) -> Graph:
+def parallel(tool: Tool, saver: BackstaySaver) -> Graph:
     """Put two nodes side by side, with the same key each; the second one dies."""
     graph = StateGraph(State)
     graph.add_node("one", lambda state: {"found": [tool.call("payment", dies_here=False)]})
@@ -139,7 +139,7 @@ def parallel(tool: Tool, saver: HoldfastSaver) -> Graph:
     return graph.compile(checkpointer=saver)
 
 
-def functional(tool: Tool, saver: HoldfastSaver) -> Graph:
+def functional(tool: Tool, saver: BackstaySaver) -> Graph:
     """Use LangGraph's functional interface."""
 
     @task
@@ -153,7 +153,7 @@ def functional(tool: Tool, saver: HoldfastSaver) -> Graph:
     return workflow
 
 
-SHAPES: dict[str, Callable[[Tool, HoldfastSaver], Graph]] = {
+SHAPES: dict[str, Callable[[Tool, BackstaySaver], Graph]] = {
     "plain": plain,
     "coroutine": coroutine,
     "subgraph": subgraph,
@@ -165,7 +165,7 @@ SHAPES: dict[str, Callable[[Tool, HoldfastSaver], Graph]] = {
 
 def run(shape: str, folder: str, guarded: bool, dies: bool, durability: str) -> None:
     """Run a graph, from its beginning or from where another process left it, and say what it found."""
-    with HoldfastSaver(str(Path(folder) / "agent.db")) as saver:
+    with BackstaySaver(str(Path(folder) / "agent.db")) as saver:
         graph = SHAPES[shape](Tool(folder, guarded, dies), saver)
         config = {**CONFIG, "max_concurrency": 1} if shape in ("send", "parallel") else CONFIG
         given: Any = None if saver.get_tuple(CONFIG) is not None else {"found": []}
@@ -196,7 +196,7 @@ def run_unknown(folder: str, dies: bool, way_on: str) -> None:
     graph = StateGraph(State)
     graph.add_node("pay", lambda state: {"found": [effect("charge", charge, **ways[way_on])]})
     graph.add_edge(START, "pay")
-    with HoldfastSaver(str(Path(folder) / "agent.db")) as saver:
+    with BackstaySaver(str(Path(folder) / "agent.db")) as saver:
         compiled: Graph = graph.compile(checkpointer=saver)
         invoke = partial(compiled.invoke, None if saver.get_tuple(CONFIG) is not None else {"found": []}, CONFIG)
         try:

@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
 
-from holdfast.integrations.langgraph import HoldfastSaver
+from backstay.integrations.langgraph import BackstaySaver
 
 Saver = BaseCheckpointSaver[Any]
 Values = dict[str, Any]
@@ -38,12 +38,12 @@ def spread(metafunc: pytest.Metafunc) -> None:
 
 
 @contextmanager
-def opened(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[HoldfastSaver]:
+def opened(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[BackstaySaver]:
     """Open a saver that many tests may share, each with threads of its own; it is verified in the end."""
     url = {"memory": "memory:", "sqlite": str(folder / "store.db"), "dir": f"dir:{folder / 'checkpoints'}"}.get(kind)
     if url is None:
         url = request.getfixturevalue("postgres").url(schema=f"t_{uuid.uuid4().hex}")
-    with HoldfastSaver(url) as saver:
+    with BackstaySaver(url) as saver:
         yield saver
         report = saver.store.verify()
         assert report, str(report)

@@ -24,7 +24,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import CachePolicy, Command, Interrupt, RetryPolicy, Send, StateSnapshot, StateUpdate, interrupt
 
-from holdfast.testing.waiting import wait_until
+from backstay.testing.waiting import wait_until
 
 Account = list[Any]
 Graph = Any  # Pregel's type parameters say nothing here

@@ -1,16 +1,16 @@
 """A pytest plugin that runs LangGraph's own test suite on our saver.
 
-In a checkout or unpacked sdist of LangGraph's ``libs/langgraph``, with its test dependencies and Holdfast installed:
+In a checkout or unpacked sdist of LangGraph's ``libs/langgraph``, with its test dependencies and Backstay installed:
 
-    PYTHONPATH=<holdfast>/tests/integrations NO_DOCKER=true python -m pytest -p langgraph_suite tests
+    PYTHONPATH=<backstay>/tests/integrations NO_DOCKER=true python -m pytest -p langgraph_suite tests
 
 The suite takes its savers from functions that its ``conftest.py`` imports. The plugin exchanges these before the first
 test, so that tests, parameters, their ids and the snapshots that are named after them stay as they are: what the suite
 calls "memory" is our saver over ``memory:``, "sqlite" over a file, "sqlite_aes" over a file with LangGraph's encrypting
 serializer.
 
-HOLDFAST_SUITE_URL         the store instead of a SQLite file, "postgresql://…" or "dir:…"; a namespace for each test
-HOLDFAST_SUITE_EVERYWHERE  "true": also where a test makes its ``InMemorySaver`` itself. Tests that look into that
+BACKSTAY_SUITE_URL         the store instead of a SQLite file, "postgresql://…" or "dir:…"; a namespace for each test
+BACKSTAY_SUITE_EVERYWHERE  "true": also where a test makes its ``InMemorySaver`` itself. Tests that look into that
                            class's dictionaries cannot pass then
 LANGGRAPH_STRICT_MSGPACK   as for the suite itself: its strict mode
 NO_DOCKER                  "true" leaves out what needs services; without it the suite's PostgreSQL savers stay its own
@@ -35,11 +35,11 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-import holdfast
-from holdfast.integrations.langgraph import HoldfastSaver
+import backstay
+from backstay.integrations.langgraph import BackstaySaver
 
-URL = os.environ.get("HOLDFAST_SUITE_URL")
-EVERYWHERE = os.environ.get("HOLDFAST_SUITE_EVERYWHERE") == "true"
+URL = os.environ.get("BACKSTAY_SUITE_URL")
+EVERYWHERE = os.environ.get("BACKSTAY_SUITE_EVERYWHERE") == "true"
 STRICT = os.environ.get("LANGGRAPH_STRICT_MSGPACK", "false").lower() in ("1", "true", "yes")
 AES_KEY = b"1234567890123456"
 
@@ -67,10 +67,10 @@ def pytest_plugin_registered(plugin: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(f"Holdfast savers opened: {_opened}")
+    terminalreporter.write_line(f"Backstay savers opened: {_opened}")
 
 
-class MemoryStandIn(HoldfastSaver):
+class MemoryStandIn(BackstaySaver):
     """Our saver with the arguments of LangGraph's saver in memory."""
 
     def __init__(self, *, serde: SerializerProtocol | None = None, factory: object = None) -> None:
@@ -83,9 +83,9 @@ def _serde() -> SerializerProtocol | None:
 
 
 @contextlib.contextmanager
-def _opened_saver(url: str, kind: str, serde: SerializerProtocol | None, **options: Any) -> Iterator[HoldfastSaver]:
-    with holdfast.open(url, **options) as store:
-        saver = HoldfastSaver(store)
+def _opened_saver(url: str, kind: str, serde: SerializerProtocol | None, **options: Any) -> Iterator[BackstaySaver]:
+    with backstay.open(url, **options) as store:
+        saver = BackstaySaver(store)
         if serde is not None:
             saver.serde = serde  # as the suite does it: after the saver was made
         _opened[kind] += 1
@@ -95,13 +95,13 @@ def _opened_saver(url: str, kind: str, serde: SerializerProtocol | None, **optio
 
 
 @contextlib.contextmanager
-def _memory() -> Iterator[HoldfastSaver]:
+def _memory() -> Iterator[BackstaySaver]:
     with _opened_saver("memory:", "memory", _serde()) as saver:
         yield saver
 
 
 @contextlib.contextmanager
-def _file(serde: SerializerProtocol | None = None) -> Iterator[HoldfastSaver]:
+def _file(serde: SerializerProtocol | None = None) -> Iterator[BackstaySaver]:
     if URL is not None:
         with _opened_saver(URL, "other", serde or _serde(), namespace=uuid.uuid4().hex) as saver:
             yield saver
@@ -114,12 +114,12 @@ def _file(serde: SerializerProtocol | None = None) -> Iterator[HoldfastSaver]:
 
 
 @contextlib.contextmanager
-def _encrypted_file() -> Iterator[HoldfastSaver]:
+def _encrypted_file() -> Iterator[BackstaySaver]:
     with _file(EncryptedSerializer.from_pycryptodome_aes(serde=_serde() or JsonPlusSerializer(), key=AES_KEY)) as saver:
         yield saver
 
 
 @contextlib.asynccontextmanager
-async def _file_async() -> AsyncIterator[HoldfastSaver]:
+async def _file_async() -> AsyncIterator[BackstaySaver]:
     with _file() as saver:
         yield saver

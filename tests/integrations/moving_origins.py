@@ -18,7 +18,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from holdfast.testing.postgres import PostgresServer
+from backstay.testing.postgres import PostgresServer
 
 TABLES = {"sqlite": ("checkpoints", "writes", "value"), "postgres": ("checkpoints", "checkpoint_writes", "blob")}
 

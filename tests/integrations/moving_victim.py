@@ -7,13 +7,13 @@ from typing import Any
 
 from import_victims import Mortal
 
-import holdfast
-from holdfast.integrations.langgraph.stock.moving import import_langgraph
+import backstay
+from backstay.integrations.langgraph.stock.moving import import_langgraph
 
 
 def import_until(url: str, source: str, deadline: int, after: bool) -> None:
     """Import, and die at the call; print how many calls there were if it was never reached."""
-    store = holdfast.open(url)
+    store = backstay.open(url)
     mortal: Any = Mortal(store._backend, deadline, after)
     store._backend = mortal
     report = import_langgraph(store, source)

@@ -29,7 +29,7 @@ from langgraph.types import Command, Interrupt, Overwrite, Send
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr, field_validator
 from pydantic.v1 import BaseModel as BaseModelV1
 
-from holdfast import EncodeError
+from backstay import EncodeError
 
 
 class Color(enum.Enum):

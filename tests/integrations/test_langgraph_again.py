@@ -10,7 +10,7 @@ from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from holdfast.integrations.langgraph import HoldfastSaver
+from backstay.integrations.langgraph import BackstaySaver
 
 
 def checkpoint(checkpoint_id: str, messages: list[Any], version: int) -> Checkpoint:
@@ -26,7 +26,7 @@ def checkpoint(checkpoint_id: str, messages: list[Any], version: int) -> Checkpo
 def test_an_id_that_exists_elsewhere_is_not_mistaken_for_the_next_one(encrypted: bool) -> None:
     """The branch's head is known with three messages; the id belongs to the head of another branch, with three too."""
     serde = EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef") if encrypted else None
-    with HoldfastSaver("memory:", serde=serde) as saver:
+    with BackstaySaver("memory:", serde=serde) as saver:
         first, second, third = (str(uuid6()) for _ in range(3))
         start: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
         said = [HumanMessage(f"said {number}", id=str(number)) for number in range(3)]

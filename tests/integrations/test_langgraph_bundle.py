@@ -11,12 +11,12 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
-import holdfast
-from holdfast.errors import EncodeError
-from holdfast.integrations.langgraph import HoldfastSaver, import_langgraph
-from holdfast.model.fields import DESCRIPTION_BYTES_MAX
-from holdfast.model.interrupt import QUESTION_BYTES_MAX
-from holdfast.transfer import export_bundle, import_bundle, verify_bundle
+import backstay
+from backstay.errors import EncodeError
+from backstay.integrations.langgraph import BackstaySaver, import_langgraph
+from backstay.model.fields import DESCRIPTION_BYTES_MAX
+from backstay.model.interrupt import QUESTION_BYTES_MAX
+from backstay.transfer import export_bundle, import_bundle, verify_bundle
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
@@ -25,13 +25,13 @@ def reply(state: MessagesState) -> dict[str, Any]:
     return {"messages": [("ai", f"reply {len(state['messages'])}")]}
 
 
-def graph_on(store: holdfast.Store) -> Any:
+def graph_on(store: backstay.Store) -> Any:
     made = StateGraph(MessagesState).add_node("reply", reply).add_edge(START, "reply")
-    return made.compile(checkpointer=HoldfastSaver(store))
+    return made.compile(checkpointer=BackstaySaver(store))
 
 
 def test_a_graph_goes_on_in_another_store_from_a_bundle(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "a.db") as one, holdfast.open(tmp_path / "b.db") as other:
+    with backstay.open(tmp_path / "a.db") as one, backstay.open(tmp_path / "b.db") as other:
         for text in ("hello", "again"):
             graph_on(one).invoke({"messages": [("user", text)]}, CONFIG)
         export_bundle(one, tmp_path / "bundle")
@@ -51,9 +51,9 @@ def test_metadata_too_large_for_a_list_is_refused_by_the_saver_and_named_by_an_i
         for thread, metadata in (("large", large), ("small", small)):
             config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
             stock.put(config, empty_checkpoint(), metadata, {})
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         with pytest.raises(EncodeError, match=r"metadata\.writes\.node is the largest"):
-            HoldfastSaver(store).put(CONFIG, empty_checkpoint(), large, {})
+            BackstaySaver(store).put(CONFIG, empty_checkpoint(), large, {})
         report = import_langgraph(store, tmp_path / "stock.db")
 
         assert not report
@@ -69,8 +69,8 @@ def test_a_question_and_an_answer_too_large_for_a_list_still_reach_the_graph() -
     def ask(state: MessagesState) -> dict[str, Any]:
         return {"messages": [("ai", str(len(interrupt(large))))]}
 
-    with holdfast.open("memory:") as store:
-        saver = HoldfastSaver(store)
+    with backstay.open("memory:") as store:
+        saver = BackstaySaver(store)
         graph: Any = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=saver)
         asked = graph.invoke({"messages": [("user", "x")]}, CONFIG)
         (shown,) = store.interrupts()

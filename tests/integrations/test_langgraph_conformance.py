@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import Capability
 
-from holdfast.integrations.langgraph import HoldfastSaver
+from backstay.integrations.langgraph import BackstaySaver
 
 Show = Callable[[str, object], None]
 
@@ -31,9 +31,9 @@ TESTS = {
 
 
 def test_the_released_suite_passes_whole(url: str, show: Show) -> None:
-    @checkpointer_test(name="HoldfastSaver")
+    @checkpointer_test(name="BackstaySaver")
     async def ours() -> AsyncGenerator[BaseCheckpointSaver[str], None]:
-        async with HoldfastSaver(url) as saver:
+        async with BackstaySaver(url) as saver:
             yield saver
             report = saver.store.verify()
             assert report, str(report)

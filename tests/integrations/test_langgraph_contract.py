@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from langgraph_face import Face, Line, at, id_of, make_checkpoint, new_id, opened, spread
 
-from holdfast.errors import IdTaken
-from holdfast.integrations.langgraph import HoldfastSaver
+from backstay.errors import IdTaken
+from backstay.integrations.langgraph import BackstaySaver
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,19 +33,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def saver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HoldfastSaver]:
+def saver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackstaySaver]:
     with opened(request.param, request, tmp_path_factory.mktemp("contract")) as saver:
         yield saver
 
 
 @pytest.fixture
-def face(saver: HoldfastSaver, verbs: str) -> Iterator[Face]:
+def face(saver: BackstaySaver, verbs: str) -> Iterator[Face]:
     with asyncio.Runner() as runner:
         yield Face(saver, runner if verbs == "async" else None)
 
 
 @pytest.fixture
-def thread(saver: HoldfastSaver) -> Iterator[str]:
+def thread(saver: BackstaySaver) -> Iterator[str]:
     name = f"thread-{uuid.uuid4().hex}"
     yield name
     report = saver.store.thread(name).verify()
@@ -639,7 +639,7 @@ def test_a_put_does_not_change_what_it_is_given(line: Line) -> None:
 # Versions ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_next_version_is_always_a_greater_one(saver: HoldfastSaver) -> None:
+def test_the_next_version_is_always_a_greater_one(saver: BackstaySaver) -> None:
     stock = InMemorySaver()
     old = stock.get_next_version(None, None)
     for start in (None, 0, 3, 2.5, old, stock.get_next_version(old, None), f"{10**31 - 1:032}.123"):

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 from langgraph_effects_children import DYING, SHAPES, uses
 from nursery import Nursery
 
-import holdfast
-from holdfast.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, StoreBusy
-from holdfast.integrations.langgraph import HoldfastSaver, effects
-from holdfast.integrations.langgraph.effects import aeffect, effect
-from holdfast.model.effect import EffectStatus
+import backstay
+from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, StoreBusy
+from backstay.integrations.langgraph import BackstaySaver, effects
+from backstay.integrations.langgraph.effects import aeffect, effect
+from backstay.model.effect import EffectStatus
 
 HERE = Path(__file__).parent
 Graph = Any
@@ -52,8 +52,8 @@ def one_node(node: Any, saver: Any, **options: Any) -> Graph:
 
 
 @pytest.fixture
-def saver() -> Iterator[HoldfastSaver]:
-    with HoldfastSaver("memory:") as made:
+def saver() -> Iterator[BackstaySaver]:
+    with BackstaySaver("memory:") as made:
         yield made
 
 
@@ -136,7 +136,7 @@ def test_a_kill_in_the_middle_of_a_tool_is_never_answered_blindly(
 # Run again in one process -----------------------------------------------------------------------------------------
 
 
-def test_a_node_that_is_tried_again_keeps_what_it_has_done(saver: HoldfastSaver) -> None:
+def test_a_node_that_is_tried_again_keeps_what_it_has_done(saver: BackstaySaver) -> None:
     tool, attempts = Tool(), []
 
     def node(state: State) -> State:
@@ -152,7 +152,7 @@ def test_a_node_that_is_tried_again_keeps_what_it_has_done(saver: HoldfastSaver)
     assert len(attempts) == 3
 
 
-def test_a_tool_that_failed_is_used_again_by_the_retry(saver: HoldfastSaver) -> None:
+def test_a_tool_that_failed_is_used_again_by_the_retry(saver: BackstaySaver) -> None:
     tool = Tool(ConnectionRefusedError())
     policy = RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False)
     graph = one_node(lambda state: {"found": [effect("pay", tool)]}, saver, retry_policy=policy)
@@ -161,7 +161,7 @@ def test_a_tool_that_failed_is_used_again_by_the_retry(saver: HoldfastSaver) -> 
     assert [(each.status, each.attempt) for each in saver.store.thread("t").effects()] == [(EffectStatus.DONE, 2)]
 
 
-def test_a_tool_that_timed_out_is_not_used_again_by_the_retry(saver: HoldfastSaver) -> None:
+def test_a_tool_that_timed_out_is_not_used_again_by_the_retry(saver: BackstaySaver) -> None:
     tool = Tool(TimeoutError())
     policy = RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False, retry_on=TimeoutError)
     graph = one_node(lambda state: {"found": [effect("pay", tool)]}, saver, retry_policy=policy)
@@ -171,7 +171,7 @@ def test_a_tool_that_timed_out_is_not_used_again_by_the_retry(saver: HoldfastSav
     assert len(tool.used) == 1
 
 
-def test_an_error_of_the_tool_is_the_nodes(saver: HoldfastSaver) -> None:
+def test_an_error_of_the_tool_is_the_nodes(saver: BackstaySaver) -> None:
     with pytest.raises(ZeroDivisionError):
         one_node(lambda state: {"found": [effect("pay", Tool(ZeroDivisionError()))]}, saver).invoke({"found": []}, AT)
     assert [each.status for each in saver.store.thread("t").effects()] == [EffectStatus.FAILED]
@@ -184,14 +184,14 @@ def test_a_node_that_asks_keeps_what_it_did_before(url: str) -> None:
         receipt = effect("search", tool, "cats")
         return {"found": [receipt, interrupt("enough?")]}
 
-    with HoldfastSaver(url) as saver:
+    with BackstaySaver(url) as saver:
         graph = one_node(node, saver)
         graph.invoke({"found": []}, AT)
         assert graph.invoke(Command(resume="yes"), AT) == {"found": ["result 1", "yes"]}
     assert len(tool.used) == 1
 
 
-def test_other_arguments_under_the_same_key_are_refused(saver: HoldfastSaver) -> None:
+def test_other_arguments_under_the_same_key_are_refused(saver: BackstaySaver) -> None:
     prices = [5, 6]
 
     def node(state: State) -> State:
@@ -204,7 +204,7 @@ def test_other_arguments_under_the_same_key_are_refused(saver: HoldfastSaver) ->
         graph.invoke(Command(resume="yes"), AT)
 
 
-def test_a_key_names_one_effect_of_a_task(saver: HoldfastSaver) -> None:
+def test_a_key_names_one_effect_of_a_task(saver: BackstaySaver) -> None:
     tool = Tool(ConnectionRefusedError())
 
     def node(state: State) -> State:
@@ -219,7 +219,7 @@ def test_a_key_names_one_effect_of_a_task(saver: HoldfastSaver) -> None:
     assert graph.invoke({"found": []}, AT)["found"] == ["result 2", "result 3"]
 
 
-def test_coroutines_side_by_side_cannot_share_a_key(saver: HoldfastSaver) -> None:
+def test_coroutines_side_by_side_cannot_share_a_key(saver: BackstaySaver) -> None:
     tool = Tool()
 
     async def node(state: State) -> State:
@@ -231,7 +231,7 @@ def test_coroutines_side_by_side_cannot_share_a_key(saver: HoldfastSaver) -> Non
     assert len(tool.used) == 1
 
 
-def test_time_travel_is_another_course_of_events_unless_the_effect_is_the_threads(saver: HoldfastSaver) -> None:
+def test_time_travel_is_another_course_of_events_unless_the_effect_is_the_threads(saver: BackstaySaver) -> None:
     each_time, once = Tool(), Tool()
 
     def node(state: State) -> State:
@@ -256,7 +256,7 @@ def asks_after(tool: Any) -> Any:
     return node
 
 
-def test_a_message_comes_back_as_a_message(saver: HoldfastSaver) -> None:
+def test_a_message_comes_back_as_a_message(saver: BackstaySaver) -> None:
     message = AIMessage("hello", id="m1")
     replies = [message]
     graph = one_node(asks_after(replies.pop), saver)
@@ -267,7 +267,7 @@ def test_a_message_comes_back_as_a_message(saver: HoldfastSaver) -> None:
 
 def test_under_encryption_no_result_is_stored_in_clear() -> None:
     serde = EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef")
-    with HoldfastSaver("memory:", serde=serde) as saver:
+    with BackstaySaver("memory:", serde=serde) as saver:
         graph = one_node(asks_after(lambda: {"ssn": "078-05-1120"}), saver)
         graph.invoke({"found": []}, AT)
         rows = saver.store._backend.effects("", "t", 0, 10)
@@ -277,7 +277,7 @@ def test_under_encryption_no_result_is_stored_in_clear() -> None:
         assert graph.invoke(Command(resume="yes"), AT)["found"] == [{"ssn": "078-05-1120"}, "yes"]
 
 
-def test_a_result_that_nothing_can_keep_is_done_and_said_to_be_lost(saver: HoldfastSaver) -> None:
+def test_a_result_that_nothing_can_keep_is_done_and_said_to_be_lost(saver: BackstaySaver) -> None:
     tool = Tool()
     graph = one_node(lambda state: {"found": [effect("model", lambda: (tool(), threading.Lock()))]}, saver)
 
@@ -299,7 +299,7 @@ def test_a_graph_with_another_saver_can_use_a_ledger_too() -> None:
     async def anode(state: State) -> State:
         return {"found": [await aeffect("pay", tool, ledger=ledger), interrupt("enough?")]}
 
-    with holdfast.open("memory:") as ledger:
+    with backstay.open("memory:") as ledger:
         graph = one_node(node, InMemorySaver())
         graph.invoke({"found": []}, AT)
         assert graph.invoke(Command(resume="yes"), AT)["found"] == ["result 1", "yes"]
@@ -309,7 +309,7 @@ def test_a_graph_with_another_saver_can_use_a_ledger_too() -> None:
     assert len(tool.used) == 2
 
 
-def test_what_cannot_be_promised_is_refused(saver: HoldfastSaver) -> None:
+def test_what_cannot_be_promised_is_refused(saver: BackstaySaver) -> None:
     async def coroutine() -> None: ...
 
     with pytest.raises(InvalidInput, match="not inside a node"):
@@ -333,7 +333,7 @@ def test_what_cannot_be_promised_is_refused(saver: HoldfastSaver) -> None:
 # Not before the checkpoint is stored ------------------------------------------------------------------------------
 
 
-class Held(HoldfastSaver):
+class Held(BackstaySaver):
     """A saver that stores a step's checkpoint only when it is let go."""
 
     def __init__(self) -> None:
@@ -407,7 +407,7 @@ def test_an_effect_begins_when_its_checkpoint_is_stored(how: str, monkeypatch: p
 
 
 def test_an_effect_whose_checkpoint_is_never_stored_does_not_begin(
-    saver: HoldfastSaver, monkeypatch: pytest.MonkeyPatch
+    saver: BackstaySaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "STORED_WITHIN_S", 0.05)
     tool = Tool()

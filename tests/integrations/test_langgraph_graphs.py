@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from langgraph_graphs import STORIES, Account, Stage
 
-from holdfast.integrations.langgraph import HoldfastSaver
+from backstay.integrations.langgraph import BackstaySaver
 
 Story = Callable[[Stage], Account]
 
@@ -40,7 +40,7 @@ def expected(story: Story, verbs: str, durability: str) -> Account:
 
 
 def tell(story: Story, url: str, verbs: str, durability: str) -> None:
-    with asyncio.Runner() as runner, HoldfastSaver(url) as saver:
+    with asyncio.Runner() as runner, BackstaySaver(url) as saver:
         account = story(Stage(saver, runner if verbs == "async" else None, durability=durability))
 
         assert account == expected(story, verbs, durability)

@@ -18,15 +18,15 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Interrupt, Send, interrupt
 
-import holdfast
-from holdfast.errors import InvalidInput
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.inbox import BY, Inbox
-from holdfast.integrations.langgraph.names import Place
-from holdfast.integrations.langgraph.question import interrupt_id_of, resume_of
-from holdfast.model.decision import DecisionKind
-from holdfast.thread.interrupts import InterruptRecord
-from holdfast.thread.retention import Keep
+import backstay
+from backstay.errors import InvalidInput
+from backstay.integrations.langgraph import BackstaySaver
+from backstay.integrations.langgraph.inbox import BY, Inbox
+from backstay.integrations.langgraph.names import Place
+from backstay.integrations.langgraph.question import interrupt_id_of, resume_of
+from backstay.model.decision import DecisionKind
+from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.retention import Keep
 
 Graph = Any
 NEW: Any = {"found": []}
@@ -58,12 +58,12 @@ def builder(**nodes: Any) -> StateGraph[Any]:
     return graph
 
 
-def shown(saver: HoldfastSaver) -> list[Any]:
+def shown(saver: BackstaySaver) -> list[Any]:
     """Return the payloads of what the whole store has waiting."""
     return [record.interrupt.payload["value"] for record in saver.store.interrupts()]
 
 
-def past(saver: HoldfastSaver) -> list[tuple[Any, ...]]:
+def past(saver: BackstaySaver) -> list[tuple[Any, ...]]:
     """Return how what no longer waits was decided, in the order in which it was asked."""
     records = [record for record in saver.store.interrupts(pending=False) if not record.pending]
     return [(record.interrupt.payload["value"], *decision(record)) for record in records]
@@ -75,8 +75,8 @@ def decision(record: InterruptRecord) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def saver() -> Iterator[HoldfastSaver]:
-    with HoldfastSaver("memory:") as made:
+def saver() -> Iterator[BackstaySaver]:
+    with BackstaySaver("memory:") as made:
         yield made
 
 
@@ -84,12 +84,12 @@ def saver() -> Iterator[HoldfastSaver]:
 
 
 def test_what_waits_in_all_threads_subgraphs_and_engines_is_one_list(url: str) -> None:
-    with HoldfastSaver(url) as saver:
+    with BackstaySaver(url) as saver:
         inner = builder(deep=asks({"delete": "file"})).compile()
         outer = builder(sub=builder(mid=inner).compile(), flat=asks("May I?")).compile(checkpointer=saver)
         outer.invoke(NEW, at("a"))
         builder(ask=asks([1, 2.5, None])).compile(checkpointer=saver).invoke(NEW, at("b"))
-        own = holdfast.Graph("own")
+        own = backstay.Graph("own")
         own.node("ask", lambda state, ctx: {"x": ctx.ask({"mine": True})})
         own.start("ask")
         own.end("ask")
@@ -114,7 +114,7 @@ def test_what_waits_in_all_threads_subgraphs_and_engines_is_one_list(url: str) -
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 def test_an_answer_given_through_langgraph_takes_it_off_the_list(
-    how: str, durability: Any, saver: HoldfastSaver
+    how: str, durability: Any, saver: BackstaySaver
 ) -> None:
     graph = builder(sub=builder(ask=asks("how many?")).compile()).compile(checkpointer=saver)
 
@@ -131,7 +131,7 @@ def test_an_answer_given_through_langgraph_takes_it_off_the_list(
     assert past(saver) == [("how many?", *answer)]
 
 
-def test_of_several_questions_of_one_task_the_last_one_waits(saver: HoldfastSaver) -> None:
+def test_of_several_questions_of_one_task_the_last_one_waits(saver: BackstaySaver) -> None:
     graph = builder(ask=asks("first?", "second?")).compile(checkpointer=saver)
     graph.invoke(NEW, at())
     graph.invoke(Command(resume=1), at())
@@ -143,7 +143,7 @@ def test_of_several_questions_of_one_task_the_last_one_waits(saver: HoldfastSave
     assert past(saver) == [("first?", "modify", 1, BY), ("second?", "modify", 2, BY)]
 
 
-def test_questions_side_by_side_are_taken_off_one_by_one(saver: HoldfastSaver) -> None:
+def test_questions_side_by_side_are_taken_off_one_by_one(saver: BackstaySaver) -> None:
     inner = builder(one=asks("one?"), two=asks("two?")).compile()
     graph = builder(sub=inner).compile(checkpointer=saver)
     graph.invoke(NEW, at())
@@ -158,7 +158,7 @@ def test_questions_side_by_side_are_taken_off_one_by_one(saver: HoldfastSaver) -
     assert shown(saver) == []
 
 
-def test_tasks_that_were_sent_ask_each(saver: HoldfastSaver) -> None:
+def test_tasks_that_were_sent_ask_each(saver: BackstaySaver) -> None:
     graph: StateGraph[Any] = StateGraph(State)
     graph.add_node("node", lambda item: {"found": [interrupt(item)]})
     graph.add_conditional_edges(START, lambda state: [Send("node", n) for n in range(3)], ["node"])
@@ -171,7 +171,7 @@ def test_tasks_that_were_sent_ask_each(saver: HoldfastSaver) -> None:
     assert shown(saver) == []
 
 
-def test_a_question_of_the_functional_interface_is_shown_once(saver: HoldfastSaver) -> None:
+def test_a_question_of_the_functional_interface_is_shown_once(saver: BackstaySaver) -> None:
     @task
     def ask(question: str) -> Any:
         return interrupt(question)
@@ -191,7 +191,7 @@ def test_a_question_of_the_functional_interface_is_shown_once(saver: HoldfastSav
 # Without an answer ------------------------------------------------------------------------------------------------
 
 
-def test_new_input_and_an_update_leave_questions_behind(saver: HoldfastSaver) -> None:
+def test_new_input_and_an_update_leave_questions_behind(saver: BackstaySaver) -> None:
     graph = builder(sub=builder(ask=asks("how many?")).compile()).compile(checkpointer=saver)
     graph.invoke(NEW, at())
     graph.invoke(NEW, at())
@@ -202,7 +202,7 @@ def test_new_input_and_an_update_leave_questions_behind(saver: HoldfastSaver) ->
     assert past(saver) == [("how many?", "defer", None, BY), ("how many?", "approve", None, BY)]  # the update answers
 
 
-def test_a_question_that_is_asked_again_otherwise_replaces_the_first(saver: HoldfastSaver) -> None:
+def test_a_question_that_is_asked_again_otherwise_replaces_the_first(saver: BackstaySaver) -> None:
     proposals = iter("abc")
     graph = builder(ask=lambda state: {"found": [interrupt(next(proposals))]}).compile(checkpointer=saver)
     graph.invoke(NEW, at())
@@ -213,14 +213,14 @@ def test_a_question_that_is_asked_again_otherwise_replaces_the_first(saver: Hold
     assert shown(saver) == []
 
 
-def test_a_question_that_is_asked_again_unchanged_is_the_same(saver: HoldfastSaver) -> None:
+def test_a_question_that_is_asked_again_unchanged_is_the_same(saver: BackstaySaver) -> None:
     graph = builder(ask=asks("how many?")).compile(checkpointer=saver)
     for start in (NEW, None, None):
         graph.invoke(start, at())
     assert [record.interrupt.payload["value"] for record in saver.store.interrupts(pending=False)] == ["how many?"]
 
 
-def test_time_travel_asks_anew_on_its_own_branch(saver: HoldfastSaver) -> None:
+def test_time_travel_asks_anew_on_its_own_branch(saver: BackstaySaver) -> None:
     graph = builder(ask=asks("how many?")).compile(checkpointer=saver)
     graph.invoke(NEW, at())
     graph.invoke(Command(resume=1), at())
@@ -233,7 +233,7 @@ def test_time_travel_asks_anew_on_its_own_branch(saver: HoldfastSaver) -> None:
     assert past(saver) == [("how many?", "modify", 1, BY), ("how many?", "modify", 2, BY)]
 
 
-def test_a_stop_before_a_node_is_nothing_that_langgraph_tells_a_saver(saver: HoldfastSaver) -> None:
+def test_a_stop_before_a_node_is_nothing_that_langgraph_tells_a_saver(saver: BackstaySaver) -> None:
     graph = builder(ask=lambda state: None).compile(checkpointer=saver, interrupt_before=["ask"])
     graph.invoke(NEW, at())
 
@@ -246,19 +246,19 @@ def test_a_stop_before_a_node_is_nothing_that_langgraph_tells_a_saver(saver: Hol
 
 def test_another_saver_takes_up_what_waits(url: str) -> None:
     """It has only the store, as another process would."""
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         graph = builder(sub=builder(ask=asks("a?", "b?")).compile())
-        graph.compile(checkpointer=HoldfastSaver(store)).invoke(NEW, at())
-        saver = HoldfastSaver(store)
+        graph.compile(checkpointer=BackstaySaver(store)).invoke(NEW, at())
+        saver = BackstaySaver(store)
         graph.compile(checkpointer=saver).invoke(Command(resume=1), at())
         assert shown(saver) == ["b?"]
-        saver = HoldfastSaver(store)
+        saver = BackstaySaver(store)
         graph.compile(checkpointer=saver).invoke(Command(resume=2), at())
         assert shown(saver) == []
         assert past(saver) == [("a?", "modify", 1, BY), ("b?", "modify", 2, BY)]
 
 
-def test_a_question_without_a_row_gets_one_when_its_thread_is_read(saver: HoldfastSaver) -> None:
+def test_a_question_without_a_row_gets_one_when_its_thread_is_read(saver: BackstaySaver) -> None:
     graph = builder(ask=asks("how many?")).compile(checkpointer=saver)
     graph.invoke(NEW, at())
     saver.copy_thread("t", "copy")
@@ -269,7 +269,7 @@ def test_a_question_without_a_row_gets_one_when_its_thread_is_read(saver: Holdfa
         assert [record.thread_id for record in saver.interrupts()] == ["t", "copy"]
 
 
-def test_writes_may_come_before_their_checkpoint(saver: HoldfastSaver) -> None:
+def test_writes_may_come_before_their_checkpoint(saver: BackstaySaver) -> None:
     checkpoint = empty_checkpoint()
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": checkpoint["id"]}}
     saver.put_writes(config, [("__interrupt__", (Interrupt("early", "e" * 32),))], "task", "~__pregel_pull, ask")
@@ -281,7 +281,7 @@ def test_writes_may_come_before_their_checkpoint(saver: HoldfastSaver) -> None:
     assert [(each.interrupt.node, each.interrupt.payload["value"]) for each in saver.interrupts()] == [("ask", "early")]
 
 
-def test_what_a_crash_left_open_is_closed_by_who_looks(saver: HoldfastSaver) -> None:
+def test_what_a_crash_left_open_is_closed_by_who_looks(saver: BackstaySaver) -> None:
     """The successor was stored, and the process died before it could close what that left behind."""
     graph = builder(sub=builder(ask=asks("how many?")).compile()).compile(checkpointer=saver)
     graph.invoke(NEW, at())
@@ -296,7 +296,7 @@ def test_what_a_crash_left_open_is_closed_by_who_looks(saver: HoldfastSaver) -> 
     assert past(saver) == [("how many?", "defer", None, BY)]
 
 
-def test_an_answer_that_is_stored_late_is_not_taken_for_one_to_the_next_question(saver: HoldfastSaver) -> None:
+def test_an_answer_that_is_stored_late_is_not_taken_for_one_to_the_next_question(saver: BackstaySaver) -> None:
     """LangGraph stores what a run is resumed with in the background: possibly after the task has asked again."""
     graph = builder(ask=asks("first?", "second?")).compile(checkpointer=saver)
     graph.invoke(NEW, at())
@@ -311,14 +311,14 @@ def test_an_answer_that_is_stored_late_is_not_taken_for_one_to_the_next_question
 
 
 def test_a_run_without_questions_asks_the_store_nothing() -> None:
-    inbox, place = Inbox(holdfast.open("memory:")._context), Place("t", "")
+    inbox, place = Inbox(backstay.open("memory:")._context), Place("t", "")
     assert list(inbox.wrote(place, "1", "task", "", [("found", [1]), ("branch:to:x", None)])) == []
     assert list(inbox.wrote(place, "1", "00000000-0000-0000-0000-000000000000", "", [("__resume__", 1)])) == []
     assert list(inbox.stored(place, "2", "1", "loop")) == []
     assert list(inbox.read(place, "2", [("task", "found", [1]), ("task", "__error__", "x")])) == []
 
 
-def test_a_thread_that_is_deleted_takes_its_questions_along(saver: HoldfastSaver) -> None:
+def test_a_thread_that_is_deleted_takes_its_questions_along(saver: BackstaySaver) -> None:
     graph = builder(ask=asks("how many?")).compile(checkpointer=saver)
     graph.invoke(NEW, at())
     saver.delete_thread("t")
@@ -327,7 +327,7 @@ def test_a_thread_that_is_deleted_takes_its_questions_along(saver: HoldfastSaver
     assert shown(saver) == ["how many?"]
 
 
-def test_retention_spares_a_checkpoint_that_somebody_must_decide_on(saver: HoldfastSaver) -> None:
+def test_retention_spares_a_checkpoint_that_somebody_must_decide_on(saver: BackstaySaver) -> None:
     graph = builder(ask=asks("how many?")).compile(checkpointer=saver)
     graph.invoke(NEW, at())
     record = saver.interrupts()[0]
@@ -345,7 +345,7 @@ def test_retention_spares_a_checkpoint_that_somebody_must_decide_on(saver: Holdf
 
 def test_under_encryption_neither_question_nor_answer_is_stored_in_clear() -> None:
     serde = EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef")
-    with HoldfastSaver("memory:", serde=serde) as saver:
+    with BackstaySaver("memory:", serde=serde) as saver:
         graph = builder(ask=asks({"ssn": "078-05-1120"}, "078-05-1120 really?")).compile(checkpointer=saver)
         graph.invoke(NEW, at())
         graph.invoke(Command(resume="secret answer"), at())
@@ -391,7 +391,7 @@ ODD: list[Any] = [
 def test_any_payload_is_shown_once_and_as_far_as_it_is_plain(payload: Any) -> None:
     place = Place("t", "")
     asked: Any = [("__interrupt__", (Interrupt(payload, "e" * 32),))]
-    with HoldfastSaver("memory:") as saver:
+    with BackstaySaver("memory:") as saver:
         saver.put(at(), checkpoint := empty_checkpoint(), {"source": "loop", "step": 0, "parents": {}}, {})
         inbox = saver._inbox
         saver._run(inbox.wrote(place, checkpoint["id"], "task", "", asked))
@@ -402,7 +402,7 @@ def test_any_payload_is_shown_once_and_as_far_as_it_is_plain(payload: Any) -> No
         assert len(before) == 1
 
 
-def test_questions_with_an_id_of_somebodys_own_making_are_told_apart(saver: HoldfastSaver) -> None:
+def test_questions_with_an_id_of_somebodys_own_making_are_told_apart(saver: BackstaySaver) -> None:
     def node(state: State) -> State:
         raise GraphInterrupt((Interrupt("stop"), Interrupt("stop")))
 
@@ -419,7 +419,7 @@ def test_questions_with_an_id_of_somebodys_own_making_are_told_apart(saver: Hold
     ("kind", "value", "found"), [("modify", {"n": 3}, {"n": 3}), ("approve", None, True), ("reject", None, False)]
 )
 def test_a_decision_made_in_the_store_resumes_the_graph(
-    kind: str, value: Any, found: Any, saver: HoldfastSaver
+    kind: str, value: Any, found: Any, saver: BackstaySaver
 ) -> None:
     graph = builder(sub=builder(ask=asks("how many?"), other=asks("and?")).compile()).compile(checkpointer=saver)
     graph.invoke(NEW, at())
@@ -433,7 +433,7 @@ def test_a_decision_made_in_the_store_resumes_the_graph(
     assert graph.invoke(resume_of(last, approved="go"), at())["found"] == [found, "go"]
 
 
-def test_what_is_no_answer_does_not_resume(saver: HoldfastSaver) -> None:
+def test_what_is_no_answer_does_not_resume(saver: BackstaySaver) -> None:
     graph = builder(ask=asks("how many?")).compile(checkpointer=saver)
     graph.invoke(NEW, at())
     record = saver.interrupts()[0]
@@ -453,7 +453,7 @@ def test_what_is_no_answer_does_not_resume(saver: HoldfastSaver) -> None:
 # The list is what LangGraph says ----------------------------------------------------------------------------------
 
 
-def story_graph(saver: HoldfastSaver) -> Graph:
+def story_graph(saver: BackstaySaver) -> Graph:
     deep = builder(deep=asks("d1", "d2"), quick=lambda state: {"found": ["q"]}).compile()
     graph = builder(sub=builder(mid=deep, flat=asks({"f": 1})).compile(), two=asks("t1", "t2"))
     graph.add_node("after", asks("end"))
@@ -468,13 +468,13 @@ STEPS = st.sampled_from(["new", "again", "one", "one", "all", "all", "update", "
 @given(steps=st.lists(st.tuples(STEPS, st.sampled_from("ab"), st.sampled_from(["sync", "async", "exit"])), max_size=12))
 @example([(step, "a", "sync") for step in ("new", "travel", "all", "one", "travel", "all", "all")])
 def test_whatever_is_done_the_list_is_what_the_graphs_states_say(steps: list[tuple[str, str, Any]]) -> None:
-    with holdfast.open("memory:") as store:
-        saver = HoldfastSaver(store)
+    with backstay.open("memory:") as store:
+        saver = BackstaySaver(store)
         graph = story_graph(saver)
         for step, thread, durability in steps:
             waiting = [each.id for each in graph.get_state(at(thread)).interrupts]
             if step == "restart":
-                saver = HoldfastSaver(store)
+                saver = BackstaySaver(store)
                 graph = story_graph(saver)
             elif step == "update":
                 graph.update_state(at(thread), {"found": [0]}, as_node="after")

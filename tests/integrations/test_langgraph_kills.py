@@ -5,7 +5,7 @@ was told, and takes the run up. Each step says in a file when it begins and when
 finished steps ran again. LangGraph hands a step's result to ``put_writes`` and the checkpoint after it to ``put`` at
 the same time, in two threads, and waits for one or none of them; so whoever is killed before either is stored must run
 the step again, with any saver. The tables count it for ours and for LangGraph's own, in the same harness.
-``HOLDFAST_LANGGRAPH_RUNS`` says how often each point is tried.
+``BACKSTAY_LANGGRAPH_RUNS`` says how often each point is tried.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 
 from nursery import Nursery
 
-import holdfast
+import backstay
 
 HERE = Path(__file__).parent
-ROUNDS = int(os.environ.get("HOLDFAST_LANGGRAPH_RUNS", "2"))
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+ROUNDS = int(os.environ.get("BACKSTAY_LANGGRAPH_RUNS", "2"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 GOAL = 4
 UNDISTURBED = list(range(1, GOAL + 1))
 STEPS = (1, 2, 3)
@@ -161,14 +161,14 @@ def kill_everywhere(
 def test_what_was_acknowledged_is_there_and_what_was_stored_does_not_run_again(
     nursery: Nursery, tmp_path: Path, show: Show
 ) -> None:
-    holdfast.open(tmp_path / "empty.db").close()
+    backstay.open(tmp_path / "empty.db").close()
 
     def copy_to(home: Path) -> str:  # making a store anew takes longer than the run
         return str(shutil.copy(tmp_path / "empty.db", home / "agent.db"))
 
     ours = kill_everywhere(nursery, tmp_path, copy_to, ROUNDS, STEPS)
 
-    show("finished steps that ran again after a kill, HoldfastSaver", ours)
+    show("finished steps that ran again after a kill, BackstaySaver", ours)
     assert ours.wrong == []
     assert sum(ours.kills.values()) == ROUNDS * len(DURABILITIES) * len(PLACES) * len(STEPS)
 
@@ -186,9 +186,9 @@ def test_the_same_kills_of_the_saver_that_comes_with_langgraph(nursery: Nursery,
 def test_kills_of_a_run_on_postgresql(nursery: Nursery, tmp_path: Path, postgres_url: str, show: Show) -> None:
     ours = kill_everywhere(nursery, tmp_path, lambda home: postgres_url, -(-ROUNDS // 2), MIDDLE)
 
-    show("finished steps that ran again after a kill, HoldfastSaver on PostgreSQL", ours)
+    show("finished steps that ran again after a kill, BackstaySaver on PostgreSQL", ours)
     assert ours.wrong == []
-    with holdfast.open(postgres_url) as store:
+    with backstay.open(postgres_url) as store:
         report = store.verify()
         assert report, str(report)
 

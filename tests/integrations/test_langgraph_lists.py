@@ -13,8 +13,8 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.serde.exact import ExactSerializer
+from backstay.integrations.langgraph import BackstaySaver
+from backstay.integrations.langgraph.serde.exact import ExactSerializer
 
 SERIALIZERS: dict[str, Callable[[], SerializerProtocol | None]] = {
     "default": lambda: None,
@@ -46,7 +46,7 @@ STORIES: dict[str, list[Any]] = {
 }
 
 
-def put_all(saver: HoldfastSaver, thread: str, values: list[Any]) -> None:
+def put_all(saver: BackstaySaver, thread: str, values: list[Any]) -> None:
     config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
     for version, value in enumerate(values, 1):
         checkpoint: Checkpoint = {
@@ -65,7 +65,7 @@ def put_all(saver: HoldfastSaver, thread: str, values: list[Any]) -> None:
     [(story, each) for story in STORIES for each in SERIALIZERS if (story, each) != ("objects", "exact")],
 )
 def test_a_list_shows_what_each_checkpoint_alone_shows(story: str, serializer: str) -> None:
-    with HoldfastSaver("memory:", serde=SERIALIZERS[serializer]()) as saver:
+    with BackstaySaver("memory:", serde=SERIALIZERS[serializer]()) as saver:
         put_all(saver, story, STORIES[story])
 
         listed = list(saver.list({"configurable": {"thread_id": story}}))
@@ -79,7 +79,7 @@ def test_a_list_shows_what_each_checkpoint_alone_shows(story: str, serializer: s
 
 
 def test_checkpoints_of_a_list_have_containers_of_their_own() -> None:
-    with HoldfastSaver("memory:") as saver:
+    with BackstaySaver("memory:") as saver:
         put_all(saver, "t", STORIES["grows"])
 
         listed = [each.checkpoint["channel_values"] for each in saver.list({"configurable": {"thread_id": "t"}})]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from holdfast.integrations.langgraph import SafeSerializer
-from holdfast.integrations.langgraph.messages import KnownMessages
+from backstay.integrations.langgraph import SafeSerializer
+from backstay.integrations.langgraph.messages import KnownMessages
 
 
 def talk() -> list[BaseMessage]:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from langgraph_face import Face, at, id_of, make_checkpoint, new_id, opened
 
-from holdfast.integrations.langgraph import HoldfastSaver
+from backstay.integrations.langgraph import BackstaySaver
 
 Step = tuple[Any, ...]
 
@@ -238,14 +238,14 @@ def void(_: object) -> None:
 
 
 @pytest.fixture(scope="module", params=["memory", "sqlite", "dir"])
-def saver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HoldfastSaver]:
+def saver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackstaySaver]:
     with opened(request.param, request, tmp_path_factory.mktemp("model")) as saver:
         yield saver
 
 
 @given(program=st.lists(steps, min_size=1, max_size=12), verbs=st.sampled_from(("sync", "sync", "async")))
 @settings(max_examples=40)
-def test_random_programs_give_the_models_answers(saver: HoldfastSaver, program: list[Step], verbs: str) -> None:
+def test_random_programs_give_the_models_answers(saver: BackstaySaver, program: list[Step], verbs: str) -> None:
     with asyncio.Runner() as runner:
         pair = Pair(Face(saver, runner if verbs == "async" else None))
         for step in program:

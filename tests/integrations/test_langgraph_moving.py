@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from moving_origins import Origin, postgres_origin, sqlite_origin
 from moving_stories import STORIES, account, config_of, go_on, tell
 
-import holdfast
-from holdfast.errors import Conflict, InvalidInput, StoreError, StoreRefused
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.names import Place
-from holdfast.integrations.langgraph.stock.moving import import_langgraph
-from holdfast.integrations.langgraph.stock.postgres import PAGE_CHECKPOINTS
-from holdfast.store.base import Query, Row
+import backstay
+from backstay.errors import Conflict, InvalidInput, StoreError, StoreRefused
+from backstay.integrations.langgraph import BackstaySaver
+from backstay.integrations.langgraph.names import Place
+from backstay.integrations.langgraph.stock.moving import import_langgraph
+from backstay.integrations.langgraph.stock.postgres import PAGE_CHECKPOINTS
+from backstay.store.base import Query, Row
 
 Show = Callable[[str, object], None]
 
@@ -36,13 +36,13 @@ def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Origin]:
 
 
 @pytest.fixture
-def target() -> Iterator[holdfast.Store]:
-    with holdfast.open("memory:") as opened:
+def target() -> Iterator[backstay.Store]:
+    with backstay.open("memory:") as opened:
         yield opened
         assert opened.verify()
 
 
-def row_of(store: holdfast.Store, config: Any) -> Row:
+def row_of(store: backstay.Store, config: Any) -> Row:
     """Return a stored checkpoint with its writes as they are stored."""
     where = config["configurable"]
     name = Place(where["thread_id"], where["checkpoint_ns"]).name(where["checkpoint_id"])
@@ -53,14 +53,14 @@ def row_of(store: holdfast.Store, config: Any) -> Row:
 # What was there is here ---------------------------------------------------------------------------------------------
 
 
-def test_every_thread_looks_the_same_and_goes_on(origin: Origin, store: holdfast.Store, show: Show) -> None:
+def test_every_thread_looks_the_same_and_goes_on(origin: Origin, store: backstay.Store, show: Show) -> None:
     tell(origin.saver)
 
     report = import_langgraph(store, origin.where)
 
     assert report, str(report)
     assert (report.threads, report.present, report.notes) == (len(STORIES), 0, ())
-    saver = HoldfastSaver(store)
+    saver = BackstaySaver(store)
     seen = 0
     for name in STORIES:
         stock = account(origin.saver, name)
@@ -72,7 +72,7 @@ def test_every_thread_looks_the_same_and_goes_on(origin: Origin, store: holdfast
     show(f"checkpoints that look the same ({origin.kind} to {type(store._backend).__name__})", seen)
 
 
-def test_the_second_import_finds_all_there_and_stores_nothing(origin: Origin, target: holdfast.Store) -> None:
+def test_the_second_import_finds_all_there_and_stores_nothing(origin: Origin, target: backstay.Store) -> None:
     tell(origin.saver)
     first = import_langgraph(target, origin.where)
     before = target.stats()
@@ -84,7 +84,7 @@ def test_the_second_import_finds_all_there_and_stores_nothing(origin: Origin, ta
     assert target.stats() == before
 
 
-def test_what_the_source_has_more_by_now_is_added(origin: Origin, target: holdfast.Store) -> None:
+def test_what_the_source_has_more_by_now_is_added(origin: Origin, target: backstay.Store) -> None:
     """The newest checkpoint of the first import has new writes too: those of the step that followed it."""
     tell(origin.saver)
     first = import_langgraph(target, origin.where)
@@ -97,10 +97,10 @@ def test_what_the_source_has_more_by_now_is_added(origin: Origin, target: holdfa
     assert again.stored > 0
     assert again, str(again)
     for name in STORIES:
-        assert account(HoldfastSaver(target), name) == account(origin.saver, name)
+        assert account(BackstaySaver(target), name) == account(origin.saver, name)
 
 
-def test_the_source_is_seen_as_it_is_at_one_moment(origin: Origin, target: holdfast.Store) -> None:
+def test_the_source_is_seen_as_it_is_at_one_moment(origin: Origin, target: backstay.Store) -> None:
     tell(origin.saver, "talk", "fan")
     before = {name: list(origin.saver.list(config_of(name))) for name in ("talk", "fan")}
 
@@ -114,10 +114,10 @@ def test_the_source_is_seen_as_it_is_at_one_moment(origin: Origin, target: holdf
     assert report, str(report)
     assert list(origin.saver.list(config_of("talk"))) == []
     for name, tuples in before.items():
-        assert list(HoldfastSaver(target).list(config_of(name))) == tuples
+        assert list(BackstaySaver(target).list(config_of(name))) == tuples
 
 
-def test_only_the_threads_that_are_named_are_taken(origin: Origin, target: holdfast.Store) -> None:
+def test_only_the_threads_that_are_named_are_taken(origin: Origin, target: backstay.Store) -> None:
     tell(origin.saver, "talk", "diary")
 
     report = import_langgraph(target, origin.where, threads=["diary", "nobody"])
@@ -129,7 +129,7 @@ def test_only_the_threads_that_are_named_are_taken(origin: Origin, target: holdf
         import_langgraph(target, origin.where, threads="diary")
 
 
-def test_progress_is_told(origin: Origin, target: holdfast.Store) -> None:
+def test_progress_is_told(origin: Origin, target: backstay.Store) -> None:
     tell(origin.saver, "diary")
     told: list[tuple[int, int, str]] = []
 
@@ -139,7 +139,7 @@ def test_progress_is_told(origin: Origin, target: holdfast.Store) -> None:
 
 
 def test_a_thread_with_checkpoints_of_its_own_is_refused_and_the_others_are_taken(
-    origin: Origin, target: holdfast.Store
+    origin: Origin, target: backstay.Store
 ) -> None:
     tell(origin.saver, "talk", "diary")
     target.thread("talk").save({"mine": 1})
@@ -151,13 +151,13 @@ def test_a_thread_with_checkpoints_of_its_own_is_refused_and_the_others_are_take
     assert isinstance(report.refused[0].error, Conflict)
     assert report.refused[0].error.what.startswith("the store has other checkpoints in this thread")
     assert len(list(target.thread("talk").history(branch="*"))) == 1
-    assert account(HoldfastSaver(target), "diary") == account(origin.saver, "diary")
+    assert account(BackstaySaver(target), "diary") == account(origin.saver, "diary")
 
 
-def test_a_thread_that_went_on_here_is_left_alone(origin: Origin, target: holdfast.Store) -> None:
+def test_a_thread_that_went_on_here_is_left_alone(origin: Origin, target: backstay.Store) -> None:
     tell(origin.saver, "talk", "fan")
     import_langgraph(target, origin.where)
-    saver = HoldfastSaver(target)
+    saver = BackstaySaver(target)
     go_on(saver, "talk")
     here = account(saver, "talk")
     head = origin.saver.get_tuple(config_of("talk"))
@@ -171,21 +171,21 @@ def test_a_thread_that_went_on_here_is_left_alone(origin: Origin, target: holdfa
     assert account(saver, "talk") == here
 
 
-def test_answers_given_here_are_not_taken_back(origin: Origin, target: holdfast.Store) -> None:
+def test_answers_given_here_are_not_taken_back(origin: Origin, target: backstay.Store) -> None:
     """Only writes were added to the newest checkpoint here, under numbers that the source has too."""
     head = origin.put("t", {"x": [1]})
     origin.saver.put_writes(head, [("__resume__", "of old")], "task")
     import_langgraph(target, origin.where)
-    HoldfastSaver(target).put_writes(head, [("__resume__", "of here")], "task")
+    BackstaySaver(target).put_writes(head, [("__resume__", "of here")], "task")
 
     import_langgraph(target, origin.where)
 
-    found = HoldfastSaver(target).get_tuple(head)
+    found = BackstaySaver(target).get_tuple(head)
     assert found is not None
     assert found.pending_writes == [("task", "__resume__", "of here")]
 
 
-def test_long_threads_come_page_by_page(origin: Origin, target: holdfast.Store) -> None:
+def test_long_threads_come_page_by_page(origin: Origin, target: backstay.Store) -> None:
     config = None
     for number in range(PAGE_CHECKPOINTS + 5):
         config = origin.put("long", {"list": list(range(number)), "same": {"a": 1}, "small": number}, config)
@@ -194,13 +194,13 @@ def test_long_threads_come_page_by_page(origin: Origin, target: holdfast.Store) 
     report = import_langgraph(target, origin.where)
 
     assert (report.stored, bool(report)) == (PAGE_CHECKPOINTS + 5, True)
-    assert list(HoldfastSaver(target).list(config_of("long"))) == list(origin.saver.list(config_of("long")))
+    assert list(BackstaySaver(target).list(config_of("long"))) == list(origin.saver.list(config_of("long")))
 
 
 # Ids, parents, numbers ----------------------------------------------------------------------------------------------
 
 
-def test_writes_keep_their_numbers_gaps_and_paths(origin: Origin, target: holdfast.Store) -> None:
+def test_writes_keep_their_numbers_gaps_and_paths(origin: Origin, target: backstay.Store) -> None:
     config = origin.put("t", {"x": [1]})
     origin.saver.put_writes(config, [("a", 0), ("b", {"one": 1}), ("c", b"two"), ("d", None)], "task", "path~1")
     origin.saver.put_writes(config, [("a", [9])], "early", "path~0")
@@ -218,10 +218,10 @@ def test_writes_keep_their_numbers_gaps_and_paths(origin: Origin, target: holdfa
         ("path~1", "task", 2, "c"),
         ("path~1", "task", 3, "d"),
     ]
-    assert HoldfastSaver(target).get_tuple(config) == origin.saver.get_tuple(config)
+    assert BackstaySaver(target).get_tuple(config) == origin.saver.get_tuple(config)
 
 
-def test_a_thread_may_begin_twice_and_miss_a_parent(origin: Origin, target: holdfast.Store) -> None:
+def test_a_thread_may_begin_twice_and_miss_a_parent(origin: Origin, target: backstay.Store) -> None:
     first = origin.put("t", {"x": ["first"]}, step=-1)
     gone = origin.put("t", {"x": ["gone"]}, first)
     child = origin.put("t", {"x": ["child"]}, gone)
@@ -235,12 +235,12 @@ def test_a_thread_may_begin_twice_and_miss_a_parent(origin: Origin, target: hold
     lost = gone["configurable"]["checkpoint_id"]
     assert [note.what for note in report.notes] == [f"its parent {lost} is not there"]
     assert report.notes[0].checkpoint == row_of(target, child).id
-    assert list(HoldfastSaver(target).list(config_of("t"))) == list(origin.saver.list(config_of("t")))
+    assert list(BackstaySaver(target).list(config_of("t"))) == list(origin.saver.list(config_of("t")))
     assert import_langgraph(target, origin.where).present == 4
 
 
 def test_values_that_are_made_of_writes_are_said_to_lack_those_of_a_missing_parent(
-    origin: Origin, target: holdfast.Store
+    origin: Origin, target: backstay.Store
 ) -> None:
     tell(origin.saver, "diary")
     middle = list(origin.saver.list(config_of("diary")))[-5].config["configurable"]["checkpoint_id"]
@@ -252,10 +252,10 @@ def test_values_that_are_made_of_writes_are_said_to_lack_those_of_a_missing_pare
         "2 writes whose checkpoint is not there are left behind",
         f"its parent {middle} is not there, and values that are made of earlier writes may lack some",
     }
-    assert account(HoldfastSaver(target), "diary") == account(origin.saver, "diary")
+    assert account(BackstaySaver(target), "diary") == account(origin.saver, "diary")
 
 
-def test_long_namespaces_are_kept_and_impossible_threads_refused(origin: Origin, target: holdfast.Store) -> None:
+def test_long_namespaces_are_kept_and_impossible_threads_refused(origin: Origin, target: backstay.Store) -> None:
     namespace = "|".join(f"node{number}:{'0' * 36}" for number in range(9))
     deep: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": namespace}}
     config = origin.put("t", {"x": [1]}, deep)
@@ -267,10 +267,10 @@ def test_long_namespaces_are_kept_and_impossible_threads_refused(origin: Origin,
 
     assert [refused.thread for refused in report.refused] == ["n" * 300]
     assert len(namespace) > 300
-    assert list(HoldfastSaver(target).list(deep)) == list(origin.saver.list(deep))
+    assert list(BackstaySaver(target).list(deep)) == list(origin.saver.list(deep))
 
 
-def test_a_clock_that_was_set_back_does_not_put_children_before_parents(origin: Origin, target: holdfast.Store) -> None:
+def test_a_clock_that_was_set_back_does_not_put_children_before_parents(origin: Origin, target: backstay.Store) -> None:
     first = origin.put("t", {"x": [1]}, id="1f000000-0000-6000-8000-000000000009")
     late = origin.put("t", {"x": [2]}, first, id="1f000000-0000-6000-8000-000000000001")
     origin.put("t", {"x": [3]}, late, id="1f000000-0000-6000-8000-000000000002")
@@ -279,11 +279,11 @@ def test_a_clock_that_was_set_back_does_not_put_children_before_parents(origin: 
 
     assert report
     assert [note.what.partition(":")[0] for note in report.notes] == ["1 checkpoints have lower ids than their parents"]
-    found = [each.checkpoint["channel_values"]["x"] for each in HoldfastSaver(target).list(config_of("t"))]
+    found = [each.checkpoint["channel_values"]["x"] for each in BackstaySaver(target).list(config_of("t"))]
     assert found == [[3], [2], [1]]
 
 
-def test_a_fork_that_came_later_does_not_disturb_what_is_there(origin: Origin, target: holdfast.Store) -> None:
+def test_a_fork_that_came_later_does_not_disturb_what_is_there(origin: Origin, target: backstay.Store) -> None:
     root = origin.put("t", {"x": [0]}, id="1f000000-0000-6000-8000-000000000001")
     origin.put("t", {"x": [2]}, root, id="1f000000-0000-6000-8000-000000000003")
     import_langgraph(target, origin.where)
@@ -296,7 +296,7 @@ def test_a_fork_that_came_later_does_not_disturb_what_is_there(origin: Origin, t
 
 
 def test_writes_of_checkpoints_that_never_came_are_left_behind_and_counted(
-    origin: Origin, target: holdfast.Store
+    origin: Origin, target: backstay.Store
 ) -> None:
     config = origin.put("t", {"x": [1]})
     lost: Any = {"configurable": {**config["configurable"], "checkpoint_id": "1f000000-0000-6000-8000-00000000000f"}}
@@ -309,7 +309,7 @@ def test_writes_of_checkpoints_that_never_came_are_left_behind_and_counted(
 
 
 def test_a_value_that_was_changed_without_a_new_version_is_carried_over_as_it_is(
-    tmp_path: Path, target: holdfast.Store
+    tmp_path: Path, target: backstay.Store
 ) -> None:
     with sqlite_origin(tmp_path / "stock.sqlite") as origin:
         first = origin.put("t", {"x": ["a"]}, channel_versions={"x": 1})
@@ -317,10 +317,10 @@ def test_a_value_that_was_changed_without_a_new_version_is_carried_over_as_it_is
 
         assert import_langgraph(target, origin.where)
 
-        assert list(HoldfastSaver(target).list(config_of("t"))) == list(origin.saver.list(config_of("t")))
+        assert list(BackstaySaver(target).list(config_of("t"))) == list(origin.saver.list(config_of("t")))
 
 
-def test_a_file_is_found_under_any_name(tmp_path: Path, target: holdfast.Store) -> None:
+def test_a_file_is_found_under_any_name(tmp_path: Path, target: backstay.Store) -> None:
     name = tmp_path / "50% ?mode=rwc#é.sqlite"
     with sqlite_origin(name) as origin:
         origin.put("t", {"x": [1]})
@@ -329,7 +329,7 @@ def test_a_file_is_found_under_any_name(tmp_path: Path, target: holdfast.Store) 
             assert import_langgraph(target, where).threads == 1
 
 
-def test_a_schema_is_found_as_in_our_own_urls(postgres: Any, target: holdfast.Store) -> None:
+def test_a_schema_is_found_as_in_our_own_urls(postgres: Any, target: backstay.Store) -> None:
     with postgres_origin(postgres) as origin:
         origin.put("t", {"x": [1]})
         (schema,) = origin.execute("SELECT current_schema()")[0]
@@ -341,15 +341,15 @@ def test_a_schema_is_found_as_in_our_own_urls(postgres: Any, target: holdfast.St
 
 
 @pytest.mark.parametrize("where", ["", "/dev/null", "postgresql://nobody@127.0.0.1:1/nothing", "mysql://x/y", "."])
-def test_what_is_no_source_is_refused(where: str, target: holdfast.Store) -> None:
+def test_what_is_no_source_is_refused(where: str, target: backstay.Store) -> None:
     with pytest.raises((StoreError, InvalidInput)):
         import_langgraph(target, where)
 
 
 def test_files_and_databases_without_the_tables_are_refused(
-    tmp_path: Path, postgres: Any, target: holdfast.Store
+    tmp_path: Path, postgres: Any, target: backstay.Store
 ) -> None:
-    holdfast.open(tmp_path / "ours.db").close()
+    backstay.open(tmp_path / "ours.db").close()
     (tmp_path / "text").write_text("no database " * 100)
 
     for where in (tmp_path / "ours.db", tmp_path / "text", tmp_path / "missing", postgres.url()):
@@ -358,7 +358,7 @@ def test_files_and_databases_without_the_tables_are_refused(
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_wrong_password_is_not_shown(postgres: Any, target: holdfast.Store) -> None:
+def test_a_wrong_password_is_not_shown(postgres: Any, target: backstay.Store) -> None:
     url = postgres.url(user="app", password="swordfish-of-mine")
 
     with pytest.raises(StoreError) as caught:

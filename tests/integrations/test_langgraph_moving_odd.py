@@ -27,10 +27,10 @@ from moving_origins import Origin, postgres_origin, sqlite_origin
 from moving_stories import STORIES, account, config_of, go_on, tell
 from nursery import Nursery
 
-import holdfast
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.stock.moving import import_langgraph
-from holdfast.testing.machine import RAM_FOLDER
+import backstay
+from backstay.integrations.langgraph import BackstaySaver
+from backstay.integrations.langgraph.stock.moving import import_langgraph
+from backstay.testing.machine import RAM_FOLDER
 
 Show = Callable[[str, object], None]
 
@@ -51,8 +51,8 @@ def tables(postgres: Any) -> Iterator[Origin]:
 
 
 @pytest.fixture
-def target() -> Iterator[holdfast.Store]:
-    with holdfast.open("memory:") as opened:
+def target() -> Iterator[backstay.Store]:
+    with backstay.open("memory:") as opened:
         yield opened
         assert opened.verify()
 
@@ -71,8 +71,8 @@ def id_of(config: Any) -> str:
     return str(config["configurable"]["checkpoint_id"])
 
 
-def values_in(store: holdfast.Store, config: Any, serde: Any = None) -> dict[str, Any]:
-    found = HoldfastSaver(store, serde=serde).get_tuple(config)
+def values_in(store: backstay.Store, config: Any, serde: Any = None) -> dict[str, Any]:
+    found = BackstaySaver(store, serde=serde).get_tuple(config)
     assert found is not None
     return found.checkpoint["channel_values"]
 
@@ -93,7 +93,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_others_are_carried(
-    damage: str, file: Origin, target: holdfast.Store
+    damage: str, file: Origin, target: backstay.Store
 ) -> None:
     first = file.put("t", {"x": ["first"]})
     bad = file.put("t", {"x": ["bad"]}, first)
@@ -111,13 +111,13 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_carried(
     assert [(note.thread, id_of(bad) in note.where) for note in report.missing] == [("t", True)]
     assert [note.what for note in report.notes] == [f"its parent {id_of(bad)} is not there"]
     assert values_in(target, child) == {"x": ["child"]}
-    found = HoldfastSaver(target).get_tuple(child)
+    found = BackstaySaver(target).get_tuple(child)
     assert found is not None
     assert found.parent_config is not None
     assert id_of(found.parent_config) == id_of(bad)
 
 
-def test_a_damaged_write_is_named_and_the_rest_is_carried(file: Origin, target: holdfast.Store) -> None:
+def test_a_damaged_write_is_named_and_the_rest_is_carried(file: Origin, target: backstay.Store) -> None:
     config = file.put("t", {"x": [1]})
     file.saver.put_writes(config, [("a", [1, 2, 3]), ("b", 2)], "task")
     file.execute("UPDATE {writes} SET {value} = ? WHERE idx = 0", b"\x93\x01")
@@ -126,12 +126,12 @@ def test_a_damaged_write_is_named_and_the_rest_is_carried(file: Origin, target: 
 
     assert report.stored == 1
     assert [note.what.partition(":")[0] for note in report.missing] == ["the write 0 of task task to 'a' is damaged"]
-    found = HoldfastSaver(target).get_tuple(config)
+    found = BackstaySaver(target).get_tuple(config)
     assert found is not None
     assert found.pending_writes == [("task", "b", 2)]
 
 
-def test_a_damaged_channel_is_named_and_the_rest_is_carried(tables: Origin, target: holdfast.Store) -> None:
+def test_a_damaged_channel_is_named_and_the_rest_is_carried(tables: Origin, target: backstay.Store) -> None:
     config = tables.put("t", {"good": [1], "bad": [2], "small": 3})
     tables.execute("UPDATE checkpoint_blobs SET blob = ? WHERE channel = 'bad'", b"\x93\x01")
 
@@ -142,7 +142,7 @@ def test_a_damaged_channel_is_named_and_the_rest_is_carried(tables: Origin, targ
     assert values_in(target, config) == {"good": [1], "small": 3}
 
 
-def test_a_file_with_a_damaged_page_gives_what_can_be_read(file: Origin, target: holdfast.Store) -> None:
+def test_a_file_with_a_damaged_page_gives_what_can_be_read(file: Origin, target: backstay.Store) -> None:
     for number in range(40):
         file.put(f"thread-{number:02}", {"x": [os.urandom(3000)]})
     file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -169,7 +169,7 @@ def hostile(flag: Path) -> bytes:
 
 
 def test_bytes_that_name_a_function_are_carried_and_never_run(
-    file: Origin, tables: Origin, target: holdfast.Store, tmp_path: Path
+    file: Origin, tables: Origin, target: backstay.Store, tmp_path: Path
 ) -> None:
     flag = tmp_path / "ran"
     data = hostile(flag)
@@ -190,14 +190,14 @@ def test_bytes_that_name_a_function_are_carried_and_never_run(
         assert import_langgraph(target, origin.where)
 
         assert values_in(target, config, Verbatim()) == {"x": ("msgpack", data)}
-        found = HoldfastSaver(target, serde=Verbatim()).get_tuple(config)
+        found = BackstaySaver(target, serde=Verbatim()).get_tuple(config)
         assert found is not None
         assert found.pending_writes == [("task", "x", ("msgpack", data))]
         assert import_langgraph(target, origin.where).present == 1
     assert not flag.exists()
 
 
-def test_pickles_are_left_behind_and_named(file: Origin, tables: Origin, target: holdfast.Store) -> None:
+def test_pickles_are_left_behind_and_named(file: Origin, tables: Origin, target: backstay.Store) -> None:
     for origin in (file, tables):
         config = origin.put(origin.kind, {"x": [1], "y": [2]})
         origin.saver.put_writes(config, [("x", [1]), ("y", [2])], "task")
@@ -224,7 +224,7 @@ def test_pickles_are_left_behind_and_named(file: Origin, tables: Origin, target:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_an_encrypted_source_comes_with_its_key(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, target: holdfast.Store
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, target: backstay.Store
 ) -> None:
     serde = EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef")
     if kind == "sqlite":
@@ -238,18 +238,18 @@ def test_an_encrypted_source_comes_with_its_key(
 
         assert report, str(report)
         assert report.notes == ()
-        saver = HoldfastSaver(target, serde=serde)
+        saver = BackstaySaver(target, serde=serde)
         for name in STORIES:
             assert account(saver, name) == account(origin.saver, name)
         again = import_langgraph(target, origin.where, serde=serde)
         assert (again.stored, again.present) == (0, report.stored)
-        stored = HoldfastSaver(target, serde=Verbatim()).get_tuple(config_of("talk"))
+        stored = BackstaySaver(target, serde=Verbatim()).get_tuple(config_of("talk"))
         assert stored is not None
         assert {tag.partition("+")[2] for tag, _ in stored.checkpoint["channel_values"].values()} == {"aes"}
         assert go_on(saver, "talk") == go_on(origin.saver, "talk")
 
 
-def test_ciphertext_is_carried_over_without_a_key_too(postgres: Any, target: holdfast.Store) -> None:
+def test_ciphertext_is_carried_over_without_a_key_too(postgres: Any, target: backstay.Store) -> None:
     serde = EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef")
     with postgres_origin(postgres, serde) as origin:
         config = origin.put("t", {"secret": ["list"], "small": "in plain text"})
@@ -262,7 +262,7 @@ def test_ciphertext_is_carried_over_without_a_key_too(postgres: Any, target: hol
     assert values_in(target, config, Verbatim())["secret"] == ("msgpack+aes", blob)
 
 
-def test_a_file_that_is_encrypted_as_a_whole_is_named(tmp_path: Path, target: holdfast.Store) -> None:
+def test_a_file_that_is_encrypted_as_a_whole_is_named(tmp_path: Path, target: backstay.Store) -> None:
     right, wrong = (EncryptedSerializer.from_pycryptodome_aes(key=key * 16) for key in (b"r", b"w"))
     with sqlite_origin(tmp_path / "sealed.sqlite", right) as origin:
         origin.put("t", {"x": [1]})
@@ -277,7 +277,7 @@ def test_a_file_that_is_encrypted_as_a_whole_is_named(tmp_path: Path, target: ho
 # Old ----------------------------------------------------------------------------------------------------------------
 
 
-def test_json_of_old_is_carried_over_as_it_is(file: Origin, target: holdfast.Store) -> None:
+def test_json_of_old_is_carried_over_as_it_is(file: Origin, target: backstay.Store) -> None:
     config = file.put("t", {"x": [1]})
     envelope = {"lc": 2, "type": "constructor", "id": ["uuid", "UUID"], "kwargs": {"hex": "0" * 32}}
     whole = {
@@ -297,34 +297,34 @@ def test_json_of_old_is_carried_over_as_it_is(file: Origin, target: holdfast.Sto
     stored = values_in(target, config, Verbatim())
     assert stored["named"][0] == "json"
     assert stored["named"][1] in text
-    assert HoldfastSaver(target, serde=SERDE).get_tuple(config) == file.saver.get_tuple(config)
+    assert BackstaySaver(target, serde=SERDE).get_tuple(config) == file.saver.get_tuple(config)
 
 
-def test_metadata_of_old_files_may_be_msgpack(file: Origin, target: holdfast.Store) -> None:
+def test_metadata_of_old_files_may_be_msgpack(file: Origin, target: backstay.Store) -> None:
     config = file.put("t", {"x": [1]})
     file.execute("UPDATE checkpoints SET metadata = ?", ormsgpack.packb({"source": "loop", "step": 3, "who": "me"}))
 
     assert import_langgraph(target, file.where)
 
-    found = HoldfastSaver(target).get_tuple(config)
+    found = BackstaySaver(target).get_tuple(config)
     assert found is not None
     assert found.metadata == {"source": "loop", "step": 3, "who": "me"}
 
 
-def test_a_file_from_before_task_paths_is_read(file: Origin, target: holdfast.Store) -> None:
+def test_a_file_from_before_task_paths_is_read(file: Origin, target: backstay.Store) -> None:
     config = file.put("t", {"x": [1]})
     file.saver.put_writes(config, [("x", [1])], "task")
     file.connection.execute("ALTER TABLE writes DROP COLUMN task_path")
 
     assert import_langgraph(target, file.where)
 
-    found = HoldfastSaver(target).get_tuple(config)
+    found = BackstaySaver(target).get_tuple(config)
     assert found is not None
     assert found.pending_writes == [("task", "x", [1])]
 
 
 def test_sends_of_before_version_4_are_where_langgraph_looks_for_them(
-    file: Origin, tables: Origin, target: holdfast.Store
+    file: Origin, tables: Origin, target: backstay.Store
 ) -> None:
     sends = [Send("work", {"number": number}) for number in range(3)]
     old: dict[str, Any] = {"v": 3, "channel_versions": {"x": "0001"}}
@@ -337,25 +337,25 @@ def test_sends_of_before_version_4_are_where_langgraph_looks_for_them(
     assert import_langgraph(target, tables.where)
     assert import_langgraph(target, file.where)
 
-    found = HoldfastSaver(target, serde=SERDE).get_tuple(child)
+    found = BackstaySaver(target, serde=SERDE).get_tuple(child)
     assert found is not None
     assert found.checkpoint["channel_values"]["__pregel_tasks"] == [sends[1], sends[2], sends[0]]
     for saver, config in ((tables.saver, child), (file.saver, in_file)):
-        assert HoldfastSaver(target, serde=SERDE).get_tuple(config) == saver.get_tuple(config)
+        assert BackstaySaver(target, serde=SERDE).get_tuple(config) == saver.get_tuple(config)
 
 
-def test_a_channel_that_is_marked_as_empty_is_absent(tables: Origin, target: holdfast.Store) -> None:
+def test_a_channel_that_is_marked_as_empty_is_absent(tables: Origin, target: backstay.Store) -> None:
     config = tables.put("t", {"x": [1]}, channel_versions={"x": "1", "gone": "2"})
     tables.execute("INSERT INTO checkpoint_blobs VALUES ('t', '', 'gone', '2', 'empty', NULL)")
 
     report = import_langgraph(target, tables.where)
 
     assert report, str(report)
-    assert HoldfastSaver(target).get_tuple(config) == tables.saver.get_tuple(config)
+    assert BackstaySaver(target).get_tuple(config) == tables.saver.get_tuple(config)
     assert values_in(target, config) == {"x": [1]}
 
 
-def test_numbers_that_msgpack_has_no_room_for_are_kept(tables: Origin, target: holdfast.Store) -> None:
+def test_numbers_that_msgpack_has_no_room_for_are_kept(tables: Origin, target: backstay.Store) -> None:
     """PostgreSQL keeps them as decimal numbers; a large float comes back as an integer, there as here."""
     exact = {"wide": 2**80, "negative": -(2**70), "tiny": 5e-324, "text": "é\u2028", "no": None, "yes": True}
     config = tables.put("t", {**exact, "huge": 1e30})
@@ -370,7 +370,7 @@ def test_numbers_that_msgpack_has_no_room_for_are_kept(tables: Origin, target: h
 # In use, read-only, large -------------------------------------------------------------------------------------------
 
 
-def test_a_file_in_use_is_read_with_its_log_and_not_changed(file: Origin, target: holdfast.Store) -> None:
+def test_a_file_in_use_is_read_with_its_log_and_not_changed(file: Origin, target: backstay.Store) -> None:
     tell(file.saver, "talk")
     file.connection.execute("BEGIN IMMEDIATE")
     file.connection.execute("DELETE FROM checkpoints")  # not committed: nobody sees it
@@ -387,9 +387,9 @@ def test_a_file_in_use_is_read_with_its_log_and_not_changed(file: Origin, target
 
 READ_ONLY = """
 import os, sys
-import holdfast
-from holdfast.integrations.langgraph.stock.moving import import_langgraph
-with holdfast.open("memory:") as store:
+import backstay
+from backstay.integrations.langgraph.stock.moving import import_langgraph
+with backstay.open("memory:") as store:
     if os.geteuid() == 0:
         os.setuid(65534)
     assert not os.access(os.path.dirname(sys.argv[1]), os.W_OK)
@@ -422,7 +422,7 @@ def test_memory_does_not_grow_with_the_source(
     config = None
     for _ in range(50):
         config = origin.put("big", {"x": [os.urandom(200_000)]}, config)
-    with holdfast.open(tmp_path / "target.db") as store:
+    with backstay.open(tmp_path / "target.db") as store:
         tracemalloc.start()
         report = import_langgraph(store, origin.where)
         _, peak = tracemalloc.get_traced_memory()
@@ -464,14 +464,14 @@ def test_an_import_that_is_killed_anywhere_is_completed_by_the_next(
             for deadline in range(1, calls + 1):
                 assert run(deadline, after=deadline % 2 == 0) == -signal.SIGKILL
                 kills += 1
-                with holdfast.open(ram / "store.db") as store:
+                with backstay.open(ram / "store.db") as store:
                     assert store.verify(), "what an import has stored is whole at any moment"
                     report = import_langgraph(store, file.where)
                     assert report, str(report)
                     assert (report.stored + report.present, report.notes) == (total, ())
                     partial += 0 < report.present < total
                     for name, tuples in stock.items():
-                        assert list(HoldfastSaver(store).list(config_of(name))) == tuples
+                        assert list(BackstaySaver(store).list(config_of(name))) == tuples
         finally:
             shutil.rmtree(ram, ignore_errors=True)
     show("imports from LangGraph killed", f"{kills} at {calls} calls, {partial} of them half done")

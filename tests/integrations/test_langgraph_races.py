@@ -3,7 +3,7 @@
 Both have read the same head before either saves: a mixin before the saver lets each wait for the other. On SQLite, the
 directory store and PostgreSQL they are two processes, on the memory store two threads; as coroutines they are two
 tasks of one loop, or two loops. The same races run over LangGraph's own savers: a harness that cannot fail shows
-nothing. ``HOLDFAST_LANGGRAPH_RUNS`` says how often each race is run.
+nothing. ``BACKSTAY_LANGGRAPH_RUNS`` says how often each race is run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 from crew import Crew, Worker
 from langgraph_children import PATIENCE_S, Answer, Racer, at, build_talk, open_meeting, words_of
 
-from holdfast.integrations.langgraph import HoldfastSaver
+from backstay.integrations.langgraph import BackstaySaver
 
 HERE = Path(__file__).parent
-ROUNDS = int(os.environ.get("HOLDFAST_LANGGRAPH_RUNS", "1"))
+ROUNDS = int(os.environ.get("BACKSTAY_LANGGRAPH_RUNS", "1"))
 NAMES = ("Anna", "Bela")
 DURABILITIES = ("sync", "async", "exit")
 STARTS = ("head", "fresh", "resume")
@@ -272,14 +272,14 @@ def test_a_saver_that_branches_keeps_both_runs_whole(
 
 
 @pytest.fixture
-def saver(url: str) -> Iterator[HoldfastSaver]:
-    with HoldfastSaver(url) as opened:
+def saver(url: str) -> Iterator[BackstaySaver]:
+    with BackstaySaver(url) as opened:
         yield opened
         report = opened.store.verify()
         assert report, str(report)
 
 
-def test_going_on_from_the_past_is_never_a_conflict(saver: HoldfastSaver) -> None:
+def test_going_on_from_the_past_is_never_a_conflict(saver: BackstaySaver) -> None:
     """Others save at the head all the while."""
     graph = build_talk("Anna", saver, "plain")
     graph.invoke({"messages": ["question"]}, at("t"))
@@ -308,7 +308,7 @@ def test_going_on_from_the_past_is_never_a_conflict(saver: HoldfastSaver) -> Non
         assert others.result(PATIENCE_S)
 
 
-def test_two_that_go_on_from_the_same_past_both_succeed(saver: HoldfastSaver) -> None:
+def test_two_that_go_on_from_the_same_past_both_succeed(saver: BackstaySaver) -> None:
     graph = build_talk("before", saver, "plain")
     graph.invoke({"messages": ["question"]}, at("t"))
     past = next(state.config for state in graph.get_state_history(at("t")) if state.next == ("first",))
@@ -331,7 +331,7 @@ def test_two_that_go_on_from_the_same_past_both_succeed(saver: HoldfastSaver) ->
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_many_threads_of_one_saver_run_and_are_read_at_once(saver: HoldfastSaver, show: Show) -> None:
+def test_many_threads_of_one_saver_run_and_are_read_at_once(saver: BackstaySaver, show: Show) -> None:
     is_over = threading.Event()
     expected = [word for _ in range(INVOKES) for word in ("question", "Anna: first", "Anna: second")]
 
@@ -364,7 +364,7 @@ def test_many_threads_of_one_saver_run_and_are_read_at_once(saver: HoldfastSaver
 
 
 @pytest.mark.parametrize("order", ["put last", "put meanwhile", "put first"])
-def test_no_write_is_lost_that_comes_while_its_checkpoint_is_put(saver: HoldfastSaver, order: str) -> None:
+def test_no_write_is_lost_that_comes_while_its_checkpoint_is_put(saver: BackstaySaver, order: str) -> None:
     checkpoint = empty_checkpoint()
     parent: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     config: RunnableConfig = {"configurable": {**parent["configurable"], "checkpoint_id": checkpoint["id"]}}

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from holdfast.errors import DecodeError
-from holdfast.integrations.langgraph.stock import raw
-from holdfast.integrations.langgraph.stock.tables import Spot, checked, split
+from backstay.errors import DecodeError
+from backstay.integrations.langgraph.stock import raw
+from backstay.integrations.langgraph.stock.tables import Spot, checked, split
 
 Show = Callable[[str, object], None]
 

@@ -38,10 +38,10 @@ from serde_values import (
     shown,
 )
 
-from holdfast import DecodeError, EncodeError, InvalidInput
-from holdfast.integrations.langgraph.serde.fidelity import ValueChanged
-from holdfast.integrations.langgraph.serde.revival import EXT_DEPTH_MAX
-from holdfast.integrations.langgraph.serde.safe import SEARCHES_MAX, SafeSerializer
+from backstay import DecodeError, EncodeError, InvalidInput
+from backstay.integrations.langgraph.serde.fidelity import ValueChanged
+from backstay.integrations.langgraph.serde.revival import EXT_DEPTH_MAX
+from backstay.integrations.langgraph.serde.safe import SEARCHES_MAX, SafeSerializer
 
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_V1, PYDANTIC_V2, NUMPY, SNAPSHOT = range(8)
 KEY = b"0123456789abcdef"

@@ -26,17 +26,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from langgraph_graphs import STORIES, Stage
 from serde_values import COMMANDS, EXACT, REFUSED, REPORTED, Color, Model, Note, forged, outcome, shown
 
-import holdfast
-from holdfast import Corrupted, DecodeError, EncodeError, HoldfastError
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.sealed import frames_of, load_sealed
-from holdfast.integrations.langgraph.serde.exact import ExactSerializer
-from holdfast.integrations.langgraph.serde.fidelity import ValueChanged
-from holdfast.integrations.langgraph.serde.safe import Opened, SafeSerializer, hardened, plain_of
-from holdfast.integrations.langgraph.values import load
-from holdfast.store.base import Query
-from holdfast.thread.load import fill, open_tip
-from holdfast.thread.perform import drive
+import backstay
+from backstay import BackstayError, Corrupted, DecodeError, EncodeError
+from backstay.integrations.langgraph import BackstaySaver
+from backstay.integrations.langgraph.sealed import frames_of, load_sealed
+from backstay.integrations.langgraph.serde.exact import ExactSerializer
+from backstay.integrations.langgraph.serde.fidelity import ValueChanged
+from backstay.integrations.langgraph.serde.safe import Opened, SafeSerializer, hardened, plain_of
+from backstay.integrations.langgraph.values import load
+from backstay.store.base import Query
+from backstay.thread.load import fill, open_tip
+from backstay.thread.perform import drive
 
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_V1, PYDANTIC_V2, NUMPY, SNAPSHOT = range(8)
 KEY = b"0123456789abcdef"
@@ -133,7 +133,7 @@ def test_a_value_under_another_tag_is_refused_before_it_is_read(narrowed: bool) 
     """Every value under every other tag: whoever has no key cannot have bytes read as something else."""
     serde = hardened(encrypted(), strict=narrowed)
     if narrowed:
-        with HoldfastSaver("memory:", serde=serde) as saver:
+        with BackstaySaver("memory:", serde=serde) as saver:
             serde = saver.with_allowlist({("serde_values", "Note")}).serde
         assert type(serde) is EncryptedSerializer
     tried = 0
@@ -163,8 +163,8 @@ def test_an_exact_serializer_inside_an_encrypting_one_binds_its_tag_too() -> Non
 
 def test_an_element_of_an_encrypted_list_under_another_tag_is_refused() -> None:
     """The tag of each element is stored beside it; the digests are right, as whoever writes to the store can make."""
-    with holdfast.open("memory:") as store:
-        saver = HoldfastSaver(store, serde=encrypted())
+    with backstay.open("memory:") as store:
+        saver = BackstaySaver(store, serde=encrypted())
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
         checkpoint = {**empty_checkpoint(), "channel_values": {"m": ["one", "two"]}, "channel_versions": {"m": 1}}
         saver.put(config, checkpoint, {}, {"m": 1})  # type: ignore[arg-type]  # a plain dict
@@ -203,7 +203,7 @@ def test_langgraphs_strict_mode_can_add_to_the_list() -> None:
 
 
 def test_langgraphs_strict_mode_keeps_encryption_closed() -> None:
-    with HoldfastSaver("memory:", serde=encrypted(), strict=True) as saver:
+    with BackstaySaver("memory:", serde=encrypted(), strict=True) as saver:
         serde = saver.with_allowlist({("serde_values", "Note")}).serde
 
     assert serde.loads_typed(serde.dumps_typed(Note("a"))) == Note("a")
@@ -239,7 +239,7 @@ def test_the_exact_one_gives_back_what_it_was_given(name: str) -> None:
     value, serde = LANGGRAPHS[name](), ExactSerializer()
 
     tag, data = serde.dumps_typed(value)
-    assert tag == "holdfast"
+    assert tag == "backstay"
     assert shown(serde.loads_typed((tag, data))) == shown(value)
 
 
@@ -255,12 +255,12 @@ def test_the_exact_one_reads_what_langgraphs_wrote() -> None:
     with pytest.raises(DecodeError):
         ExactSerializer().loads_typed(forged(SINGLE, "builtins", "eval", "1"))
     with pytest.raises(DecodeError):
-        ExactSerializer().loads_typed(("holdfast", b"\xc1"))
+        ExactSerializer().loads_typed(("backstay", b"\xc1"))
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_stories_end_alike_with_the_exact_one(story: Any) -> None:
-    with HoldfastSaver("memory:", serde=ExactSerializer()) as saver:
+    with BackstaySaver("memory:", serde=ExactSerializer()) as saver:
         assert story(Stage(saver)) == story(Stage(InMemorySaver()))
 
 
@@ -269,7 +269,7 @@ def test_stories_end_alike_with_the_exact_one(story: Any) -> None:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_no_story_makes_it_cry_wolf(story: Any) -> None:
-    with HoldfastSaver("memory:", strict=True, on_change="raise") as saver:
+    with BackstaySaver("memory:", strict=True, on_change="raise") as saver:
         assert story(Stage(saver))
 
 
@@ -277,22 +277,22 @@ class State(TypedDict):
     pair: Any
 
 
-def ended_with(saver: HoldfastSaver, pair: Any) -> Any:
+def ended_with(saver: BackstaySaver, pair: Any) -> Any:
     graph = StateGraph(State).add_node("set", lambda state: {"pair": pair}).add_edge(START, "set").compile(saver)
     graph.invoke({"pair": None}, {"configurable": {"thread_id": "t"}})
     return graph.get_state({"configurable": {"thread_id": "t"}}).values["pair"]
 
 
 def test_a_graph_that_loses_something_is_told_where() -> None:
-    with HoldfastSaver("memory:") as saver, pytest.warns(ValueChanged, match=r"\.pair\.a is of type tuple"):
+    with BackstaySaver("memory:") as saver, pytest.warns(ValueChanged, match=r"\.pair\.a is of type tuple"):
         assert ended_with(saver, {"a": (1, 2)}) == {"a": [1, 2]}
 
 
 def test_a_graph_that_cannot_be_stored_is_told_where() -> None:
-    with HoldfastSaver("memory:") as saver, pytest.raises(HoldfastError, match=r"\.pair\.a\[0\]"):
+    with BackstaySaver("memory:") as saver, pytest.raises(BackstayError, match=r"\.pair\.a\[0\]"):
         ended_with(saver, {"a": [object()]})
 
 
 def test_a_graph_with_the_exact_one_loses_nothing() -> None:
-    with HoldfastSaver("memory:", serde=ExactSerializer()) as saver:
+    with BackstaySaver("memory:", serde=ExactSerializer()) as saver:
         assert ended_with(saver, {"a": (1, {(2, 3)})}) == {"a": (1, {(2, 3)})}

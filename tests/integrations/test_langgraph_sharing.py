@@ -22,22 +22,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 from langgraph_face import Face, Line, at, id_of
 from langgraph_graphs import Stage, chat, say
 
-import holdfast
-from holdfast.integrations.langgraph import HoldfastSaver
+import backstay
+from backstay.integrations.langgraph import BackstaySaver
 
 WORKERS = 8
 ROUNDS = 6
 
 
 @pytest.fixture
-def saver(url: str) -> Iterator[HoldfastSaver]:
-    with HoldfastSaver(url) as saver:
+def saver(url: str) -> Iterator[BackstaySaver]:
+    with BackstaySaver(url) as saver:
         yield saver
         report = saver.store.verify()
         assert report, str(report)
 
 
-def test_every_thread_is_listed_if_none_is_named(saver: HoldfastSaver) -> None:
+def test_every_thread_is_listed_if_none_is_named(saver: BackstaySaver) -> None:
     with asyncio.Runner() as runner:
         for face in (Face(saver), Face(saver, runner)):
             lines = [Line(face, f"thread-{number}", ns) for number in range(5) for ns in ("", "inner")]
@@ -61,7 +61,7 @@ def test_every_thread_is_listed_if_none_is_named(saver: HoldfastSaver) -> None:
             assert face.listed(None) == []
 
 
-def test_a_list_may_be_read_while_others_are_saved(saver: HoldfastSaver) -> None:
+def test_a_list_may_be_read_while_others_are_saved(saver: BackstaySaver) -> None:
     """LangGraph's SQLite saver holds its lock between the items of a list, and this hangs."""
     line = Line(Face(saver), "thread")
     for number in range(60):
@@ -78,7 +78,7 @@ def test_a_list_may_be_read_while_others_are_saved(saver: HoldfastSaver) -> None
     assert len(list(saver.list(at("thread")))) == 120
 
 
-def test_an_async_list_may_be_read_while_others_are_saved(saver: HoldfastSaver) -> None:
+def test_an_async_list_may_be_read_while_others_are_saved(saver: BackstaySaver) -> None:
     line = Line(Face(saver), "thread")
     for number in range(60):
         line.put({"n": number})
@@ -97,7 +97,7 @@ def test_an_async_list_may_be_read_while_others_are_saved(saver: HoldfastSaver) 
     assert asyncio.run(asyncio.wait_for(read(), 60)) == before
 
 
-def test_a_list_that_is_not_read_to_its_end_holds_nothing(saver: HoldfastSaver) -> None:
+def test_a_list_that_is_not_read_to_its_end_holds_nothing(saver: BackstaySaver) -> None:
     line = Line(Face(saver), "thread")
     for number in range(40):
         line.put({"n": number})
@@ -115,12 +115,12 @@ class Total(TypedDict):
     total: Annotated[list[int], operator.add]
 
 
-def counting(saver: HoldfastSaver) -> Any:
+def counting(saver: BackstaySaver) -> Any:
     builder = StateGraph(Total).add_node("count", lambda state: {"total": [len(state["total"])]})
     return builder.add_edge(START, "count").compile(checkpointer=saver)
 
 
-def test_many_threads_use_one_saver(saver: HoldfastSaver) -> None:
+def test_many_threads_use_one_saver(saver: BackstaySaver) -> None:
     graph = counting(saver)
     together = threading.Barrier(WORKERS)
 
@@ -141,7 +141,7 @@ def test_many_threads_use_one_saver(saver: HoldfastSaver) -> None:
     assert len(list(saver.list(None))) == WORKERS * ROUNDS * 3
 
 
-def test_several_event_loops_and_plain_threads_use_one_saver(saver: HoldfastSaver) -> None:
+def test_several_event_loops_and_plain_threads_use_one_saver(saver: BackstaySaver) -> None:
     graph = counting(saver)
     together = threading.Barrier(4)
 
@@ -170,7 +170,7 @@ def test_several_event_loops_and_plain_threads_use_one_saver(saver: HoldfastSave
     assert lengths == {"plain": 12, **{f"loop-{worker}-{number}": 8 for worker in (1, 2, 3) for number in range(3)}}
 
 
-def test_writes_of_many_threads_for_one_checkpoint_are_all_kept(saver: HoldfastSaver) -> None:
+def test_writes_of_many_threads_for_one_checkpoint_are_all_kept(saver: BackstaySaver) -> None:
     """The background pool of a run stores the writes of parallel tasks at the same time."""
     line = Line(Face(saver), "thread")
     line.put({"n": 0})
@@ -196,7 +196,7 @@ def test_writes_of_many_threads_for_one_checkpoint_are_all_kept(saver: HoldfastS
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("url", ["sqlite", "dir", "postgres"], indirect=True)
 def test_a_forked_process_goes_on_with_the_saver(url: str) -> None:
-    with HoldfastSaver(url) as saver:
+    with BackstaySaver(url) as saver:
         line = Line(Face(saver), "thread")
         line.put({"list": ["parent"]})
         asyncio.run(saver.aget_tuple(at("thread")))  # its worker threads do not live on in a child
@@ -210,7 +210,7 @@ def test_a_forked_process_goes_on_with_the_saver(url: str) -> None:
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        with pytest.raises(holdfast.Conflict):  # the child was first
+        with pytest.raises(backstay.Conflict):  # the child was first
             line.put({"list": ["parent", "late"]})
         found = line.back_to(at("thread"))
 
@@ -221,7 +221,7 @@ def test_a_forked_process_goes_on_with_the_saver(url: str) -> None:
         assert saver.store.verify()
 
 
-def test_a_copy_with_an_allowlist_shares_the_store(saver: HoldfastSaver) -> None:
+def test_a_copy_with_an_allowlist_shares_the_store(saver: BackstaySaver) -> None:
     """A graph that is compiled in strict mode works with such a copy."""
     saver.serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     other = saver.with_allowlist([("some.module", "Thing")])
@@ -258,7 +258,7 @@ class Marking(JsonPlusSerializer):
         return super().loads_typed(data)
 
 
-def test_the_serializer_of_the_moment_is_used(saver: HoldfastSaver) -> None:
+def test_the_serializer_of_the_moment_is_used(saver: BackstaySaver) -> None:
     line = Line(Face(saver), "thread")
     values: dict[str, Any] = {"list": ["plain"], "static": {"a": 1}}
     line.put(values)
@@ -276,15 +276,15 @@ def test_the_serializer_of_the_moment_is_used(saver: HoldfastSaver) -> None:
 
     assert line.values(line.configs[0])["list"] == ["plain"]
     for config in line.configs[1:]:
-        with pytest.raises(holdfast.DecodeError, match="list"):  # which only the other two can have written
+        with pytest.raises(backstay.DecodeError, match="list"):  # which only the other two can have written
             line.values(config)
 
 
 def test_a_closed_saver_leaves_a_store_that_it_did_not_open(url: str) -> None:
-    with holdfast.open(url) as store:
-        with HoldfastSaver(store) as saver:
+    with backstay.open(url) as store:
+        with BackstaySaver(store) as saver:
             Line(Face(saver), "thread").put({"n": 1})
-        again = HoldfastSaver(store)
+        again = BackstaySaver(store)
 
         assert Line(Face(again), "thread").values() == {"n": 1}
         saver.close()
@@ -296,11 +296,11 @@ def test_what_was_put_is_there_after_reopening(url: str) -> None:
     if url == "memory:":
         return
     graph_input = say("hello", "1")
-    with HoldfastSaver(url) as saver:
+    with BackstaySaver(url) as saver:
         expected = Stage(saver).run(chat(saver), graph_input)
 
     async def read() -> Any:
-        async with HoldfastSaver(url) as reopened:
+        async with BackstaySaver(url) as reopened:
             return (await chat(reopened).aget_state(Stage(reopened).config)).values
 
     assert asyncio.run(read()) == expected

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from langgraph_face import Face, Line, at, id_of, new_id, opened, spread
 from langgraph_graphs import Stage, chat, delta_graph, nest, say, seen
 
-import holdfast
-from holdfast.integrations.langgraph import HoldfastSaver
+import backstay
+from backstay.integrations.langgraph import BackstaySaver
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,19 +32,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def saver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HoldfastSaver]:
+def saver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackstaySaver]:
     with opened(request.param, request, tmp_path_factory.mktemp("upkeep")) as saver:
         yield saver
 
 
 @pytest.fixture
-def face(saver: HoldfastSaver, verbs: str) -> Iterator[Face]:
+def face(saver: BackstaySaver, verbs: str) -> Iterator[Face]:
     with asyncio.Runner() as runner:
         yield Face(saver, runner if verbs == "async" else None)
 
 
 @pytest.fixture
-def thread(saver: HoldfastSaver) -> Iterator[str]:
+def thread(saver: BackstaySaver) -> Iterator[str]:
     name = f"thread-{uuid.uuid4().hex}"
     yield name
     for each in (name, copy_of(name)):
@@ -110,7 +110,7 @@ def test_a_deleted_thread_leaves_nothing(face: Face, thread: str) -> None:
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_fresh_store_has_nothing_to_delete(url: str, is_async: bool) -> None:
     """LangGraph's own SQLite saver fails here: its tables are not made yet."""
-    with HoldfastSaver(url) as fresh, asyncio.Runner() as runner:
+    with BackstaySaver(url) as fresh, asyncio.Runner() as runner:
         face = Face(fresh, runner if is_async else None)
         face.delete_thread("nobody")
         face.delete_for_runs(["no run"])
@@ -178,7 +178,7 @@ def test_a_copy_onto_another_thread_is_refused_and_changes_neither(face: Face, t
     other = Line(face, copy_of(thread))
     other.put({"mine": 1})
     before = told(face.listed(at(thread)))
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         face.copy_thread(thread, copy_of(thread))
 
     assert told(face.listed(at(copy_of(thread)))) == [
@@ -187,7 +187,7 @@ def test_a_copy_onto_another_thread_is_refused_and_changes_neither(face: Face, t
     assert told(face.listed(at(thread))) == before
 
 
-def test_a_copied_graph_goes_on(saver: HoldfastSaver, thread: str) -> None:
+def test_a_copied_graph_goes_on(saver: BackstaySaver, thread: str) -> None:
     stage = Stage(saver)
     stage.thread = thread
     graph = nest(2, lambda state: {"notes": [interrupt("yes?")]}).compile(checkpointer=saver)
@@ -252,7 +252,7 @@ def states(stage: Stage, graph: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("prunes", [1, 3])
-def test_pruning_does_not_change_what_delta_channels_hold(saver: HoldfastSaver, thread: str, prunes: int) -> None:
+def test_pruning_does_not_change_what_delta_channels_hold(saver: BackstaySaver, thread: str, prunes: int) -> None:
     """PostgresSaver refuses to prune such threads, because this goes wrong there."""
     stage = Stage(saver)
     stage.thread = thread
@@ -268,7 +268,7 @@ def test_pruning_does_not_change_what_delta_channels_hold(saver: HoldfastSaver, 
     assert stage.run(graph, {"items": ["last"]})["rare"] == [*before["values"]["rare"], "three", "two"]
 
 
-def test_pruning_keeps_a_fork_of_delta_channels_apart(saver: HoldfastSaver, thread: str) -> None:
+def test_pruning_keeps_a_fork_of_delta_channels_apart(saver: BackstaySaver, thread: str) -> None:
     stage = Stage(saver)
     stage.thread = thread
     graph = delta_graph(saver)
@@ -283,9 +283,9 @@ def test_pruning_keeps_a_fork_of_delta_channels_apart(saver: HoldfastSaver, thre
     assert "forked" in before["values"]["rare"]
 
 
-def test_delta_channels_outlive_another_savers_upkeep(saver: HoldfastSaver, thread: str) -> None:
+def test_delta_channels_outlive_another_savers_upkeep(saver: BackstaySaver, thread: str) -> None:
     """Somebody else prunes, copies and deletes while this saver still knows what it has stored."""
-    other, stage = HoldfastSaver(saver.store), Stage(saver)
+    other, stage = BackstaySaver(saver.store), Stage(saver)
     stage.thread = thread
     graph = delta_graph(saver)
     for number in range(3):
@@ -311,7 +311,7 @@ def test_delta_channels_outlive_another_savers_upkeep(saver: HoldfastSaver, thre
     other.close()
 
 
-def test_pruning_keeps_questions_that_wait(saver: HoldfastSaver, thread: str) -> None:
+def test_pruning_keeps_questions_that_wait(saver: BackstaySaver, thread: str) -> None:
     stage = Stage(saver)
     stage.thread = thread
     graph = nest(2, lambda state: {"notes": [interrupt("one?"), interrupt("two?")]}).compile(checkpointer=saver)
@@ -328,7 +328,7 @@ def test_pruning_keeps_questions_that_wait(saver: HoldfastSaver, thread: str) ->
     assert stage.state(graph).next == ()
 
 
-def test_pruning_plain_messages_keeps_the_conversation(saver: HoldfastSaver, thread: str) -> None:
+def test_pruning_plain_messages_keeps_the_conversation(saver: BackstaySaver, thread: str) -> None:
     stage = Stage(saver)
     stage.thread = thread
     graph = chat(saver)
@@ -459,7 +459,7 @@ def test_deleting_ancestors_does_not_change_the_history(face: Face, thread: str,
 # Our own tools on LangGraph's threads -----------------------------------------------------------------------------
 
 
-def test_the_stores_own_tools_work_on_a_graphs_thread(saver: HoldfastSaver, thread: str) -> None:
+def test_the_stores_own_tools_work_on_a_graphs_thread(saver: BackstaySaver, thread: str) -> None:
     store, stage = saver.store, Stage(saver)
     stage.thread = thread
     graph = chat(saver)
@@ -477,13 +477,13 @@ def test_the_stores_own_tools_work_on_a_graphs_thread(saver: HoldfastSaver, thre
     assert "messages" in newest.state
     older = store.get(metas[4].id)
     assert older is not None
-    assert len(holdfast.diff(older, newest)) > 0
+    assert len(backstay.diff(older, newest)) > 0
     handle.tag(metas[10], "good")
     assert [meta.id for meta in handle.history(tag="good")] == [metas[10].id]
 
 
 @pytest.mark.parametrize("verb", ["rewind", "branch", "thread"])
-def test_the_graph_goes_on_from_where_our_own_verbs_lead(saver: HoldfastSaver, thread: str, verb: str) -> None:
+def test_the_graph_goes_on_from_where_our_own_verbs_lead(saver: BackstaySaver, thread: str, verb: str) -> None:
     stage = Stage(saver)
     stage.thread = thread
     graph = chat(saver)
@@ -506,14 +506,14 @@ def test_the_graph_goes_on_from_where_our_own_verbs_lead(saver: HoldfastSaver, t
     assert stage.state(graph).values["messages"] == result
 
 
-def test_keep_rules_prune_a_graphs_thread(saver: HoldfastSaver, thread: str) -> None:
+def test_keep_rules_prune_a_graphs_thread(saver: BackstaySaver, thread: str) -> None:
     stage = Stage(saver)
     stage.thread = thread
     graph, delta = chat(saver), delta_graph(saver)
     for number in range(5):
         stage.run(graph, say(f"word {number}", f"in-{number}"))
     before, history = states(stage, graph), stage.history(graph)
-    pruned = saver.store.thread(thread).prune(holdfast.Keep(last=3))
+    pruned = saver.store.thread(thread).prune(backstay.Keep(last=3))
 
     assert len(pruned.checkpoints) == 12
     assert states(stage, graph) == before
@@ -522,29 +522,29 @@ def test_keep_rules_prune_a_graphs_thread(saver: HoldfastSaver, thread: str) -> 
     for number in range(4):
         stage.run(delta, {"items": [number], "rare": [number]})
     history = stage.history(delta)
-    saver.retain(holdfast.Keep(last=2), thread_id=stage.thread)
+    saver.retain(backstay.Keep(last=2), thread_id=stage.thread)
 
     assert [item.values for item in stage.history(delta)] == [item.values for item in history[:2]]
 
 
-def test_asynchronous_retention_does_the_same(saver: HoldfastSaver, thread: str) -> None:
+def test_asynchronous_retention_does_the_same(saver: BackstaySaver, thread: str) -> None:
     stage = Stage(saver)
     stage.thread = thread
     graph = delta_graph(saver)
     for number in range(4):
         stage.run(graph, {"items": [number], "rare": [number]})
     before = states(stage, graph)
-    plan = asyncio.run(saver.aretain(holdfast.Keep(last=1), thread_id=thread, dry_run=True))
+    plan = asyncio.run(saver.aretain(backstay.Keep(last=1), thread_id=thread, dry_run=True))
 
     assert len(stage.history(graph)) == 16
-    done = asyncio.run(saver.aretain(holdfast.Keep(last=1), thread_id=thread))
+    done = asyncio.run(saver.aretain(backstay.Keep(last=1), thread_id=thread))
     assert sorted(done.checkpoints) == sorted(plan.checkpoints)
     assert len(stage.history(graph)) == 1
     assert states(stage, graph) == before
 
 
 @pytest.mark.parametrize("way", ["prune", "store.prune", "delete_before"])
-def test_rules_of_the_store_spare_what_channels_are_rebuilt_from(saver: HoldfastSaver, thread: str, way: str) -> None:
+def test_rules_of_the_store_spare_what_channels_are_rebuilt_from(saver: BackstaySaver, thread: str, way: str) -> None:
     """Values that are kept as writes are in the ancestors: a rule that knows nothing of graphs must leave those."""
     stage = Stage(saver)
     stage.thread = thread
@@ -554,16 +554,16 @@ def test_rules_of_the_store_spare_what_channels_are_rebuilt_from(saver: Holdfast
     before = states(stage, graph)
     ours = saver.store.thread(thread)
     if way == "prune":
-        ours.prune(holdfast.Keep(last=1))
+        ours.prune(backstay.Keep(last=1))
     elif way == "store.prune":
-        saver.store.prune(holdfast.Keep(last=1))
+        saver.store.prune(backstay.Keep(last=1))
     else:
         ours.delete_before(10_000)
 
     assert states(stage, graph) == before
 
 
-def test_a_diff_and_the_list_of_questions_are_the_same_awaited(saver: HoldfastSaver, thread: str) -> None:
+def test_a_diff_and_the_list_of_questions_are_the_same_awaited(saver: BackstaySaver, thread: str) -> None:
     stage = Stage(saver)
     stage.thread = thread
     graph = chat(saver)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.model.continuation import Continuation, End, FanOut, NextNode, continuation_from_plain
+from backstay.errors import InvalidInput
+from backstay.model.continuation import Continuation, End, FanOut, NextNode, continuation_from_plain
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 continuations = st.one_of(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.model.decision import REASON_LENGTH_MAX, Decision, DecisionKind
+from backstay.errors import InvalidInput
+from backstay.model.decision import REASON_LENGTH_MAX, Decision, DecisionKind
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=50)
 reasons = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=50)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.model.frame import FRAME_DEPTH_MAX, Frame, FrameInfo, FrameStack
+from backstay.errors import InvalidInput
+from backstay.model.frame import FRAME_DEPTH_MAX, Frame, FrameInfo, FrameStack
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 frames = st.builds(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.model.ids import ID_LENGTH_MAX, LABEL_LENGTH_MAX, IdMaker, check_id, check_label
+from backstay.errors import InvalidInput
+from backstay.model.ids import ID_LENGTH_MAX, LABEL_LENGTH_MAX, IdMaker, check_id, check_label
 
 TIME_MS_MAX = 2**48 - 1
 
@@ -173,7 +173,7 @@ def test_threads_that_share_a_maker_each_see_growing_ids_and_no_clash() -> None:
 
 FORK_WHILE_ANOTHER_THREAD_HOLDS_THE_LOCK = """
 import os, threading
-from holdfast.model import ids
+from backstay.model import ids
 maker = ids.IdMaker(lambda: 5, os.urandom)
 maker.make()
 held, done = threading.Event(), threading.Event()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.model.ids import ID_LENGTH_MAX
-from holdfast.model.interrupt import PROMPT_LENGTH_MAX, Interrupt, InterruptKind
+from backstay.errors import InvalidInput
+from backstay.model.ids import ID_LENGTH_MAX
+from backstay.model.interrupt import PROMPT_LENGTH_MAX, Interrupt, InterruptKind
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=ID_LENGTH_MAX)
 interrupts = st.builds(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput, NotFound
-from holdfast.model.lineage import DRAW_DEPTH_MAX, Lineage, Tree, draw, lineage_text
+from backstay.errors import InvalidInput, NotFound
+from backstay.model.lineage import DRAW_DEPTH_MAX, Lineage, Tree, draw, lineage_text
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidInput
-from holdfast.model.usage import COUNT_MAX, Usage, check_count
+from backstay.errors import InvalidInput
+from backstay.model.usage import COUNT_MAX, Usage, check_count
 
 costs = st.floats(min_value=0, max_value=1e300)
 usages = st.builds(Usage, st.integers(0, 2**61), costs)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import DecodeError
-from holdfast.pieces.coverage import assemble, is_needed, merge_ranges
-from holdfast.pieces.manifest import Entries, Entry, decode_base, decode_manifest, encode_base, encode_manifest
-from holdfast.pieces.piece import (
+from backstay.errors import DecodeError
+from backstay.pieces.coverage import assemble, is_needed, merge_ranges
+from backstay.pieces.manifest import Entries, Entry, decode_base, decode_manifest, encode_base, encode_manifest
+from backstay.pieces.piece import (
     LITERAL_BYTES_MAX,
     STREAM_ID_MAX,
     Piece,

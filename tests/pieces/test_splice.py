@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pieces.splice import RUN_BYTES_MIN, SEARCHES_MAX, Copy, common_prefix, common_suffix, patch, splice
+from backstay.pieces.splice import RUN_BYTES_MIN, SEARCHES_MAX, Copy, common_prefix, common_suffix, patch, splice
 
 BYTES = st.one_of(
     st.binary(max_size=2000),
@@ -80,7 +80,7 @@ def test_runs_too_short_for_an_address_count_as_new() -> None:
 
 def test_bytes_with_nothing_in_common_cost_a_bounded_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every search takes from one budget, so the worst case is linear in the size."""
-    monkeypatch.setattr("holdfast.pieces.splice.ANCHOR_SPREAD", 100 * SEARCHES_MAX)
+    monkeypatch.setattr("backstay.pieces.splice.ANCHOR_SPREAD", 100 * SEARCHES_MAX)
     old, new = random_bytes(8, 200_000), random_bytes(9, 200_000)
 
     assert splice(old, new) == [new]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.pieces.body import LIST, TEXT, Body, Encoded, from_body, to_body
-from holdfast.pieces.coverage import Coverage, assemble
-from holdfast.pieces.manifest import (
+from backstay.pieces.body import LIST, TEXT, Body, Encoded, from_body, to_body
+from backstay.pieces.coverage import Coverage, assemble
+from backstay.pieces.manifest import (
     INLINE_BYTES_MAX,
     PIECES_MAX_INLINE,
     Entries,
@@ -21,10 +21,10 @@ from holdfast.pieces.manifest import (
     decode_table,
     root_digest,
 )
-from holdfast.pieces.piece import LITERAL_BYTES_MAX, Piece, Range
-from holdfast.pieces.splice import RUN_BYTES_MIN
-from holdfast.pieces.tip import MOVED_BYTES_MIN, SEED_BYTES_MAX, Change, Draft, Tip
-from holdfast.testing.strategies import same, values
+from backstay.pieces.piece import LITERAL_BYTES_MAX, Piece, Range
+from backstay.pieces.splice import RUN_BYTES_MIN
+from backstay.pieces.tip import MOVED_BYTES_MIN, SEED_BYTES_MAX, Change, Draft, Tip
+from backstay.testing.strategies import same, values
 
 
 class Shelf:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.recovery import (
+import backstay
+from backstay.recovery import (
     AsyncErrorRecovery,
     ErrorRecovery,
     FallbackStrategy,
@@ -96,7 +96,7 @@ def test_a_thread_of_an_asynchronous_store_keeps_attempts_incidents_and_values(t
         return "done"
 
     async def story() -> None:
-        async with await holdfast.aopen(str(tmp_path / "a.db")) as store:
+        async with await backstay.aopen(str(tmp_path / "a.db")) as store:
             thread = store.thread("t")
             await thread.save({"a": 1})
             cache = ThreadCache(store.thread("cache"))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import EffectUnknown, InvalidInput, NotFound, Unrecovered
-from holdfast.model.decision import Decision, DecisionKind
-from holdfast.model.effect import Outcome
-from holdfast.recovery import (
+import backstay
+from backstay.errors import EffectUnknown, InvalidInput, NotFound, Unrecovered
+from backstay.model.decision import Decision, DecisionKind
+from backstay.model.effect import Outcome
+from backstay.recovery import (
     ErrorCategory,
     ErrorRecovery,
     FallbackStrategy,
@@ -23,18 +23,18 @@ from holdfast.recovery import (
     RetryPolicy,
     ThreadCache,
 )
-from holdfast.thread.interrupts import InterruptRecord
+from backstay.thread.interrupts import InterruptRecord
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Any) -> Iterator[holdfast.Store]:
-    with holdfast.open(str(tmp_path / "store.db"), clock=clock) as opened:
+def store(tmp_path: Path, clock: Any) -> Iterator[backstay.Store]:
+    with backstay.open(str(tmp_path / "store.db"), clock=clock) as opened:
         yield opened
         assert opened.verify()
 
 
 @pytest.fixture
-def thread(store: holdfast.Store) -> holdfast.Thread:
+def thread(store: backstay.Store) -> backstay.Thread:
     thread = store.thread("t")
     thread.save({"secret": "hunter2"})
     return thread
@@ -54,24 +54,24 @@ class Service:
         return "answer"
 
 
-def execute(thread: holdfast.Thread, service: Any, retries: int = 1, **options: Any) -> RecoveryResult[str]:
+def execute(thread: backstay.Thread, service: Any, retries: int = 1, **options: Any) -> RecoveryResult[str]:
     """Do it as a new process would: with nothing but the thread."""
     asked = {name: options.pop(name) for name in ("idempotent", "reconcile") if name in options}
     options = {"sleep": lambda seconds: None, **options}
     return ErrorRecovery(RetryPolicy(retries), thread=thread, **options).execute(service, key="call", **asked)
 
 
-def inbox(store: holdfast.Store) -> InterruptRecord:
+def inbox(store: backstay.Store) -> InterruptRecord:
     (shown,) = store.interrupts()
     return shown
 
 
-def decide(store: holdfast.Store, action: RecoveryAction) -> None:
+def decide(store: backstay.Store, action: RecoveryAction) -> None:
     shown = inbox(store)
     store.thread(shown.thread_id).decide(shown, action.decision(), by="ann")
 
 
-def test_what_is_done_is_not_done_again(thread: holdfast.Thread) -> None:
+def test_what_is_done_is_not_done_again(thread: backstay.Thread) -> None:
     service = Service()
     service.error = None
     first, second = execute(thread, service), execute(thread, service)
@@ -81,7 +81,7 @@ def test_what_is_done_is_not_done_again(thread: holdfast.Thread) -> None:
     assert service.calls == [1]
 
 
-def test_what_was_recovered_once_is_counted_once(thread: holdfast.Thread) -> None:
+def test_what_was_recovered_once_is_counted_once(thread: backstay.Thread) -> None:
     calls: list[int] = []
 
     def flaky() -> str:
@@ -97,7 +97,7 @@ def test_what_was_recovered_once_is_counted_once(thread: holdfast.Thread) -> Non
     assert (recovery.statistics.executions, recovery.statistics.auto_recovered, len(calls)) == (3, 1, 2)
 
 
-def test_attempts_are_counted_on_and_the_rest_of_the_wait_is_waited(thread: holdfast.Thread, clock: Any) -> None:
+def test_attempts_are_counted_on_and_the_rest_of_the_wait_is_waited(thread: backstay.Thread, clock: Any) -> None:
     """The first process ends in the wait after its second attempt."""
 
     class Ends(BaseException):
@@ -122,7 +122,7 @@ def test_attempts_are_counted_on_and_the_rest_of_the_wait_is_waited(thread: hold
 
 @pytest.mark.row("S1x-23", "S1x-24", "S1x-25")
 def test_what_nothing_helped_waits_in_the_inbox_with_everything_but_values(
-    store: holdfast.Store, thread: holdfast.Thread, clock: Any
+    store: backstay.Store, thread: backstay.Thread, clock: Any
 ) -> None:
     began = clock.moment
     service = Service()
@@ -143,7 +143,7 @@ def test_what_nothing_helped_waits_in_the_inbox_with_everything_but_values(
 
 
 def test_until_somebody_decides_nothing_is_tried_and_nothing_asked_twice(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     service = Service()
     execute(thread, service)
@@ -158,7 +158,7 @@ def test_until_somebody_decides_nothing_is_tried_and_nothing_asked_twice(
 
 
 @pytest.mark.row("W1-34")
-def test_a_decision_to_retry_gives_all_attempts_again(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_decision_to_retry_gives_all_attempts_again(store: backstay.Store, thread: backstay.Thread) -> None:
     service = Service()
     execute(thread, service)
     decide(store, RecoveryAction.retry())
@@ -175,7 +175,7 @@ def test_a_decision_to_retry_gives_all_attempts_again(store: holdfast.Store, thr
 @pytest.mark.row("W1-34")
 @pytest.mark.parametrize("runs", [1, 2], ids=["once", "again after a crash"])
 def test_decisions_are_carried_out_by_whoever_comes_next(
-    store: holdfast.Store, thread: holdfast.Thread, runs: int
+    store: backstay.Store, thread: backstay.Thread, runs: int
 ) -> None:
     service = Service()
     elsewhere: list[str] = []
@@ -205,7 +205,7 @@ def test_decisions_are_carried_out_by_whoever_comes_next(
 
 
 @pytest.mark.row("W1-34")
-def test_a_changed_setting_stays_changed(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_changed_setting_stays_changed(store: backstay.Store, thread: backstay.Thread) -> None:
     used: list[str] = []
 
     def call(attempt: Any) -> str:
@@ -231,7 +231,7 @@ def test_a_changed_setting_stays_changed(store: holdfast.Store, thread: holdfast
     ids=["deferred", "not offered", "unknown", "nonsense"],
 )
 def test_an_answer_that_decides_nothing_is_asked_for_anew(
-    store: holdfast.Store, thread: holdfast.Thread, decision: Decision, said: str
+    store: backstay.Store, thread: backstay.Thread, decision: Decision, said: str
 ) -> None:
     service = Service()
     execute(thread, service)
@@ -247,7 +247,7 @@ def test_an_answer_that_decides_nothing_is_asked_for_anew(
     assert execute(thread, service).skipped
 
 
-def test_a_fallback_that_was_done_is_not_done_again(thread: holdfast.Thread) -> None:
+def test_a_fallback_that_was_done_is_not_done_again(thread: backstay.Thread) -> None:
     service = Service(ValueError)
     calls: list[int] = []
 
@@ -268,7 +268,7 @@ def test_a_fallback_that_was_done_is_not_done_again(thread: holdfast.Thread) -> 
 
 
 def test_what_may_have_been_done_is_not_tried_again_and_not_done_elsewhere(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     service = Service(TimeoutError)
     calls: list[str] = []
@@ -281,7 +281,7 @@ def test_what_may_have_been_done_is_not_tried_again_and_not_done_elsewhere(
     assert "Nobody knows whether it was done" in inbox(store).interrupt.prompt
 
 
-def test_what_a_dead_process_may_have_done_is_asked_about(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_what_a_dead_process_may_have_done_is_asked_about(store: backstay.Store, thread: backstay.Thread) -> None:
     service = Service(KeyboardInterrupt)
     calls: list[str] = []
     with pytest.raises(KeyboardInterrupt):
@@ -293,7 +293,7 @@ def test_what_a_dead_process_may_have_done_is_asked_about(store: holdfast.Store,
     assert (service.calls, calls, result.interrupt) == ([1], [], inbox(store))
 
 
-def test_what_a_fallback_may_have_done_is_not_done_by_the_next(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_what_a_fallback_may_have_done_is_not_done_by_the_next(store: backstay.Store, thread: backstay.Thread) -> None:
     def lost(service: str) -> None:
         raise ConnectionResetError
 
@@ -305,7 +305,7 @@ def test_what_a_fallback_may_have_done_is_not_done_by_the_next(store: holdfast.S
     assert (calls, "switch" in inbox(store).interrupt.prompt) == ([], False)
 
 
-def test_who_says_retry_says_that_it_was_not_done(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_who_says_retry_says_that_it_was_not_done(store: backstay.Store, thread: backstay.Thread) -> None:
     service = Service(TimeoutError)
     execute(thread, service)
     decide(store, RecoveryAction.retry())
@@ -316,7 +316,7 @@ def test_who_says_retry_says_that_it_was_not_done(store: holdfast.Store, thread:
 
 
 def test_a_retry_does_not_settle_an_attempt_that_was_begun_after_it(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     service = Service(TimeoutError)
     execute(thread, service)
@@ -331,7 +331,7 @@ def test_a_retry_does_not_settle_an_attempt_that_was_begun_after_it(
     assert len(list(store.interrupts(pending=False))) == 2
 
 
-def test_who_finds_out_that_it_was_done_after_all_is_believed(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_who_finds_out_that_it_was_done_after_all_is_believed(store: backstay.Store, thread: backstay.Thread) -> None:
     service = Service(TimeoutError)
     execute(thread, service)
     decide(store, RecoveryAction.abort())
@@ -342,7 +342,7 @@ def test_who_finds_out_that_it_was_done_after_all_is_believed(store: holdfast.St
     assert execute(thread, service).value == "it was"
 
 
-def test_a_callback_that_says_retry_settles_it_too(thread: holdfast.Thread) -> None:
+def test_a_callback_that_says_retry_settles_it_too(thread: backstay.Thread) -> None:
     service = Service(TimeoutError)
 
     def person(text: str, actions: list[RecoveryAction]) -> RecoveryAction:
@@ -352,7 +352,7 @@ def test_a_callback_that_says_retry_settles_it_too(thread: holdfast.Thread) -> N
     assert execute(thread, service, on_exhausted=person).unwrap() == "answer"
 
 
-def test_what_does_no_harm_twice_is_tried_again_after_a_timeout(thread: holdfast.Thread) -> None:
+def test_what_does_no_harm_twice_is_tried_again_after_a_timeout(thread: backstay.Thread) -> None:
     service = Service(TimeoutError)
     result = execute(thread, service, retries=2, idempotent=True)
 
@@ -360,7 +360,7 @@ def test_what_does_no_harm_twice_is_tried_again_after_a_timeout(thread: holdfast
     assert isinstance(result.error, TimeoutError)
 
 
-def test_a_hook_that_finds_out_is_asked(thread: holdfast.Thread) -> None:
+def test_a_hook_that_finds_out_is_asked(thread: backstay.Thread) -> None:
     service = Service(TimeoutError)
     execute(thread, service, retries=0, on_exhausted=lambda text, actions: RecoveryAction.abort())
     result = execute(thread, service, retries=0, reconcile=lambda record: Outcome.done("found"))
@@ -368,7 +368,7 @@ def test_a_hook_that_finds_out_is_asked(thread: holdfast.Thread) -> None:
     assert (result.value, service.calls) == ("found", [1])
 
 
-def test_each_attempt_has_the_same_idempotency_key(thread: holdfast.Thread) -> None:
+def test_each_attempt_has_the_same_idempotency_key(thread: backstay.Thread) -> None:
     keys: list[str] = []
 
     def call(attempt: Any) -> None:
@@ -384,7 +384,7 @@ def test_each_attempt_has_the_same_idempotency_key(thread: holdfast.Thread) -> N
 
 
 @pytest.mark.row("S1x-22", "W1-33")
-def test_a_cache_in_a_thread_outlives_the_process_and_takes_two_writers(store: holdfast.Store, clock: Any) -> None:
+def test_a_cache_in_a_thread_outlives_the_process_and_takes_two_writers(store: backstay.Store, clock: Any) -> None:
     mine, other = ThreadCache(store.thread("cache")), ThreadCache(store.thread("cache"))
     mine.put("a", {"v": 1})
     other.put("b", 2)
@@ -403,7 +403,7 @@ def test_a_cache_in_a_thread_outlives_the_process_and_takes_two_writers(store: h
 # What can never work ----------------------------------------------------------------------------------------------
 
 
-def test_an_operation_in_a_thread_needs_a_key_and_a_checkpoint_before_it_runs(store: holdfast.Store) -> None:
+def test_an_operation_in_a_thread_needs_a_key_and_a_checkpoint_before_it_runs(store: backstay.Store) -> None:
     service = Service()
     with pytest.raises(InvalidInput, match="key"):
         ErrorRecovery(thread=store.thread("t")).execute(service)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import Conflict, Corrupted, Fenced, InvalidInput, OutcomeUnknown, Rejected
-from holdfast.recovery import (
+import backstay
+from backstay.errors import Conflict, Corrupted, Fenced, InvalidInput, OutcomeUnknown, Rejected
+from backstay.recovery import (
     ErrorCategory,
     ErrorRecovery,
     FallbackStrategy,
@@ -19,7 +19,7 @@ from holdfast.recovery import (
     RecoveryLayer,
     RetryPolicy,
 )
-from holdfast.recovery.course import CHOICES_MAX
+from backstay.recovery.course import CHOICES_MAX
 
 Clock = Any
 
@@ -389,14 +389,14 @@ def test_the_names_of_the_source_are_there() -> None:
         "RetryPolicy",
     ]
 
-    assert set(names) <= set(holdfast.recovery.__all__)
-    assert holdfast.recovery.__all__ == sorted(holdfast.recovery.__all__)
-    assert all(hasattr(holdfast.recovery, name) for name in holdfast.recovery.__all__)
+    assert set(names) <= set(backstay.recovery.__all__)
+    assert backstay.recovery.__all__ == sorted(backstay.recovery.__all__)
+    assert all(hasattr(backstay.recovery, name) for name in backstay.recovery.__all__)
 
 
 @pytest.mark.row("W1-31")
 def test_there_is_one_class_of_this_name_in_the_package() -> None:
-    root = Path(holdfast.__file__).parent
+    root = Path(backstay.__file__).parent
     files = [path for path in root.rglob("*.py") if "class RecoveryResult" in path.read_text(encoding="utf-8")]
     named = [path.relative_to(root).as_posix() for path in files]
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from holdfast.errors import Conflict, Fenced, InvalidInput, OutcomeUnknown
-from holdfast.recovery import ErrorCategory, RetryPolicy, Rules
-from holdfast.recovery.policy import RETRIES_MAX
+from backstay.errors import Conflict, Fenced, InvalidInput, OutcomeUnknown
+from backstay.recovery import ErrorCategory, RetryPolicy, Rules
+from backstay.recovery.policy import RETRIES_MAX
 
 
 class Still(random.Random):

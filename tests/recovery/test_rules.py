@@ -11,7 +11,7 @@ from email.message import Message
 
 import pytest
 
-from holdfast.errors import (
+from backstay.errors import (
     Conflict,
     Corrupted,
     EffectUnknown,
@@ -26,7 +26,7 @@ from holdfast.errors import (
     StoreFull,
     StoreRefused,
 )
-from holdfast.recovery import ErrorCategory, Failure, Rules, classify
+from backstay.recovery import ErrorCategory, Failure, Rules, classify
 
 C = ErrorCategory
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from holdfast.engine import AsyncContext, Context, Graph, Rejected, add, append, merge
-from holdfast.model.effect import EffectRecord, Outcome
-from holdfast.recovery import RetryPolicy
+from backstay.engine import AsyncContext, Context, Graph, Rejected, add, append, merge
+from backstay.model.effect import EffectRecord, Outcome
+from backstay.recovery import RetryPolicy
 
 NODES_MAX = 12
 DEPTH_MAX = 3

@@ -15,10 +15,10 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-import holdfast
-from holdfast.errors import Conflict, Fenced
-from holdfast.testing.chain import Link, check_chain
-from holdfast.testing.history import (
+import backstay
+from backstay.errors import Conflict, Fenced
+from backstay.testing.chain import Link, check_chain
+from backstay.testing.history import (
     NEVER,
     UNTOLD,
     Action,
@@ -31,7 +31,7 @@ from holdfast.testing.history import (
     RecordedThread,
     Recorder,
 )
-from holdfast.testing.verdict import Kind, Verdict
+from backstay.testing.verdict import Kind, Verdict
 
 B = Branch("t")
 SHARED = "shared"
@@ -58,7 +58,7 @@ def race(recorded: RecordedThread, rounds: int, seed: int, each_round: Callable[
 
 def race_as_process(path: str, history: str, rounds: int, seed: int) -> None:
     """Race with other processes, and say after each round that one more is done."""
-    with holdfast.open(path) as store, Recorder(history) as recorder:
+    with backstay.open(path) as store, Recorder(history) as recorder:
         race(RecordedThread(store.thread(SHARED), recorder), rounds, seed, lambda: os.write(1, b"\n"))
 
 
@@ -68,23 +68,23 @@ def race_as_process(path: str, history: str, rounds: int, seed: int) -> None:
 class Right:
     """Passes everything on to a real thread; what is wrong comes in the subclasses."""
 
-    def __init__(self, thread: holdfast.Thread) -> None:
+    def __init__(self, thread: backstay.Thread) -> None:
         self.thread = thread
         self.id = thread.id
         self.branch = thread.branch
         self.append = thread.append
 
-    def save(self, state: Mapping[str, Any], **options: Any) -> holdfast.Checkpoint:
+    def save(self, state: Mapping[str, Any], **options: Any) -> backstay.Checkpoint:
         return self.thread.save(state, **options)
 
-    def latest(self) -> holdfast.Checkpoint | None:
+    def latest(self) -> backstay.Checkpoint | None:
         return self.thread.latest()
 
 
 class LastWriterWins(Right):
     """Takes every save, whatever its writer has seen."""
 
-    def save(self, state: Mapping[str, Any], **options: Any) -> holdfast.Checkpoint:
+    def save(self, state: Mapping[str, Any], **options: Any) -> backstay.Checkpoint:
         try:
             return super().save(state, **options)
         except Conflict:
@@ -95,13 +95,13 @@ class LastWriterWins(Right):
 class CachedReads(Right):
     """Answers from memory what it has once read or written, as if nobody else wrote."""
 
-    cached: holdfast.Checkpoint | None = None
+    cached: backstay.Checkpoint | None = None
 
-    def save(self, state: Mapping[str, Any], **options: Any) -> holdfast.Checkpoint:
+    def save(self, state: Mapping[str, Any], **options: Any) -> backstay.Checkpoint:
         self.cached = super().save(state, **options)
         return self.cached
 
-    def latest(self) -> holdfast.Checkpoint | None:
+    def latest(self) -> backstay.Checkpoint | None:
         self.cached = self.cached or super().latest()
         return self.cached
 

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import holdfast
-from holdfast.errors import Conflict, HoldfastError, InvalidInput, NotFound, StoreBusy
-from holdfast.model.checkpoint import Checkpoint, CheckpointMeta
-from holdfast.store.base import Commit, Committed
-from holdfast.store.sqlite import queries as sqlite_queries
-from holdfast.store.sqlite.select import one
-from holdfast.store.sqlite.store import SqliteStore
+import backstay
+from backstay.errors import BackstayError, Conflict, InvalidInput, NotFound, StoreBusy
+from backstay.model.checkpoint import Checkpoint, CheckpointMeta
+from backstay.store.base import Commit, Committed
+from backstay.store.sqlite import queries as sqlite_queries
+from backstay.store.sqlite.select import one
+from backstay.store.sqlite.store import SqliteStore
 
 KEPT = ("kept 0", "kept 1")
 SHARED = ("shared 0", "shared 1", "shared 2")
@@ -57,7 +57,7 @@ class Worker:
 
     def __init__(self, url: str, path: str, seed: int, mutation: str = "") -> None:
         MUTATIONS[mutation]()
-        self.store = holdfast.open(url)
+        self.store = backstay.open(url)
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -75,7 +75,7 @@ class Worker:
             except EXPECTED as error:
                 self.counts[f"{what.__name__} {type(error).__name__}"] += 1
             except Exception as error:
-                if not (isinstance(error, HoldfastError) and is_idle(error)):
+                if not (isinstance(error, BackstayError) and is_idle(error)):
                     self.note(wrong=f"{what.__name__}: {traceback.format_exc()}")
         return dict(self.counts)
 
@@ -93,7 +93,7 @@ class Worker:
         self.store.close()
 
 
-def is_idle(error: HoldfastError) -> bool:
+def is_idle(error: BackstayError) -> bool:
     """Tell whether nothing but the random choice was wrong: a rewind of another thread's checkpoint, say."""
     return isinstance(error, InvalidInput)
 
@@ -161,11 +161,11 @@ class Saver(Worker):
 
     # Where, and what is noted -------------------------------------------------------------------------------------
 
-    def thread(self) -> holdfast.Thread:
+    def thread(self) -> backstay.Thread:
         name = self.random.choice((*KEPT, *SHARED, *FORKS))
         return self.store.thread(name, branch=self.random.choice(BRANCHES))
 
-    def at_head(self) -> tuple[holdfast.Thread, State]:
+    def at_head(self) -> tuple[backstay.Thread, State]:
         """Return some branch and the state at its head: empty if there is none."""
         thread = self.thread()
         head = thread.latest()
@@ -174,7 +174,7 @@ class Saver(Worker):
         self.loaded(head)
         return thread, dict(head.state)
 
-    def at_any(self) -> tuple[holdfast.Thread, CheckpointMeta, State]:
+    def at_any(self) -> tuple[backstay.Thread, CheckpointMeta, State]:
         """Return some checkpoint of some branch with its state."""
         thread = self.thread()
         metas = list(thread.history(limit=6, branch="*"))
@@ -187,12 +187,12 @@ class Saver(Worker):
         self.loaded(found)
         return thread, found, dict(found.state)
 
-    def save(self, thread: holdfast.Thread, state: State, **notes: Any) -> None:
+    def save(self, thread: backstay.Thread, state: State, **notes: Any) -> None:
         token = self.token()
         state = {**state, "token": token}
         self.saved(thread.save(state, id=token, **notes), state)
 
-    def forked(self, thread: holdfast.Thread, state: State, source: CheckpointMeta) -> None:
+    def forked(self, thread: backstay.Thread, state: State, source: CheckpointMeta) -> None:
         """Note what a fork began with. Its seq is not told, and by now others may have gone on from there."""
         place = {"thread": thread.id, "branch": thread.branch, "seq": FIRST_SEQ}
         self.note(saved=state["token"], **place, state=fingerprint(state), tagged=False, source=source.id)
@@ -224,11 +224,11 @@ class Deleter(Worker):
         return [*often, self.delete_head, self.delete_thread, self.delete_thread]
 
     def prune(self) -> None:
-        self.counts["deleted"] += self.store.prune(holdfast.Keep(last=2)).deleted
+        self.counts["deleted"] += self.store.prune(backstay.Keep(last=2)).deleted
 
     def prune_thread(self) -> None:
         thread = self.store.thread(self.random.choice((*KEPT, *SHARED, *FORKS)))
-        self.counts["deleted"] += thread.prune(holdfast.Keep(last=1)).deleted
+        self.counts["deleted"] += thread.prune(backstay.Keep(last=1)).deleted
 
     def delete(self) -> None:
         thread = self.thread()
@@ -254,7 +254,7 @@ class Deleter(Worker):
     def compact(self) -> None:
         self.store.compact()
 
-    def thread(self) -> holdfast.Thread:
+    def thread(self) -> backstay.Thread:
         return self.store.thread(self.random.choice((*SHARED, *FORKS)), branch=self.random.choice(BRANCHES))
 
 
@@ -272,7 +272,7 @@ class Swapper(Saver):
         assert found is not None
         self.loaded(found)
         self.save(thread, {})
-        self.counts["deleted"] += thread.prune(holdfast.Keep(last=1)).deleted
+        self.counts["deleted"] += thread.prune(backstay.Keep(last=1)).deleted
 
 
 def fresh(token: str) -> State:

@@ -6,15 +6,15 @@ from typing import Any
 
 from crew import describe, outcome
 
-import holdfast
-from holdfast.testing.history import RecordedThread, Recorder
+import backstay
+from backstay.testing.history import RecordedThread, Recorder
 
 
 class Racer:
     """One of several that want the same. ``store`` is a URL, or an open store that racers of one process share."""
 
-    def __init__(self, store: str | holdfast.Store, recorder: str | Recorder, name: str) -> None:
-        self.store = holdfast.open(store) if isinstance(store, str) else store
+    def __init__(self, store: str | backstay.Store, recorder: str | Recorder, name: str) -> None:
+        self.store = backstay.open(store) if isinstance(store, str) else store
         self.recorder = Recorder(recorder) if isinstance(recorder, str) else recorder
         self.name = name
         self.recorded: RecordedThread | None = None

@@ -21,15 +21,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.store import postgres
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.errors import BackstayError
+from backstay.store import postgres
+from backstay.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     import psycopg
 
-    from holdfast.testing.postgres import PostgresServer
+    from backstay.testing.postgres import PostgresServer
 
 KEY = 20_261_116
 FIRST, SECOND = "first", "second"
@@ -49,7 +49,7 @@ WAITING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND
 STOPPED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted"
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
-Call = Callable[[holdfast.Store], Any]
+Call = Callable[[backstay.Store], Any]
 
 
 def schema_of(url: str) -> str:
@@ -74,9 +74,9 @@ class Schedule:
 
     def __init__(self, server: PostgresServer, url: str) -> None:
         self._schema = schema_of(url)
-        self.store = holdfast.open(url)
+        self.store = backstay.open(url)
         self._control = server.connect()
-        self._stores = {name: holdfast.open(f"{url}&application_name={name}") for name in (FIRST, SECOND)}
+        self._stores = {name: backstay.open(f"{url}&application_name={name}") for name in (FIRST, SECOND)}
         self._pool = ThreadPoolExecutor(2)
 
     def __enter__(self) -> Schedule:
@@ -130,7 +130,7 @@ class Schedule:
         def work() -> Any:
             try:
                 return call(self._stores[name])
-            except HoldfastError as error:
+            except BackstayError as error:
                 return error
 
         return self._pool.submit(work)

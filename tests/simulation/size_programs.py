@@ -38,21 +38,21 @@ from size_words import (
     some_value,
 )
 
-from holdfast.errors import Conflict
-from holdfast.model.checkpoint import Checkpoint, Write
-from holdfast.pieces.manifest import Entries, decode_base, decode_manifest
-from holdfast.pieces.piece import Range, piece_length
-from holdfast.store.base import PAGE_ROWS_MAX, Query
-from holdfast.store.directory import logs
-from holdfast.store.directory.control import RING_ENTRIES
-from holdfast.store.lane import LaneKey
-from holdfast.store.postgres import merge as postgres_merge
-from holdfast.thread.retention import Keep
-from holdfast.thread.store import Store, make_context
-from holdfast.thread.store import open as open_store
-from holdfast.thread.thread import Thread
-from holdfast.transfer import export_bundle, import_bundle
-from holdfast.upkeep import repair
+from backstay.errors import Conflict
+from backstay.model.checkpoint import Checkpoint, Write
+from backstay.pieces.manifest import Entries, decode_base, decode_manifest
+from backstay.pieces.piece import Range, piece_length
+from backstay.store.base import PAGE_ROWS_MAX, Query
+from backstay.store.directory import logs
+from backstay.store.directory.control import RING_ENTRIES
+from backstay.store.lane import LaneKey
+from backstay.store.postgres import merge as postgres_merge
+from backstay.thread.retention import Keep
+from backstay.thread.store import Store, make_context
+from backstay.thread.store import open as open_store
+from backstay.thread.thread import Thread
+from backstay.transfer import export_bundle, import_bundle
+from backstay.upkeep import repair
 
 THREADS = ("a", "b", "c")
 BRANCHES = ("main", "x", "y")

@@ -13,16 +13,16 @@ import apsw
 import psycopg
 from psycopg import sql
 
-from holdfast.codec import decompress
-from holdfast.pieces.manifest import decode_base, decode_manifest, decode_table
-from holdfast.pieces.piece import OFFSET_BITS, Range
-from holdfast.store.base import Backend
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.store.memory import MemoryStore
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.target import parse_url
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.postgres import PostgresServer
+from backstay.codec import decompress
+from backstay.pieces.manifest import decode_base, decode_manifest, decode_table
+from backstay.pieces.piece import OFFSET_BITS, Range
+from backstay.store.base import Backend
+from backstay.store.directory.store import DirectoryStore
+from backstay.store.memory import MemoryStore
+from backstay.store.postgres.store import PostgresStore
+from backstay.store.postgres.target import parse_url
+from backstay.store.sqlite.store import SqliteStore
+from backstay.testing.postgres import PostgresServer
 
 RAM_FOLDER = Path("/dev/shm")
 Manifest = tuple[bytes | None, bytes]  # the name of its base, and its bytes
@@ -132,7 +132,7 @@ class FilePlace:
     name = ""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-sizes-", dir=RAM_FOLDER if RAM_FOLDER.is_dir() else None))
+        self.folder = Path(tempfile.mkdtemp(prefix="backstay-sizes-", dir=RAM_FOLDER if RAM_FOLDER.is_dir() else None))
         self._programs = 0
         self.path = self.folder / "0"
 

@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.pieces import manifest, piece, splice, tip
-from holdfast.store import layout, writes
-from holdfast.store.directory import frame, logs, rewrite
-from holdfast.store.directory import store as directory
-from holdfast.store.postgres import compact as postgres_compact
-from holdfast.store.postgres import merge as postgres_merge
-from holdfast.store.sqlite import chunks as sqlite_chunks
-from holdfast.store.sqlite import database as sqlite_database
-from holdfast.store.sqlite import pending as sqlite_pending
+from backstay.pieces import manifest, piece, splice, tip
+from backstay.store import layout, writes
+from backstay.store.directory import frame, logs, rewrite
+from backstay.store.directory import store as directory
+from backstay.store.postgres import compact as postgres_compact
+from backstay.store.postgres import merge as postgres_merge
+from backstay.store.sqlite import chunks as sqlite_chunks
+from backstay.store.sqlite import database as sqlite_database
+from backstay.store.sqlite import pending as sqlite_pending
 
 
 def slots_of_schema() -> tuple[int, int]:
     """Return how many bytes one slot of PostgreSQL's table ``fresh`` stands for, and how many slots a stream has."""
-    text = resources.files("holdfast.store.postgres").joinpath("schema.sql").read_text()
+    text = resources.files("backstay.store.postgres").joinpath("schema.sql").read_text()
     found = re.search(r"\(\(p_address >> (\d+)\) & (\d+)\)", text)
     assert found is not None, "put_fresh no longer says which slot an address has"
     return 1 << int(found[1]), int(found[2]) + 1
@@ -77,13 +77,13 @@ LARGE_BYTES_MAX = 2_500_000
 
 
 LOWERED = {
-    "holdfast.pieces.tip.STREAM_BYTES_MAX": 90_000,
-    "holdfast.store.directory.rewrite.RECORD_BYTES": 50_000,
-    "holdfast.store.directory.store.GARBAGE_BYTES_MIN": 2_000,
-    "holdfast.store.directory.frame.WINDOW_BYTES": 700,
-    "holdfast.transfer.bundle.load.BATCH_BYTES": 40_000,
-    "holdfast.transfer.bundle.load.BATCH_ROWS": 7,
-    "holdfast.store.postgres.mend.LANES_AT_ONCE": 2,
+    "backstay.pieces.tip.STREAM_BYTES_MAX": 90_000,
+    "backstay.store.directory.rewrite.RECORD_BYTES": 50_000,
+    "backstay.store.directory.store.GARBAGE_BYTES_MIN": 2_000,
+    "backstay.store.directory.frame.WINDOW_BYTES": 700,
+    "backstay.transfer.bundle.load.BATCH_BYTES": 40_000,
+    "backstay.transfer.bundle.load.BATCH_ROWS": 7,
+    "backstay.store.postgres.mend.LANES_AT_ONCE": 2,
 }
 """Borders that are far away, and where they are put for some programs, besides those with everything where it is."""
 

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 from psycopg import sql
 
-from holdfast.errors import Conflict
-from holdfast.model.checkpoint import CheckpointMeta
-from holdfast.store.base import Backend, Query, Row
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.store.memory import MemoryStore
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.target import parse_url
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.machine import StoreMachine
-from holdfast.thread.retention import Keep
-from holdfast.thread.store import Store, make_context
-from holdfast.thread.store import open as open_store
+from backstay.errors import Conflict
+from backstay.model.checkpoint import CheckpointMeta
+from backstay.store.base import Backend, Query, Row
+from backstay.store.directory.store import DirectoryStore
+from backstay.store.memory import MemoryStore
+from backstay.store.postgres.store import PostgresStore
+from backstay.store.postgres.target import parse_url
+from backstay.store.sqlite.store import SqliteStore
+from backstay.testing.machine import StoreMachine
+from backstay.thread.retention import Keep
+from backstay.thread.store import Store, make_context
+from backstay.thread.store import open as open_store
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ from holdfast.thread.store import open as open_store
 @pytest.mark.row("S3-22", "S3-23", "S3-24", "S3-25", "S3-26", "S3-28", "S3-29")
 @pytest.mark.row("W2-20", "W3-01", "W3-02", "W3-03", "W3-07", "W3-08", "W3-10", "W4-17")
 def test_every_store_gives_the_answers_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.store.directory.store.GARBAGE_BYTES_MIN", 500)  # logs are written anew all the time
+    monkeypatch.setattr("backstay.store.directory.store.GARBAGE_BYTES_MIN", 500)  # logs are written anew all the time
     run_state_machine_as_test(StoreMachine, settings=programs(128))
 
 

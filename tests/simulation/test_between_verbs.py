@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Conflict, Keep, NotFound
-from holdfast.store.open import open_backend
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay import Conflict, Keep, NotFound
+from backstay.store.open import open_backend
+from backstay.thread.store import Store, make_context
 
 DOCUMENT = "a document that is too long to stay in a manifest " * 100
 
@@ -83,11 +83,11 @@ def two(url: str) -> Iterator[Two]:
 
 
 @pytest.fixture
-def thread(two: Two) -> holdfast.Thread:
+def thread(two: Two) -> backstay.Thread:
     return two.mine.thread("thread")
 
 
-def save_in_many_pieces(thread: holdfast.Thread) -> tuple[list[str], holdfast.Checkpoint]:
+def save_in_many_pieces(thread: backstay.Thread) -> tuple[list[str], backstay.Checkpoint]:
     """Save a list that is edited at so many places that the table of its pieces is kept apart from the manifest."""
     chance = random.Random(7)
     items = [chance.randbytes(50).hex() for _ in range(400)]
@@ -103,7 +103,7 @@ def save_in_many_pieces(thread: holdfast.Thread) -> tuple[list[str], holdfast.Ch
 
 @pytest.mark.row("C1")
 def test_a_save_whose_thread_is_deleted_meanwhile_is_a_conflict_without_a_winner(
-    two: Two, thread: holdfast.Thread
+    two: Two, thread: backstay.Thread
 ) -> None:
     thread.save({"n": 1})
     two.before("commit", lambda: two.theirs.delete_thread("thread"))
@@ -115,7 +115,7 @@ def test_a_save_whose_thread_is_deleted_meanwhile_is_a_conflict_without_a_winner
 
 
 @pytest.mark.row("C1")
-def test_a_save_whose_thread_is_made_anew_meanwhile_does_not_land_there(two: Two, thread: holdfast.Thread) -> None:
+def test_a_save_whose_thread_is_made_anew_meanwhile_does_not_land_there(two: Two, thread: backstay.Thread) -> None:
     thread.save({"n": 1})
 
     def make_anew() -> None:
@@ -139,7 +139,7 @@ def test_a_save_whose_head_is_deleted_while_it_is_compared_is_a_conflict(two: Tw
 
 
 def test_a_save_whose_head_is_deleted_while_its_pieces_are_read_is_a_conflict(
-    two: Two, thread: holdfast.Thread
+    two: Two, thread: backstay.Thread
 ) -> None:
     items, _ = save_in_many_pieces(thread)
     two.before("fetch", two.supersede)
@@ -158,7 +158,7 @@ def test_the_newest_is_found_also_if_the_one_before_it_is_deleted_meanwhile(two:
     assert latest.state == {"n": -2} == two.newest()
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_found(two: Two, thread: holdfast.Thread) -> None:
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_found(two: Two, thread: backstay.Thread) -> None:
     saved = thread.save({"document": DOCUMENT})
     two.before("fetch", two.supersede)
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_found(two: Two, th
 # What a fork or rewind takes over goes ----------------------------------------------------------------------------
 
 
-def test_a_fork_of_what_is_deleted_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+def test_a_fork_of_what_is_deleted_meanwhile_is_refused(two: Two, thread: backstay.Thread) -> None:
     source = thread.save({"document": DOCUMENT})
     thread.save({"n": 2})
     two.before("commit", lambda: two.theirs.thread("thread").delete(source))
@@ -179,7 +179,7 @@ def test_a_fork_of_what_is_deleted_meanwhile_is_refused(two: Two, thread: holdfa
     assert two.newest("other") is None
 
 
-def test_a_fork_whose_source_goes_with_its_thread_is_refused(two: Two, thread: holdfast.Thread) -> None:
+def test_a_fork_whose_source_goes_with_its_thread_is_refused(two: Two, thread: backstay.Thread) -> None:
     source = thread.append({"log": [DOCUMENT]})
     two.before("commit", lambda: two.theirs.delete_thread("thread"))
 
@@ -188,7 +188,7 @@ def test_a_fork_whose_source_goes_with_its_thread_is_refused(two: Two, thread: h
     assert two.newest("other") is None
 
 
-def test_a_rewind_to_what_is_deleted_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+def test_a_rewind_to_what_is_deleted_meanwhile_is_refused(two: Two, thread: backstay.Thread) -> None:
     source = thread.save({"document": DOCUMENT})
     thread.save({"n": 2})
     two.before("commit", lambda: two.theirs.thread("thread").delete(source))
@@ -198,7 +198,7 @@ def test_a_rewind_to_what_is_deleted_meanwhile_is_refused(two: Two, thread: hold
     assert two.newest() == {"n": 2}
 
 
-def test_a_fork_whose_source_is_deleted_while_its_pieces_are_read_is_refused(two: Two, thread: holdfast.Thread) -> None:
+def test_a_fork_whose_source_is_deleted_while_its_pieces_are_read_is_refused(two: Two, thread: backstay.Thread) -> None:
     _, source = save_in_many_pieces(thread)
     two.before("fetch", two.supersede)
 
@@ -206,7 +206,7 @@ def test_a_fork_whose_source_is_deleted_while_its_pieces_are_read_is_refused(two
         thread.fork(source, to="other")
 
 
-def test_a_fork_of_what_is_replaced_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+def test_a_fork_of_what_is_replaced_meanwhile_is_refused(two: Two, thread: backstay.Thread) -> None:
     source = thread.save({"document": DOCUMENT}, id="source")
     two.before("commit", lambda: two.theirs.thread("thread").save({"n": 2}, id="source", replace=True))
 
@@ -215,7 +215,7 @@ def test_a_fork_of_what_is_replaced_meanwhile_is_refused(two: Two, thread: holdf
     assert two.newest("other") is None
 
 
-def test_a_fork_of_what_is_deleted_and_made_anew_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+def test_a_fork_of_what_is_deleted_and_made_anew_meanwhile_is_refused(two: Two, thread: backstay.Thread) -> None:
     source = thread.save({"document": DOCUMENT}, id="source")
 
     def make_anew() -> None:
@@ -231,7 +231,7 @@ def test_a_fork_of_what_is_deleted_and_made_anew_meanwhile_is_refused(two: Two, 
 # A replaced head and its parent -----------------------------------------------------------------------------------
 
 
-def test_a_head_whose_parent_is_pruned_while_it_is_replaced_can_be_loaded(two: Two, thread: holdfast.Thread) -> None:
+def test_a_head_whose_parent_is_pruned_while_it_is_replaced_can_be_loaded(two: Two, thread: backstay.Thread) -> None:
     thread.save({"n": 1})
     thread.save({"n": 2}, id="head")
     two.before("commit", lambda: two.theirs.prune(Keep(last=1)))
@@ -241,7 +241,7 @@ def test_a_head_whose_parent_is_pruned_while_it_is_replaced_can_be_loaded(two: T
 
 
 def test_a_fork_whose_origin_is_deleted_while_its_first_checkpoint_is_replaced_can_be_loaded(
-    two: Two, thread: holdfast.Thread
+    two: Two, thread: backstay.Thread
 ) -> None:
     origin = thread.save({"n": 1})
     thread.fork(origin, to="other", id="head")
@@ -252,7 +252,7 @@ def test_a_fork_whose_origin_is_deleted_while_its_first_checkpoint_is_replaced_c
 
 
 def test_a_fork_whose_origin_is_replaced_while_its_first_checkpoint_is_replaced_can_be_loaded(
-    two: Two, thread: holdfast.Thread
+    two: Two, thread: backstay.Thread
 ) -> None:
     thread.save({"n": 1}, id="origin")
     thread.fork("origin", to="other", id="head")
@@ -262,7 +262,7 @@ def test_a_fork_whose_origin_is_replaced_while_its_first_checkpoint_is_replaced_
     assert two.newest("other") == {"n": 2}
 
 
-def test_a_fork_whose_origin_was_replaced_can_be_replaced_too(two: Two, thread: holdfast.Thread) -> None:
+def test_a_fork_whose_origin_was_replaced_can_be_replaced_too(two: Two, thread: backstay.Thread) -> None:
     thread.save({"n": 1}, id="origin")
     thread.fork("origin", to="other", id="head")
     two.theirs.thread("thread").save({"n": 3}, id="origin", replace=True)
@@ -275,7 +275,7 @@ def test_a_fork_whose_origin_was_replaced_can_be_replaced_too(two: Two, thread: 
 
 
 @pytest.mark.row("C2")
-def test_the_same_saved_meanwhile_under_the_same_id_gives_the_first_result(two: Two, thread: holdfast.Thread) -> None:
+def test_the_same_saved_meanwhile_under_the_same_id_gives_the_first_result(two: Two, thread: backstay.Thread) -> None:
     thread.save({"n": 1})
     two.before("commit", lambda: two.theirs.thread("thread").save({"n": 2}, id="twin"))
     saved = thread.save({"n": 2}, id="twin")
@@ -284,7 +284,7 @@ def test_the_same_saved_meanwhile_under_the_same_id_gives_the_first_result(two: 
     assert two.newest() == {"n": 2}
 
 
-def test_a_retry_of_what_is_deleted_meanwhile_is_a_save_like_any_other(two: Two, thread: holdfast.Thread) -> None:
+def test_a_retry_of_what_is_deleted_meanwhile_is_a_save_like_any_other(two: Two, thread: backstay.Thread) -> None:
     thread.save({"log": [DOCUMENT]})
     thread.append({"log": ["more"]}, id="again")
     two.before("fetch", two.supersede)
@@ -298,7 +298,7 @@ def test_a_retry_of_what_is_deleted_meanwhile_is_a_save_like_any_other(two: Two,
 
 @pytest.mark.row("C8")
 def test_a_checkpoint_that_begins_to_wait_for_a_decision_meanwhile_is_not_pruned(
-    two: Two, thread: holdfast.Thread
+    two: Two, thread: backstay.Thread
 ) -> None:
     waiting = thread.save({"n": 1})
     thread.save({"n": 2})
@@ -309,7 +309,7 @@ def test_a_checkpoint_that_begins_to_wait_for_a_decision_meanwhile_is_not_pruned
     assert two.theirs.get(waiting.id) is not None
 
 
-def test_an_interrupt_of_what_is_pruned_meanwhile_is_refused(two: Two, thread: holdfast.Thread) -> None:
+def test_an_interrupt_of_what_is_pruned_meanwhile_is_refused(two: Two, thread: backstay.Thread) -> None:
     gone = thread.save({"n": 1})
     thread.save({"n": 2})
     two.before("interrupt", lambda: two.theirs.prune(Keep(last=1)))
@@ -320,7 +320,7 @@ def test_an_interrupt_of_what_is_pruned_meanwhile_is_refused(two: Two, thread: h
 
 
 @pytest.mark.row("C8")
-def test_a_head_that_others_went_back_to_meanwhile_is_not_pruned(two: Two, thread: holdfast.Thread) -> None:
+def test_a_head_that_others_went_back_to_meanwhile_is_not_pruned(two: Two, thread: backstay.Thread) -> None:
     """The only checkpoint that is left is the head, although it was not when the prune looked."""
     first = thread.save({"n": 1})
     last = thread.save({"n": 2})
@@ -331,7 +331,7 @@ def test_a_head_that_others_went_back_to_meanwhile_is_not_pruned(two: Two, threa
     assert two.theirs.get(first.id) is not None
 
 
-def test_a_checkpoint_that_is_tagged_meanwhile_is_not_pruned(two: Two, thread: holdfast.Thread) -> None:
+def test_a_checkpoint_that_is_tagged_meanwhile_is_not_pruned(two: Two, thread: backstay.Thread) -> None:
     good = thread.save({"n": 1})
     thread.save({"n": 2})
     two.before("delete", lambda: two.theirs.thread("thread").tag(good, "good"))
@@ -340,7 +340,7 @@ def test_a_checkpoint_that_is_tagged_meanwhile_is_not_pruned(two: Two, thread: h
     assert two.theirs.get(good.id) is not None
 
 
-def test_a_checkpoint_that_is_forked_meanwhile_is_not_pruned(two: Two, thread: holdfast.Thread) -> None:
+def test_a_checkpoint_that_is_forked_meanwhile_is_not_pruned(two: Two, thread: backstay.Thread) -> None:
     origin = thread.save({"n": 1})
     thread.save({"n": 2})
     two.before("delete", lambda: two.theirs.thread("thread").fork(origin, branch="fork"))

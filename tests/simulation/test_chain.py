@@ -45,12 +45,12 @@ from histories import (
 )
 from nursery import Nursery
 
-import holdfast
-from holdfast.errors import Conflict, Fenced
-from holdfast.testing import chain as checker
-from holdfast.testing.chain import chains_of, check_chain
-from holdfast.testing.history import Action, Branch, History, RecordedThread, Recorder
-from holdfast.testing.verdict import Kind, Verdict
+import backstay
+from backstay.errors import Conflict, Fenced
+from backstay.testing import chain as checker
+from backstay.testing.chain import chains_of, check_chain
+from backstay.testing.history import Action, Branch, History, RecordedThread, Recorder
+from backstay.testing.verdict import Kind, Verdict
 
 WORKERS = 4
 THREAD_ROUNDS = 400
@@ -58,12 +58,12 @@ PROCESS_ROUNDS = 150
 KILLS = 16
 ROUNDS_BEFORE_KILL_MAX = 12
 DEADLINE_S = 60.0
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
 Show = Callable[[str, object], None]
 
 
-def judged(recorder: Recorder, store: holdfast.Store) -> Verdict:
+def judged(recorder: Recorder, store: backstay.Store) -> Verdict:
     history = recorder.history()
     return check_chain(history, chains_of(store, history.branches))
 
@@ -84,7 +84,7 @@ def impatient() -> Iterator[None]:
 @pytest.mark.usefixtures("impatient")
 def test_racing_threads_leave_a_right_history(url: str, show: Show) -> None:
     recorder = Recorder()
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         racers = [
             threading.Thread(target=race, args=(RecordedThread(store.thread(SHARED), recorder), THREAD_ROUNDS, seed))
             for seed in range(SEED, SEED + WORKERS)
@@ -121,7 +121,7 @@ class Arena:
 
     def verdict(self) -> tuple[Verdict, int]:
         """Return the verdict, and how many lines of the history are torn."""
-        with holdfast.open(self.folder / "agent.db") as store, Recorder(self.folder / "history") as recorder:
+        with backstay.open(self.folder / "agent.db") as store, Recorder(self.folder / "history") as recorder:
             return judged(recorder, store), recorder.history().torn
 
 
@@ -187,7 +187,7 @@ def test_killed_processes_leave_a_right_history_with_unknown_outcomes(arena: Are
 @pytest.mark.parametrize(("thread", "kinds"), [(LastWriterWins, {Kind.FORK}), (Right, set())])
 def test_a_store_without_compare_and_swap_is_caught(url: str, thread: type[Right], kinds: set[Kind]) -> None:
     recorder = Recorder()
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         one, other = (RecordedThread(thread(store.thread("t")), recorder) for _ in range(2))
         one.latest()
         other.latest()
@@ -203,7 +203,7 @@ def test_a_store_without_compare_and_swap_is_caught(url: str, thread: type[Right
 @pytest.mark.parametrize(("thread", "kinds"), [(CachedReads, {Kind.STALE_READ}), (Right, set())])
 def test_a_store_that_reads_from_a_cache_is_caught(url: str, thread: type[Right], kinds: set[Kind]) -> None:
     recorder = Recorder()
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         one, other = (RecordedThread(thread(store.thread("t")), recorder) for _ in range(2))
         one.save({"n": 1})
         other.latest()

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.errors import Conflict, Fenced, IdTaken, InvalidInput, OutcomeUnknown, StoreBusy
-from holdfast.testing.chain import Link, chain_of, check_chain
-from holdfast.testing.history import UNTOLD, Branch, Error, Outcome, RecordedThread, Recorder
+import backstay
+from backstay.errors import Conflict, Fenced, IdTaken, InvalidInput, OutcomeUnknown, StoreBusy
+from backstay.testing.chain import Link, chain_of, check_chain
+from backstay.testing.history import UNTOLD, Branch, Error, Outcome, RecordedThread, Recorder
 
 B = Branch("t")
 
 
 @pytest.mark.parametrize("kept", ["memory", "file"])
-def test_a_recorded_thread_does_as_the_thread_and_tells_it(store: holdfast.Store, kept: str, tmp_path: Path) -> None:
+def test_a_recorded_thread_does_as_the_thread_and_tells_it(store: backstay.Store, kept: str, tmp_path: Path) -> None:
     recorder = Recorder(None if kept == "memory" else tmp_path / "history")
     mine, other = (RecordedThread(store.thread("t"), recorder) for _ in range(2))
     first = mine.save({"n": 1})
@@ -48,7 +48,7 @@ def test_what_is_awaited_is_recorded_call_by_call() -> None:
     recorder = Recorder()
 
     async def main() -> list[Link]:
-        async with await holdfast.aopen("memory:") as store:
+        async with await backstay.aopen("memory:") as store:
             thread = store.thread("t")
             with recorder.append(B, "a", parent=None) as call:
                 saved = await thread.save({"n": 1}, id="a")

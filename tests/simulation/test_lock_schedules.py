@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from schedule import Call, Schedule
 
-import holdfast
-from holdfast.errors import HoldfastError, NotFound
-from holdfast.store.postgres import collect, queries
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.errors import BackstayError, NotFound
+from backstay.store.postgres import collect, queries
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.waiting import wait_until
 
 DOCUMENT = hashlib.shake_128(b"document").hexdigest(2000)
 LINE = "x" * 700
@@ -43,7 +43,7 @@ def schedule(postgres: PostgresServer, postgres_url: str) -> Iterator[Schedule]:
 
 
 def prune(name: str) -> Call:
-    return lambda store: store.thread(name).prune(holdfast.Keep(last=1))
+    return lambda store: store.thread(name).prune(backstay.Keep(last=1))
 
 
 def delete(name: str, checkpoint: str) -> Call:
@@ -179,7 +179,7 @@ def compact_a_stream_whose_last_user_leaves(schedule: Schedule) -> Expected:
     return {"a": None, "b": {"n": 2}}
 
 
-def _leave_behind(store: holdfast.Store, state: dict[str, Any]) -> str:
+def _leave_behind(store: backstay.Store, state: dict[str, Any]) -> str:
     """Save a state and then another one, in thread a; return the id of the first."""
     thread = store.thread("a")
     first = thread.save(state)
@@ -187,7 +187,7 @@ def _leave_behind(store: holdfast.Store, state: dict[str, Any]) -> str:
     return first.id
 
 
-def _grow_and_leave_behind(store: holdfast.Store) -> str:
+def _grow_and_leave_behind(store: backstay.Store) -> str:
     """Return the id of a checkpoint of thread a that alone needs a stream."""
     thread = store.thread("a")
     thread.save({"log": [LINE]})
@@ -197,17 +197,17 @@ def _grow_and_leave_behind(store: holdfast.Store) -> str:
 
 
 def _unless_refused(result: Any, state: dict[str, Any]) -> dict[str, Any] | None:
-    assert not isinstance(result, HoldfastError) or isinstance(result, NotFound), str(result)
+    assert not isinstance(result, BackstayError) or isinstance(result, NotFound), str(result)
     return None if isinstance(result, NotFound) else state
 
 
-def _there_if(store: holdfast.Store, checkpoint: str, acknowledged: Any) -> Expected:
+def _there_if(store: backstay.Store, checkpoint: str, acknowledged: Any) -> Expected:
     """Return a mark of damage if what was acknowledged should have kept a checkpoint, and did not."""
     kept = _unless_refused(acknowledged, {}) is not None
     return {} if kept == (store.get(checkpoint) is not None) else {f"{checkpoint} is gone": {}}
 
 
-def _awaited(store: holdfast.Store, asked: Any, checkpoint: str) -> Expected:
+def _awaited(store: backstay.Store, asked: Any, checkpoint: str) -> Expected:
     """Return a mark of damage unless acknowledgement, checkpoint and interrupt are all there, or none of them."""
     there = store.get(checkpoint) is not None
     pending = [record.id for record in store.interrupts()] == ["question"]
@@ -215,13 +215,13 @@ def _awaited(store: holdfast.Store, asked: Any, checkpoint: str) -> Expected:
     return {} if acknowledged == there == pending else {f"asked {acknowledged}, {there=}, {pending=}": {}}
 
 
-def damage(store: holdfast.Store, expected: Expected) -> list[str]:
+def damage(store: backstay.Store, expected: Expected) -> list[str]:
     """Return everything that is not as it must be."""
     found = [str(finding) for finding in store.verify().findings]
     for name, state in expected.items():
         try:
             latest = store.thread(name).latest()
-        except holdfast.Corrupted as error:
+        except backstay.Corrupted as error:
             found.append(str(error))
             continue
         if (None if latest is None else latest.state) != state:
@@ -328,14 +328,14 @@ def test_a_deadlock_is_resolved_without_anybody_noticing(schedule: Schedule, sho
 
     wait_until(lambda: schedule.deadlocks() > before)
     show("deadlocks resolved", schedule.deadlocks() - before)
-    assert [result for result in results if isinstance(result, HoldfastError)] == []
+    assert [result for result in results if isinstance(result, BackstayError)] == []
     assert damage(schedule.store, {"a": {"n": 1}, "b": {"n": 2}}) == []
 
 
 # Windows of streams: what a save merges when it leaves one ----------------------------------------------------------
 
 
-def grow(thread: holdfast.Thread, size: int) -> Any:
+def grow(thread: backstay.Thread, size: int) -> Any:
     return thread.append({"data": LARGE[:size]})
 
 

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from holdfast.errors import Fenced
-from holdfast.store.base import Backend, Commit, Committed, Head, LaneKey, Removed, Row
-from holdfast.store.effects import DONE, INTENDED, EffectRow, intent
-from holdfast.store.interrupts import InterruptRow
-from holdfast.store.leases import Claim, Held
-from holdfast.store.memory import MemoryStore
-from holdfast.store.memory.chunks import Body, KeptBytes
-from holdfast.store.memory.lane import KeptLane
-from holdfast.store.tenure import Tenure
-from holdfast.testing.contract import StoreContract
-from holdfast.testing.drafts import damage
-from holdfast.testing.machine import StoreMachine
-from holdfast.testing.owner_programs import OwnerProgram, owner_program
+from backstay.errors import Fenced
+from backstay.store.base import Backend, Commit, Committed, Head, LaneKey, Removed, Row
+from backstay.store.effects import DONE, INTENDED, EffectRow, intent
+from backstay.store.interrupts import InterruptRow
+from backstay.store.leases import Claim, Held
+from backstay.store.memory import MemoryStore
+from backstay.store.memory.chunks import Body, KeptBytes
+from backstay.store.memory.lane import KeptLane
+from backstay.store.tenure import Tenure
+from backstay.testing.contract import StoreContract
+from backstay.testing.drafts import damage
+from backstay.testing.machine import StoreMachine
+from backstay.testing.owner_programs import OwnerProgram, owner_program
 
 
 def up_to_date(commit: Commit, lane: Any) -> Commit:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.store.memory import MemoryStore
-from holdfast.store.sqlite.store import TIMEOUT_S, SqliteStore
-from holdfast.testing.machine import RAM_FOLDER
-from holdfast.testing.owner_programs import OwnerProgram, owner_program
+from backstay.store.directory.store import DirectoryStore
+from backstay.store.memory import MemoryStore
+from backstay.store.sqlite.store import TIMEOUT_S, SqliteStore
+from backstay.testing.machine import RAM_FOLDER
+from backstay.testing.owner_programs import OwnerProgram, owner_program
 
 MUST_HAPPEN = {
     *(f"acquire: {answer}" for answer in ("done", "Fenced")),

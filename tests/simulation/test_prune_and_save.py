@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from holdfast.testing.postgres import PostgresServer
+    from backstay.testing.postgres import PostgresServer
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 from crew import Crew
 from prune_work import FIRST_SEQ, KEPT, fingerprint
 
-import holdfast
+import backstay
 
 EVERYTHING = ["Saver", "Saver", "Saver", "Deleter", "Deleter"]
 ONE_BLOB = ["Swapper", "Swapper", "Swapper"]
 SECONDS = 15.0
 TURN_SECONDS = 3.0
 MUTANT_SECONDS_MAX = 30.0
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
 Show = Callable[[str, object], None]
 
@@ -88,7 +88,7 @@ class Told:
         return inherited | {content for content, _ in self.states.get(name, {}).values()}
 
 
-def compare(store: holdfast.Store, told: Told) -> list[str]:
+def compare(store: backstay.Store, told: Told) -> list[str]:
     """Return everything in the store that is not as the savers noted."""
     found = [str(finding) for finding in store.verify().findings]
     there: set[str] = set()
@@ -108,11 +108,11 @@ def compare(store: holdfast.Store, told: Told) -> list[str]:
     return found + [f"{name}, which waits for a decision, is gone" for name in {*pending.values()} - there]
 
 
-def readable(load: Callable[[], holdfast.Checkpoint | None], found: list[str]) -> holdfast.Checkpoint | None:
+def readable(load: Callable[[], backstay.Checkpoint | None], found: list[str]) -> backstay.Checkpoint | None:
     """Return what can be loaded; note damage among what was found."""
     try:
         return load()
-    except holdfast.Corrupted as error:
+    except backstay.Corrupted as error:
         found.append(str(error))
         return None
 
@@ -152,7 +152,7 @@ def run_load(url: str, folder: Path, crowd: list[str], seconds: float, mutation:
             counts.update(worker.hear())
     for path in folder.glob("notes-*"):
         told.read(path)
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         found = compare(store, told)
     found += [
         f"{name} was loaded with another state than was saved"

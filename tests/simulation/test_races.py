@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 from crew import Crew, at_once
 from race_work import Racer
 
-import holdfast
-from holdfast.testing.chain import chains_of, check_chain
-from holdfast.testing.history import Branch, Recorder
+import backstay
+from backstay.testing.chain import chains_of, check_chain
+from backstay.testing.history import Branch, Recorder
 
 WRITERS = 4
 ROUNDS = 200
@@ -37,7 +37,7 @@ Answer = dict[str, Any]
 class Race:
     """A store, the writers, and what they said."""
 
-    def __init__(self, store: holdfast.Store, recorder: Recorder, all_at_once: Callable[..., list[Any]]) -> None:
+    def __init__(self, store: backstay.Store, recorder: Recorder, all_at_once: Callable[..., list[Any]]) -> None:
         self.store = store
         self.recorder = recorder
         self.all_at_once = all_at_once
@@ -67,7 +67,7 @@ class Race:
 @contextmanager
 def processes(url: str, folder: Path) -> Iterator[Race]:
     history = str(folder / "history.jsonl")
-    with holdfast.open(url) as store, Recorder(history) as recorder, Crew(folder) as crew:
+    with backstay.open(url) as store, Recorder(history) as recorder, Crew(folder) as crew:
         workers = [crew.hire("race_work:Racer", url, history, f"writer {number}") for number in range(WRITERS)]
         yield Race(store, recorder, lambda *order: at_once(workers, *order))
 
@@ -75,7 +75,7 @@ def processes(url: str, folder: Path) -> Iterator[Race]:
 @contextmanager
 def threads() -> Iterator[Race]:
     barrier = threading.Barrier(WRITERS)
-    with holdfast.open("memory:") as store, Recorder() as recorder, ThreadPoolExecutor(WRITERS) as pool:
+    with backstay.open("memory:") as store, Recorder() as recorder, ThreadPoolExecutor(WRITERS) as pool:
         racers = [Racer(store, recorder, f"writer {number}") for number in range(WRITERS)]
 
         def obey(racer: Racer, order: str, *arguments: Any) -> Any:

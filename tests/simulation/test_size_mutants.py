@@ -17,21 +17,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from size_programs import Wrong, play
 from size_stores import DirectoryPlace, MemoryPlace, Place, PostgresPlace, SqlitePlace, fast_url
 
-from holdfast.pieces.coverage import Coverage, is_needed, merge_ranges
-from holdfast.pieces.piece import OFFSET_BITS
-from holdfast.store import layout
-from holdfast.store.directory import rewrite
-from holdfast.store.memory import chunks as memory_chunks
-from holdfast.store.memory.tables import Tables
-from holdfast.store.postgres import collect as postgres_collect
-from holdfast.store.postgres import compact as postgres_compact
-from holdfast.store.postgres import merge as postgres_merge
-from holdfast.store.postgres import queries as postgres_queries
-from holdfast.store.postgres.select import every
-from holdfast.store.sqlite import chunks as sqlite_chunks
-from holdfast.store.sqlite import collect as sqlite_collect
-from holdfast.store.sqlite import queries as sqlite_queries
-from holdfast.testing.postgres import PostgresServer
+from backstay.pieces.coverage import Coverage, is_needed, merge_ranges
+from backstay.pieces.piece import OFFSET_BITS
+from backstay.store import layout
+from backstay.store.directory import rewrite
+from backstay.store.memory import chunks as memory_chunks
+from backstay.store.memory.tables import Tables
+from backstay.store.postgres import collect as postgres_collect
+from backstay.store.postgres import compact as postgres_compact
+from backstay.store.postgres import merge as postgres_merge
+from backstay.store.postgres import queries as postgres_queries
+from backstay.store.postgres.select import every
+from backstay.store.sqlite import chunks as sqlite_chunks
+from backstay.store.sqlite import collect as sqlite_collect
+from backstay.store.sqlite import queries as sqlite_queries
+from backstay.testing.postgres import PostgresServer
 
 PROGRAMS_MAX = 10
 """How many programs may be needed, from the one on that is named with the mutant: the first that caught it."""
@@ -78,7 +78,7 @@ def rewritten(function: Callable[..., Any], old: str, new: str) -> Callable[...,
 def put_in_place(patch: pytest.MonkeyPatch, original: object, changed: object) -> None:
     """Replace a function wherever it was imported to."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("holdfast."):
+        if name.startswith("backstay."):
             for key, value in list(vars(module).items()):
                 if value is original:
                     patch.setattr(module, key, changed)

@@ -17,10 +17,10 @@ from size_programs import KINDS, PHRASES, Wrong, play, program, shortest
 from size_stores import DirectoryPlace, MemoryPlace, Place, PostgresPlace, SqlitePlace, fast_url
 from size_words import BORDERS, SLOT_BYTES, SLOTS, some_item, some_size
 
+from backstay.pieces.body import to_body
+from backstay.store.base import Backend
+from backstay.store.postgres import merge as postgres_merge
 from effort import effort
-from holdfast.pieces.body import to_body
-from holdfast.store.base import Backend
-from holdfast.store.postgres import merge as postgres_merge
 
 PROGRAMS = {"memory": 40, "sqlite": 36, "dir": 36, "postgres": 20}
 """How many programs each store gets; about six seconds of computing each."""

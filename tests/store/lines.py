@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import holdfast
+import backstay
 
-OURS = Path(holdfast.__file__).parent
+OURS = Path(backstay.__file__).parent
 
 Happen = Callable[[], None]
 

@@ -10,16 +10,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "upkeep"))
 
 from damage import fill, text
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.model.checkpoint import Write
-from holdfast.model.decision import Decision, DecisionKind
-from holdfast.store.lane import LaneKey
-from holdfast.store.leases import Claim
-from holdfast.store.sessions import SessionRow
+import backstay
+from backstay.errors import BackstayError
+from backstay.model.checkpoint import Write
+from backstay.model.decision import Decision, DecisionKind
+from backstay.store.lane import LaneKey
+from backstay.store.leases import Claim
+from backstay.store.sessions import SessionRow
 
 
-def fill_all(store: holdfast.Store) -> None:
+def fill_all(store: backstay.Store) -> None:
     """Put a row into every table."""
     fill(store)
     thread = store.thread("alpha")
@@ -30,7 +30,7 @@ def fill_all(store: holdfast.Store) -> None:
     backend.acquire(LaneKey("", "leased", "", "main"), Claim("ann", "token", 1))
 
 
-def verbs(store: holdfast.Store) -> Iterator[Callable[[], object]]:
+def verbs(store: backstay.Store) -> Iterator[Callable[[], object]]:
     thread = store.thread("alpha")
     ask = Decision(kind=DecisionKind.APPROVE)
     yield lambda: [store.get(name) for name in ("a0", "a7", "f0", "b2", "c6")]
@@ -48,7 +48,7 @@ def verbs(store: holdfast.Store) -> Iterator[Callable[[], object]]:
     yield lambda: store.expired()
     yield lambda: store.stats()
     yield lambda: store.verify()
-    yield lambda: store.prune(holdfast.Keep(last=2), dry_run=True)
+    yield lambda: store.prune(backstay.Keep(last=2), dry_run=True)
     yield lambda: store.thread("alpha").append({"log": ["more"]})
     yield lambda: store.thread("beta").save({"log": ["other"]}, id="new")
     yield lambda: store.thread("alpha").fork("a2", branch="late")
@@ -58,19 +58,19 @@ def verbs(store: holdfast.Store) -> Iterator[Callable[[], object]]:
     yield lambda: thread.effect("mail", lambda: 1)
     yield lambda: store._backend.claim("", 2, Claim("bob", "third", 1))
     yield lambda: store._backend.acquire(LaneKey("", "leased", "", "main"), Claim("bob", "other", 1))
-    yield lambda: store.prune(holdfast.Keep(last=2))
+    yield lambda: store.prune(backstay.Keep(last=2))
     yield lambda: store.thread("gamma").delete("c1")
     yield lambda: store.compact()
     yield lambda: store.delete_thread("beta")
     yield lambda: store.clear()
 
 
-def call_all(store: holdfast.Store, what: str) -> None:
+def call_all(store: backstay.Store, what: str) -> None:
     """Make every call; fail if anything but an error of ours comes out of one."""
     for number, verb in enumerate(verbs(store)):
         try:
             verb()
-        except HoldfastError:
+        except BackstayError:
             continue
         except Exception as error:
             error.add_note(f"{what}, call {number}")

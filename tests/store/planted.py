@@ -13,11 +13,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from holdfast.integrations.langgraph.stock import postgres as stock
-from holdfast.store.postgres import connection as connecting
-from holdfast.store.postgres import database, queries
-from holdfast.store.postgres import schema as making
-from holdfast.testing.postgres import PostgresServer
+from backstay.integrations.langgraph.stock import postgres as stock
+from backstay.store.postgres import connection as connecting
+from backstay.store.postgres import database, queries
+from backstay.store.postgres import schema as making
+from backstay.testing.postgres import PostgresServer
 
 MARK = "planted look-alike"
 SCALARS: tuple[str, ...] = (

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 
-from holdfast.testing.postgres import SUPERUSER, PostgresServer, find_account
-from holdfast.testing.proxy import LOCALHOST, bind_free_port
-from holdfast.testing.waiting import wait_until
+from backstay.testing.postgres import SUPERUSER, PostgresServer, find_account
+from backstay.testing.proxy import LOCALHOST, bind_free_port
+from backstay.testing.waiting import wait_until
 
 BACKENDS = 2
 PREPARES_SINCE = (1, 21)
@@ -49,7 +49,7 @@ class Pooler:
     def __enter__(self) -> Pooler:
         self._reserved = bind_free_port()
         self.port = self._reserved.getsockname()[1]
-        self.folder = Path("/tmp", f"holdfast-pooler-{uuid.uuid4().hex}")
+        self.folder = Path("/tmp", f"backstay-pooler-{uuid.uuid4().hex}")
         self.folder.mkdir()
         settings = {
             "listen_addr": LOCALHOST,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Corrupted, OutcomeUnknown, StoreError, StoreFull
-from holdfast.store import atomic
+from backstay.errors import Corrupted, OutcomeUnknown, StoreError, StoreFull
+from backstay.store import atomic
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def test_a_write_that_finds_no_space_leaves_the_old_file(tmp_path: Path) -> None
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from holdfast.errors import StoreError\n"
-        "from holdfast.store import atomic\n"
+        "from backstay.errors import StoreError\n"
+        "from backstay.store import atomic\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n"
@@ -293,7 +293,7 @@ def test_removing_what_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from holdfast.store import atomic
+from backstay.store import atomic
 with atomic.replacing(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()

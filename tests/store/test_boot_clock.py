@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import Fenced, OutcomeUnknown
-from holdfast.store.base import Backend
-from holdfast.store.boot import BOOT_ID_PATH, WALL_CLOCK, Moment, boot_clock, boot_id, read_clock
-from holdfast.store.leases import Claim
-from holdfast.store.memory import MemoryStore
-from holdfast.store.sessions import SessionRow
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.drafts import draft, lane, put
-from holdfast.testing.waiting import wait_until
+from backstay.errors import Fenced, OutcomeUnknown
+from backstay.store.base import Backend
+from backstay.store.boot import BOOT_ID_PATH, WALL_CLOCK, Moment, boot_clock, boot_id, read_clock
+from backstay.store.leases import Claim
+from backstay.store.memory import MemoryStore
+from backstay.store.sessions import SessionRow
+from backstay.store.sqlite.store import SqliteStore
+from backstay.testing.drafts import draft, lane, put
+from backstay.testing.waiting import wait_until
 
 HOUR_US = 3_600_000_000
 
@@ -51,7 +51,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path, host: HostClock) -> 
 
 @pytest.mark.skipif(not BOOT_ID_PATH.exists(), reason="no boot clock here: the wall clock stands in")
 def test_all_processes_of_a_host_have_one_clock_that_counts_from_its_boot() -> None:
-    program = "from holdfast.store.boot import boot_clock; print(*boot_clock())"
+    program = "from backstay.store.boot import boot_clock; print(*boot_clock())"
     before = boot_clock()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     us, boot = done.stdout.split()
@@ -119,9 +119,9 @@ def test_a_lease_ends_at_its_very_moment(backend: Backend, host: HostClock) -> N
 
 HOLDER = """
 import sys
-from holdfast.store.leases import Claim
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.drafts import lane
+from backstay.store.leases import Claim
+from backstay.store.sqlite.store import SqliteStore
+from backstay.testing.drafts import lane
 store = SqliteStore(sys.argv[1])
 store.acquire(lane("long"), Claim("child", "child", 3_600_000_000))
 store.acquire(lane("short"), Claim("child", "child", 200_000))

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.base import Backend
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.store.memory import MemoryStore
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.contract import StoreContract
+from backstay.store.base import Backend
+from backstay.store.directory.store import DirectoryStore
+from backstay.store.memory import MemoryStore
+from backstay.store.postgres.store import PostgresStore
+from backstay.store.sqlite.store import SqliteStore
+from backstay.testing.contract import StoreContract
 
 
 class TestMemory(StoreContract):

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidInput, OutcomeUnknown, StoreError, StoreFull, StoreRefused
-from holdfast.store.directory.root import FORMAT, VERSION, path_of
+import backstay
+from backstay.errors import InvalidInput, OutcomeUnknown, StoreError, StoreFull, StoreRefused
+from backstay.store.directory.root import FORMAT, VERSION, path_of
 
-OURS = re.compile(r"holdfast\.json|control|store\.log|lanes|lanes/\d{8}\.log")
+OURS = re.compile(r"backstay\.json|control|store\.log|lanes|lanes/\d{8}\.log")
 FULL_BYTES = 300 * 1024
 
 
@@ -35,13 +35,13 @@ def cannot_be_tested(what: str) -> None:
 
 
 def make_store(path: Path) -> None:
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         store.thread("thread").save({"n": 1}, id="first")
 
 
 def save_often(path: Path) -> None:
     """Save so that all kinds of files are written to."""
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         for number in range(3):
             store.thread("thread").save({"log": ["x"] * number})
 
@@ -67,22 +67,22 @@ def make_foreign_with_a_lanes_folder(path: Path) -> None:
 
 def make_newer(path: Path) -> None:
     make_store(path)
-    (path / "holdfast.json").write_text(json.dumps({"format": FORMAT, "version": VERSION + 1}))
+    (path / "backstay.json").write_text(json.dumps({"format": FORMAT, "version": VERSION + 1}))
 
 
 def make_other_format(path: Path) -> None:
     make_store(path)
-    (path / "holdfast.json").write_text(json.dumps({"format": "another store", "version": VERSION}))
+    (path / "backstay.json").write_text(json.dumps({"format": "another store", "version": VERSION}))
 
 
 def make_no_json(path: Path) -> None:
     make_store(path)
-    (path / "holdfast.json").write_text("{")
+    (path / "backstay.json").write_text("{")
 
 
 def make_list(path: Path) -> None:
     make_store(path)
-    (path / "holdfast.json").write_text("[1, 2]")
+    (path / "backstay.json").write_text("[1, 2]")
 
 
 @pytest.mark.row("G17")
@@ -102,7 +102,7 @@ def test_a_directory_that_is_not_ours_is_refused_and_left_as_it_is(path: Path, m
     before = files_of(path)
 
     with pytest.raises(StoreRefused, match=str(path)):
-        holdfast.open(f"dir:{path}")
+        backstay.open(f"dir:{path}")
 
     assert files_of(path) == before
 
@@ -111,9 +111,9 @@ def test_a_file_in_the_place_of_the_directory_is_refused(path: Path) -> None:
     path.write_text("a file")
 
     with pytest.raises(StoreRefused, match=str(path)):
-        holdfast.open(f"dir:{path}")
+        backstay.open(f"dir:{path}")
     with pytest.raises(StoreError, match=str(path)):
-        holdfast.open(f"dir:{path}/below")
+        backstay.open(f"dir:{path}/below")
     assert path.read_text() == "a file"
 
 
@@ -137,7 +137,7 @@ def test_an_empty_directory_and_what_an_interrupted_opening_left_become_a_store(
     (path / "control").touch()
     make_store(path)
 
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         assert store.verify().checkpoints == 1
 
 
@@ -161,14 +161,14 @@ def test_a_url_names_a_directory(url: str, expected: str) -> None:
 @pytest.mark.parametrize("url", ["dir:", "dir://"])
 def test_a_url_without_a_directory_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="names no directory"):
-        holdfast.open(url)
+        backstay.open(url)
 
 
 def test_a_relative_directory_stays_the_same_when_the_program_goes_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with holdfast.open("dir:store") as store:
+    with backstay.open("dir:store") as store:
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         monkeypatch.chdir(elsewhere)
@@ -176,7 +176,7 @@ def test_a_relative_directory_stays_the_same_when_the_program_goes_elsewhere(
 
         assert store.get("first") is not None
     assert list(elsewhere.iterdir()) == []
-    assert (tmp_path / "store" / "holdfast.json").exists()
+    assert (tmp_path / "store" / "backstay.json").exists()
 
 
 HOSTILE = [
@@ -204,14 +204,14 @@ def test_no_name_ever_becomes_a_path(path: Path) -> None:
     """Each is a thread, a branch, a namespace and an id, all different, or is refused; and only our files are there."""
     kept: list[str] = []
     for name in HOSTILE:
-        with contextlib.suppress(InvalidInput), holdfast.open(f"dir:{path}", namespace=name) as store:
+        with contextlib.suppress(InvalidInput), backstay.open(f"dir:{path}", namespace=name) as store:
             thread = store.thread(name)
             thread.save({"name": name}, id=name)
             thread.fork(name, branch=name, id=f"{name}!")
             kept.append(name)
 
     for name in kept:
-        with holdfast.open(f"dir:{path}", namespace=name) as store:
+        with backstay.open(f"dir:{path}", namespace=name) as store:
             found = store.thread(name).latest()
             assert found is not None
             assert (found.id, found.state) == (name, {"name": name})
@@ -225,7 +225,7 @@ def test_no_name_ever_becomes_a_path(path: Path) -> None:
 
 @pytest.mark.row("T8")
 def test_a_name_with_nul_is_refused_before_anything_is_written(path: Path) -> None:
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         before = files_of(path)
         with pytest.raises(InvalidInput):
             store.thread("a\0b").save({"n": 1})
@@ -233,7 +233,7 @@ def test_a_name_with_nul_is_refused_before_anything_is_written(path: Path) -> No
             store.thread("thread").save({"n": 1}, id="a\0b")
         assert files_of(path) == before
     with pytest.raises(InvalidInput):
-        holdfast.open(f"dir:{path}\0x")
+        backstay.open(f"dir:{path}\0x")
 
 
 # Who may read and write -------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_name_with_nul_is_refused_before_anything_is_written(path: Path) -> No
 def test_only_the_owner_can_read_any_of_the_files_whatever_the_umask(path: Path) -> None:
     usual = os.umask(0)
     try:
-        with holdfast.open(f"dir:{path}/below") as store:
+        with backstay.open(f"dir:{path}/below") as store:
             thread = store.thread("thread")
             for number in range(3):
                 thread.save({"log": ["x"] * number}, id=f"c{number}")
@@ -254,7 +254,7 @@ def test_only_the_owner_can_read_any_of_the_files_whatever_the_umask(path: Path)
         os.umask(usual)
 
     folders = {"below", "below/lanes"}
-    assert modes.keys() > folders | {"below/store.log", "below/control", "below/holdfast.json"}
+    assert modes.keys() > folders | {"below/store.log", "below/control", "below/backstay.json"}
     assert modes == {name: 0o700 if name in folders else 0o600 for name in modes}
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
@@ -282,7 +282,7 @@ def read_only(path: Path) -> Iterator[None]:
 def test_all_can_be_read_in_a_read_only_directory_and_nothing_written(path: Path) -> None:
     make_store(path)
     before = files_of(path)
-    with read_only(path), holdfast.open(f"dir:{path}") as store:
+    with read_only(path), backstay.open(f"dir:{path}") as store:
         found = store.thread("thread").latest()
         assert found is not None
         assert found.state == {"n": 1}
@@ -297,7 +297,7 @@ def test_all_can_be_read_in_a_read_only_directory_and_nothing_written(path: Path
                 write()
 
     assert files_of(path) == before
-    make_another = holdfast.open(f"dir:{path}")
+    make_another = backstay.open(f"dir:{path}")
     assert make_another.thread("thread").save({"n": 2}).parent_id == "first"
     make_another.close()
 
@@ -305,12 +305,12 @@ def test_all_can_be_read_in_a_read_only_directory_and_nothing_written(path: Path
 def test_a_copy_without_its_control_file_can_be_read_in_a_read_only_directory(path: Path) -> None:
     make_store(path)
     (path / "control").unlink()
-    with read_only(path), holdfast.open(f"dir:{path}") as store:
+    with read_only(path), backstay.open(f"dir:{path}") as store:
         assert store.get("first") is not None
         assert store.verify()
 
 
-def fill_up(thread: holdfast.Thread, saved: list[str]) -> None:
+def fill_up(thread: backstay.Thread, saved: list[str]) -> None:
     while len(saved) < 100:
         thread.latest()
         saved.append(thread.save({"noise": os.urandom(8000)}).id)
@@ -332,7 +332,7 @@ def small_disk(path: Path) -> Iterator[None]:
 @pytest.mark.row("G2")
 def test_a_full_disk_is_told_and_loses_nothing_and_the_store_works_again_when_there_is_space(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    with small_disk(disk), holdfast.open(f"dir:{disk}/store") as store:
+    with small_disk(disk), backstay.open(f"dir:{disk}/store") as store:
         for number in range(2):
             (disk / f"ballast {number}").write_bytes(bytes(FULL_BYTES // 4))
         thread = store.thread("thread")
@@ -340,7 +340,7 @@ def test_a_full_disk_is_told_and_loses_nothing_and_the_store_works_again_when_th
         for number in range(2):
             with pytest.raises((StoreFull, OutcomeUnknown), match="No space"):
                 fill_up(thread, saved)
-            with holdfast.open(f"dir:{disk}/store") as other:
+            with backstay.open(f"dir:{disk}/store") as other:
                 assert [meta.id for meta in other.thread("thread").history()] == saved[::-1]
                 assert other.verify()
             space = os.statvfs(disk)
@@ -369,10 +369,10 @@ def test_a_full_disk_is_told_and_loses_nothing_and_the_store_works_again_when_th
     ],
     ids=lambda said: f"{said[:5]} {len(said)}",
 )
-def test_a_holdfast_json_of_any_content_is_refused_with_an_error_of_ours(path: Path, said: str) -> None:
-    holdfast.open(f"dir:{path}").close()
-    (path / "holdfast.json").write_text(said, encoding="utf-8")
+def test_a_backstay_json_of_any_content_is_refused_with_an_error_of_ours(path: Path, said: str) -> None:
+    backstay.open(f"dir:{path}").close()
+    (path / "backstay.json").write_text(said, encoding="utf-8")
 
     with pytest.raises(StoreRefused):
-        holdfast.open(f"dir:{path}")
-    assert (path / "holdfast.json").read_text(encoding="utf-8") == said
+        backstay.open(f"dir:{path}")
+    assert (path / "backstay.json").read_text(encoding="utf-8") == said

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from forking import ended_well, forked
 
-import holdfast
-from holdfast.errors import StoreBusy, StoreError
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay.errors import StoreBusy, StoreError
+from backstay.store.directory.store import DirectoryStore
+from backstay.thread.store import Store, make_context
 
 SAVES = 15
 
@@ -54,7 +54,7 @@ def check_saved(store: Store, names: list[str]) -> None:
 
 @pytest.mark.row("C11")
 def test_parent_and_child_of_a_fork_both_go_on(path: Path) -> None:
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         store.thread("before").save({"n": 0})
         child = forked(lambda: save_many(store, "child"))
         save_many(store, "parent")
@@ -79,7 +79,7 @@ def test_a_fork_in_the_middle_of_a_save_leaves_a_child_that_can_go_on_and_close(
         save_many(store, name)
         store.close()
 
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         worker = threading.Thread(target=work)
         worker.start()
         assert begun.wait(30)
@@ -96,7 +96,7 @@ def test_a_fork_in_the_middle_of_a_save_leaves_a_child_that_can_go_on_and_close(
 
 @pytest.mark.row("C11")
 def test_two_handles_in_one_process_see_each_other_at_once(path: Path) -> None:
-    with holdfast.open(f"dir:{path}") as one, holdfast.open(f"dir:{path}") as two:
+    with backstay.open(f"dir:{path}") as one, backstay.open(f"dir:{path}") as two:
         first = one.thread("thread").save({"n": 1})
         assert two.get(first.id) is not None
         assert two.thread("thread").save({"n": 2}).parent_id == first.id
@@ -112,7 +112,7 @@ def test_two_handles_in_one_process_see_each_other_at_once(path: Path) -> None:
 
 
 def test_a_store_is_closed_twice_and_then_refuses(path: Path) -> None:
-    store = holdfast.open(f"dir:{path}")
+    store = backstay.open(f"dir:{path}")
     store.thread("thread").save({"n": 1}, id="first")
     store.close()
     store.close()
@@ -134,13 +134,13 @@ def open_here(path: Path) -> list[str]:
 
 @pytest.mark.row("G2")
 def test_nothing_stays_open_when_a_store_is_closed_or_cannot_be_opened(path: Path) -> None:
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         store.thread("thread").save({"n": 1})
     assert open_here(path) == []
     (path / "lanes" / "00000002.log").unlink()
     (path / "lanes" / "00000002.log").mkdir()
     with pytest.raises(StoreError):
-        holdfast.open(f"dir:{path}")
+        backstay.open(f"dir:{path}")
 
     assert open_here(path) == []
 
@@ -189,12 +189,12 @@ def test_a_store_locked_by_a_stopped_process_is_busy_and_works_again_after_it(pa
 @pytest.mark.row("C11")
 def test_processes_may_open_a_new_store_at_the_same_moment(path: Path) -> None:
     def save(name: str) -> None:
-        with holdfast.open(f"dir:{path}") as store:
+        with backstay.open(f"dir:{path}") as store:
             store.thread(name).save({"n": 1}, id=name)
 
     children = [forked(lambda name=f"p{number}": save(name)) for number in range(6)]  # type: ignore[misc]
 
     assert [ended_well(child) for child in children] == [True] * 6
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         assert sorted(meta.id for meta in store.threads()) == [f"p{number}" for number in range(6)]
         assert store.verify()

@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from forking import ended_well, forked
 
-import holdfast
-from holdfast.errors import Conflict, Corrupted, HoldfastError, OutcomeUnknown, StoreError, StoreRefused
-from holdfast.store.base import Query
-from holdfast.store.directory import logs as logs_module
-from holdfast.store.directory.control import CONTROL_BYTES
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.testing.drafts import damage, draft, lane, long_list, put, state_of
+import backstay
+from backstay.errors import BackstayError, Conflict, Corrupted, OutcomeUnknown, StoreError, StoreRefused
+from backstay.store.base import Query
+from backstay.store.directory import logs as logs_module
+from backstay.store.directory.control import CONTROL_BYTES
+from backstay.store.directory.store import DirectoryStore
+from backstay.testing.drafts import damage, draft, lane, long_list, put, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -76,7 +76,7 @@ def replace_by_a_copy_of_links(path: Path) -> None:
 
 def replace_by_another_store(path: Path) -> None:
     shutil.rmtree(path)
-    with holdfast.open(f"dir:{path}") as other:
+    with backstay.open(f"dir:{path}") as other:
         other.thread("t").save({"n": 1}, id="foreign")
 
 
@@ -126,11 +126,11 @@ def move_lanes(path: Path) -> None:
 
 
 def remove_name_file(path: Path) -> None:
-    (path / "holdfast.json").unlink()
+    (path / "backstay.json").unlink()
 
 
 def make_newer(path: Path) -> None:
-    (path / "holdfast.json").write_text('{"format": "holdfast directory store", "version": 2}')
+    (path / "backstay.json").write_text('{"format": "backstay directory store", "version": 2}')
 
 
 MISHAPS: list[Callable[[Path], None]] = [
@@ -153,7 +153,7 @@ MISHAPS: list[Callable[[Path], None]] = [
 ]
 
 
-def is_typed(error: HoldfastError, path: Path) -> bool:
+def is_typed(error: BackstayError, path: Path) -> bool:
     return error.hint is not None and error.path is not None and error.path.startswith(str(path))
 
 
@@ -288,14 +288,14 @@ def test_the_control_file_may_go_at_any_time(store: DirectoryStore, path: Path, 
 def test_two_processes_lose_nothing_while_a_third_removes_the_control_file(path: Path) -> None:
     saves = 100
 
-    def add(own: holdfast.Store, item: str) -> None:
+    def add(own: backstay.Store, item: str) -> None:
         while True:
             with contextlib.suppress(Conflict):
                 own.thread("both").append({"log": [item]}, id=item + "!")
                 return
 
     def work(name: str) -> None:
-        with holdfast.open(f"dir:{path}") as own:
+        with backstay.open(f"dir:{path}") as own:
             for number in range(saves):
                 own.thread(name).save({"n": number}, id=f"{name}-{number}")
                 add(own, f"{name}-{number}")
@@ -307,13 +307,13 @@ def test_two_processes_lose_nothing_while_a_third_removes_the_control_file(path:
             (path / "control").unlink(missing_ok=True)
             subprocess.run([sys.executable, "-c", ""], check=True)  # takes a while, in which they go on
 
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         store.thread("both").save({"log": []})
         children = [forked(lambda name=name: work(name)) for name in ("one", "two")]  # type: ignore[misc]
         children.append(forked(remove))
         assert [ended_well(child) for child in children] == [True] * 3
 
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         for name in ("one", "two"):
             assert [meta.id for meta in store.thread(name).history()] == [f"{name}-{n}" for n in reversed(range(saves))]
         both = store.thread("both").latest()
@@ -338,10 +338,10 @@ def test_two_processes_lose_nothing_while_a_third_removes_the_control_file(path:
     ],
 )
 def test_a_stray_file_is_not_taken_for_ours(path: Path, name: str) -> None:
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         store.thread("thread").save({"n": 1}, id="first")
     (path / name).write_bytes(b"not a log")
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         assert store.get("first") is not None
         store.thread("thread").save({"n": 2}, id="second")
         store.thread("new").save({"n": 2}, id="new")
@@ -355,7 +355,7 @@ def test_a_stray_file_is_not_taken_for_ours(path: Path, name: str) -> None:
 
 
 def test_a_file_in_the_place_of_a_log_that_is_to_be_made_is_refused_and_kept(path: Path) -> None:
-    with holdfast.open(f"dir:{path}") as store:
+    with backstay.open(f"dir:{path}") as store:
         store.thread("thread").save({"n": 1}, id="first")
         for number in range(3, 9):
             (path / "lanes" / f"{number:08}.log").write_bytes(b"precious")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.store.base import LaneKey
-from holdfast.store.directory import store as directory
-from holdfast.store.directory.rewrite import rewrite
-from holdfast.store.directory.root import Root
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.store.leases import Claim
-from holdfast.testing.drafts import lane, long_list, put, state_of
+import backstay
+from backstay.store.base import LaneKey
+from backstay.store.directory import store as directory
+from backstay.store.directory.rewrite import rewrite
+from backstay.store.directory.root import Root
+from backstay.store.directory.store import DirectoryStore
+from backstay.store.leases import Claim
+from backstay.testing.drafts import lane, long_list, put, state_of
 
 HOUR_US = 3_600_000_000
 
@@ -86,7 +86,7 @@ def test_the_number_of_a_lane_that_went_is_not_given_out_again_after_reopening(u
 
 @pytest.mark.row("C11")
 def test_a_forked_child_goes_on_by_itself_and_keeps_no_lock_of_its_parent(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         thread.save({"n": 1})
         read, write = os.pipe()
@@ -111,7 +111,7 @@ def test_a_forked_child_goes_on_by_itself_and_keeps_no_lock_of_its_parent(url: s
 
 
 def test_the_room_taken_in_advance_is_given_back_when_the_store_is_closed(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         thread.save({"list": long_list(100)})
         for n in range(10):
@@ -122,7 +122,7 @@ def test_the_room_taken_in_advance_is_given_back_when_the_store_is_closed(url: s
     left = log.read_bytes()
 
     assert not left.endswith(bytes(100))
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         assert store.verify()
         newest = store.thread("t").latest()
         assert newest is not None
@@ -130,19 +130,19 @@ def test_the_room_taken_in_advance_is_given_back_when_the_store_is_closed(url: s
 
 
 def test_a_torn_end_is_cut_and_told_and_nothing_is_wrong_with_that(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         store.thread("t").save({"n": 1})
     folder = Path(url.removeprefix("dir:"))
     (log,) = (folder / "lanes").iterdir()
     whole = log.read_bytes()
     log.write_bytes(whole + whole[24:90])  # the beginning of a record that was never finished
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         report = store.verify()
 
         assert report, str(report)
         assert [finding.kind for finding in report.findings] == ["leftover"]
         assert store.thread("t").append(set={"n": 2}).step == 2
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         assert store.verify().findings == ()
 
 
@@ -166,7 +166,7 @@ def test_a_child_of_a_checkpoint_that_was_replaced_keeps_its_digest_whichever_lo
     url: str, fate: str
 ) -> None:
     """The child lies in another log, which does not say what its parent was before."""
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("a")
         thread.save({"n": 0})
         thread.save({"n": 1}, id="parent")
@@ -182,8 +182,8 @@ def test_a_child_of_a_checkpoint_that_was_replaced_keeps_its_digest_whichever_lo
         for _ in range(2):
             number = min(number for number in backend._logs.known if number)  # that of thread "a"
             backend._write(lambda number=number: backend._give_back([backend._logs.known[number]]))  # type: ignore[misc]
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         assert store.verify(), str(store.verify())
         store.compact()
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         assert store.verify(), str(store.verify())

@@ -21,21 +21,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from breaking import Moment, Watch
 
-import holdfast.store
+import backstay.store
+from backstay.errors import StoreError
+from backstay.store.base import Query
+from backstay.store.boot import Moment as Instant
+from backstay.store.directory.store import DirectoryStore
+from backstay.store.effects import DONE, EffectRow
+from backstay.store.interrupts import InterruptRow
+from backstay.store.leases import Claim
+from backstay.store.lock import DirectoryLock, is_mine
+from backstay.store.memory.store import MemoryStore
+from backstay.store.sessions import SessionRow
+from backstay.testing.drafts import damage, draft, lane, long_list, pending, put, state_of
 from effort import effort
-from holdfast.errors import StoreError
-from holdfast.store.base import Query
-from holdfast.store.boot import Moment as Instant
-from holdfast.store.directory.store import DirectoryStore
-from holdfast.store.effects import DONE, EffectRow
-from holdfast.store.interrupts import InterruptRow
-from holdfast.store.leases import Claim
-from holdfast.store.lock import DirectoryLock, is_mine
-from holdfast.store.memory.store import MemoryStore
-from holdfast.store.sessions import SessionRow
-from holdfast.testing.drafts import damage, draft, lane, long_list, pending, put, state_of
 
-FOLDER = Path(holdfast.store.__file__).parent
+FOLDER = Path(backstay.store.__file__).parent
 FILES = {
     str(path)
     for pattern in ("memory/*.py", "directory/*.py", "lock.py", "gate.py", "atomic.py")

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import Corrupted, DecodeError, EncodeError
-from holdfast.store.base import Backend, Query, WriteRow
-from holdfast.store.layout import pack_body
-from holdfast.store.memory import MemoryStore
-from holdfast.store.open import open_backend
-from holdfast.store.postgres.pending import swap
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.sqlite.pending import INLINE_BYTES_MAX, PIECE_BYTES
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.store.writes import Packed, Unreadable, by_task, merge, merged, pack, read, unpack
-from holdfast.testing.drafts import lane, pending, put
+import backstay
+from backstay.errors import Corrupted, DecodeError, EncodeError
+from backstay.store.base import Backend, Query, WriteRow
+from backstay.store.layout import pack_body
+from backstay.store.memory import MemoryStore
+from backstay.store.open import open_backend
+from backstay.store.postgres.pending import swap
+from backstay.store.postgres.store import PostgresStore
+from backstay.store.sqlite.pending import INLINE_BYTES_MAX, PIECE_BYTES
+from backstay.store.sqlite.store import SqliteStore
+from backstay.store.writes import Packed, Unreadable, by_task, merge, merged, pack, read, unpack
+from backstay.testing.drafts import lane, pending, put
 
 TASK = "0b5c6a52-6a0b-4a9c-9f19-3f2b1d9d3d9a"
 PATHS = ("", "~__pregel_pull, work", "é\U0001f9ff")
@@ -311,13 +311,13 @@ def test_damaged_writes_are_told_and_hide_nothing_else(sql_url: str, backend: Ba
         _ = lost.anything_else
     with pytest.raises(Corrupted, match="one"):
         backend.write(lane(), "one", [pending(TASK, 5)], True)
-    with holdfast.open(sql_url) as store:
+    with backstay.open(sql_url) as store:
         with pytest.raises(Corrupted, match="one"):
             store.get("one")
         assert [finding.where for finding in store.verify().findings] == [f"checkpoint one, writes[{TASK}][0]"]
         assert store.get("two") is not None
     backend.delete("", ["one"], False)
-    with holdfast.open(sql_url) as store:
+    with backstay.open(sql_url) as store:
         assert store.verify()
 
 

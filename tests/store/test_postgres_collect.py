@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.pieces.coverage import is_needed, merge_ranges
-from holdfast.pieces.piece import Range
-from holdfast.store.layout import address_of, pack_body
-from holdfast.store.postgres import collect, compact
-from holdfast.store.postgres.chunks import read_ranges
-from holdfast.store.postgres.connection import DeadlineConnection
-from holdfast.store.postgres.link import Link
-from holdfast.store.postgres.merge import WINDOW_BYTES
-from holdfast.store.postgres.select import every, run
-from holdfast.store.postgres.target import parse_url
-from holdfast.testing.postgres import PostgresServer
-from holdfast.upkeep.repair import repair
+import backstay
+from backstay.pieces.coverage import is_needed, merge_ranges
+from backstay.pieces.piece import Range
+from backstay.store.layout import address_of, pack_body
+from backstay.store.postgres import collect, compact
+from backstay.store.postgres.chunks import read_ranges
+from backstay.store.postgres.connection import DeadlineConnection
+from backstay.store.postgres.link import Link
+from backstay.store.postgres.merge import WINDOW_BYTES
+from backstay.store.postgres.select import every, run
+from backstay.store.postgres.target import parse_url
+from backstay.testing.postgres import PostgresServer
+from backstay.upkeep.repair import repair
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from effort import effort
@@ -47,7 +47,7 @@ Ranges = list[tuple[int, int]]
 @pytest.fixture
 def connection(postgres_url: str) -> Iterator[DeadlineConnection]:
     """Return a connection to a store without a checkpoint, in a transaction that is given up at the end."""
-    holdfast.open(postgres_url).close()
+    backstay.open(postgres_url).close()
     link = Link(parse_url(postgres_url))
     with link.connect() as opened:
         yield opened
@@ -131,23 +131,23 @@ def test_what_is_needed_stays_readable_and_nothing_else_stays(
 # The same through the store ---------------------------------------------------------------------------------------
 
 
-def slide(thread: holdfast.Thread) -> dict[str, Any]:
+def slide(thread: backstay.Thread) -> dict[str, Any]:
     """Let a list pass a window by small appends, then keep only its end; return the state."""
     for number in range(100):
         thread.append({"log": [f"{number:03} " + "x" * 900]})
     return dict(thread.save({"log": current(thread)["log"][-60:]}).state)
 
 
-def current(thread: holdfast.Thread) -> Mapping[str, Any]:
+def current(thread: backstay.Thread) -> Mapping[str, Any]:
     newest = thread.latest()
     assert newest is not None
     return newest.state
 
 
 def test_a_sliding_window_of_messages_survives_pruning(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as store:
+    with backstay.open(postgres_url) as store:
         expected = slide(store.thread("agent"))
-        store.thread("agent").prune(holdfast.Keep(last=1))
+        store.thread("agent").prune(backstay.Keep(last=1))
 
         assert current(store.thread("agent")) == expected
         assert store.verify()
@@ -155,7 +155,7 @@ def test_a_sliding_window_of_messages_survives_pruning(postgres_url: str) -> Non
 
 def test_a_repair_drops_rows_that_nobody_needs_and_no_other(postgres_url: str, postgres: PostgresServer) -> None:
     schema = parse_url(postgres_url).schema
-    with holdfast.open(postgres_url) as store:
+    with backstay.open(postgres_url) as store:
         expected = slide(store.thread("agent"))
         with postgres.connect() as admin:  # as if a delete had stopped before it came to the bytes
             admin.execute(
@@ -172,7 +172,7 @@ def test_a_repair_drops_rows_that_nobody_needs_and_no_other(postgres_url: str, p
 
 def test_a_window_that_is_left_again_after_a_delete_is_merged_once_more(postgres_url: str) -> None:
     """The first small row is in both tables; then the stream ends there again, and the row in ``fresh`` grows."""
-    with holdfast.open(f"{postgres_url}&timeout=3") as store:
+    with backstay.open(f"{postgres_url}&timeout=3") as store:
         thread = store.thread("agent")
         log: list[str] = []
         for letter, length in ("a", 20_000), ("b", 20_000), ("c", 100):
@@ -190,6 +190,6 @@ def test_a_window_that_is_left_again_after_a_delete_is_merged_once_more(postgres
         store.compact()
         assert current(store.thread("agent")) == {"log": log}
         thread.save({"log": log[3:]})
-        thread.prune(holdfast.Keep(last=1))
+        thread.prune(backstay.Keep(last=1))
         assert current(store.thread("agent")) == {"log": log[3:]}
         assert store.verify()

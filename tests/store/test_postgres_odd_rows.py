@@ -1,4 +1,4 @@
-"""Rows that Holdfast never writes: odd values in every column of every table give errors of ours, and no others."""
+"""Rows that Backstay never writes: odd values in every column of every table give errors of ours, and no others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from odd_rows import call_all, fill_all
 
-import holdfast
+import backstay
+from backstay.store.postgres.schema import expected, schema_script
+from backstay.testing.postgres import PostgresServer
 from effort import effort
-from holdfast.store.postgres.schema import expected, schema_script
-from holdfast.testing.postgres import PostgresServer
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -39,9 +39,9 @@ COLUMNS = {table: text.split(", ") for table, text in expected(schema_script()).
 class Original:
     """An open store, and a copy of all its rows to begin with again and again."""
 
-    def __init__(self, store: holdfast.Store, connection: Connection) -> None:
+    def __init__(self, store: backstay.Store, connection: Connection) -> None:
         self.store, self._connection = store, connection
-        connection.execute("set search_path = holdfast; create schema kept")
+        connection.execute("set search_path = backstay; create schema kept")
         for table, columns in COLUMNS.items():
             connection.execute(f"create table kept.{table} as table {table}".encode())
             for column in columns:
@@ -65,7 +65,7 @@ class Original:
 @pytest.fixture(scope="module")
 def original(postgres: PostgresServer) -> Iterator[Original]:
     name = postgres.new_database()
-    with holdfast.open(postgres.url(name, timeout=1)) as store, postgres.connect(name) as connection:
+    with backstay.open(postgres.url(name, timeout=1)) as store, postgres.connect(name) as connection:
         fill_all(store)
         for number in range(3):
             store.thread("gamma").append({"items": [f"{number}" * 20_000]})

@@ -18,15 +18,15 @@ import psycopg
 import pytest
 from psycopg import sql
 
-import holdfast
-from holdfast.errors import HoldfastError, StoreBusy, StoreError, StoreRefused
-from holdfast.model.checkpoint import Write
-from holdfast.store.postgres import database as opening
-from holdfast.store.postgres import schema as making
-from holdfast.store.postgres.schema import migration_scripts
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.proxy import LOCALHOST, bind_free_port
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.errors import BackstayError, StoreBusy, StoreError, StoreRefused
+from backstay.model.checkpoint import Write
+from backstay.store.postgres import database as opening
+from backstay.store.postgres import schema as making
+from backstay.store.postgres.schema import migration_scripts
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.proxy import LOCALHOST, bind_free_port
+from backstay.testing.waiting import wait_until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -37,10 +37,10 @@ NOWHERE = f"postgresql://user@{LOCALHOST}:1/database"
 """A place where nobody listens: who gets as far as connecting to it gets another error."""
 
 OPEN_AND_SAVE = """
-import sys, holdfast, holdfast.store.postgres.store
+import sys, backstay, backstay.store.postgres.store
 print("ready", flush=True)
 sys.stdin.readline()
-with holdfast.open(sys.argv[1]) as store:
+with backstay.open(sys.argv[1]) as store:
     print(store.thread(sys.argv[2]).save({"n": 1}).id)
 """
 
@@ -71,10 +71,10 @@ def role(admin: Connection) -> str:
     return name
 
 
-def refused(url: str, kind: type[HoldfastError], words: str) -> HoldfastError:
+def refused(url: str, kind: type[BackstayError], words: str) -> BackstayError:
     """Open a store that must be refused, with a hint, in words that a person can use."""
-    with pytest.raises(HoldfastError, match=words) as caught:
-        holdfast.open(url).close()
+    with pytest.raises(BackstayError, match=words) as caught:
+        backstay.open(url).close()
 
     assert type(caught.value) is kind
     assert caught.value.hint
@@ -85,7 +85,7 @@ def has_schema(connection: Connection, name: str) -> bool:
     return connection.execute("select 1 from pg_namespace where nspname = %s", (name,)).fetchone() is not None
 
 
-def works(store: holdfast.Store) -> None:
+def works(store: backstay.Store) -> None:
     """Use a store in all the ways that need different rights: add, change, delete, lease, decide, clean up."""
     thread = store.thread("käfer 甲虫")
     first = thread.save({"messages": ["a" * 3000], "n": 1}, tags=["first"])
@@ -95,7 +95,7 @@ def works(store: holdfast.Store) -> None:
     with thread.lease(ttl=30):
         last = thread.save({"n": 8})
     thread.write(last, [Write(task_id="Aufgabe 甲", index=0, channel="ch", value="Wert")])
-    thread.prune(holdfast.Keep(last=2))
+    thread.prune(backstay.Keep(last=2))
     store.compact()
 
     newest, other = thread.latest(), fork.latest()
@@ -210,12 +210,12 @@ def test_a_user_who_may_not_make_a_schema_is_refused(postgres: PostgresServer, r
     refused(postgres.url(name, user=role), StoreRefused, "lacks a right .*permission denied for database.*GRANT")
 
     with postgres.connect(name) as connection:
-        assert not has_schema(connection, "holdfast")
+        assert not has_schema(connection, "backstay")
 
 
 def test_a_user_who_may_not_look_into_the_schema_is_refused(postgres: PostgresServer, role: str) -> None:
     name = postgres.new_database()
-    holdfast.open(postgres.url(name)).close()
+    backstay.open(postgres.url(name)).close()
 
     refused(postgres.url(name, user=role), StoreRefused, "lacks a right .*permission denied for schema.*GRANT")
 
@@ -224,7 +224,7 @@ def test_a_schema_made_for_the_user_is_enough(postgres: PostgresServer, role: st
     name = postgres.new_database()
     with postgres.connect(name) as connection:
         connection.execute(sql.SQL("create schema mine authorization {}").format(sql.Identifier(role)))
-    with holdfast.open(postgres.url(name, user=role, schema="mine")) as store:
+    with backstay.open(postgres.url(name, user=role, schema="mine")) as store:
         works(store)
 
 
@@ -232,11 +232,11 @@ def test_a_schema_made_for_the_user_is_enough(postgres: PostgresServer, role: st
 def shared_database(postgres: PostgresServer, role: str) -> str:
     """Make a store whose tables a role may use, but not change."""
     name = postgres.new_database()
-    holdfast.open(postgres.url(name)).close()
+    backstay.open(postgres.url(name)).close()
     with postgres.connect(name) as connection:
         for grant in (
-            "grant usage on schema holdfast to {}",
-            "grant select, insert, update, delete on all tables in schema holdfast to {}",
+            "grant usage on schema backstay to {}",
+            "grant select, insert, update, delete on all tables in schema backstay to {}",
         ):
             connection.execute(sql.SQL(grant).format(sql.Identifier(role)))
     return name
@@ -245,7 +245,7 @@ def shared_database(postgres: PostgresServer, role: str) -> str:
 def test_a_user_who_may_use_the_tables_needs_no_right_to_make_them(
     postgres: PostgresServer, shared_database: str, role: str
 ) -> None:
-    with holdfast.open(postgres.url(shared_database, user=role)) as store:
+    with backstay.open(postgres.url(shared_database, user=role)) as store:
         works(store)
 
 
@@ -253,7 +253,7 @@ def test_a_user_who_may_use_the_tables_needs_no_right_to_make_them(
 
 
 def test_the_longest_name_of_a_schema_works(postgres: PostgresServer) -> None:
-    with holdfast.open(postgres.url(postgres.new_database(), schema="x" * 63)) as store:
+    with backstay.open(postgres.url(postgres.new_database(), schema="x" * 63)) as store:
         works(store)
 
 
@@ -283,7 +283,7 @@ def test_a_schema_of_another_program_is_refused_and_left_as_it_is(
 def test_a_schema_with_our_version_but_without_our_tables_is_refused(
     postgres_url: str, schema: str, admin: Connection
 ) -> None:
-    holdfast.open(postgres_url).close()
+    backstay.open(postgres_url).close()
     admin.execute(f"drop table {schema}.blob, {schema}.lane".encode())
     before = description(admin, schema)
 
@@ -295,12 +295,12 @@ def test_a_schema_with_our_version_but_without_our_tables_is_refused(
 def test_a_schema_of_a_newer_version_is_refused_and_left_as_it_is(
     postgres_url: str, schema: str, admin: Connection
 ) -> None:
-    holdfast.open(postgres_url).close()
+    backstay.open(postgres_url).close()
     newer = len(migration_scripts()) + 1
     admin.execute(f"update {schema}.meta set version = {newer}".encode())
     before = description(admin, schema)
 
-    refused(postgres_url, StoreRefused, f"version {newer}.* up to {newer - 1}.*pip install -U")
+    refused(postgres_url, StoreRefused, f"version {newer}.* up to {newer - 1}.*pip install")
     assert description(admin, schema) == before
 
 
@@ -349,7 +349,7 @@ def test_migrating_from_any_version_gives_the_newest_schema(postgres: PostgresSe
     with postgres.connect(name) as connection:
         make_old(connection, "schema_1", version)
         for each in ("schema_1", "schema_2"):
-            holdfast.open(postgres.url(name, schema=each)).close()
+            backstay.open(postgres.url(name, schema=each)).close()
         old, new = description(connection, "schema_1"), description(connection, "schema_2")
 
     assert old == new
@@ -359,7 +359,7 @@ def test_migrating_from_any_version_gives_the_newest_schema(postgres: PostgresSe
 
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give this Holdfast one more migration, as the next release will have; return its file."""
+    """Give this Backstay one more migration, as the next release will have; return its file."""
     folder = tmp_path / "migrations"
     folder.mkdir()
     for number, script in enumerate(migration_scripts(), 1):
@@ -378,7 +378,7 @@ def test_an_older_store_is_brought_up_to_date_with_all_that_is_in_it(
 ) -> None:
     newest = len(migration_scripts())
     make_old(admin, schema, newest - 1)
-    with holdfast.open(postgres_url) as store:
+    with backstay.open(postgres_url) as store:
         works(store)
 
         assert admin.execute(f"select version from {schema}.meta".encode()).fetchall() == [(newest,)]
@@ -394,7 +394,7 @@ def test_a_migration_that_fails_changes_nothing(
     next_version.write_text(next_version.read_text(encoding="utf-8") + step, encoding="utf-8")
 
     with pytest.raises(StoreError, match="PostgreSQL says"):
-        holdfast.open(postgres_url)
+        backstay.open(postgres_url)
     assert description(admin, schema) == before
 
 
@@ -402,10 +402,10 @@ def test_a_user_who_may_not_migrate_is_refused(
     postgres: PostgresServer, shared_database: str, role: str, next_version: Path
 ) -> None:
     with postgres.connect(shared_database) as connection:
-        before = description(connection, "holdfast")
+        before = description(connection, "backstay")
         refused(postgres.url(shared_database, user=role), StoreRefused, "lacks a right .*must be owner")
 
-        assert description(connection, "holdfast") == before
+        assert description(connection, "backstay") == before
 
 
 @pytest.mark.row("C11")
@@ -437,7 +437,7 @@ def test_processes_may_open_a_new_store_at_the_same_moment(
     assert [child.returncode for child in children] == [0] * PROCESSES
     rows = admin.execute(f"select count(*), (select count(*) from {schema}.counter) from {schema}.meta".encode())
     assert rows.fetchall() == [(1, 1)]
-    with holdfast.open(postgres_url) as store:
+    with backstay.open(postgres_url) as store:
         assert sorted(meta.id for meta in store.threads()) == sorted(ids)
         assert store.verify()
 
@@ -456,7 +456,7 @@ def test_processes_may_open_a_new_store_at_the_same_moment(
 def test_what_is_dropped_under_an_open_store_is_missed_by_name(
     postgres_url: str, schema: str, admin: Connection, drop: str, words: str
 ) -> None:
-    with holdfast.open(postgres_url) as store:
+    with backstay.open(postgres_url) as store:
         thread = store.thread("thread")
         thread.save({"messages": ["a" * 3000]})
         thread.append({"messages": ["b" * 3000]})
@@ -500,10 +500,10 @@ def test_a_server_that_may_lose_what_is_acknowledged_is_used_only_if_the_url_acc
         refused(url, StoreRefused, f"{name}=off: a crash would lose.*{name}=on.*accept_data_loss=yes")
         refused(f"{url}&accept_data_loss=no", StoreRefused, f"{name}=off")
         assert not has_schema(admin, schema)
-        with holdfast.open(f"{url}&accept_data_loss=yes") as store:
+        with backstay.open(f"{url}&accept_data_loss=yes") as store:
             works(store)
 
-    holdfast.open(url).close()
+    backstay.open(url).close()
 
 
 @pytest.mark.row("G17")
@@ -520,8 +520,8 @@ def test_a_commit_that_does_not_wait_is_found_wherever_it_was_set(
 
     refused(url, StoreRefused, "synchronous_commit=off.*accept_data_loss=yes")
     with postgres.connect(name) as connection:
-        assert not has_schema(connection, "holdfast")
-    with holdfast.open(postgres.url(name, user=role, accept_data_loss="yes", **params)) as store:
+        assert not has_schema(connection, "backstay")
+    with backstay.open(postgres.url(name, user=role, accept_data_loss="yes", **params)) as store:
         works(store)
 
 
@@ -545,7 +545,7 @@ def test_settings_under_which_no_promise_holds_are_refused(
     refused(postgres.url(name, user=role, accept_data_loss="yes"), StoreRefused, words)
 
     with postgres.connect(name) as connection:
-        assert not has_schema(connection, "holdfast")
+        assert not has_schema(connection, "backstay")
 
 
 def database_in(admin: Connection, encoding: str) -> str:
@@ -559,7 +559,7 @@ def test_a_database_that_cannot_hold_every_name_is_refused(postgres: PostgresSer
 
 
 def test_a_database_without_an_encoding_holds_every_name(postgres: PostgresServer, admin: Connection) -> None:
-    with holdfast.open(postgres.url(database_in(admin, "SQL_ASCII"))) as store:
+    with backstay.open(postgres.url(database_in(admin, "SQL_ASCII"))) as store:
         works(store)
 
         assert [meta.thread_id for meta in store.threads()] == ["käfer 甲虫"]
@@ -568,7 +568,7 @@ def test_a_database_without_an_encoding_holds_every_name(postgres: PostgresServe
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Make a folder that another user of this machine can reach."""
-    folder = Path("/tmp", f"holdfast-{uuid.uuid4().hex}")
+    folder = Path("/tmp", f"backstay-{uuid.uuid4().hex}")
     folder.mkdir()
     yield folder
     shutil.rmtree(folder)
@@ -578,11 +578,11 @@ def folder() -> Iterator[Path]:
 def test_a_standby_is_refused(folder: Path) -> None:
     """Also one that has all the tables: it may show an old newest checkpoint."""
     with PostgresServer() as primary:
-        holdfast.open(primary.url()).close()
+        backstay.open(primary.url()).close()
         with primary.standby(folder) as standby:
             with standby.connect() as connection:
                 assert connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
-                wait_until(lambda: has_schema(connection, "holdfast"))
+                wait_until(lambda: has_schema(connection, "backstay"))
 
             refused(standby.url(), StoreRefused, "is a standby.*Name the primary")
             refused(standby.url(accept_data_loss="yes", schema="another"), StoreRefused, "is a standby")

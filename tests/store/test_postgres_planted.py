@@ -20,20 +20,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 from planted import calls, plant
 from pooler import Pooler
 
-import holdfast
-from holdfast.errors import Fenced, StoreRefused
-from holdfast.integrations.langgraph.stock.postgres import PostgresSource
-from holdfast.model.checkpoint import Write
-from holdfast.model.effect import Outcome
-from holdfast.pieces.piece import Range
-from holdfast.store.base import LaneKey, Query
-from holdfast.store.leases import Claim
-from holdfast.store.postgres import database, queries
-from holdfast.store.postgres import schema as making
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.testing.postgres import FOLDERS, PostgresServer
-from holdfast.transfer import export_bundle, import_bundle
-from holdfast.upkeep import check, repair
+import backstay
+from backstay.errors import Fenced, StoreRefused
+from backstay.integrations.langgraph.stock.postgres import PostgresSource
+from backstay.model.checkpoint import Write
+from backstay.model.effect import Outcome
+from backstay.pieces.piece import Range
+from backstay.store.base import LaneKey, Query
+from backstay.store.leases import Claim
+from backstay.store.postgres import database, queries
+from backstay.store.postgres import schema as making
+from backstay.store.postgres.store import PostgresStore
+from backstay.testing.postgres import FOLDERS, PostgresServer
+from backstay.transfer import export_bundle, import_bundle
+from backstay.upkeep import check, repair
 
 Show = Callable[[str, object], None]
 
@@ -70,18 +70,18 @@ def server(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator
 def planted(server: PostgresServer) -> tuple[str, tuple[int, int]]:
     """Return a database of the worker in which everything is planted, and of how many functions and operators."""
     name = server.new_database(owner=WORKER)
-    holdfast.open(server.url(name, user=WORKER)).close()
+    backstay.open(server.url(name, user=WORKER)).close()
     with server.connect(name) as admin:
         admin.execute(
             f"create schema stock authorization {WORKER}; set role {WORKER}; set search_path = stock".encode()
         )
         admin.execute(STOCK.encode())
-    return name, plant(server, name, "holdfast", CULPRIT)
+    return name, plant(server, name, "backstay", CULPRIT)
 
 
 def use(url: str, folder: Path) -> set[str]:
     """Use everything that the store can do; return the statements that were sent."""
-    with holdfast.open(url) as store, holdfast.open(folder / f"{uuid.uuid4().hex}.db") as copy:
+    with backstay.open(url) as store, backstay.open(folder / f"{uuid.uuid4().hex}.db") as copy:
         save_and_find(store)
         talk(store)
         remove(store)
@@ -100,7 +100,7 @@ def use(url: str, folder: Path) -> set[str]:
         return {*backend._link.statements, *again._link.statements}
 
 
-def save_and_find(store: holdfast.Store) -> None:
+def save_and_find(store: backstay.Store) -> None:
     thread = store.thread("agent")
     first = thread.save({"log": ["a" * 700], "text": "x" * 300}, tags=["first"], metadata={"kind": "odd"})
     for length in (600, 700, 20_000, 300, 30_000, 30_000, 200):
@@ -131,7 +131,7 @@ def save_and_find(store: holdfast.Store) -> None:
         assert backend.find(Query("", heads_of_threads=True, writes=payload))
 
 
-def talk(store: holdfast.Store) -> None:
+def talk(store: backstay.Store) -> None:
     """Ask, decide, do effects, hold leases and sessions."""
     thread = store.thread("talk")
     newest = thread.save({"n": 1})
@@ -171,22 +171,22 @@ def slow() -> None:
     raise TimeoutError
 
 
-def remove(store: holdfast.Store) -> None:
+def remove(store: backstay.Store) -> None:
     thread = store.thread("doomed")
     for number in range(90):
         thread.append({"log": [f"{number}" + "x" * 900]})
     thread.save({"log": ["y"]})
-    thread.prune(holdfast.Keep(last=2))
+    thread.prune(backstay.Keep(last=2))
     newest = thread.latest()
     assert newest is not None
     thread.delete(newest)
-    store.prune(holdfast.Keep(last=1))
+    store.prune(backstay.Keep(last=1))
     with pytest.raises(Fenced), store.thread("doomed").lease(ttl=30):
         store.delete_thread("doomed")
     store.delete_thread("doomed")
 
 
-def move(store: holdfast.Store, copy: holdfast.Store, folder: Path) -> None:
+def move(store: backstay.Store, copy: backstay.Store, folder: Path) -> None:
     thread = copy.thread("imported")
     thread.save({"log": ["a"]}, tags=["t"])
     for number in range(5):
@@ -197,13 +197,13 @@ def move(store: holdfast.Store, copy: holdfast.Store, folder: Path) -> None:
     export_bundle(store, folder / f"{uuid.uuid4().hex}.bundle")
 
 
-def damage_and_repair(store: holdfast.Store, url: str) -> None:
+def damage_and_repair(store: backstay.Store, url: str) -> None:
     """Break what can be worked out anew, some bytes, and a row; put right what can be, take out the rest."""
     thread = store.thread("damaged")
     for number in range(8):
         newest = thread.append({"log": [f"{number}" * 3000]})
     with psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
-        admin.execute("set search_path = holdfast")
+        admin.execute("set search_path = backstay")
         admin.execute(
             "delete from stream_ref; delete from blob_ref; update lane set head = head - 1 where branch = 'main'"
         )
@@ -227,9 +227,9 @@ def damage_and_repair(store: holdfast.Store, url: str) -> None:
     data = b"".join(backend.fetch([Range(stream, 0, 10)])[0])
     with psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
         admin.execute(
-            "insert into holdfast.chunk values (77::bigint << 28, 500, 'x'), ((77::bigint << 28) + 500, 3, 'xyz')"
+            "insert into backstay.chunk values (77::bigint << 28, 500, 'x'), ((77::bigint << 28) + 500, 3, 'xyz')"
         )
-        admin.execute("insert into holdfast.fresh values (77 << 7, (77::bigint << 28) + 503, 'xyz')")
+        admin.execute("insert into backstay.fresh values (77 << 7, (77::bigint << 28) + 503, 'xyz')")
     backend.restore({row.digest: b"blob"}, [(stream, 0, data), (77, 0, b"y" * 506)], [row])
     backend.rebuild(False, True)
     backend.quarantine("", newest.id)
@@ -259,7 +259,7 @@ def test_nothing_that_another_user_planted_is_called(
 ) -> None:
     name, (functions, operators) = planted
     with server.connect(name) as admin:
-        admin.execute("drop schema if exists holdfast cascade")  # to be made anew, beside what is planted
+        admin.execute("drop schema if exists backstay cascade")  # to be made anew, beside what is planted
         (version,) = admin.execute("show server_version").fetchone() or ("",)
     before = calls(server, name, WORKER)
     with Pooler(server, user=WORKER) as pooler:
@@ -300,8 +300,8 @@ def test_a_search_path_that_puts_others_before_postgresql_is_refused_behind_a_po
         with pytest.raises(
             StoreRefused, match=r"looks into schema 'public' before PostgreSQL's own.*Leave pg_catalog out"
         ):
-            holdfast.open(pooler.url(name, user=WORKER))
-        with holdfast.open(server.url(name, user=WORKER)) as store:
+            backstay.open(pooler.url(name, user=WORKER))
+        with backstay.open(server.url(name, user=WORKER)) as store:
             assert store.thread("agent").save({"n": 1}).step == 1
 
 

@@ -24,13 +24,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from pooler import BACKENDS, PREPARES_SINCE, Pooler
 
-import holdfast
-from holdfast.errors import Conflict, StoreRefused
-from holdfast.store.postgres.connection import DeadlineConnection
-from holdfast.store.postgres.link import Link
-from holdfast.store.postgres.target import parse_url
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.errors import Conflict, StoreRefused
+from backstay.store.postgres.connection import DeadlineConnection
+from backstay.store.postgres.link import Link
+from backstay.store.postgres.target import parse_url
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.waiting import wait_until
 
 SAVERS = 8
 SAVES = 15
@@ -55,7 +55,7 @@ def database(postgres: PostgresServer) -> str:
 # A pooler ---------------------------------------------------------------------------------------------------------
 
 
-def work(store: holdfast.Store, name: str) -> None:
+def work(store: backstay.Store, name: str) -> None:
     """Save, load, fork, prune and lease on a thread of one's own; save, racing with all others, on a shared one."""
     own, shared = store.thread(name), store.thread("shared")
     first = own.save({"messages": [name], "text": "x" * 5000}, tags=["first"])
@@ -65,7 +65,7 @@ def work(store: holdfast.Store, name: str) -> None:
     fork = own.fork(first, branch="what-if", set={"text": name})
     with own.lease(ttl=30, owner=name):
         own.append(set={"text": "leased"})
-    own.prune(holdfast.Keep(last=3))
+    own.prune(backstay.Keep(last=3))
     doomed = store.thread(f"{name} again")
     doomed.save({"n": 1})
     store.delete_thread(doomed.id)
@@ -80,7 +80,7 @@ def work(store: holdfast.Store, name: str) -> None:
     assert other.state == {"messages": [name], "text": name}
 
 
-def race(shared: holdfast.Thread, name: str) -> None:
+def race(shared: backstay.Thread, name: str) -> None:
     while True:
         shared.latest()
         try:
@@ -90,7 +90,7 @@ def race(shared: holdfast.Thread, name: str) -> None:
             continue
 
 
-def run_savers(store: holdfast.Store) -> list[BaseException]:
+def run_savers(store: backstay.Store) -> list[BaseException]:
     """Run all savers at once and return what went wrong."""
     failures: list[BaseException] = []
 
@@ -123,7 +123,7 @@ def test_everything_works_through_a_pooler_in_transaction_mode(
     postgres: PostgresServer, pooler: Pooler, database: str, prepare: str | None, show: Any
 ) -> None:
     params = {"prepare": prepare} if prepare else {}
-    with holdfast.open(pooler.url(database, **params)) as store:
+    with backstay.open(pooler.url(database, **params)) as store:
         failures = run_savers(store)
         history = list(store.thread("shared").history())
         report = store.verify()
@@ -190,7 +190,7 @@ def test_statements_are_prepared_unless_a_pooler_is_found_in_between(
     assert prepares(postgres.url(database, prepare="yes"))
 
 
-def add(thread: holdfast.Thread) -> None:
+def add(thread: backstay.Thread) -> None:
     for number in range(5):
         thread.append(set={"n": number})
 
@@ -199,9 +199,9 @@ def test_who_insists_on_prepared_statements_needs_a_pooler_that_carries_them(
     pooler: Pooler, database: str, show: Any
 ) -> None:
     """Two stores, one after the other, so that they get the same backend: it knows the first one's statements."""
-    with holdfast.open(pooler.url(database, prepare="yes", pool=1)) as store:
+    with backstay.open(pooler.url(database, prepare="yes", pool=1)) as store:
         add(store.thread("first"))
-    with holdfast.open(pooler.url(database, prepare="yes", pool=1)) as store:
+    with backstay.open(pooler.url(database, prepare="yes", pool=1)) as store:
         thread = store.thread("second")
         show("PgBouncer carries prepared statements", f"{pooler.version >= PREPARES_SINCE}, version {pooler.version}")
         if pooler.version >= PREPARES_SINCE:
@@ -210,18 +210,18 @@ def test_who_insists_on_prepared_statements_needs_a_pooler_that_carries_them(
             with pytest.raises(StoreRefused, match=r"pooler mixes up prepared statements.*Take prepare=yes out"):
                 add(thread)
 
-    with holdfast.open(pooler.url(database)) as store:
+    with backstay.open(pooler.url(database)) as store:
         assert store.verify()
 
 
 # A fork -----------------------------------------------------------------------------------------------------------
 
 FORKING = """
-import os, signal, sys, holdfast
+import os, signal, sys, backstay
 
 url, end, seconds = sys.argv[1:]
 signal.alarm(int(seconds))  # whatever hangs is ended
-store = holdfast.open(url)
+store = backstay.open(url)
 thread = store.thread("shared")
 thread.save({"by": ["parent"]})
 
@@ -302,7 +302,7 @@ def test_parent_and_child_of_a_fork_go_on_with_connections_of_their_own(
 
 @pytest.mark.row("C11")
 def test_a_child_is_not_stopped_by_a_lock_that_a_thread_of_its_parent_held(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as store:
+    with backstay.open(postgres_url) as store:
         store.thread("parent").save({"n": 1})
         pools = store._backend._link._pools  # type: ignore[attr-defined]
         (lock,) = [pool._lock for pool in pools.values()]  # the one that every call takes for a moment
@@ -325,7 +325,7 @@ def test_forks_while_other_threads_save_leave_every_process_working(postgres_url
             thread.append(set={"n": saved[number]})
             saved[number] += 1
 
-    with holdfast.open(postgres_url) as store:
+    with backstay.open(postgres_url) as store:
         threads = [threading.Thread(target=saver, args=(number,)) for number in range(len(saved))]
         for thread in threads:
             thread.start()

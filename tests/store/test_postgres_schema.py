@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import holdfast
-from holdfast.errors import StoreRefused
-from holdfast.store.postgres.schema import expected, schema_script
-from holdfast.testing.postgres import PostgresServer
+import backstay
+from backstay.errors import StoreRefused
+from backstay.store.postgres.schema import expected, schema_script
+from backstay.testing.postgres import PostgresServer
 
 SILENT = "create function {0}.silent() returns trigger language plpgsql as 'begin return null; end'; "
 CHANGES = {
@@ -64,7 +64,7 @@ HARMLESS = {
 @pytest.fixture
 def schema(postgres_url: str) -> str:
     """Make a store and return the name of its schema."""
-    holdfast.open(postgres_url).close()
+    backstay.open(postgres_url).close()
     return postgres_url.rpartition("schema=")[2]
 
 
@@ -80,7 +80,7 @@ def test_a_changed_schema_is_refused_by_name(
     change(postgres, CHANGES[words], schema)
 
     with pytest.raises(StoreRefused, match=f"'{schema}' was changed by another program") as caught:
-        holdfast.open(postgres_url)
+        backstay.open(postgres_url)
     assert words in caught.value.what
     assert ";" not in caught.value.what or "view" in CHANGES[words], "it names more than was changed"
 
@@ -91,7 +91,7 @@ def test_what_does_no_harm_is_not_refused(
 ) -> None:
     change(postgres, statement, schema)
     try:
-        with holdfast.open(postgres_url) as store:
+        with backstay.open(postgres_url) as store:
             assert store.thread("t").append({"log": [1]}).id
     finally:
         change(postgres, "alter role postgres reset quote_all_identifiers", schema)

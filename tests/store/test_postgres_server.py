@@ -25,7 +25,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from holdfast.testing.postgres import (
+from backstay.testing.postgres import (
     APP_PASSWORD,
     APP_USER,
     PostgresFailed,
@@ -33,8 +33,8 @@ from holdfast.testing.postgres import (
     PostgresUnavailable,
     find_install,
 )
-from holdfast.testing.proxy import PORTS, READ_BYTES, Proxy
-from holdfast.testing.waiting import wait_until
+from backstay.testing.proxy import PORTS, READ_BYTES, Proxy
+from backstay.testing.waiting import wait_until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[[str], Connection]
@@ -44,7 +44,7 @@ DEADLINE_SECONDS = 30.0
 
 VICTIM = """
 import signal
-from holdfast.testing.postgres import PostgresServer
+from backstay.testing.postgres import PostgresServer
 with PostgresServer() as server:
     with server.connect() as busy:
         pids = [*server._processes(), server._watcher.pid]
@@ -255,7 +255,7 @@ class TestServer:
             assert connection.execute("show application_name").fetchone() == ("it's a \\ path",)
 
     def test_a_given_directory_is_kept_and_used_again(self) -> None:
-        folder = Path("/tmp") / f"holdfast-kept-{uuid.uuid4().hex}"
+        folder = Path("/tmp") / f"backstay-kept-{uuid.uuid4().hex}"
         try:
             with PostgresServer(folder) as first, first.connect() as connection:
                 connection.execute("create table kept as select 7")

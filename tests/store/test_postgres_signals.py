@@ -15,13 +15,13 @@ from typing import Any
 import psycopg_pool
 import pytest
 
-import holdfast
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.waiting import wait_until
 
 Show = Callable[[str, object], None]
 
-OURS = str(Path(holdfast.__file__).parent / "store" / "postgres")
+OURS = str(Path(backstay.__file__).parent / "store" / "postgres")
 POOL = str(Path(psycopg_pool.__file__).parent)
 HANDLER_SAVES = 60
 SECONDS_MAX = 20.0
@@ -86,13 +86,13 @@ def test_ctrl_c_at_any_line_of_a_save_leaves_a_store_that_works(
     postgres: PostgresServer, postgres_url: str, first: bool, show: Show
 ) -> None:
     url = f"{postgres_url}&pool=3&timeout=10&application_name=interrupted"
-    store = holdfast.open(url)
+    store = backstay.open(url)
     thread, log, number, stored = store.thread("agent"), [], 0, 0
     while True:
         number += 1
         if first:  # with a pool that is not made yet
             store.close()
-            store = holdfast.open(url)
+            store = backstay.open(url)
             thread = store.thread("agent")
         text = f"text {number} " + "x" * 30
         with at_place(number, press_ctrl_c) as has_come, suppress(KeyboardInterrupt):
@@ -122,7 +122,7 @@ def test_a_handler_that_saves_in_the_middle_of_a_save_works_at_every_place(
     postgres: PostgresServer, postgres_url: str, show: Show
 ) -> None:
     """The same store, the same thread of the program: also while it holds a lock of the pool."""
-    with holdfast.open(f"{postgres_url}&pool=2&timeout=10&application_name=handled") as store:
+    with backstay.open(f"{postgres_url}&pool=2&timeout=10&application_name=handled") as store:
         outer, inner = store.thread("outer"), store.thread("inner")
         outer.append({"n": [0]})
         saved: list[int] = []
@@ -156,7 +156,7 @@ def test_a_handler_that_saves_in_the_middle_of_a_save_works_at_every_place(
 
 
 @contextmanager
-def pool_lock_held(store: holdfast.Store) -> Iterator[None]:
+def pool_lock_held(store: backstay.Store) -> Iterator[None]:
     """Be in the middle of a call that has the pool's lock."""
     link = store._backend._link  # type: ignore[attr-defined]
     (pool,) = link._pools.values()

@@ -15,11 +15,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-import holdfast
-from holdfast.errors import HoldfastError, InvalidInput
-from holdfast.store.postgres.target import parse_url
-from holdfast.testing.postgres import APP_PASSWORD, PostgresServer
-from holdfast.testing.proxy import LOCALHOST
+import backstay
+from backstay.errors import BackstayError, InvalidInput
+from backstay.store.postgres.target import parse_url
+from backstay.testing.postgres import APP_PASSWORD, PostgresServer
+from backstay.testing.proxy import LOCALHOST
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -35,17 +35,17 @@ class Blocked:
         if name == sys.argv[1]:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
-import holdfast
+import backstay
 try:
-    holdfast.open("postgresql://user:Tr0ub4dor@host/database")
-except holdfast.StoreError as error:
+    backstay.open("postgresql://user:Tr0ub4dor@host/database")
+except backstay.StoreError as error:
     print(type(error).__name__, error)
 """
 
 WITHOUT_NEED = """
-import sys, holdfast
+import sys, backstay
 for url in ("memory:", "agent.db"):
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         store.thread("thread").save({"n": 1})
 print(sorted(name for name in sys.modules if "psycopg" in name or "postgres" in name))
 """
@@ -121,8 +121,8 @@ WRONG_URLS = {
 
 @pytest.mark.parametrize(("url", "words"), WRONG_URLS.items())
 def test_a_url_that_cannot_work_is_refused_before_anything_is_connected(url: str, words: str) -> None:
-    with pytest.raises(HoldfastError, match=words) as caught:
-        holdfast.open(url)
+    with pytest.raises(BackstayError, match=words) as caught:
+        backstay.open(url)
 
     assert type(caught.value) is InvalidInput
     assert caught.value.hint
@@ -140,7 +140,7 @@ def test_what_is_left_out_of_a_url_comes_from_the_environment(
     monkeypatch.setenv("PGHOST", LOCALHOST)
     monkeypatch.setenv("PGPORT", str(postgres.port))
     monkeypatch.setenv("PGUSER", "postgres")
-    with holdfast.open(f"postgres:///postgres?schema={schema}") as store:
+    with backstay.open(f"postgres:///postgres?schema={schema}") as store:
         store.thread("thread").save({"n": 1})
 
         assert store.url == f"postgres:///postgres?schema={schema}"
@@ -149,7 +149,7 @@ def test_what_is_left_out_of_a_url_comes_from_the_environment(
 
 def test_parameters_of_libpq_reach_it_as_they_are(postgres: PostgresServer, schema: str, admin: Connection) -> None:
     """It is not a web form: a plus sign is a plus sign. And what the URL says goes before what we would say."""
-    with holdfast.open(f"{postgres.url(schema=schema)}&application_name=a+b%20c&keepalives_idle=7") as store:
+    with backstay.open(f"{postgres.url(schema=schema)}&application_name=a+b%20c&keepalives_idle=7") as store:
         store.thread("thread").save({"n": 1})
         names = admin.execute("select distinct application_name from pg_stat_activity where application_name like 'a%'")
 
@@ -211,8 +211,8 @@ def shows_secret(text: str) -> bool:
 @pytest.mark.parametrize("url", SECRET_URLS)
 def test_no_error_shows_a_secret_of_its_url(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(0)
-    with pytest.raises(HoldfastError) as caught:
-        holdfast.open(url)
+    with pytest.raises(BackstayError) as caught:
+        backstay.open(url)
 
     assert shows_secret(url)
     assert not shows_secret(everything_of(caught.value))
@@ -248,13 +248,13 @@ def test_an_open_store_shows_no_secret_even_when_it_cannot_reconnect(
     caplog.set_level(0)
     login: dict[str, Any] = {"password": app_with_canary} if place == "login" else {}
     url = postgres.url(user="app", schema=schema, timeout=2, **login)
-    with holdfast.open(url if login else f"{url}&password={quote(app_with_canary, '')}") as store:
+    with backstay.open(url if login else f"{url}&password={quote(app_with_canary, '')}") as store:
         thread = store.thread("thread")
         thread.save({"n": 1})
         shown = [store.url, repr(store), str(store), repr(thread), repr(parse_url(url))]
         admin.execute("alter role app password 'another'")
         admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'")
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(BackstayError) as caught:
             thread.save({"n": 2})
 
     assert "password authentication failed" in caplog.text, "the pool did not try"
@@ -280,7 +280,7 @@ def test_without_the_driver_the_extra_is_named(module: str) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("StoreRefused ")
-    assert "pip install 'holdfast[postgres]'" in done.stdout
+    assert "pip install '.[postgres]'" in done.stdout
     assert not shows_secret(done.stdout)
 
 

@@ -12,24 +12,24 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.errors import StoreRefused
-from holdfast.model.checkpoint import Write
-from holdfast.model.decision import Decision, DecisionKind
-from holdfast.store.base import LaneKey, Query, WriteRow
-from holdfast.store.leases import Claim
-from holdfast.store.postgres import schema as making
-from holdfast.store.postgres.database import NO_WRITERS
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.sessions import SessionRow
-from holdfast.testing.postgres import PostgresServer
-from holdfast.testing.waiting import wait_until
-from holdfast.transfer import export_bundle, import_bundle
+import backstay
+from backstay.errors import StoreRefused
+from backstay.model.checkpoint import Write
+from backstay.model.decision import Decision, DecisionKind
+from backstay.store.base import LaneKey, Query, WriteRow
+from backstay.store.leases import Claim
+from backstay.store.postgres import schema as making
+from backstay.store.postgres.database import NO_WRITERS
+from backstay.store.postgres.store import PostgresStore
+from backstay.store.sessions import SessionRow
+from backstay.testing.postgres import PostgresServer
+from backstay.testing.waiting import wait_until
+from backstay.transfer import export_bundle, import_bundle
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 LANE = LaneKey("", "agent", "", "main")
-REFUSED = r"another version of Holdfast has changed the schema.*version 2 now, 1 when opened.*Restart this program"
+REFUSED = r"another version of Backstay has changed the schema.*version 2 now, 1 when opened.*Restart this program"
 TABLES = re.findall(r"CREATE TABLE \{schema\}\.(\w+)", making.schema_script())
 
 
@@ -45,9 +45,9 @@ def admin(postgres: PostgresServer) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def store(postgres_url: str) -> Iterator[holdfast.Store]:
+def store(postgres_url: str) -> Iterator[backstay.Store]:
     """Return a store in which every kind of write finds something to change."""
-    with holdfast.open(postgres_url) as opened:
+    with backstay.open(postgres_url) as opened:
         thread = opened.thread("agent")
         for number in range(4):
             thread.append({"log": [f"{number}" * 3000]}, id=f"c{number}")
@@ -70,7 +70,7 @@ def fail() -> None:
     raise TimeoutError
 
 
-def writes(store: holdfast.Store, bundle: Path) -> dict[str, Callable[[], object]]:
+def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object]]:
     """Return calls of every method that writes, by its name. Made in this order, each changes something."""
     thread, backend = store.thread("agent"), store._backend
     leased, claim = LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000)
@@ -119,7 +119,7 @@ READS |= {"find_effect", "effects", "check", "close"}
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    with holdfast.open(tmp_path / "origin.db") as origin:
+    with backstay.open(tmp_path / "origin.db") as origin:
         for number in range(3):
             origin.thread("imported").append({"log": [f"{number}"]})
         export_bundle(origin, tmp_path / "a.bundle")
@@ -140,7 +140,7 @@ def set_version(admin: Connection, schema: str, version: int) -> None:
 
 
 def test_every_write_after_a_migration_is_refused_and_stores_nothing(
-    store: holdfast.Store, admin: Connection, schema: str, bundle: Path
+    store: backstay.Store, admin: Connection, schema: str, bundle: Path
 ) -> None:
     calls = writes(store, bundle)
     before = rows(admin, schema)
@@ -162,7 +162,7 @@ def test_every_write_after_a_migration_is_refused_and_stores_nothing(
 
 @pytest.mark.parametrize("name", ["commit: appends", "commit_all", "tag", "renew", "delete", "begin"])
 def test_a_write_that_waits_for_a_migration_is_refused(
-    store: holdfast.Store, admin: Connection, schema: str, bundle: Path, name: str
+    store: backstay.Store, admin: Connection, schema: str, bundle: Path, name: str
 ) -> None:
     call = writes(store, bundle)[name]
     before = rows(admin, schema)
@@ -179,13 +179,13 @@ def test_a_write_that_waits_for_a_migration_is_refused(
 
 
 def test_a_migration_waits_for_writes_under_way_and_goes_on_after_a_deadlock(
-    store: holdfast.Store, postgres_url: str, admin: Connection, schema: str, next_version: None
+    store: backstay.Store, postgres_url: str, admin: Connection, schema: str, next_version: None
 ) -> None:
     """The writer has a row that the migration wants when it gets to the lock that the migration has."""
     with ThreadPoolExecutor(1) as pool:
         with admin.transaction():
             admin.execute(f"select {schema}.check_version(1)".encode())
-            opened = pool.submit(holdfast.open, postgres_url)
+            opened = pool.submit(backstay.open, postgres_url)
             wait_until(lambda: waiters(admin) == 1)
             admin.execute(f"lock table {schema}.checkpoint in row exclusive mode".encode())
         opened.result(20).close()
@@ -194,7 +194,7 @@ def test_a_migration_waits_for_writes_under_way_and_goes_on_after_a_deadlock(
         admin.execute("set deadlock_timeout = '20s'")
         with admin.transaction():
             admin.execute(f"lock table {schema}.lane in row share mode".encode())
-            opened = pool.submit(holdfast.open, postgres_url)
+            opened = pool.submit(backstay.open, postgres_url)
             wait_until(lambda: waiters(admin) == 1)
             admin.execute(f"select {schema}.check_version(1)".encode())  # the migration is chosen to give way
         opened.result(20).close()
@@ -203,8 +203,8 @@ def test_a_migration_waits_for_writes_under_way_and_goes_on_after_a_deadlock(
 
 
 @pytest.fixture
-def next_version(tmp_path: Path, store: holdfast.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give Holdfast, as it opens stores from now on, one more migration."""
+def next_version(tmp_path: Path, store: backstay.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give Backstay, as it opens stores from now on, one more migration."""
     (tmp_path / "migrations").mkdir()
     scripts = [*making.migration_scripts(), "ALTER TABLE {schema}.lane ADD note text"]
     for number, script in enumerate(scripts):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.interrupts import InterruptRow
-from holdfast.store.leases import Claim
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.drafts import lane, put
+from backstay.store.interrupts import InterruptRow
+from backstay.store.leases import Claim
+from backstay.store.sqlite.store import SqliteStore
+from backstay.testing.drafts import lane, put
 
 
 @pytest.fixture

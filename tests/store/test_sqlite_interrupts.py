@@ -19,14 +19,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from lines import Lines
 
-import holdfast
-from holdfast.errors import HoldfastError, StoreError
-from holdfast.store.gate import Gate
-from holdfast.store.lock import ProcessLock
-from holdfast.store.sqlite.database import CHECKSUM_VFS
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.store.sqlite.writer import Writer
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay.errors import BackstayError, StoreError
+from backstay.store.gate import Gate
+from backstay.store.lock import ProcessLock
+from backstay.store.sqlite.database import CHECKSUM_VFS
+from backstay.store.sqlite.store import SqliteStore
+from backstay.store.sqlite.writer import Writer
+from backstay.thread.store import Store, make_context
 
 RAM_FOLDER = Path("/dev/shm")
 PLACES = ("store/sqlite", "store/lock.py", "store/gate.py")
@@ -40,7 +40,7 @@ VERBS: dict[str, Verb] = {
     "read": lambda store: store.thread("main").latest(),
     "list": lambda store: list(store.thread("main").history(limit=3)),
     "tag": lambda store: store.thread("main").tag(next(iter(store.thread("main").history(limit=1))).id, "good"),
-    "prune": lambda store: store.thread("main").prune(holdfast.Keep(last=2)),
+    "prune": lambda store: store.thread("main").prune(backstay.Keep(last=2)),
     "compact": lambda store: store.compact(),
     "stats": lambda store: store.stats(),
 }
@@ -48,7 +48,7 @@ VERBS: dict[str, Verb] = {
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    folder = RAM_FOLDER / f"holdfast-{tmp_path.name}-{id(tmp_path)}" if RAM_FOLDER.is_dir() else tmp_path / "own"
+    folder = RAM_FOLDER / f"backstay-{tmp_path.name}-{id(tmp_path)}" if RAM_FOLDER.is_dir() else tmp_path / "own"
     folder.mkdir()
     yield folder / "agent.db"
     for file in folder.iterdir():
@@ -126,7 +126,7 @@ def test_a_call_from_a_handler_at_any_line_works_or_is_refused(store: Store, ver
             assert latest.state == {"at": lines.place}
 
     for at in range(points):
-        with contextlib.suppress(HoldfastError):
+        with contextlib.suppress(BackstayError):
             lines.struck(lambda: run(store), at, save_from_the_handler)
     show(f"calls from a handler at lines of {verb}", outcomes)
     assert outcomes["worked"] > 0
@@ -135,7 +135,7 @@ def test_a_call_from_a_handler_at_any_line_works_or_is_refused(store: Store, ver
 
 def save_beside_a_prune(path: Path) -> list[BaseException]:
     """Save in this thread while another one prunes; return what went wrong."""
-    with holdfast.open(str(path)) as store:
+    with backstay.open(str(path)) as store:
         pruned = threading.Event()
         errors: list[BaseException] = []
 
@@ -143,7 +143,7 @@ def save_beside_a_prune(path: Path) -> list[BaseException]:
             try:
                 for n in range(60):
                     store.thread("b").save({"n": n, "x": "y" * 2000})
-                    store.thread("b").prune(holdfast.Keep(last=1))
+                    store.thread("b").prune(backstay.Keep(last=1))
             except BaseException as error:
                 errors.append(error)
             finally:
@@ -194,7 +194,7 @@ class SharedLock(ProcessLock):
 
 
 def test_a_descriptor_that_two_users_share_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.store.sqlite.database.ProcessLock", SharedLock)
+    monkeypatch.setattr("backstay.store.sqlite.database.ProcessLock", SharedLock)
     monkeypatch.setattr(Writer, "alone", without_the_turn)
 
     assert save_beside_a_prune(path) != []
@@ -218,7 +218,7 @@ class CountingGate(Gate):
 
 @pytest.mark.filterwarnings("ignore:unclosed file")
 def test_a_lock_that_python_code_takes_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.store.sqlite.store.Gate", CountingGate)
+    monkeypatch.setattr("backstay.store.sqlite.store.Gate", CountingGate)
     assert is_caught(path)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.errors import StoreWarning
-from holdfast.store.finding import LEFTOVER
-from holdfast.store.sqlite.log import LOG_BYTES, REPORTED_BYTES
+import backstay
+from backstay.errors import StoreWarning
+from backstay.store.finding import LEFTOVER
+from backstay.store.sqlite.log import LOG_BYTES, REPORTED_BYTES
 
 READER = """
 import sqlite3, sys
@@ -51,7 +51,7 @@ def log_bytes(path: Path) -> int:
     return path.with_name("agent.db-wal").stat().st_size
 
 
-def fill(store: holdfast.Store, size: int) -> None:
+def fill(store: backstay.Store, size: int) -> None:
     """Save so many bytes that cannot be compressed, some MB at a time."""
     chance, thread = random.Random(size), store.thread("large")
     for _ in range(size // 4_000_000 + 1):
@@ -59,14 +59,14 @@ def fill(store: holdfast.Store, size: int) -> None:
 
 
 def test_a_large_save_does_not_leave_a_large_log(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("large").save({"n": random.Random(1).randbytes(3 * LOG_BYTES)})
         assert log_bytes(path) <= LOG_BYTES
         assert store.verify()
 
 
 def test_a_reader_that_stays_is_reported_once_and_saves_go_on(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("thread").save({"n": 1})
         with foreign_reader(path):
             with warnings.catch_warnings(record=True) as caught:
@@ -85,7 +85,7 @@ def test_a_reader_that_stays_is_reported_once_and_saves_go_on(path: Path) -> Non
 
 
 def test_a_program_that_makes_errors_of_warnings_keeps_its_saves(path: Path) -> None:
-    with holdfast.open(path) as store, warnings.catch_warnings():
+    with backstay.open(path) as store, warnings.catch_warnings():
         warnings.simplefilter("error")
         store.thread("thread").save({"n": 1})
         with foreign_reader(path):

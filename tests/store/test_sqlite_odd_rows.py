@@ -1,4 +1,4 @@
-"""Rows that Holdfast never writes: odd values in every column of every table give errors of ours, and no others."""
+"""Rows that Backstay never writes: odd values in every column of every table give errors of ours, and no others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from odd_rows import call_all, fill_all
 
-import holdfast
+import backstay
+from backstay.store.sqlite.database import CHECKSUM_VFS
+from backstay.store.sqlite.schema import our_objects
 from effort import effort
-from holdfast.store.sqlite.database import CHECKSUM_VFS
-from holdfast.store.sqlite.schema import our_objects
 
 TABLES = {name: text for name, text in our_objects().items() if text.startswith("CREATE TABLE")}
 ODD: tuple[Any, ...] = (None, -1, 0, 2**63 - 1, -(2**63), 1.5, "", "x", "é\0y", b"", b"x", b"\xff" * 16, b"\x93" * 32)
@@ -59,7 +59,7 @@ def put(path: Path, table: str, column: str, value: Any) -> int:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("odd") / "original.db"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         fill_all(store)
     return path
 
@@ -74,7 +74,7 @@ def test_an_odd_value_gives_an_error_of_ours(original: Path, tmp_path: Path, tab
         path = tmp_path / "copy.db"
         shutil.copyfile(original, path)
         changed += put(path, table, column, value)
-        with holdfast.open(path) as store:
+        with backstay.open(path) as store:
             call_all(store, f"{table}.{column} = {value!r}")
     is_key = f"{column} INTEGER PRIMARY KEY" in TABLES[table]  # which takes nothing but integers, each only once
     assert changed or is_key, "no value was put anywhere"

@@ -15,15 +15,15 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
-from holdfast.errors import Corrupted, StoreError, StoreRefused
-from holdfast.store.sqlite.database import CHECKSUM_BYTES, CHECKSUM_VFS, PAGE_BYTES, Database
-from holdfast.store.sqlite.schema import APPLICATION_ID, migrate, migration_scripts
+import backstay
+from backstay.errors import Corrupted, StoreError, StoreRefused
+from backstay.store.sqlite.database import CHECKSUM_BYTES, CHECKSUM_VFS, PAGE_BYTES, Database
+from backstay.store.sqlite.schema import APPLICATION_ID, migrate, migration_scripts
 
 OPEN_AND_SAVE = """
-import sys, holdfast
+import sys, backstay
 sys.stdin.readline()
-with holdfast.open(sys.argv[1]) as store:
+with backstay.open(sys.argv[1]) as store:
     print(store.thread(sys.argv[2]).save({"n": 1}).id)
 """
 
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def make_store(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("thread").save({"n": 1}, id="first")
 
 
@@ -94,7 +94,7 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(path: Path, make: 
     before = path.read_bytes()
 
     with pytest.raises(StoreError, match=str(path)) as caught:
-        holdfast.open(path)
+        backstay.open(path)
 
     assert type(caught.value) is StoreRefused
     assert caught.value.hint
@@ -110,13 +110,13 @@ def test_a_copy_that_another_sqlite_wrote_is_reported_and_left_as_it_is(path: Pa
     before = path.read_bytes()
 
     with pytest.raises(Corrupted, match=str(path)):
-        holdfast.open(path)
+        backstay.open(path)
     assert path.read_bytes() == before
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreRefused, match=str(tmp_path)):
-        holdfast.open(tmp_path)
+        backstay.open(tmp_path)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
 
     with pytest.raises(StoreRefused, match=str(tmp_path)):
-        holdfast.open(tmp_path / "file" / "sub" / "agent.db")
+        backstay.open(tmp_path / "file" / "sub" / "agent.db")
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ def test_a_new_store_in_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     with read_only(folder), pytest.raises(StoreRefused, match=str(folder)):
-        holdfast.open(folder / "agent.db")
+        backstay.open(folder / "agent.db")
 
     assert list(folder.iterdir()) == []
 
@@ -166,9 +166,9 @@ def test_a_store_in_a_folder_that_became_read_only_is_refused_and_left_as_it_is(
     before = path.read_bytes()
 
     with read_only(folder), pytest.raises(StoreRefused, match=str(folder)):
-        holdfast.open(path)
+        backstay.open(path)
     assert path.read_bytes() == before
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert store.get("first") is not None
 
 
@@ -193,7 +193,7 @@ def _open_as_nobody(path: Path) -> int:
     if os.geteuid() == 0:
         os.setuid(65534)
     try:
-        holdfast.open(path).close()
+        backstay.open(path).close()
     except StoreRefused as error:
         return REFUSED if str(path) in str(error) else 1
     except BaseException:
@@ -207,7 +207,7 @@ def test_only_the_owner_can_read_the_files_and_new_folders_whatever_the_umask(tm
     path = tmp_path / "one" / "two" / "agent.db"
     usual = os.umask(umask)
     try:
-        store = holdfast.open(path)
+        store = backstay.open(path)
         store.thread("thread").save({"n": 1})
         modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in tmp_path.rglob("*")}
         store.close()
@@ -223,7 +223,7 @@ def test_a_sqlite_that_can_corrupt_a_shared_log_is_refused(path: Path, monkeypat
     monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.51.2")
 
     with pytest.raises(StoreRefused, match=r"3\.51\.2") as caught:
-        holdfast.open(path)
+        backstay.open(path)
 
     assert "pip install" in str(caught.value)
     assert not path.exists()
@@ -305,7 +305,7 @@ def test_processes_may_open_a_new_store_at_the_same_moment(path: Path) -> None:
     ids = [child.communicate()[0].strip() for child in children]
 
     assert [child.returncode for child in children] == [0, 0, 0, 0]
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert sorted(meta.id for meta in store.threads()) == sorted(ids)
         assert store.verify()
 
@@ -314,7 +314,7 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
     path.touch()
     make_store(path)
 
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert store.verify().checkpoints == 1
 
 
@@ -326,5 +326,5 @@ def test_a_damaged_header_is_reported_and_left_as_it_is(path: Path) -> None:
     path.write_bytes(data)
 
     with pytest.raises(Corrupted, match=str(path)):
-        holdfast.open(path)
+        backstay.open(path)
     assert path.read_bytes() == data

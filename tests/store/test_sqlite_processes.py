@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from forking import ended_well, forked
 
-import holdfast
-from holdfast.errors import Conflict, StoreBusy, StoreError
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.testing.waiting import wait_until
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay.errors import Conflict, StoreBusy, StoreError
+from backstay.store.sqlite.store import SqliteStore
+from backstay.testing.waiting import wait_until
+from backstay.thread.store import Store, make_context
 
 SAVES = 25
 FAIR_WRITERS = 4
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 FAIR_WRITER = """
-import sys, time, holdfast
+import sys, time, backstay
 path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-with holdfast.open(path) as store:
+with backstay.open(path) as store:
     thread = store.thread(name)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -94,7 +94,7 @@ def check(store: Store, names: list[str]) -> None:
 
 @pytest.mark.row("C11")
 def test_parent_and_child_of_a_fork_both_go_on_saving(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("before").save({"n": 0})
         child = forked(lambda: save_many(store, "child"))
         save_many(store, "parent")
@@ -106,7 +106,7 @@ def test_parent_and_child_of_a_fork_both_go_on_saving(path: Path) -> None:
 @pytest.mark.row("C11")
 def test_a_child_of_multiprocessing_may_use_the_store_of_its_parent(path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("before").save({"n": 0})
         children = [context.Process(target=save_many, args=(store, f"child {number}")) for number in range(2)]
         for child in children:
@@ -143,7 +143,7 @@ def saving_meanwhile(store: Store) -> Iterator[list[str]]:
 
 @pytest.mark.row("C11")
 def test_a_fork_while_another_thread_is_saving_loses_nothing(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         with saving_meanwhile(store) as acked:
             children = [forked(lambda name=f"child {number}": save_many(store, name)) for number in range(4)]  # type: ignore[misc]
             results = [ended_well(child) for child in children]
@@ -155,7 +155,7 @@ def test_a_fork_while_another_thread_is_saving_loses_nothing(path: Path) -> None
 
 @pytest.mark.row("C11")
 def test_a_handle_with_a_known_head_is_not_fooled_by_what_the_other_side_of_a_fork_saved(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread("thread")
         thread.save({"n": 1})
         assert ended_well(forked(lambda: thread.save({"n": 2})))
@@ -178,12 +178,12 @@ def test_a_handle_that_another_thread_was_using_at_a_fork_works_in_the_child(pat
             assert go_on.wait(30)
             return super().items()
 
-    def use(thread: holdfast.Thread) -> None:
+    def use(thread: backstay.Thread) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(3)  # ends the child if it hangs
         thread.latest()
 
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread("thread")
         thread.save({"n": 1})
         worker = threading.Thread(target=lambda: thread.save(SlowState(n=2)))
@@ -199,7 +199,7 @@ def test_a_handle_that_another_thread_was_using_at_a_fork_works_in_the_child(pat
 
 @pytest.mark.row("C11")
 def test_a_store_closed_in_the_child_stays_open_in_the_parent(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("thread").save({"n": 1})
         assert ended_well(forked(store.close))
 
@@ -211,14 +211,14 @@ def test_a_store_closed_in_the_child_stays_open_in_the_parent(path: Path) -> Non
 def test_a_copy_in_a_process_that_python_did_not_fork_is_refused(path: Path) -> None:
     """A fork behind Python's back runs none of its hooks; only the process id can tell."""
     script = (
-        "import ctypes, os, sys, holdfast\n"
-        "store = holdfast.open(sys.argv[1])\n"
+        "import ctypes, os, sys, backstay\n"
+        "store = backstay.open(sys.argv[1])\n"
         "store.thread('thread').save({'n': 1})\n"
         "pid = ctypes.PyDLL(None).fork()\n"
         "if pid == 0:\n"
         "    try:\n"
         "        store.thread('thread').latest()\n"
-        "    except holdfast.StoreError as error:\n"
+        "    except backstay.StoreError as error:\n"
         "        os.write(1, str(error).encode())\n"
         "    os._exit(0)\n"
         "os.waitpid(pid, 0)\n"
@@ -228,13 +228,13 @@ def test_a_copy_in_a_process_that_python_did_not_fork_is_refused(path: Path) -> 
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
 
     assert "another process" in done.stdout
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert store.verify().checkpoints == 2
 
 
 @pytest.mark.row("C11")
 def test_two_stores_on_one_file_in_one_process_see_each_other_at_once(path: Path) -> None:
-    with holdfast.open(path) as one, holdfast.open(path) as two:
+    with backstay.open(path) as one, backstay.open(path) as two:
         first = one.thread("thread").save({"n": 1})
         assert two.get(first.id) is not None
         saved = two.thread("thread").save({"n": 2})
@@ -253,7 +253,7 @@ def test_two_stores_on_one_file_in_one_process_see_each_other_at_once(path: Path
 @pytest.mark.slow
 def test_no_writer_starves_among_four_busy_ones(path: Path, record_property: Callable[[str, object], None]) -> None:
     """All are done at about the same time, and nobody ever waits for a large part of the whole."""
-    holdfast.open(path).close()
+    backstay.open(path).close()
     children = [
         subprocess.Popen(
             [sys.executable, "-c", FAIR_WRITER, str(path), f"writer {number}", str(FAIR_SAVES)],
@@ -277,7 +277,7 @@ def test_no_writer_starves_among_four_busy_ones(path: Path, record_property: Cal
     record_property("fairness", f"worst wait {worst * 1000:.1f} ms of {whole * 1000:.0f} ms")
     assert worst < whole / 2
     assert min(end - begin for _, begin, end in figures) > whole / 4
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert store.verify().checkpoints == FAIR_WRITERS * FAIR_SAVES
 
 

@@ -16,18 +16,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from forking import ended_well, forked
 
-import holdfast
-from holdfast.errors import Corrupted, HoldfastError, OutcomeUnknown, StoreRefused
-from holdfast.store.boot import Moment, boot_clock
-from holdfast.store.sqlite import files
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreRefused
+from backstay.store.boot import Moment, boot_clock
+from backstay.store.sqlite import files
+from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.store import Store, make_context
 
 OTHER = """
-import json, sys, holdfast
-from holdfast.store.sqlite import files
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.thread.store import Store, make_context
+import json, sys, backstay
+from backstay.store.sqlite import files
+from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.store import Store, make_context
 stores = []
 for line in sys.stdin:
     verb, path, name = json.loads(line)
@@ -39,7 +39,7 @@ for line in sys.stdin:
         else:
             stores.pop().close()
         print("done", flush=True)
-    except holdfast.HoldfastError as error:
+    except backstay.BackstayError as error:
         print(type(error).__name__, flush=True)
 """
 
@@ -90,7 +90,7 @@ class Victim:
         self.store = Store(SqliteStore(str(path), clock=self._clock), make_context("", None))
         self.thread = self.store.thread("mine")  # knows its head once it has saved, and then reads nothing
         self.acknowledged: list[str] = []
-        self.failures: list[HoldfastError] = []
+        self.failures: list[BackstayError] = []
 
     def _clock(self) -> Moment:
         strike, self.strike = self.strike, None
@@ -103,7 +103,7 @@ class Victim:
         try:
             self.thread.save({"n": name}, id=name)
             self.acknowledged.append(name)
-        except HoldfastError as error:
+        except BackstayError as error:
             self.failures.append(error)
 
 
@@ -114,7 +114,7 @@ def companion(path: Path, suffix: str) -> Path:
 def make_elsewhere(path: Path) -> Path:
     """Make another store of the same kind, with other content."""
     elsewhere = path.with_name("elsewhere.db")
-    with holdfast.open(elsewhere) as store:
+    with backstay.open(elsewhere) as store:
         store.thread("foreign").save({"n": 0}, id="foreign")
     return elsewhere
 
@@ -201,13 +201,13 @@ def check_refused(victim: Victim, way: str) -> None:
         lambda: victim.store.verify(),
         lambda: victim.store.compact(),
     ):
-        with pytest.raises(HoldfastError) as caught:
+        with pytest.raises(BackstayError) as caught:
             read()
         assert is_told(caught.value, way)
 
 
 def ids_at(path: Path) -> set[str]:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert store.verify()
         return {meta.id for head in store.threads() for meta in store.thread(head.thread_id).history()}
 
@@ -385,6 +385,6 @@ def test_content_copied_over_the_file_in_place_is_never_called_fine(path: Path, 
     acknowledged = [name for name in victim.acknowledged if name.startswith("after")]
     try:
         left = ids_at(path)
-    except (HoldfastError, AssertionError):
+    except (BackstayError, AssertionError):
         return  # opening it or verify() told
     assert set(acknowledged) <= left

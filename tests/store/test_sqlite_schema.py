@@ -10,10 +10,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-import holdfast
-from holdfast.errors import StoreRefused
-from holdfast.store.sqlite.database import CHECKSUM_VFS
-from holdfast.store.sqlite.schema import migrate, migration_scripts, our_objects
+import backstay
+from backstay.errors import StoreRefused
+from backstay.store.sqlite.database import CHECKSUM_VFS
+from backstay.store.sqlite.schema import migrate, migration_scripts, our_objects
 
 TABLES = sorted(name for name, text in our_objects().items() if text.startswith("CREATE TABLE"))
 NEWER = len(migration_scripts()) + 1
@@ -22,7 +22,7 @@ NEWER = len(migration_scripts()) + 1
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "agent.db"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("thread").save({"n": 1}, id="first")
     return path
 
@@ -99,7 +99,7 @@ def test_a_file_with_other_tables_is_refused_by_name_and_left_as_it_is(path: Pat
     before = path.read_bytes()
 
     with pytest.raises(StoreRefused, match=re.escape(named)) as caught:
-        holdfast.open(path)
+        backstay.open(path)
 
     assert str(path) in str(caught.value)
     assert caught.value.hint
@@ -110,7 +110,7 @@ def test_a_file_with_other_tables_is_refused_by_name_and_left_as_it_is(path: Pat
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_of_the_tables_stops_a_store_that_is_open(path: Path, what: str) -> None:
     script, named = CHANGES[what]
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread("thread")
         thread.save({"n": 2}, id="second")
         change(path, script)
@@ -137,7 +137,7 @@ HARMLESS = {
 def test_tables_of_others_are_left_alone(path: Path, what: str, while_open: bool) -> None:
     if not while_open:
         change(path, HARMLESS[what])
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread("thread")
         thread.save({"n": 2}, id="second")
         if while_open:
@@ -145,16 +145,16 @@ def test_tables_of_others_are_left_alone(path: Path, what: str, while_open: bool
         thread.save({"n": 3}, id="third")
         assert store.verify()
         store.compact()
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert [meta.id for meta in store.thread("thread").history()] == ["third", "second", "first"]
 
 
-def calls(store: holdfast.Store) -> list[Callable[[], object]]:
+def calls(store: backstay.Store) -> list[Callable[[], object]]:
     thread = store.thread("thread")
     return [
         lambda: thread.save({"n": 3}, id="third"),
         lambda: thread.tag("first", "late"),
-        lambda: store.prune(holdfast.Keep(last=1)),
+        lambda: store.prune(backstay.Keep(last=1)),
         lambda: store.compact(),
         lambda: store.delete_thread("thread"),
     ]
@@ -162,7 +162,7 @@ def calls(store: holdfast.Store) -> list[Callable[[], object]]:
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_store_that_is_open_stops_when_a_newer_version_has_changed_the_database(path: Path, number: int) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("thread").save({"n": 2}, id="second")
         before = ids(path)
         change(path, f"PRAGMA user_version={NEWER}")
@@ -172,7 +172,7 @@ def test_a_store_that_is_open_stops_when_a_newer_version_has_changed_the_databas
             assert "Restart" in str(caught.value)
     assert ids(path) == before == {"first", "second"}
     with pytest.raises(StoreRefused, match="Upgrade"):
-        holdfast.open(path)
+        backstay.open(path)
 
 
 def ids(path: Path) -> set[str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.errors import Conflict, StoreRefused
-from holdfast.store.sqlite.database import Database
-from holdfast.store.sqlite.writer import Writer
+from backstay.errors import Conflict, StoreRefused
+from backstay.store.sqlite.database import Database
+from backstay.store.sqlite.writer import Writer
 
 
 @pytest.fixture

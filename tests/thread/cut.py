@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
-import holdfast
-from holdfast.thread.perform import Flow, drive
+import backstay
+from backstay.thread.perform import Flow, drive
 
 T = TypeVar("T")
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Cut(Generic[T]):
     """A flow run for so many calls; ``is_over`` if it had no more. ``finish`` does the rest."""
 
-    def __init__(self, flow: Flow[T], store: holdfast.Store, calls: int) -> None:
+    def __init__(self, flow: Flow[T], store: backstay.Store, calls: int) -> None:
         self._flow = flow
         self._store = store
         self.is_over = False
@@ -36,7 +36,7 @@ class Cut(Generic[T]):
             while True:
                 try:
                     answer = yield call
-                except holdfast.HoldfastError as error:
+                except backstay.BackstayError as error:
                     call = self._flow.throw(error)
                 else:
                     call = self._flow.send(answer)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import holdfast
-from holdfast.errors import Conflict, EffectUnknown, Fenced, HoldfastError
-from holdfast.model.effect import Outcome
+import backstay
+from backstay.errors import BackstayError, Conflict, EffectUnknown, Fenced
+from backstay.model.effect import Outcome
 
 State = dict[str, Any]
 TTL_S = 0.3
@@ -26,7 +26,7 @@ class Run:
 
     name = ""
 
-    def __init__(self, store: holdfast.Store, thread: str) -> None:
+    def __init__(self, store: backstay.Store, thread: str) -> None:
         self.store = store
         self.thread = store.thread(thread)
         self.asked: dict[str, Callable[[State], State]] = {}
@@ -42,11 +42,11 @@ class Run:
         """Do it."""
         raise NotImplementedError
 
-    def save(self, handle: holdfast.Thread, state: State, **more: Any) -> None:
+    def save(self, handle: backstay.Thread, state: State, **more: Any) -> None:
         saved = handle.save(state, **more)
         self.asked[saved.id] = lambda parent: state
 
-    def append(self, handle: holdfast.Thread, item: str) -> None:
+    def append(self, handle: backstay.Thread, item: str) -> None:
         saved = handle.append({"log": [item]}, set={"n": len(item)})
         self.asked[saved.id] = lambda parent: {**parent, "log": [*parent.get("log", []), item], "n": len(item)}
 
@@ -65,7 +65,7 @@ class Run:
                 parent = None if checkpoint.parent_id is None else self.store.get(checkpoint.parent_id)
                 assert checkpoint.state == self.asked[name](parent.state if parent is not None else {}), name
 
-    def go_on(self, handle: holdfast.Thread) -> None:
+    def go_on(self, handle: backstay.Thread) -> None:
         """Save; where the handle was left behind, from what the store has."""
         try:
             self.append(handle, "and on it goes")
@@ -83,7 +83,7 @@ class FirstSave(Run):
     def act(self) -> None:
         self.save(self.thread, first_state())
 
-    def go_on(self, handle: holdfast.Thread) -> None:
+    def go_on(self, handle: backstay.Thread) -> None:
         if handle.latest() is None:
             self.save(handle, first_state())
         super().go_on(handle)
@@ -258,11 +258,11 @@ RUNS: list[type[Run]] = [
 ]
 
 
-def at_once(call: Callable[[], object], refused: list[HoldfastError]) -> None:
+def at_once(call: Callable[[], object], refused: list[BackstayError]) -> None:
     """Call what a handler calls: it returns or is refused, and does not wait for what it interrupted."""
     began = time.monotonic()
     try:
         call()
-    except HoldfastError as error:
+    except BackstayError as error:
         refused.append(error)
     assert time.monotonic() - began < 5.0

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import holdfast
+import backstay
 
-ROOT = str(Path(holdfast.__file__).parent) + "/"
+ROOT = str(Path(backstay.__file__).parent) + "/"
 BELOW = (ROOT + "store/", ROOT + "testing/", ROOT + "cli/")
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import backstay
 
 
 def test_an_agent_loop_works_the_same_with_await(url: str) -> None:
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             assert await thread.latest() is None
             saved = await thread.save({"messages": ["hello" * 100], "plan": "a"}, next_node="b")
@@ -30,7 +30,7 @@ def test_an_agent_loop_works_the_same_with_await(url: str) -> None:
             assert [meta.thread_id async for meta in store.threads(where={})] == ["t"]
             assert [meta.step async for meta in thread.history(tag="good")] == [1]
             assert (await thread.rewind(first)).step == 3
-            assert (await store.prune(holdfast.Keep(last=1))).deleted == 2
+            assert (await store.prune(backstay.Keep(last=1))).deleted == 2
             assert (await store.stats()).checkpoints == 3
             assert await store.verify()
             assert [meta.step async for meta in thread.history()] == [3, 1]
@@ -40,7 +40,7 @@ def test_an_agent_loop_works_the_same_with_await(url: str) -> None:
 
 def test_many_coroutines_on_one_handle_save_one_after_the_other(url: str) -> None:
     async def main() -> list[int]:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             await thread.save({"m": []})
             saved = await asyncio.gather(*(thread.append({"m": [number]}) for number in range(30)))
@@ -54,7 +54,7 @@ def test_many_coroutines_on_one_handle_save_one_after_the_other(url: str) -> Non
 
 def test_two_handles_in_one_loop_cannot_both_win(url: str) -> None:
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             one, two = store.thread("t"), store.thread("t")
             await one.save({"n": 0})
             await two.latest()
@@ -66,7 +66,7 @@ def test_two_handles_in_one_loop_cannot_both_win(url: str) -> None:
 
 def test_no_store_call_runs_in_the_event_loops_thread(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Watched at the driver: every statement must run in a worker."""
-    from holdfast.store.sqlite.store import SqliteStore
+    from backstay.store.sqlite.store import SqliteStore
 
     threads: set[int] = set()
     read = SqliteStore._read
@@ -78,7 +78,7 @@ def test_no_store_call_runs_in_the_event_loops_thread(tmp_path: Any, monkeypatch
     monkeypatch.setattr(SqliteStore, "_read", watched)
 
     async def main() -> None:
-        async with await holdfast.aopen(tmp_path / "x.db") as store:
+        async with await backstay.aopen(tmp_path / "x.db") as store:
             thread = store.thread("t")
             await thread.save({"n": 1})
             await thread.latest()
@@ -92,7 +92,7 @@ def test_no_store_call_runs_in_the_event_loops_thread(tmp_path: Any, monkeypatch
 
 @pytest.mark.row("C9", "G7")
 def test_a_save_cancelled_at_any_turn_is_stored_wholly_or_not_at_all_and_the_handle_goes_on(url: str) -> None:
-    async def cancelled_after(turns: int, thread: holdfast.AsyncThread, number: int) -> bool:
+    async def cancelled_after(turns: int, thread: backstay.AsyncThread, number: int) -> bool:
         task = asyncio.ensure_future(thread.append({"m": [number]}))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -104,7 +104,7 @@ def test_a_save_cancelled_at_any_turn_is_stored_wholly_or_not_at_all_and_the_han
         return True
 
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             await thread.save({"m": []})
             cancelled = 0
@@ -124,7 +124,7 @@ def test_a_save_cancelled_at_any_turn_is_stored_wholly_or_not_at_all_and_the_han
 
 
 def test_one_store_serves_several_event_loops_and_threads(tmp_path: Any) -> None:
-    store = asyncio.run(holdfast.aopen(tmp_path / "x.db"))
+    store = asyncio.run(backstay.aopen(tmp_path / "x.db"))
 
     async def work(name: str) -> None:
         thread = store.thread(name)

@@ -16,13 +16,13 @@ from uuid import uuid4
 
 import pytest
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.model.checkpoint import Notes, Write
-from holdfast.model.effect import Outcome
-from holdfast.thread.lease import Lease
-from holdfast.thread.loop import Loop
-from holdfast.thread.session import RunSession
+import backstay
+from backstay.errors import BackstayError
+from backstay.model.checkpoint import Notes, Write
+from backstay.model.effect import Outcome
+from backstay.thread.lease import Lease
+from backstay.thread.loop import Loop
+from backstay.thread.session import RunSession
 
 Show = Callable[[str, object], None]
 
@@ -73,7 +73,7 @@ FOR_STORES: list[Any] = [2**53, 2**63, -(10**30), 10**30, float("nan"), "nul\0",
 Samples = dict[str, Any]
 
 
-def prepared(store: holdfast.Store) -> Samples:
+def prepared(store: backstay.Store) -> Samples:
     """Return for each name of an argument a value that works."""
     thread = store.thread("t")
     first = thread.save({"n": 1, "log": ["a"]}, tags=["good"], metadata={"k": 1})
@@ -90,7 +90,7 @@ def prepared(store: holdfast.Store) -> Samples:
         "outcome": unknown,
         "decision": "approve",
         "by": "me",
-        "keep": holdfast.Keep(last=100),
+        "keep": backstay.Keep(last=100),
         "thread_id": "t",
         "id": "no such id",
         "tokens": 1,
@@ -113,7 +113,7 @@ def lost() -> None:
     raise TimeoutError
 
 
-def everything(store: holdfast.Store) -> list[Any]:
+def everything(store: backstay.Store) -> list[Any]:
     """Return what shows whether a verb has stored something: what is newest, and what is changed in its place."""
     thread = store.thread("t")
     found: list[Any] = [meta.id for meta in store.threads()]
@@ -176,7 +176,7 @@ def verbs(*owners: object) -> dict[str, Callable[..., Any]]:
 
 
 def offences(
-    store: holdfast.Store, found: dict[str, Callable[..., Any]], odds: list[Any]
+    store: backstay.Store, found: dict[str, Callable[..., Any]], odds: list[Any]
 ) -> tuple[list[str], int, int]:
     """Return what went wrong, how many calls were made and how many of them were refused."""
     samples = prepared(store)
@@ -192,7 +192,7 @@ def offences(
                 try:
                     called(method, samples, name, odd)
                     is_changed = True
-                except HoldfastError as error:
+                except BackstayError as error:
                     refused += 1
                     if len(str(error)) > 2000:
                         wrong.append(f"{place}: a message of {len(str(error))} characters")
@@ -207,17 +207,17 @@ def offences(
 
 def test_the_values_that_work_do() -> None:
     """Otherwise a verb would refuse an odd value for the sake of another argument."""
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         names = set(verbs(store, store.thread("t"))) - {"Thread.consume"}  # nothing is decided that could be consumed
     for name in names:
-        with holdfast.open("memory:") as store:
+        with backstay.open("memory:") as store:
             samples = prepared(store)
             called(verbs(store, store.thread("t"))[name], samples)
 
 
 @pytest.mark.row("T7")
 def test_every_argument_of_a_store_and_a_thread_refuses_odd_values_with_an_error_of_ours(
-    store: holdfast.Store, show: Show
+    store: backstay.Store, show: Show
 ) -> None:
     odds = ODD if store.url == "memory:" else FOR_STORES
     wrong, tried, refused = offences(store, verbs(store, store.thread("t")), odds)
@@ -229,7 +229,7 @@ def test_every_argument_of_a_store_and_a_thread_refuses_odd_values_with_an_error
 
 def test_the_awaited_twins_take_the_same_arguments() -> None:
     """What they do with them is the same function; see also the next test."""
-    twins: dict[type, type] = {holdfast.AsyncStore: holdfast.Store, holdfast.AsyncThread: holdfast.Thread}
+    twins: dict[type, type] = {backstay.AsyncStore: backstay.Store, backstay.AsyncThread: backstay.Thread}
     for theirs, ours in twins.items():
         for name in dir(ours):
             if not name.startswith("_") and callable(getattr(ours, name)):
@@ -251,17 +251,17 @@ async def awaited(method: Callable[..., Any], samples: Samples, name: str, odd: 
 def test_the_awaited_twins_refuse_the_same() -> None:
     async def tried() -> list[str]:
         wrong = []
-        async with await holdfast.aopen("memory:") as store:
+        async with await backstay.aopen("memory:") as store:
             thread = store.thread("t")
             await thread.save({"n": 1})
-            with holdfast.open("memory:") as other:
+            with backstay.open("memory:") as other:
                 samples = prepared(other)
             for verb, method in verbs(store, thread).items():
                 for name, _ in arguments(method):
                     for odd in ODD:
                         try:
                             await awaited(method, samples, name, odd)
-                        except HoldfastError:
+                        except BackstayError:
                             pass
                         except Exception as error:
                             wrong.append(f"{verb}({name}={odd!r:.30}): {error!r:.200}")
@@ -271,7 +271,7 @@ def test_the_awaited_twins_refuse_the_same() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("call", [holdfast.open, holdfast.Keep, Write], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("call", [backstay.open, backstay.Keep, Write], ids=lambda call: call.__name__)
 def test_odd_values_outside_of_a_store(
     call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,15 +283,15 @@ def test_odd_values_outside_of_a_store(
             try:
                 made = called(call, samples, name, odd)
                 if isinstance(made, Write):
-                    with holdfast.open("memory:") as store:
+                    with backstay.open("memory:") as store:
                         store.thread("t").write("x", [made])
-                elif isinstance(made, holdfast.Keep):
-                    with holdfast.open("memory:") as store:
+                elif isinstance(made, backstay.Keep):
+                    with backstay.open("memory:") as store:
                         store.thread("t").save({})
                         store.prune(made)
-                elif isinstance(made, holdfast.Store):
+                elif isinstance(made, backstay.Store):
                     made.close()
-            except HoldfastError:
+            except BackstayError:
                 pass
             except Exception as error:
                 wrong.append(f"{name}={odd!r:.30}: {error!r:.200}")
@@ -301,7 +301,7 @@ def test_odd_values_outside_of_a_store(
 
 def test_odd_values_in_a_turn_of_a_loop() -> None:
     wrong: list[str] = []
-    with holdfast.open("memory:") as store, store.thread("t").loop({"n": 1, "log": []}) as loop:
+    with backstay.open("memory:") as store, store.thread("t").loop({"n": 1, "log": []}) as loop:
         for turn in loop:
             left = {"Turn.approve", "Turn.ask", "Turn.effect"}  # they would stop the loop, or run something
             for verb, method in verbs(turn).items():
@@ -318,7 +318,7 @@ def refusals(verb: str, method: Callable[..., Any], name: str) -> list[str]:
     for odd in ODD:
         try:
             called(method, {"keys": "n"}, name, odd)
-        except HoldfastError:
+        except BackstayError:
             pass
         except Exception as error:
             wrong.append(f"{verb}({name}={odd!r:.30}): {error!r:.200}")

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import errors
-from holdfast.model.fields import TEXT_LENGTH_MAX
-from holdfast.thread.change import KEY_LENGTH_MAX, KEYS_MAX
+import backstay
+from backstay import errors
+from backstay.model.fields import TEXT_LENGTH_MAX
+from backstay.thread.change import KEY_LENGTH_MAX, KEYS_MAX
 
 BAD_IDS: list[Any] = ["", "x" * 256, 5, None, b"bytes", {"$gt": ""}, ["t"], "nul\0", "\ud800"]
 
 
 @pytest.mark.row("T7", "W3-16", "W4-13")
 @pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
-def test_ids_that_cannot_be_are_refused_everywhere(store: holdfast.Store, bad: Any) -> None:
+def test_ids_that_cannot_be_are_refused_everywhere(store: backstay.Store, bad: Any) -> None:
     thread = store.thread("t")
     saved = thread.save({"n": 1})
     calls: list[Callable[[], object]] = [
@@ -36,10 +36,10 @@ def test_ids_that_cannot_be_are_refused_everywhere(store: holdfast.Store, bad: A
         lambda: thread.delete(bad),
     ]
     for call in calls:
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(backstay.InvalidInput):
             call()
     if bad is not None:
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(backstay.InvalidInput):
             thread.save({"n": 2}, id=bad)
 
     assert [meta.id for meta in thread.history(branch="*")] == [saved.id]
@@ -49,7 +49,7 @@ def test_ids_that_cannot_be_are_refused_everywhere(store: holdfast.Store, bad: A
 @pytest.mark.parametrize(
     "hostile", ["../x", "/etc/x", "..", "*", "?", "[a]", "CON", "a/b", "%2e", "x'\"", "\n", "x" * 255]
 )
-def test_hostile_but_possible_ids_are_just_names(store: holdfast.Store, hostile: str) -> None:
+def test_hostile_but_possible_ids_are_just_names(store: backstay.Store, hostile: str) -> None:
     store.thread(hostile).save({"n": 1}, id=hostile)
     store.thread("other").save({"n": 2})
 
@@ -95,8 +95,8 @@ def test_hostile_but_possible_ids_are_just_names(store: holdfast.Store, hostile:
     ],
     ids=repr,
 )
-def test_impossible_notes_are_refused_and_nothing_changes(thread: holdfast.Thread, notes: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.InvalidInput):
+def test_impossible_notes_are_refused_and_nothing_changes(thread: backstay.Thread, notes: dict[str, Any]) -> None:
+    with pytest.raises(backstay.InvalidInput):
         thread.save({"n": 1}, **notes)
 
     assert list(thread.history()) == []
@@ -117,9 +117,9 @@ def test_impossible_notes_are_refused_and_nothing_changes(thread: holdfast.Threa
     ids=["object", "nested", "bytearray", "surrogate", "nested surrogate", "function"],
 )
 def test_a_value_that_could_not_come_back_equal_is_refused_by_its_path(
-    thread: holdfast.Thread, value: Any, path: str
+    thread: backstay.Thread, value: Any, path: str
 ) -> None:
-    with pytest.raises(holdfast.EncodeError, match=path) as caught:
+    with pytest.raises(backstay.EncodeError, match=path) as caught:
         thread.save({"fine": 1, "x": value})
 
     assert caught.value.path is not None
@@ -127,18 +127,18 @@ def test_a_value_that_could_not_come_back_equal_is_refused_by_its_path(
 
 
 @pytest.mark.parametrize("state", [None, [], "text", 5, {1: 2}, {b"x": 1}, {("a",): 1}, {"\ud800": 1}, {"k" * 4097: 1}])
-def test_a_state_that_is_no_mapping_of_names_is_refused(thread: holdfast.Thread, state: Any) -> None:
+def test_a_state_that_is_no_mapping_of_names_is_refused(thread: backstay.Thread, state: Any) -> None:
     for frozen in (False, True):
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(backstay.InvalidInput):
             thread.save(state, frozen=frozen)
 
     assert list(thread.history()) == []
 
 
 @pytest.mark.row("T17")
-def test_errors_and_reprs_never_show_a_states_values(thread: holdfast.Thread) -> None:
+def test_errors_and_reprs_never_show_a_states_values(thread: backstay.Thread) -> None:
     saved = thread.save({"secret": "canary-1234"})
-    with pytest.raises(holdfast.EncodeError) as caught:
+    with pytest.raises(backstay.EncodeError) as caught:
         thread.save({"secret": "canary-1234", "bad": {"canary-5678": object()}})
     latest = thread.latest()
 
@@ -147,14 +147,14 @@ def test_errors_and_reprs_never_show_a_states_values(thread: holdfast.Thread) ->
 
 @pytest.mark.parametrize("clock", [lambda: 5, lambda: datetime(2026, 1, 1)])
 def test_a_clock_without_a_time_zone_is_refused_at_once(clock: Any) -> None:
-    with pytest.raises(holdfast.InvalidInput, match="time zone"):
-        holdfast.open("memory:", clock=clock)
+    with pytest.raises(backstay.InvalidInput, match="time zone"):
+        backstay.open("memory:", clock=clock)
 
 
 @pytest.mark.parametrize("url", ["", "mysql://x", "x\0y", 5, "redis://localhost"])
 def test_a_url_that_names_no_store_is_refused(url: Any) -> None:
-    with pytest.raises((holdfast.InvalidInput, TypeError)):
-        holdfast.open(url)
+    with pytest.raises((backstay.InvalidInput, TypeError)):
+        backstay.open(url)
 
 
 @pytest.mark.row("S2-32", "S2-33", "S2-34", "S2-35", "S2-36", "W4-19", "S1x-05")
@@ -176,23 +176,23 @@ def test_errors_carry_their_place_and_survive_a_process_boundary() -> None:
 
 
 def test_a_closed_store_says_so(url: str) -> None:
-    store = holdfast.open(url)
+    store = backstay.open(url)
     thread = store.thread("t")
     thread.save({"n": 1})
     store.close()
     store.close()
     for call in (lambda: thread.save({"n": 2}), thread.latest, store.verify, lambda: list(store.threads())):
-        with pytest.raises(holdfast.StoreError, match="closed"):
+        with pytest.raises(backstay.StoreError, match="closed"):
             call()
 
 
 @pytest.mark.row("T19")
-def test_limits_hold_at_the_limit_and_refuse_one_beyond(thread: holdfast.Thread) -> None:
+def test_limits_hold_at_the_limit_and_refuse_one_beyond(thread: backstay.Thread) -> None:
     keys = {f"k{number}": 1 for number in range(KEYS_MAX)}
     thread.save(keys, summary="x" * TEXT_LENGTH_MAX, tags=[str(number) for number in range(64)])
-    with pytest.raises(holdfast.EncodeError, match="at most 10000 keys"):
+    with pytest.raises(backstay.EncodeError, match="at most 10000 keys"):
         thread.save({**keys, "one more": 1})
-    with pytest.raises(holdfast.InvalidInput, match="summary"):
+    with pytest.raises(backstay.InvalidInput, match="summary"):
         thread.save({}, summary="x" * (TEXT_LENGTH_MAX + 1))
     thread.save({"k" * KEY_LENGTH_MAX: 1})
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-import holdfast
+import backstay
 
 BIG = ["message " * 60] * 20
 
 
-def three_steps(store: holdfast.Store) -> holdfast.Thread:
+def three_steps(store: backstay.Store) -> backstay.Thread:
     thread = store.thread("t")
     for number in range(1, 4):
         thread.save({"m": [*BIG, str(number)], "n": number}, next_node=f"node{number}", metadata={"user": "u"})
     return thread
 
 
-def test_a_repeated_rewind_to_another_checkpoint_is_not_taken_for_the_same(store: holdfast.Store) -> None:
+def test_a_repeated_rewind_to_another_checkpoint_is_not_taken_for_the_same(store: backstay.Store) -> None:
     thread = store.thread("t")
     first, second = thread.save({"n": 1}), thread.save({"n": 1})
     thread.rewind(first, id="r1")
-    with pytest.raises(holdfast.Conflict, match="other content"):
+    with pytest.raises(backstay.Conflict, match="other content"):
         thread.rewind(second, id="r1")
 
 
 @pytest.mark.row("S3x-12", "W3-12", "S4x-16")
-def test_a_fork_takes_over_state_position_and_step(store: holdfast.Store) -> None:
+def test_a_fork_takes_over_state_position_and_step(store: backstay.Store) -> None:
     thread = three_steps(store)
     second = thread.at(2)
     assert second is not None
@@ -38,7 +38,7 @@ def test_a_fork_takes_over_state_position_and_step(store: holdfast.Store) -> Non
     assert (forked.trigger, dict(forked.metadata)) == ("fork", {"user": "u"})
 
 
-def test_a_fork_and_its_origin_go_on_independently(store: holdfast.Store) -> None:
+def test_a_fork_and_its_origin_go_on_independently(store: backstay.Store) -> None:
     thread = three_steps(store)
     side = thread.fork(next(thread.history()), branch="side")
     side.append({"m": ["side"]})
@@ -52,7 +52,7 @@ def test_a_fork_and_its_origin_go_on_independently(store: holdfast.Store) -> Non
     assert side_latest.state["m"] == [*BIG, "3", "side", "side 2"]
 
 
-def test_a_fork_into_another_thread_is_a_thread_of_its_own(store: holdfast.Store) -> None:
+def test_a_fork_into_another_thread_is_a_thread_of_its_own(store: backstay.Store) -> None:
     thread = three_steps(store)
     other = thread.fork(next(thread.history()), to="copy", delete=["n"])
     store.delete_thread("t")
@@ -63,23 +63,23 @@ def test_a_fork_into_another_thread_is_a_thread_of_its_own(store: holdfast.Store
     assert (other.id, other.branch) == ("copy", "main")
 
 
-def test_a_fork_onto_an_existing_branch_is_refused(store: holdfast.Store) -> None:
+def test_a_fork_onto_an_existing_branch_is_refused(store: backstay.Store) -> None:
     thread = three_steps(store)
     newest = next(thread.history())
     thread.fork(newest, branch="side")
-    with pytest.raises(holdfast.Conflict, match="exists already"):
+    with pytest.raises(backstay.Conflict, match="exists already"):
         thread.fork(newest, branch="side")
-    with pytest.raises(holdfast.InvalidInput, match="needs a name"):
+    with pytest.raises(backstay.InvalidInput, match="needs a name"):
         thread.fork(newest)
 
 
-def test_a_fork_of_what_is_not_there_says_so(thread: holdfast.Thread) -> None:
-    with pytest.raises(holdfast.NotFound, match="nothing-here"):
+def test_a_fork_of_what_is_not_there_says_so(thread: backstay.Thread) -> None:
+    with pytest.raises(backstay.NotFound, match="nothing-here"):
         thread.fork("nothing-here", branch="side")
 
 
 @pytest.mark.row("S3x-10", "W3-01", "S4x-16")
-def test_rewind_goes_back_by_appending_and_destroys_nothing(store: holdfast.Store) -> None:
+def test_rewind_goes_back_by_appending_and_destroys_nothing(store: backstay.Store) -> None:
     thread = three_steps(store)
     first = thread.at(1)
     assert first is not None
@@ -93,26 +93,26 @@ def test_rewind_goes_back_by_appending_and_destroys_nothing(store: holdfast.Stor
     assert thread.append({"m": ["on"]}).state["m"] == [*BIG, "1", "on"]
 
 
-def test_a_stale_handle_cannot_rewind(store: holdfast.Store) -> None:
+def test_a_stale_handle_cannot_rewind(store: backstay.Store) -> None:
     thread = three_steps(store)
     first = thread.at(1)
     assert first is not None
     other = store.thread("t")
     other.latest()
     other.save({"n": 9})
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         thread.rewind(first)
 
 
-def test_rewinding_to_another_threads_checkpoint_is_refused(store: holdfast.Store) -> None:
+def test_rewinding_to_another_threads_checkpoint_is_refused(store: backstay.Store) -> None:
     three_steps(store)
     foreign = store.thread("other").save({"n": 1})
-    with pytest.raises(holdfast.InvalidInput, match="belongs to thread"):
+    with pytest.raises(backstay.InvalidInput, match="belongs to thread"):
         store.thread("t").rewind(foreign)
 
 
 @pytest.mark.row("S3x-11")
-def test_at_gives_the_nearest_checkpoint_at_or_before_a_step(store: holdfast.Store) -> None:
+def test_at_gives_the_nearest_checkpoint_at_or_before_a_step(store: backstay.Store) -> None:
     thread = store.thread("t")
     for step in (2, 5, 9):
         thread.save({"step": step}, step=step)
@@ -121,7 +121,7 @@ def test_at_gives_the_nearest_checkpoint_at_or_before_a_step(store: holdfast.Sto
     assert [None if cp is None else cp.step for cp in found] == [None, 2, 2, 5, 5, 9, 9]
 
 
-def test_before_a_forks_first_step_at_looks_where_it_was_forked_from(store: holdfast.Store) -> None:
+def test_before_a_forks_first_step_at_looks_where_it_was_forked_from(store: backstay.Store) -> None:
     thread = three_steps(store)
     side = thread.fork(next(thread.history()), branch="side")
     side.save({"n": "4 on side"})
@@ -138,7 +138,7 @@ def test_before_a_forks_first_step_at_looks_where_it_was_forked_from(store: hold
 
 
 @pytest.mark.row("S3-23")
-def test_a_checkpoint_is_found_by_its_id_alone(store: holdfast.Store) -> None:
+def test_a_checkpoint_is_found_by_its_id_alone(store: backstay.Store) -> None:
     saved = store.thread("t").save({"n": 1})
     found = store.get(saved.id)
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_is_found_by_its_id_alone(store: holdfast.Store) -> None:
 
 
 @pytest.mark.row("S4x-15", "S4x-16")
-def test_tags_are_added_and_removed_and_filter_lists(store: holdfast.Store) -> None:
+def test_tags_are_added_and_removed_and_filter_lists(store: backstay.Store) -> None:
     thread = three_steps(store)
     second = thread.at(2)
     assert second is not None
@@ -161,13 +161,13 @@ def test_tags_are_added_and_removed_and_filter_lists(store: holdfast.Store) -> N
     again = thread.get(second.id)
     assert again is not None
     assert again.tags == ("good",)
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(backstay.NotFound):
         thread.tag("unknown", "good")
 
 
 @pytest.mark.row("S3x-15")
-def test_branches_and_lineage_draw_the_tree(store: holdfast.Store) -> None:
-    from holdfast.model.lineage import Lineage
+def test_branches_and_lineage_draw_the_tree(store: backstay.Store) -> None:
+    from backstay.model.lineage import Lineage
 
     thread = three_steps(store)
     side = thread.fork(list(thread.history())[1], branch="side")
@@ -181,7 +181,7 @@ def test_branches_and_lineage_draw_the_tree(store: holdfast.Store) -> None:
     assert len(lineage.roots) == 1
 
 
-def test_a_forked_branch_shares_its_bytes(store: holdfast.Store) -> None:
+def test_a_forked_branch_shares_its_bytes(store: backstay.Store) -> None:
     thread = store.thread("t")
     saved = thread.save({"doc": "x" * 100_000, "m": BIG})
     before = store._backend.sizes()
@@ -194,7 +194,7 @@ def test_a_forked_branch_shares_its_bytes(store: holdfast.Store) -> None:
 
 
 @pytest.mark.row("C2", "C9")
-def test_a_fork_or_rewind_whose_answer_was_lost_can_be_repeated_by_its_id(store: holdfast.Store) -> None:
+def test_a_fork_or_rewind_whose_answer_was_lost_can_be_repeated_by_its_id(store: backstay.Store) -> None:
     thread = three_steps(store)
     first, second = thread.at(1), thread.at(2)
     assert first is not None
@@ -209,7 +209,7 @@ def test_a_fork_or_rewind_whose_answer_was_lost_can_be_repeated_by_its_id(store:
     assert again.append(set={"n": "and on"}).step == 4
     assert (same.seq, same.digest) == (back.seq, back.digest)
     assert len(list(thread.history())) == 4
-    with pytest.raises(holdfast.Conflict, match="other content"):
+    with pytest.raises(backstay.Conflict, match="other content"):
         thread.fork(second, branch="side", set={"n": "y"}, id="f1")
-    with pytest.raises(holdfast.Conflict, match="other content"):
+    with pytest.raises(backstay.Conflict, match="other content"):
         thread.rewind(first, id="r1")

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.compat.backend import Checkpoint, CheckpointMetadata, StoreBackend
-from holdfast.errors import EncodeError
-from holdfast.model.fields import DESCRIPTION_BYTES_MAX
-from holdfast.model.interrupt import QUESTION_BYTES_MAX, Interrupt
+import backstay
+from backstay.compat.backend import Checkpoint, CheckpointMetadata, StoreBackend
+from backstay.errors import EncodeError
+from backstay.model.fields import DESCRIPTION_BYTES_MAX
+from backstay.model.interrupt import QUESTION_BYTES_MAX, Interrupt
 
 BIG = "x" * DESCRIPTION_BYTES_MAX
 BIGGER = "x" * QUESTION_BYTES_MAX
 
 
-def everything(store: holdfast.Store) -> list[Any]:
+def everything(store: backstay.Store) -> list[Any]:
     metas = [
         (meta.id, meta.tags, meta.metadata)
         for thread in store.threads()
@@ -27,7 +27,7 @@ def everything(store: holdfast.Store) -> list[Any]:
     return [metas, [(each.id, each.decision) for each in store.interrupts(pending=False)]]
 
 
-def test_a_description_that_lists_would_read_again_is_refused_before_anything_is_stored(store: holdfast.Store) -> None:
+def test_a_description_that_lists_would_read_again_is_refused_before_anything_is_stored(store: backstay.Store) -> None:
     thread = store.thread("t")
     first = thread.save({"n": 1}, metadata={"who": "me"})
     asked = thread.interrupt(first, prompt="?")
@@ -55,7 +55,7 @@ def test_a_description_that_lists_would_read_again_is_refused_before_anything_is
     thread.save({"large": BIGGER}, metadata={"report": BIG[:-100]})  # up to the bound, and values of any size
 
 
-def test_many_small_fields_count_together(store: holdfast.Store) -> None:
+def test_many_small_fields_count_together(store: backstay.Store) -> None:
     part = "x" * 60_000
 
     with pytest.raises(EncodeError, match=str(DESCRIPTION_BYTES_MAX)):
@@ -63,7 +63,7 @@ def test_many_small_fields_count_together(store: holdfast.Store) -> None:
     assert list(store.threads()) == []
 
 
-def test_the_record_of_another_system_is_refused_whole_and_not_cut(store: holdfast.Store) -> None:
+def test_the_record_of_another_system_is_refused_whole_and_not_cut(store: backstay.Store) -> None:
     backend = StoreBackend(store)
     draft = Checkpoint(CheckpointMetadata("t", "c", 1, extra={"notes": BIG}), [], {}, {})
 

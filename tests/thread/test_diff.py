@@ -18,14 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.codec import register
-from holdfast.codec.limits import DEPTH_MAX, INT_BITS_MAX
-from holdfast.errors import InvalidInput
-from holdfast.model.checkpoint import Checkpoint
-from holdfast.testing.strategies import same, states, values
-from holdfast.thread import diff_render
-from holdfast.thread.diff import BLOCK_ITEMS_MAX, Diff, apply_patch, diff
-from holdfast.thread.diff_exact import NAN_ITEMS_MAX
+from backstay.codec import register
+from backstay.codec.limits import DEPTH_MAX, INT_BITS_MAX
+from backstay.errors import InvalidInput
+from backstay.model.checkpoint import Checkpoint
+from backstay.testing.strategies import same, states, values
+from backstay.thread import diff_render
+from backstay.thread.diff import BLOCK_ITEMS_MAX, Diff, apply_patch, diff
+from backstay.thread.diff_exact import NAN_ITEMS_MAX
 
 NAN = float("nan")
 law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a slow machine is no failure

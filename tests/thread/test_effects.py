@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-import holdfast
-from holdfast.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, StoreError
-from holdfast.model.effect import EffectRecord, EffectStatus, Outcome
-from holdfast.store.effects import EffectRow
-from holdfast.store.memory import MemoryStore
-from holdfast.thread.effects import UNKNOWN_ON, key_of
-from holdfast.thread.ledger import KEY_LENGTH_MAX, NOT_DONE, PAGE_ROWS, record_of
-from holdfast.thread.store import make_context
+import backstay
+from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, StoreError
+from backstay.model.effect import EffectRecord, EffectStatus, Outcome
+from backstay.store.effects import EffectRow
+from backstay.store.memory import MemoryStore
+from backstay.thread.effects import UNKNOWN_ON, key_of
+from backstay.thread.ledger import KEY_LENGTH_MAX, NOT_DONE, PAGE_ROWS, record_of
+from backstay.thread.store import make_context
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -60,7 +60,7 @@ def world() -> World:
     return World()
 
 
-def died(thread: holdfast.Thread, world: World, key: str = "charge") -> EffectRecord:
+def died(thread: backstay.Thread, world: World, key: str = "charge") -> EffectRecord:
     """Leave an effect without a receipt, done once."""
     world.error = Died()
     with pytest.raises(Died):
@@ -71,13 +71,13 @@ def died(thread: holdfast.Thread, world: World, key: str = "charge") -> EffectRe
     return record
 
 
-def stored(store: holdfast.Store, thread: holdfast.Thread, key: str = "charge") -> EffectRow:
+def stored(store: backstay.Store, thread: backstay.Thread, key: str = "charge") -> EffectRow:
     row = store._backend.find_effect(thread._cursor.lane, key)
     assert row is not None
     return row
 
 
-def only(thread: holdfast.Thread) -> EffectRecord:
+def only(thread: backstay.Thread) -> EffectRecord:
     (record,) = thread.effects()
     return record
 
@@ -87,7 +87,7 @@ def only(thread: holdfast.Thread) -> EffectRecord:
 
 @pytest.mark.row("C10")
 def test_a_done_effect_is_replayed_and_not_done_again(
-    store: holdfast.Store, thread: holdfast.Thread, world: World, clock: Any
+    store: backstay.Store, thread: backstay.Thread, world: World, clock: Any
 ) -> None:
     first = thread.effect("charge", world.charge, 5, to="bob")
     began = clock()
@@ -104,7 +104,7 @@ def test_a_done_effect_is_replayed_and_not_done_again(
     assert "when" not in repr(record) + str(record)
 
 
-def test_a_result_may_be_nothing(thread: holdfast.Thread, world: World) -> None:
+def test_a_result_may_be_nothing(thread: backstay.Thread, world: World) -> None:
     calls: list[int] = []
     for _ in range(2):
         assert thread.effect("note", calls.append, 1) is None
@@ -121,8 +121,8 @@ def test_another_key_branch_scope_thread_or_namespace_is_another_effect(url: str
         keys.add(idempotency_key)
         return number
 
-    with holdfast.open(url) as store:
-        other = store if url == "memory:" else holdfast.open(url, namespace="other")
+    with backstay.open(url) as store:
+        other = store if url == "memory:" else backstay.open(url, namespace="other")
         places = [
             (store.thread("t"), "a"),
             (store.thread("t"), "b"),
@@ -140,7 +140,7 @@ def test_another_key_branch_scope_thread_or_namespace_is_another_effect(url: str
 
 
 def test_an_effect_comes_before_the_first_save_and_makes_no_branch(
-    store: holdfast.Store, thread: holdfast.Thread, world: World
+    store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
     thread.effect("charge", world.charge)
     assert (thread.latest(), thread.branches()) == (None, [])
@@ -151,7 +151,7 @@ def test_an_effect_comes_before_the_first_save_and_makes_no_branch(
 
 
 @pytest.mark.row("C10")
-def test_other_arguments_under_a_used_key_are_refused(thread: holdfast.Thread, world: World) -> None:
+def test_other_arguments_under_a_used_key_are_refused(thread: backstay.Thread, world: World) -> None:
     thread.effect("charge", world.charge, 5, to="bob")
     others: list[Callable[[], object]] = [
         lambda: thread.effect("charge", world.charge, 6, to="bob"),
@@ -162,7 +162,7 @@ def test_other_arguments_under_a_used_key_are_refused(thread: holdfast.Thread, w
     for call in others:
         with pytest.raises(EffectChanged, match="other arguments") as caught:
             call()
-        assert isinstance(caught.value, holdfast.Conflict)
+        assert isinstance(caught.value, backstay.Conflict)
         assert caught.value.record == caught.value.winner == only(thread)
         assert pickle.loads(pickle.dumps(caught.value)).record == caught.value.record
 
@@ -170,7 +170,7 @@ def test_other_arguments_under_a_used_key_are_refused(thread: holdfast.Thread, w
     assert world.done == [(5, "bob")]
 
 
-def test_the_order_of_keywords_and_of_sets_is_no_change(thread: holdfast.Thread) -> None:
+def test_the_order_of_keywords_and_of_sets_is_no_change(thread: backstay.Thread) -> None:
     def call(**given: Any) -> int:
         return len(given)
 
@@ -179,7 +179,7 @@ def test_the_order_of_keywords_and_of_sets_is_no_change(thread: holdfast.Thread)
     assert thread.effect("call", call, b=2, a={"z", "x", "y"}) == 2
 
 
-def test_arguments_that_cannot_be_kept_are_not_compared(thread: holdfast.Thread) -> None:
+def test_arguments_that_cannot_be_kept_are_not_compared(thread: backstay.Thread) -> None:
     for client in (object(), 5):
         assert thread.effect("call", lambda client: "done", client) == "done"
     thread.effect("other", lambda client: "done", 5)
@@ -189,7 +189,7 @@ def test_arguments_that_cannot_be_kept_are_not_compared(thread: holdfast.Thread)
 
 @pytest.mark.row("C10")
 def test_a_function_that_asks_for_the_idempotency_key_is_given_it(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     expected = key_of(thread._cursor, "k")
     seen: list[object] = []
@@ -218,19 +218,19 @@ def test_a_function_that_asks_for_the_idempotency_key_is_given_it(
     keys = [key_of(store.thread(f"t{number}")._cursor, "k") for number in range(3)]
 
     assert seen == [*keys, {}, "bound", "given", "given"]
-    assert expected.startswith("hf-")
+    assert expected.startswith("bs-")
     assert len(expected) == 3 + 32
 
 
 def test_the_idempotency_key_never_changes() -> None:
     """Another version that made another one would let the other side do it twice: this value is for ever."""
-    with holdfast.open("memory:", namespace="shop") as store:
+    with backstay.open("memory:", namespace="shop") as store:
         cursor = store.thread("customer-42", branch="b", scope="s")._cursor
 
-        assert key_of(cursor, "charge") == "hf-963ab20a00f803478fbc8279050ffe97"
+        assert key_of(cursor, "charge") == "bs-963ab20a00f803478fbc8279050ffe97"
 
 
-def test_a_function_gets_its_own_arguments_whatever_they_are_called(thread: holdfast.Thread) -> None:
+def test_a_function_gets_its_own_arguments_whatever_they_are_called(thread: backstay.Thread) -> None:
     def call(**given: Any) -> list[str]:
         return sorted(given)
 
@@ -241,7 +241,7 @@ def test_a_function_gets_its_own_arguments_whatever_they_are_called(thread: hold
 
 
 def test_a_failed_effect_is_tried_again_and_its_secrets_are_not_kept(
-    store: holdfast.Store, thread: holdfast.Thread, world: World
+    store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
     world.error = PermissionError(SECRET)
     with pytest.raises(PermissionError, match=SECRET) as caught:
@@ -258,7 +258,7 @@ def test_a_failed_effect_is_tried_again_and_its_secrets_are_not_kept(
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(), StopIteration(), TypeError(), EffectUnknown("", record=1)])
-def test_what_surely_was_not_done_has_failed(thread: holdfast.Thread, world: World, error: Exception) -> None:
+def test_what_surely_was_not_done_has_failed(thread: backstay.Thread, world: World, error: Exception) -> None:
     world.error = error
     with pytest.raises((type(error), RuntimeError)):  # Python lets no StopIteration out of a generator
         thread.effect("charge", world.charge)
@@ -266,7 +266,7 @@ def test_what_surely_was_not_done_has_failed(thread: holdfast.Thread, world: Wor
     assert (only(thread).status, only(thread).error) == (EffectStatus.FAILED, type(error).__name__)
 
 
-def test_effects_inside_effects_are_each_done_once(thread: holdfast.Thread, world: World) -> None:
+def test_effects_inside_effects_are_each_done_once(thread: backstay.Thread, world: World) -> None:
     def outer(fails: list[int]) -> dict[str, Any]:
         result = thread.effect("inner", world.charge)
         if fails:
@@ -286,7 +286,7 @@ def test_effects_inside_effects_are_each_done_once(thread: holdfast.Thread, worl
 @pytest.mark.row("C9", "C10")
 @pytest.mark.parametrize("error", [*UNKNOWN_ON, KeyboardInterrupt, Died], ids=lambda error: error.__name__)
 def test_when_nobody_knows_it_is_not_done_again(
-    thread: holdfast.Thread, world: World, error: type[BaseException]
+    thread: backstay.Thread, world: World, error: type[BaseException]
 ) -> None:
     world.error = error("the answer got lost")
     with pytest.raises(error):
@@ -303,7 +303,7 @@ def test_when_nobody_knows_it_is_not_done_again(
 
 
 @pytest.mark.row("C10")
-def test_an_idempotent_effect_is_done_again_under_the_same_key(thread: holdfast.Thread) -> None:
+def test_an_idempotent_effect_is_done_again_under_the_same_key(thread: backstay.Thread) -> None:
     keys: list[str] = []
 
     def charge(amount: int, idempotency_key: str) -> str:
@@ -323,7 +323,7 @@ def test_an_idempotent_effect_is_done_again_under_the_same_key(thread: holdfast.
     assert (only(thread).attempt, only(thread).idempotency_key) == (3, keys[0])
 
 
-def test_a_hook_that_finds_it_done_gives_its_result_once_and_for_all(thread: holdfast.Thread, world: World) -> None:
+def test_a_hook_that_finds_it_done_gives_its_result_once_and_for_all(thread: backstay.Thread, world: World) -> None:
     record = died(thread, world)
     asked: list[EffectRecord] = []
 
@@ -338,14 +338,14 @@ def test_a_hook_that_finds_it_done_gives_its_result_once_and_for_all(thread: hol
     assert (only(thread).settled_by, only(thread).owner, len(world.done)) == ("reconcile", record.owner, 1)
 
 
-def test_a_hook_that_finds_it_not_done_lets_it_be_done(thread: holdfast.Thread, world: World) -> None:
+def test_a_hook_that_finds_it_not_done_lets_it_be_done(thread: backstay.Thread, world: World) -> None:
     died(thread, world)
 
     assert thread.effect("charge", world.charge, reconcile=lambda _: Outcome.not_done()) == RESULT
     assert (only(thread).attempt, only(thread).settled_by, len(world.done)) == (2, None, 2)
 
 
-def test_a_hook_that_does_not_know_or_fails_changes_nothing(thread: holdfast.Thread, world: World) -> None:
+def test_a_hook_that_does_not_know_or_fails_changes_nothing(thread: backstay.Thread, world: World) -> None:
     record = died(thread, world)
     wrong: Any = lambda _: True  # noqa: E731  # what a hook may not answer
     for hook, error in (
@@ -361,7 +361,7 @@ def test_a_hook_that_does_not_know_or_fails_changes_nothing(thread: holdfast.Thr
     assert len(world.done) == 1
 
 
-def test_a_hook_is_asked_about_nothing_that_is_known(thread: holdfast.Thread, world: World) -> None:
+def test_a_hook_is_asked_about_nothing_that_is_known(thread: backstay.Thread, world: World) -> None:
     for _ in range(2):
         assert thread.effect("charge", world.charge, reconcile=lambda _: world.refuse()) == RESULT
 
@@ -369,7 +369,7 @@ def test_a_hook_is_asked_about_nothing_that_is_known(thread: holdfast.Thread, wo
 # Settling ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_person_settles_an_effect_as_done(thread: holdfast.Thread, world: World, clock: Any) -> None:
+def test_a_person_settles_an_effect_as_done(thread: backstay.Thread, world: World, clock: Any) -> None:
     record = died(thread, world)
     clock.step(hours=1)
     settled = thread.settle(record, Outcome.done({"id": 9}), by="ann")
@@ -380,7 +380,7 @@ def test_a_person_settles_an_effect_as_done(thread: holdfast.Thread, world: Worl
     assert len(world.done) == 1
 
 
-def test_a_person_settles_an_effect_as_not_done(thread: holdfast.Thread, world: World) -> None:
+def test_a_person_settles_an_effect_as_not_done(thread: backstay.Thread, world: World) -> None:
     record = died(thread, world)
     settled = thread.settle(record, Outcome.not_done(), by="ann")
     assert (settled.status, settled.error, settled.settled_by) == (EffectStatus.FAILED, NOT_DONE, "ann")
@@ -390,24 +390,24 @@ def test_a_person_settles_an_effect_as_not_done(thread: holdfast.Thread, world: 
 
 
 @pytest.mark.row("C7")
-def test_an_effect_is_settled_once(store: holdfast.Store, thread: holdfast.Thread, world: World) -> None:
+def test_an_effect_is_settled_once(store: backstay.Store, thread: backstay.Thread, world: World) -> None:
     record = died(thread, world)
     first = thread.settle(record, Outcome.done(1), by="ann")
     for outcome, by in ((Outcome.done(1), "bob"), (Outcome.done(True), "ann"), (Outcome.not_done(), "ann")):
-        with pytest.raises(holdfast.Conflict) as caught:
+        with pytest.raises(backstay.Conflict) as caught:
             store.thread(thread.id, branch="side").settle(record, outcome, by=by)
         assert caught.value.winner == first
 
     assert only(thread) == first
 
 
-def test_only_what_was_shown_is_settled(store: holdfast.Store, thread: holdfast.Thread, world: World) -> None:
+def test_only_what_was_shown_is_settled(store: backstay.Store, thread: backstay.Thread, world: World) -> None:
     record = died(thread, world)
     world.error = Died()
     with pytest.raises(Died):
         thread.effect("charge", world.charge, idempotent=True)
     second = only(thread)
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(backstay.Conflict) as caught:
         thread.settle(record, Outcome.not_done(), by="ann")
     assert caught.value.winner == second
     wrong: Any = "charge"
@@ -418,8 +418,8 @@ def test_only_what_was_shown_is_settled(store: holdfast.Store, thread: holdfast.
         (InvalidInput, lambda: thread.settle(second, Outcome.not_done(), by="")),
         (InvalidInput, lambda: store.thread("another").settle(second, Outcome.not_done(), by="ann")),
         (EncodeError, lambda: thread.settle(second, Outcome.done(object()), by="ann")),
-        (holdfast.NotFound, lambda: thread.settle(replace(second, key="x"), Outcome.not_done(), by="ann")),
-        (holdfast.NotFound, lambda: thread.settle(replace(second, branch="x"), Outcome.not_done(), by="ann")),
+        (backstay.NotFound, lambda: thread.settle(replace(second, key="x"), Outcome.not_done(), by="ann")),
+        (backstay.NotFound, lambda: thread.settle(replace(second, branch="x"), Outcome.not_done(), by="ann")),
     ]
     for error, call in refused:
         with pytest.raises(error):
@@ -429,7 +429,7 @@ def test_only_what_was_shown_is_settled(store: holdfast.Store, thread: holdfast.
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_what_was_settled_while_it_was_being_done_counts_or_is_told(thread: holdfast.Thread, done: bool) -> None:
+def test_what_was_settled_while_it_was_being_done_counts_or_is_told(thread: backstay.Thread, done: bool) -> None:
     def charge() -> str:
         (record,) = thread.effects()
         thread.settle(record, Outcome.done("settled") if done else Outcome.not_done(), by="ann")
@@ -438,7 +438,7 @@ def test_what_was_settled_while_it_was_being_done_counts_or_is_told(thread: hold
     if done:
         assert thread.effect("charge", charge) == thread.effect("charge", charge) == "settled"
     else:
-        with pytest.raises(holdfast.Conflict, match="took the effect for lost") as caught:
+        with pytest.raises(backstay.Conflict, match="took the effect for lost") as caught:
             thread.effect("charge", charge)
         assert caught.value.winner == only(thread)
 
@@ -447,7 +447,7 @@ def test_what_was_settled_while_it_was_being_done_counts_or_is_told(thread: hold
 
 
 @pytest.mark.row("C10")
-def test_a_result_that_cannot_be_kept_does_not_let_it_be_done_again(thread: holdfast.Thread) -> None:
+def test_a_result_that_cannot_be_kept_does_not_let_it_be_done_again(thread: backstay.Thread) -> None:
     done: list[int] = []
 
     def charge() -> dict[str, object]:
@@ -464,8 +464,8 @@ def test_a_result_that_cannot_be_kept_does_not_let_it_be_done_again(thread: hold
     assert "result.client" in str(record.error)
 
 
-def test_a_registered_class_comes_back_as_itself(thread: holdfast.Thread) -> None:
-    @holdfast.register(name=f"test_effects.Receipt {id(thread)}")
+def test_a_registered_class_comes_back_as_itself(thread: backstay.Thread) -> None:
+    @backstay.register(name=f"test_effects.Receipt {id(thread)}")
     @dataclass
     class Receipt:
         number: int
@@ -479,14 +479,14 @@ def test_a_registered_class_comes_back_as_itself(thread: holdfast.Thread) -> Non
 
 @pytest.mark.row("C5")
 def test_while_a_lease_runs_only_its_holder_does_effects(
-    store: holdfast.Store, thread: holdfast.Thread, world: World
+    store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
     other = store.thread(thread.id)
     with thread.lease():
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             other.effect("charge", world.charge)
         assert thread.effect("charge", world.charge) == RESULT
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             other.effect("charge", world.charge, reconcile=lambda _: world.refuse())
 
     assert other.effect("charge", world.charge) == RESULT
@@ -495,7 +495,7 @@ def test_while_a_lease_runs_only_its_holder_does_effects(
 
 @pytest.mark.row("C5", "C10")
 def test_who_lost_the_lease_begins_nothing_but_its_receipt_is_kept(
-    store: holdfast.Store, thread: holdfast.Thread, world: World
+    store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
     other = store.thread(thread.id)
     lease = thread.lease(ttl=60, heartbeat=False).__enter__()
@@ -509,19 +509,19 @@ def test_who_lost_the_lease_begins_nothing_but_its_receipt_is_kept(
     assert thread.effect("charge", charge) == "charged"
     with taken_over(other):
         assert other.effect("charge", world.refuse) == "charged"
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             thread.effect("another", world.charge)
         assert lease.lost
     assert world.done == []
 
 
 def test_a_handle_that_saw_the_branch_before_a_lease_is_fenced_as_its_save_would_be(
-    store: holdfast.Store, thread: holdfast.Thread, world: World
+    store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
     thread.save({"n": 1})
     with store.thread(thread.id).lease():
         pass
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(backstay.Fenced):
         thread.effect("charge", world.charge)
     thread.latest()
 
@@ -532,7 +532,7 @@ def test_a_handle_that_saw_the_branch_before_a_lease_is_fenced_as_its_save_would
 
 
 @pytest.mark.row("C10")
-def test_of_many_callers_at_once_one_does_it_and_the_others_are_told(store: holdfast.Store) -> None:
+def test_of_many_callers_at_once_one_does_it_and_the_others_are_told(store: backstay.Store) -> None:
     started, ended = threading.Event(), threading.Event()
     ready = threading.Barrier(CALLERS)
     done: list[int] = []
@@ -564,7 +564,7 @@ def test_of_many_callers_at_once_one_does_it_and_the_others_are_told(store: hold
 # Lists, deletes, damage -------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_is_read_page_by_page(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_the_ledger_is_read_page_by_page(store: backstay.Store, thread: backstay.Thread) -> None:
     names = [f"key {number}" for number in range(PAGE_ROWS + 1)]
     for name in names:
         thread.effect(name, str, name)
@@ -574,7 +574,7 @@ def test_the_ledger_is_read_page_by_page(store: holdfast.Store, thread: holdfast
     assert [record.result for record in thread.effects()] == names
 
 
-def test_effects_go_with_their_thread_and_with_everything(store: holdfast.Store, world: World) -> None:
+def test_effects_go_with_their_thread_and_with_everything(store: backstay.Store, world: World) -> None:
     threads = [store.thread(name) for name in ("a", "b", "c")]
     for thread in threads:
         thread.effect("charge", world.charge)
@@ -588,15 +588,15 @@ def test_effects_go_with_their_thread_and_with_everything(store: holdfast.Store,
     assert len(world.done) == 4
 
 
-def test_an_effect_whose_thread_goes_while_it_is_done_says_that_it_was_done(thread: holdfast.Thread) -> None:
-    with pytest.raises(holdfast.NotFound, match="it was done"):
+def test_an_effect_whose_thread_goes_while_it_is_done_says_that_it_was_done(thread: backstay.Thread) -> None:
+    with pytest.raises(backstay.NotFound, match="it was done"):
         thread.effect("charge", lambda: thread.clear() and None)
 
 
 @pytest.mark.row("T5")
 @pytest.mark.parametrize("status", list(EffectStatus))
 def test_what_was_changed_in_the_store_is_detected(
-    store: holdfast.Store, thread: holdfast.Thread, world: World, status: EffectStatus
+    store: backstay.Store, thread: backstay.Thread, world: World, status: EffectStatus
 ) -> None:
     died(thread, world)
     if status is not EffectStatus.INTENDED:
@@ -614,17 +614,17 @@ def test_what_was_changed_in_the_store_is_detected(
     changes += [{"body": body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]} for at in range(len(body))]
     changes += [{"body": body + b"x"}, {"body": body[:-1] if body else b"x"}]
     for change in changes:
-        with pytest.raises(holdfast.Corrupted, match="does not"):
+        with pytest.raises(backstay.Corrupted, match="does not"):
             record_of(replace(row, **change))
 
 
 def test_a_damaged_effect_is_neither_done_nor_replayed(world: World) -> None:
     backend = MemoryStore()
-    thread = holdfast.Store(backend, make_context("", None)).thread("t")
+    thread = backstay.Store(backend, make_context("", None)).thread("t")
     died(thread, world)
     (name,) = backend._tables.effects._rows
     backend._tables.effects._rows[name] = replace(backend._tables.effects._rows[name], status="failed", body=b"")
-    with pytest.raises(holdfast.Corrupted):
+    with pytest.raises(backstay.Corrupted):
         thread.effect("charge", world.charge, idempotent=True)
 
     assert len(world.done) == 1
@@ -632,7 +632,7 @@ def test_a_damaged_effect_is_neither_done_nor_replayed(world: World) -> None:
 
 @pytest.mark.row("T7")
 def test_what_cannot_be_an_effect_is_refused_before_anything(
-    store: holdfast.Store, thread: holdfast.Thread, world: World
+    store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
     async def coroutine() -> None:
         world.refuse()
@@ -658,7 +658,7 @@ def test_what_cannot_be_an_effect_is_refused_before_anything(
     assert thread.effect("\N{GRINNING FACE}" * KEY_LENGTH_MAX, world.charge) == RESULT
 
 
-def test_a_plain_function_that_gives_a_coroutine_was_not_done(thread: holdfast.Thread) -> None:
+def test_a_plain_function_that_gives_a_coroutine_was_not_done(thread: backstay.Thread) -> None:
     async def charge() -> None:
         raise AssertionError
 
@@ -676,7 +676,7 @@ def test_a_receipt_that_cannot_be_written_leaves_it_unknown(world: World) -> Non
         def end_effect(self, *_: Any) -> EffectRow:
             raise StoreError("no")
 
-    thread = holdfast.Store(Full(), make_context("", None)).thread("t")
+    thread = backstay.Store(Full(), make_context("", None)).thread("t")
     for error in (None, ValueError()):
         world.error = error
         with pytest.raises(StoreError) as caught:

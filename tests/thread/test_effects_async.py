@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import EffectUnknown
-from holdfast.model.effect import EffectRecord, Outcome
-from holdfast.store.effects import EffectRow
-from holdfast.store.memory import MemoryStore
-from holdfast.thread.effects import key_of
-from holdfast.thread.offload import WORKERS_MAX
-from holdfast.thread.store import make_context
-from holdfast.thread.store_async import AsyncStore
+import backstay
+from backstay.errors import EffectUnknown
+from backstay.model.effect import EffectRecord, Outcome
+from backstay.store.effects import EffectRow
+from backstay.store.memory import MemoryStore
+from backstay.thread.effects import key_of
+from backstay.thread.offload import WORKERS_MAX
+from backstay.thread.store import make_context
+from backstay.thread.store_async import AsyncStore
 
 RESULT = {"id": 7}
 
@@ -52,7 +52,7 @@ def test_it_all_works_the_same_with_await(url: str, world: World) -> None:
         return Outcome.done(record.attempt)
 
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             expected = f"7 {key_of(thread._cursor, 'charge')}"
             for _ in range(2):
@@ -69,7 +69,7 @@ def test_it_all_works_the_same_with_await(url: str, world: World) -> None:
             assert await thread.effect("lost", charge, 7, reconcile=look) == 1
             settled = await thread.settle(caught.value.record, Outcome.done("paid"), by="ann")
             assert await thread.effect("settled", charge, 7) == settled.result == "paid"
-            assert (await thread.effect("again", charge, 7, idempotent=True)).startswith("7 hf-")
+            assert (await thread.effect("again", charge, 7, idempotent=True)).startswith("7 bs-")
             records = [record async for record in thread.effects()]
             assert [(record.key, record.attempt) for record in records] == [
                 ("charge", 1),
@@ -86,7 +86,7 @@ def test_it_all_works_the_same_with_await(url: str, world: World) -> None:
 @pytest.mark.row("C9")
 def test_a_cancelled_effect_is_unknown(url: str) -> None:
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread, inside = store.thread("t"), asyncio.Event()
 
             async def charge() -> None:

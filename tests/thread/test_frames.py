@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.codec import encode
-from holdfast.errors import DecodeError
-from holdfast.model.continuation import Continuation, End, FanOut, NextNode
-from holdfast.model.frame import Frame, FrameStack, Task
-from holdfast.thread.frames import read, shorten
+import backstay
+from backstay.codec import encode
+from backstay.errors import DecodeError
+from backstay.model.continuation import Continuation, End, FanOut, NextNode
+from backstay.model.frame import Frame, FrameStack, Task
+from backstay.thread.frames import read, shorten
 
 NAMES = st.sampled_from(["plan", "search", "answer"])
 TODO: st.SearchStrategy[Continuation | None] = st.one_of(
@@ -92,7 +92,7 @@ def test_what_is_no_frame_is_refused(stored: list[Any]) -> None:
     ],
 )
 def test_a_run_id_comes_back_as_it_was(run_id: str) -> None:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         thread.save({"a": 1}, run_id=run_id, attempt=2, tokens_used=3, cost_estimate=0.5, trigger="node", graph="g")
         (meta,) = thread.history()

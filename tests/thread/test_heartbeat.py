@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import Fenced, StoreError
-from holdfast.thread.heartbeat import BEATS_PER_TTL, Heartbeat, Pulse
+from backstay.errors import Fenced, StoreError
+from backstay.thread.heartbeat import BEATS_PER_TTL, Heartbeat, Pulse
 
 sys.path.insert(0, str(Path(__file__).parent))
 

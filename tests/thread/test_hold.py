@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from holdfast.errors import Fenced, StoreError
-from holdfast.store.lane import LaneKey
-from holdfast.store.leases import Claim
-from holdfast.store.memory import MemoryStore
-from holdfast.thread.hold import Hold, Loss
+from backstay.errors import Fenced, StoreError
+from backstay.store.lane import LaneKey
+from backstay.store.leases import Claim
+from backstay.store.memory import MemoryStore
+from backstay.thread.hold import Hold, Loss
 
 REFUSED = Fenced("taken over", epoch=1, current=2)
 

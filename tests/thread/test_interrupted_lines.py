@@ -12,8 +12,8 @@ from types import FrameType
 
 import pytest
 
-import holdfast
-from holdfast.errors import HoldfastError
+import backstay
+from backstay.errors import BackstayError
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -53,14 +53,14 @@ def no_hang() -> Iterator[None]:
 
 
 @pytest.fixture
-def opened(url: str) -> Iterator[holdfast.Store]:
-    with holdfast.open(url) as store:
+def opened(url: str) -> Iterator[backstay.Store]:
+    with backstay.open(url) as store:
         yield store
         report = store.verify()
         assert report, str(report)
 
 
-def some(points: list[Point], store: holdfast.Store) -> list[Point]:
+def some(points: list[Point], store: backstay.Store) -> list[Point]:
     """Return the points to try: those of handles, leases, effects and loops first."""
     if EVERY:
         return points
@@ -75,12 +75,12 @@ def some(points: list[Point], store: holdfast.Store) -> list[Point]:
     ]
 
 
-def kind_of(store: holdfast.Store) -> str:
+def kind_of(store: backstay.Store) -> str:
     scheme, colon, _ = store.url.partition(":")
     return scheme if colon else "sqlite"
 
 
-def tries(store: holdfast.Store, kind: type[Run]) -> list[Point]:
+def tries(store: backstay.Store, kind: type[Run]) -> list[Point]:
     kind(store, f"{kind.name}: warm").act()  # what is imported or made once is there
     return some(points_of(kind(store, f"{kind.name}: count").act), store)
 
@@ -88,7 +88,7 @@ def tries(store: holdfast.Store, kind: type[Run]) -> list[Point]:
 # The second interrupt may hit a generator expression that is being thrown away, where Python tells it to nobody.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", RUNS, ids=lambda kind: kind.name)
-def test_ctrl_c_at_any_line(opened: holdfast.Store, kind: type[Run], show: Show) -> None:
+def test_ctrl_c_at_any_line(opened: backstay.Store, kind: type[Run], show: Show) -> None:
     """Interrupt once, or twice in a row: the handle works, a new one, and another thread of the program."""
     points, fired = tries(opened, kind), 0
     with ThreadPoolExecutor(1) as another:
@@ -114,9 +114,9 @@ def test_ctrl_c_at_any_line(opened: holdfast.Store, kind: type[Run], show: Show)
     assert fired > 0.9 * len(points)
 
 
-def _save_elsewhere(store: holdfast.Store, run: Run) -> None:
+def _save_elsewhere(store: backstay.Store, run: Run) -> None:
     store.thread("elsewhere").save({"n": run.thread.id})
-    with suppress(HoldfastError):
+    with suppress(BackstayError):
         run.thread.latest()  # the same handle: its lock was let go of
 
 
@@ -131,9 +131,9 @@ def _another_handle(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", RUNS, ids=lambda kind: kind.name)
-def test_a_handler_that_saves_at_any_line(opened: holdfast.Store, kind: type[Run], show: Show) -> None:
+def test_a_handler_that_saves_at_any_line(opened: backstay.Store, kind: type[Run], show: Show) -> None:
     """Save through the very same handle, or another: it is stored or refused, and so is what it interrupted."""
-    points, fired, refused, outer = tries(opened, kind), 0, list[HoldfastError](), 0
+    points, fired, refused, outer = tries(opened, kind), 0, list[BackstayError](), 0
     handlers: list[Callable[[Run], None]] = [_same_handle, _another_handle]
     for number, point in enumerate(points):
         for save in handlers if EVERY else [handlers[number % 2]]:
@@ -142,7 +142,7 @@ def test_a_handler_that_saves_at_any_line(opened: holdfast.Store, kind: type[Run
             try:
                 with watching(lines):
                     run.act()
-            except HoldfastError:
+            except BackstayError:
                 outer += 1
             try:
                 run.check()

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import EncodeError, IdTaken, InvalidInput
-from holdfast.model.decision import Decision, DecisionKind
-from holdfast.model.interrupt import Interrupt, InterruptKind
-from holdfast.thread.interrupts import PAGE_ROWS, InterruptRecord, record_of
+import backstay
+from backstay.errors import EncodeError, IdTaken, InvalidInput
+from backstay.model.decision import Decision, DecisionKind
+from backstay.model.interrupt import Interrupt, InterruptKind
+from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord, record_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,16 +28,16 @@ PAYLOAD = {"tool": "rm", "args": ("-r", b"/tmp/x"), "when": datetime(2026, 1, 1,
 
 
 @pytest.fixture
-def checkpoint(thread: holdfast.Thread) -> holdfast.Checkpoint:
+def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
     return thread.save({"plan": "delete"}, next_node="tool")
 
 
 @pytest.fixture
-def asked(thread: holdfast.Thread, checkpoint: holdfast.Checkpoint) -> InterruptRecord:
+def asked(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> InterruptRecord:
     return thread.interrupt(checkpoint, kind="toolapproval", node="tool", payload=PAYLOAD, prompt="Really?")
 
 
-def stored(store: holdfast.Store, name: str) -> InterruptRecord:
+def stored(store: backstay.Store, name: str) -> InterruptRecord:
     row = store._backend.find_interrupt("", name)
     assert row is not None
     return record_of(row)
@@ -47,7 +47,7 @@ def stored(store: holdfast.Store, name: str) -> InterruptRecord:
 
 
 def test_a_question_is_kept_exactly(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, asked: InterruptRecord, clock: Any
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint, asked: InterruptRecord, clock: Any
 ) -> None:
     expected = Interrupt(id=asked.id, kind=InterruptKind.TOOL_APPROVAL, node="tool", payload=PAYLOAD, prompt="Really?")
 
@@ -61,7 +61,7 @@ def test_a_question_is_kept_exactly(
 
 
 def test_the_same_question_again_is_the_same_and_another_under_its_name_is_refused(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, clock: Any
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
 ) -> None:
     first = thread.interrupt(checkpoint, id="q-1", payload={"n": 1})
     clock.step(seconds=1)
@@ -79,7 +79,7 @@ def test_the_same_question_again_is_the_same_and_another_under_its_name_is_refus
 
 
 def test_what_cannot_be_asked_is_refused_and_nothing_is_stored(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     with pytest.raises(EncodeError) as caught:
         thread.interrupt(checkpoint, payload={"deep": [object()]})
@@ -87,7 +87,7 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_stored(
     elsewhere = store.thread("another").save({"n": 1})
     inner = store.thread(thread.id, scope="inner").save({"n": 1})
     for unknown in ("no such checkpoint", elsewhere, inner):
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(backstay.NotFound):
             thread.interrupt(unknown)
     wrong: list[dict[str, Any]] = [{"kind": "maybe"}, {"node": ""}, {"prompt": 5}, {"id": ""}, {"id": 5}]
     for arguments in wrong:
@@ -97,7 +97,7 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_stored(
     assert list(store.interrupts(pending=False)) == []
 
 
-def test_a_question_about_another_branch_of_the_thread_says_which(thread: holdfast.Thread) -> None:
+def test_a_question_about_another_branch_of_the_thread_says_which(thread: backstay.Thread) -> None:
     side = thread.fork(thread.save({"n": 1}), branch="side")
     newest = side.latest()
     assert newest is not None
@@ -105,7 +105,7 @@ def test_a_question_about_another_branch_of_the_thread_says_which(thread: holdfa
     assert thread.interrupt(newest).branch == "side"
 
 
-def test_lists_are_paged_in_the_order_of_asking(store: holdfast.Store) -> None:
+def test_lists_are_paged_in_the_order_of_asking(store: backstay.Store) -> None:
     names = [f"q-{number}" for number in range(2 * PAGE_ROWS + 1)]
     threads = [store.thread("a"), store.thread("b")]
     saved = [thread.save({"n": 1}) for thread in threads]
@@ -135,7 +135,7 @@ def test_lists_are_paged_in_the_order_of_asking(store: holdfast.Store) -> None:
     ],
 )
 def test_a_decision_comes_back_as_it_was_made(
-    store: holdfast.Store, thread: holdfast.Thread, asked: InterruptRecord, decision: str, details: Any, clock: Any
+    store: backstay.Store, thread: backstay.Thread, asked: InterruptRecord, decision: str, details: Any, clock: Any
 ) -> None:
     """A rejection can be told from an approval, and both from no decision."""
     clock.step(seconds=5)
@@ -152,7 +152,7 @@ def test_a_decision_comes_back_as_it_was_made(
     assert (consumed.consumer, consumed.consumed_at, consumed.pending) == ("worker", clock(), False)
 
 
-def test_a_decision_may_be_given_whole(thread: holdfast.Thread, asked: InterruptRecord) -> None:
+def test_a_decision_may_be_given_whole(thread: backstay.Thread, asked: InterruptRecord) -> None:
     decision = Decision(kind=DecisionKind.MODIFY, value=[1, 2])
     with pytest.raises(InvalidInput, match="belong into the Decision"):
         thread.decide(asked, decision, by="ann", value=[3])
@@ -175,7 +175,7 @@ def test_a_decision_may_be_given_whole(thread: holdfast.Thread, asked: Interrupt
     ],
 )
 def test_what_is_no_decision_is_refused_and_nothing_is_stored(
-    store: holdfast.Store, thread: holdfast.Thread, asked: InterruptRecord, decision: str, details: Any
+    store: backstay.Store, thread: backstay.Thread, asked: InterruptRecord, decision: str, details: Any
 ) -> None:
     with pytest.raises(InvalidInput):
         thread.decide(asked, decision, **{"by": "ann", **details})
@@ -184,7 +184,7 @@ def test_what_is_no_decision_is_refused_and_nothing_is_stored(
 
 
 def test_the_same_decision_by_the_same_person_again_gives_the_record(
-    thread: holdfast.Thread, asked: InterruptRecord, clock: Any
+    thread: backstay.Thread, asked: InterruptRecord, clock: Any
 ) -> None:
     first = thread.decide(asked, "modify", by="ann", value={"n": 1})
     clock.step(seconds=9)
@@ -196,11 +196,11 @@ def test_the_same_decision_by_the_same_person_again_gives_the_record(
 @pytest.mark.row("C7")
 @pytest.mark.parametrize("second", [("reject", "ann"), ("approve", "bob"), ("reject", "bob")])
 def test_of_two_decisions_the_first_counts_and_the_other_sees_it(
-    store: holdfast.Store, thread: holdfast.Thread, asked: InterruptRecord, second: tuple[str, str]
+    store: backstay.Store, thread: backstay.Thread, asked: InterruptRecord, second: tuple[str, str]
 ) -> None:
     first = thread.decide(asked, "approve", by="ann")
     decision, by = second
-    with pytest.raises(holdfast.Conflict, match=r"'approve' by 'ann' at 2026-01-01 00:00:00") as caught:
+    with pytest.raises(backstay.Conflict, match=r"'approve' by 'ann' at 2026-01-01 00:00:00") as caught:
         thread.decide(asked, decision, by=by)
 
     assert caught.value.winner == first
@@ -209,7 +209,7 @@ def test_of_two_decisions_the_first_counts_and_the_other_sees_it(
 
 @pytest.mark.row("C7")
 def test_eight_approvers_at_once_and_exactly_one_wins(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         asked = thread.interrupt(thread.save({"n": 1}))
 
@@ -224,17 +224,17 @@ def test_eight_approvers_at_once_and_exactly_one_wins(url: str) -> None:
         assert [error.winner for error in lost] == [record] * 7
 
 
-def race(count: int, act: Callable[[int], str]) -> tuple[list[str], list[holdfast.Conflict]]:
+def race(count: int, act: Callable[[int], str]) -> tuple[list[str], list[backstay.Conflict]]:
     """Run it in many threads at once; return the answers of those that won, and the conflicts of the others."""
     barrier = threading.Barrier(count)
     won: list[str] = []
-    lost: list[holdfast.Conflict] = []
+    lost: list[backstay.Conflict] = []
 
     def one(number: int) -> None:
         barrier.wait()
         try:
             won.append(act(number))
-        except holdfast.Conflict as error:
+        except backstay.Conflict as error:
             lost.append(error)
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
@@ -267,7 +267,7 @@ def altered(record: InterruptRecord, **changes: Any) -> InterruptRecord:
     ],
 )
 def test_an_answer_to_something_else_is_refused_and_nothing_is_stored(
-    store: holdfast.Store, thread: holdfast.Thread, asked: InterruptRecord, forge: Any, part: str
+    store: backstay.Store, thread: backstay.Thread, asked: InterruptRecord, forge: Any, part: str
 ) -> None:
     other = thread.interrupt(thread.save({"plan": "b"}), payload=PAYLOAD)
     forged = forge(asked, other)
@@ -279,7 +279,7 @@ def test_an_answer_to_something_else_is_refused_and_nothing_is_stored(
 
 
 def test_a_record_of_another_thread_an_id_and_nothing_at_all_are_refused(
-    store: holdfast.Store, thread: holdfast.Thread, asked: InterruptRecord
+    store: backstay.Store, thread: backstay.Thread, asked: InterruptRecord
 ) -> None:
     with pytest.raises(InvalidInput, match="of thread 'customer-42', not 'another'"):
         store.thread("another").decide(asked, "approve", by="ann")
@@ -294,7 +294,7 @@ def test_a_record_of_another_thread_an_id_and_nothing_at_all_are_refused(
 
 
 def test_a_record_of_another_namespace_is_refused(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "x.db", namespace="a") as one, holdfast.open(tmp_path / "x.db") as two:
+    with backstay.open(tmp_path / "x.db", namespace="a") as one, backstay.open(tmp_path / "x.db") as two:
         records = []
         for store in (one, two):
             thread = store.thread("t")
@@ -305,26 +305,26 @@ def test_a_record_of_another_namespace_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_question_that_went_with_its_checkpoint_is_not_found(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, asked: InterruptRecord
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, asked: InterruptRecord
 ) -> None:
     thread.delete(checkpoint)
 
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(backstay.NotFound):
         thread.decide(asked, "approve", by="ann")
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(backstay.NotFound):
         thread.consume(asked)
 
 
 def test_a_question_of_a_class_that_was_changed_since_can_still_be_decided(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     """What is read is upgraded, so the stored bytes and those of the record shown differ, and yet it is the same."""
     name = f"test_interrupts.Call of {checkpoint.id}"
     old = make_dataclass("Call", ["tool"])
-    holdfast.register(old, name=name)
+    backstay.register(old, name=name)
     asked = thread.interrupt(checkpoint, payload=old("rm"))
     new = make_dataclass("Call", ["tool", "safe"])
-    holdfast.register(new, name=name, version=2, upgrade={1: lambda fields: {**fields, "safe": False}})
+    backstay.register(new, name=name, version=2, upgrade={1: lambda fields: {**fields, "safe": False}})
     (shown,) = thread.interrupts()
     assert shown.interrupt.payload == new("rm", False)
     assert shown.digest == asked.digest
@@ -333,7 +333,7 @@ def test_a_question_of_a_class_that_was_changed_since_can_still_be_decided(
 
 
 @pytest.mark.parametrize("part", ["body", "decision", "decided_by", "digest", "checkpoint"])
-def test_what_was_changed_in_the_store_is_detected(store: holdfast.Store, thread: holdfast.Thread, part: str) -> None:
+def test_what_was_changed_in_the_store_is_detected(store: backstay.Store, thread: backstay.Thread, part: str) -> None:
     asked = thread.interrupt(thread.save({"n": 1}), payload={"tool": "rm"})
     thread.decide(asked, "reject", by="ann")
     row = store._backend.find_interrupt("", asked.id)
@@ -347,7 +347,7 @@ def test_what_was_changed_in_the_store_is_detected(store: holdfast.Store, thread
     }
     assert record_of(row)
 
-    with pytest.raises(holdfast.Corrupted, match="does not match its digest"):
+    with pytest.raises(backstay.Corrupted, match="does not match its digest"):
         record_of(replace(row, **{part: changes[part]}))
 
 
@@ -355,14 +355,14 @@ def test_what_was_changed_in_the_store_is_detected(store: holdfast.Store, thread
 
 
 @pytest.mark.row("W4-03", "S4x-19")
-def test_a_decision_is_taken_once(thread: holdfast.Thread, asked: InterruptRecord) -> None:
+def test_a_decision_is_taken_once(thread: backstay.Thread, asked: InterruptRecord) -> None:
     with pytest.raises(InvalidInput, match="not decided yet"):
         thread.consume(asked, by="worker-1")
     thread.decide(asked, "approve", by="ann")
     decision = thread.consume(asked, by="worker-1")
 
     assert thread.consume(asked, by="worker-1") == decision
-    with pytest.raises(holdfast.Conflict, match="worker-1") as caught:
+    with pytest.raises(backstay.Conflict, match="worker-1") as caught:
         thread.consume(asked, by="worker-2")
     assert isinstance(caught.value.winner, InterruptRecord)
     assert caught.value.winner.consumer == "worker-1"
@@ -370,7 +370,7 @@ def test_a_decision_is_taken_once(thread: holdfast.Thread, asked: InterruptRecor
 
 @pytest.mark.row("W4-03", "S4x-19")
 def test_eight_workers_at_once_and_exactly_one_resumes(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         thread = store.thread("t")
         asked = thread.interrupt(thread.save({"n": 1}))
         thread.decide(asked, "approve", by="ann")
@@ -386,7 +386,7 @@ def test_eight_workers_at_once_and_exactly_one_resumes(url: str) -> None:
         assert [error.winner for error in lost] == [record] * 7
 
 
-def test_without_a_name_the_lease_or_the_process_takes_it(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_without_a_name_the_lease_or_the_process_takes_it(store: backstay.Store, thread: backstay.Thread) -> None:
     consumers = []
     for number in range(2):
         asked = thread.interrupt(thread.save({"n": number}))
@@ -405,7 +405,7 @@ def test_without_a_name_the_lease_or_the_process_takes_it(store: holdfast.Store,
 
 @pytest.mark.row("W4-03")
 def test_the_decision_of_a_worker_that_died_goes_to_whoever_takes_over_the_branch(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     asked = thread.interrupt(thread.save({"n": 1}))
     thread.decide(asked, "approve", by="ann")
@@ -414,25 +414,25 @@ def test_the_decision_of_a_worker_that_died_goes_to_whoever_takes_over_the_branc
     expire(dead)
     other, third = store.thread(thread.id), store.thread(thread.id)
     with taken_over(other):
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(backstay.Conflict):
             third.consume(asked)
         assert other.consume(asked) == decision
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(backstay.Conflict):
             thread.consume(asked)
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             dead.renew()
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             thread.consume(asked)
 
     assert str(stored(store, asked.id).consumer).startswith("new owner ")
 
 
-def test_the_lease_of_another_branch_is_no_reason_to_take_over(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_the_lease_of_another_branch_is_no_reason_to_take_over(store: backstay.Store, thread: backstay.Thread) -> None:
     asked = thread.interrupt(thread.save({"n": 1}))
     thread.decide(asked, "approve", by="ann")
     thread.consume(asked, by="worker-1")
     side = store.thread(thread.id, branch="side")
-    with side.lease(), pytest.raises(holdfast.Conflict):
+    with side.lease(), pytest.raises(backstay.Conflict):
         side.consume(asked)
 
 
@@ -440,10 +440,10 @@ def test_the_lease_of_another_branch_is_no_reason_to_take_over(store: holdfast.S
 
 
 @pytest.mark.row("C8")
-def test_a_checkpoint_that_waits_is_not_pruned_and_a_dry_run_says_the_same(thread: holdfast.Thread) -> None:
+def test_a_checkpoint_that_waits_is_not_pruned_and_a_dry_run_says_the_same(thread: backstay.Thread) -> None:
     saved = [thread.save({"n": number}) for number in range(5)]
     asked = thread.interrupt(saved[1])
-    keep = holdfast.Keep(last=1)
+    keep = backstay.Keep(last=1)
     expected = sorted(saved[number].id for number in (0, 2, 3))
     dry = thread.prune(keep, dry_run=True)
     assert (sorted(dry.checkpoints), dry.deleted, dry.kept) == (expected, 3, 2)
@@ -460,13 +460,13 @@ def test_a_checkpoint_that_waits_is_not_pruned_and_a_dry_run_says_the_same(threa
 
 def test_it_all_works_the_same_with_await(url: str) -> None:
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             asked = await thread.interrupt(await thread.save({"n": 1}), payload=PAYLOAD, id="q-1")
             assert [record async for record in thread.interrupts()] == [asked]
             decided = await thread.decide(asked, "modify", by="ann", value=[1])
             assert [record async for record in store.interrupts()] == [decided]
-            with pytest.raises(holdfast.Conflict):
+            with pytest.raises(backstay.Conflict):
                 await thread.decide(asked, "reject", by="bob")
             assert (await thread.consume(asked)).value == [1]
             assert [record async for record in store.interrupts()] == []

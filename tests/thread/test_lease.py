@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidInput, StoreError
-from holdfast.thread.lease import CLAIMS_MAX, TTL_S_MAX, TTL_S_MIN, Lease
+import backstay
+from backstay.errors import InvalidInput, StoreError
+from backstay.thread.lease import CLAIMS_MAX, TTL_S_MAX, TTL_S_MIN, Lease
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 
 
 def heartbeats() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "holdfast-heartbeat"]
+    return [thread for thread in threading.enumerate() if thread.name == "backstay-heartbeat"]
 
 
 @pytest.fixture
-def other(store: holdfast.Store, thread: holdfast.Thread) -> holdfast.Thread:
+def other(store: backstay.Store, thread: backstay.Thread) -> backstay.Thread:
     """Another handle on the same branch."""
     return store.thread(thread.id)
 
@@ -46,14 +46,14 @@ def no_heartbeat_is_left() -> Iterator[None]:
 
 
 @pytest.mark.row("C5", "S4x-20")
-def test_while_a_lease_runs_only_its_handle_saves(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+def test_while_a_lease_runs_only_its_handle_saves(thread: backstay.Thread, other: backstay.Thread) -> None:
     thread.save({"n": 1})
     other.latest()
     with thread.lease(owner="worker-1") as lease:
         assert thread.save({"n": 2}).step == 2
-        with pytest.raises(holdfast.Fenced, match="worker-1") as caught:
+        with pytest.raises(backstay.Fenced, match="worker-1") as caught:
             other.save({"n": "stale"})
-        with pytest.raises(holdfast.Fenced, match="worker-1"), other.lease():
+        with pytest.raises(backstay.Fenced, match="worker-1"), other.lease():
             raise AssertionError("entered")
         assert thread.append(set={"n": 3}).step == 3
 
@@ -68,7 +68,7 @@ def test_while_a_lease_runs_only_its_handle_saves(thread: holdfast.Thread, other
 
 @pytest.mark.parametrize("looked", ["not at all", "saw nothing", "saw a checkpoint"])
 def test_the_first_save_under_a_lease_works_whatever_the_handle_saw_before(
-    thread: holdfast.Thread, other: holdfast.Thread, looked: str
+    thread: backstay.Thread, other: backstay.Thread, looked: str
 ) -> None:
     if looked == "saw a checkpoint":
         other.save({"n": 0})
@@ -82,21 +82,21 @@ def test_the_first_save_under_a_lease_works_whatever_the_handle_saw_before(
     assert (second.parent_id, after.parent_id) == (first.id, second.id)
 
 
-def test_what_the_handle_saw_before_still_counts(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+def test_what_the_handle_saw_before_still_counts(thread: backstay.Thread, other: backstay.Thread) -> None:
     assert thread.latest() is None
     theirs = other.save({"n": "theirs"})
-    with thread.lease(), pytest.raises(holdfast.Conflict) as caught:
+    with thread.lease(), pytest.raises(backstay.Conflict) as caught:
         thread.save({"n": "mine"})
 
     assert caught.value.winner == theirs
 
 
-def test_a_head_that_moved_before_the_lease_came_is_a_conflict(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+def test_a_head_that_moved_before_the_lease_came_is_a_conflict(thread: backstay.Thread, other: backstay.Thread) -> None:
     thread.save({"n": 1})
     other.latest()
     other.save({"n": 2})
     with thread.lease() as lease:
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(backstay.Conflict):
             thread.save({"n": "lost update"})
         newest = thread.latest()
         assert newest is not None
@@ -105,14 +105,14 @@ def test_a_head_that_moved_before_the_lease_came_is_a_conflict(thread: holdfast.
     assert not lease.lost
 
 
-def refused_save(thread: holdfast.Thread) -> None:
+def refused_save(thread: backstay.Thread) -> None:
     with pytest.raises(InvalidInput, match="step"):
         thread.save({"n": 1}, step=-1)
 
 
 @pytest.mark.parametrize("look", [lambda thread: None, lambda thread: thread.latest(), refused_save])
 def test_a_lease_that_was_never_used_leaves_nothing_behind(
-    store: holdfast.Store, thread: holdfast.Thread, look: Callable[[holdfast.Thread], object]
+    store: backstay.Store, thread: backstay.Thread, look: Callable[[backstay.Thread], object]
 ) -> None:
     look(thread)
     with thread.lease():
@@ -125,7 +125,7 @@ def test_a_lease_that_was_never_used_leaves_nothing_behind(
 
 
 def test_a_handle_that_saw_nothing_goes_on_after_the_lease_of_a_worker_that_died(
-    thread: holdfast.Thread, other: holdfast.Thread
+    thread: backstay.Thread, other: backstay.Thread
 ) -> None:
     assert other.latest() is None
     thread.lease(ttl=SHORT_S, heartbeat=False).__enter__()
@@ -135,19 +135,19 @@ def test_a_handle_that_saw_nothing_goes_on_after_the_lease_of_a_worker_that_died
 
 
 def test_a_handle_without_a_lease_looks_again_after_one_came_and_went(
-    thread: holdfast.Thread, other: holdfast.Thread
+    thread: backstay.Thread, other: backstay.Thread
 ) -> None:
     other.save({"n": 1})
     with thread.lease():
         thread.latest()
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(backstay.Fenced):
         other.save({"n": 2})
     other.latest()
 
     assert other.save({"n": 2}).step == 2
 
 
-def test_a_lease_that_was_not_used_does_not_get_in_the_way_of_its_own_handle(thread: holdfast.Thread) -> None:
+def test_a_lease_that_was_not_used_does_not_get_in_the_way_of_its_own_handle(thread: backstay.Thread) -> None:
     thread.save({"n": 1})
     with thread.lease():
         pass
@@ -155,9 +155,9 @@ def test_a_lease_that_was_not_used_does_not_get_in_the_way_of_its_own_handle(thr
     assert thread.save({"n": 2}).step == 2
 
 
-def test_a_lease_that_nobody_renews_is_waited_for(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+def test_a_lease_that_nobody_renews_is_waited_for(thread: backstay.Thread, other: backstay.Thread) -> None:
     thread.lease(ttl=0.3, heartbeat=False).__enter__()  # as a process leaves it that is killed
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(backstay.Fenced):
         other.lease(wait_s=0.01).__enter__()
 
     with other.lease(wait_s=30) as lease:
@@ -165,7 +165,7 @@ def test_a_lease_that_nobody_renews_is_waited_for(thread: holdfast.Thread, other
         other.save({"n": 1})
 
 
-def test_each_acquisition_has_a_higher_epoch(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+def test_each_acquisition_has_a_higher_epoch(thread: backstay.Thread, other: backstay.Thread) -> None:
     thread.save({"n": 1})
     epochs = []
     for handle in (thread, other, thread):
@@ -175,7 +175,7 @@ def test_each_acquisition_has_a_higher_epoch(thread: holdfast.Thread, other: hol
     assert epochs == [1, 2, 3]
 
 
-def test_the_branches_of_nested_graphs_have_leases_of_their_own(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_the_branches_of_nested_graphs_have_leases_of_their_own(store: backstay.Store, thread: backstay.Thread) -> None:
     inner = store.thread(thread.id, scope="subgraph")
     side = store.thread(thread.id, branch="side")
     with thread.lease() as one, inner.lease() as two, side.lease() as three:
@@ -186,20 +186,20 @@ def test_the_branches_of_nested_graphs_have_leases_of_their_own(store: holdfast.
 
 
 def test_a_leased_branch_can_be_read_forked_and_rewound_by_its_holder(
-    thread: holdfast.Thread, other: holdfast.Thread
+    thread: backstay.Thread, other: backstay.Thread
 ) -> None:
     first = thread.save({"n": 1})
     with thread.lease():
         side = other.fork(first, branch="side")
         assert side.save({"n": "side"}).step == 2
         assert thread.rewind(first).state == {"n": 1}
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             other.rewind(first)
 
     assert [branch.key.branch for branch in thread.branches()] == ["main", "side"]
 
 
-def test_a_handle_holds_one_lease_at_a_time(thread: holdfast.Thread) -> None:
+def test_a_handle_holds_one_lease_at_a_time(thread: backstay.Thread) -> None:
     with thread.lease() as lease:
         with pytest.raises(InvalidInput, match="already"), thread.lease():
             raise AssertionError("entered")
@@ -211,7 +211,7 @@ def test_a_handle_holds_one_lease_at_a_time(thread: holdfast.Thread) -> None:
         assert again.epoch == 2
 
 
-def test_a_lease_outside_its_block_says_so(thread: holdfast.Thread) -> None:
+def test_a_lease_outside_its_block_says_so(thread: backstay.Thread) -> None:
     lease = thread.lease()
     assert (lease.epoch, lease.lost) == (0, False)
     for call in (lease.check, lease.renew, lease.release):
@@ -232,19 +232,19 @@ def test_a_lease_outside_its_block_says_so(thread: holdfast.Thread) -> None:
 @pytest.mark.parametrize(
     "bad", [0, -1, 0.049, 86_400.1, math.nan, math.inf, True, "30", None, 10**400], ids=lambda value: f"{value!r:.10}"
 )
-def test_a_time_that_cannot_be_is_refused(store: holdfast.Store, thread: holdfast.Thread, bad: Any) -> None:
+def test_a_time_that_cannot_be_is_refused(store: backstay.Store, thread: backstay.Thread, bad: Any) -> None:
     for call in (lambda: thread.lease(ttl=bad), lambda: store.claim(ttl=bad), lambda: thread.session(ttl=bad)):
         with pytest.raises(InvalidInput, match=r"ttl must be a number of seconds from 0\.05 to 86400"):
             call()
 
 
 @pytest.mark.parametrize("ttl", [TTL_S_MIN, 1, TTL_S_MAX])
-def test_the_shortest_and_the_longest_time_are_taken(thread: holdfast.Thread, ttl: float) -> None:
+def test_the_shortest_and_the_longest_time_are_taken(thread: backstay.Thread, ttl: float) -> None:
     with thread.lease(ttl=ttl, heartbeat=False) as lease:
         assert lease.ttl == ttl
 
 
-def test_other_arguments_are_checked_too(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_other_arguments_are_checked_too(store: backstay.Store, thread: backstay.Thread) -> None:
     wrong: list[Any] = [{"owner": 5}, {"owner": "x" * 1025}, {"heartbeat": 1}, {"on_lost": "print"}]
     for arguments in wrong:
         with pytest.raises(InvalidInput):
@@ -259,7 +259,7 @@ def test_other_arguments_are_checked_too(store: holdfast.Store, thread: holdfast
     assert store.claim(CLAIMS_MAX) == []
 
 
-def test_the_owner_is_host_and_process_unless_named(thread: holdfast.Thread) -> None:
+def test_the_owner_is_host_and_process_unless_named(thread: backstay.Thread) -> None:
     with thread.lease() as lease:
         assert lease.owner.endswith(f":{os.getpid()}")
 
@@ -267,7 +267,7 @@ def test_the_owner_is_host_and_process_unless_named(thread: holdfast.Thread) -> 
 # Losing -----------------------------------------------------------------------------------------------------------
 
 
-def zombie(thread: holdfast.Thread, told: list[Lease]) -> Lease:
+def zombie(thread: backstay.Thread, told: list[Lease]) -> Lease:
     """Take a lease that nobody renews."""
     return thread.lease(ttl=SHORT_S, owner="zombie", heartbeat=False, on_lost=told.append)
 
@@ -275,7 +275,7 @@ def zombie(thread: holdfast.Thread, told: list[Lease]) -> Lease:
 @pytest.mark.row("C5", "C8", "W4-03")
 @pytest.mark.parametrize("attempt", ["save", "renew", "release"])
 def test_who_was_taken_over_from_is_refused_and_told_once(
-    thread: holdfast.Thread, other: holdfast.Thread, attempt: str
+    thread: backstay.Thread, other: backstay.Thread, attempt: str
 ) -> None:
     thread.save({"n": 1})
     told: list[Lease] = []
@@ -286,13 +286,13 @@ def test_who_was_taken_over_from_is_refused_and_told_once(
         "release": lease.release,
     }
     with taken_over(other) as new:
-        with pytest.raises(holdfast.Fenced, match=r"taken over \(epoch 2, ours was 1\)"):
+        with pytest.raises(backstay.Fenced, match=r"taken over \(epoch 2, ours was 1\)"):
             calls[attempt]()
         assert lease.lost
         assert told == [lease]
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             lease.check()
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             thread.save({"n": "again"})
         assert other.append(set={"n": 2}).step == 2
         new.check()
@@ -302,17 +302,17 @@ def test_who_was_taken_over_from_is_refused_and_told_once(
 
 
 def test_leaving_the_block_of_a_lost_lease_raises_although_the_body_succeeded(
-    thread: holdfast.Thread, other: holdfast.Thread
+    thread: backstay.Thread, other: backstay.Thread
 ) -> None:
     told: list[Lease] = []
-    with pytest.raises(holdfast.Fenced, match="taken over"), zombie(thread, told):
+    with pytest.raises(backstay.Fenced, match="taken over"), zombie(thread, told):
         new = entered(other)
     new.release()
 
     assert [lease.lost for lease in told] == [True]
 
 
-def test_the_bodys_own_error_is_kept(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+def test_the_bodys_own_error_is_kept(thread: backstay.Thread, other: backstay.Thread) -> None:
     def body() -> None:
         with zombie(thread, []), taken_over(other):
             raise ZeroDivisionError
@@ -324,7 +324,7 @@ def test_the_bodys_own_error_is_kept(thread: holdfast.Thread, other: holdfast.Th
 
 
 def test_a_stale_owner_is_fenced_also_after_the_new_one_moved_the_head(
-    thread: holdfast.Thread, other: holdfast.Thread
+    thread: backstay.Thread, other: backstay.Thread
 ) -> None:
     """Not a conflict, which invites to load and try again."""
     thread.save({"n": 1})
@@ -332,17 +332,17 @@ def test_a_stale_owner_is_fenced_also_after_the_new_one_moved_the_head(
     with taken_over(other):
         other.append(set={"n": 2})
         for _ in range(2):
-            with pytest.raises(holdfast.Fenced):
+            with pytest.raises(backstay.Fenced):
                 thread.save({"n": "zombie"})
 
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(backstay.Fenced):
         lease.release()
 
 
-def test_a_lease_that_expired_may_be_renewed_if_nobody_took_it(thread: holdfast.Thread) -> None:
+def test_a_lease_that_expired_may_be_renewed_if_nobody_took_it(thread: backstay.Thread) -> None:
     with thread.lease(ttl=SHORT_S, heartbeat=False) as lease:
         eventually(lambda: lease.lost)
-        with pytest.raises(holdfast.Fenced, match="could not be renewed"):
+        with pytest.raises(backstay.Fenced, match="could not be renewed"):
             lease.check()
         lease.renew()
         thread.save({"n": 1})
@@ -350,17 +350,17 @@ def test_a_lease_that_expired_may_be_renewed_if_nobody_took_it(thread: holdfast.
     assert not lease.lost
 
 
-def test_what_on_lost_raises_comes_out_where_the_holder_looks(thread: holdfast.Thread, other: holdfast.Thread) -> None:
+def test_what_on_lost_raises_comes_out_where_the_holder_looks(thread: backstay.Thread, other: backstay.Thread) -> None:
     def fail(lease: Lease) -> None:
         raise ZeroDivisionError("in on_lost")
 
     lease = thread.lease(ttl=SHORT_S, heartbeat=False, on_lost=fail).__enter__()
     with taken_over(other):
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             lease.renew()
         with pytest.raises(ZeroDivisionError, match="in on_lost"):
             lease.check()
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             lease.check()
 
 
@@ -369,7 +369,7 @@ def test_what_on_lost_raises_comes_out_where_the_holder_looks(thread: holdfast.T
 
 @pytest.mark.row("C8")
 def test_nobody_else_deletes_what_a_lease_protects(
-    store: holdfast.Store, thread: holdfast.Thread, other: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread, other: backstay.Thread
 ) -> None:
     old, newest = thread.save({"n": 1}), thread.save({"n": 2})
     with thread.lease():
@@ -380,17 +380,17 @@ def test_nobody_else_deletes_what_a_lease_protects(
             store.clear,
         ]
         for call in calls:
-            with pytest.raises(holdfast.Fenced):
+            with pytest.raises(backstay.Fenced):
                 call()
         assert [meta.id for meta in other.history()] == [newest.id, old.id]
         assert other.delete(old) == 1
-        assert other.prune(holdfast.Keep(last=1)).deleted == 0
+        assert other.prune(backstay.Keep(last=1)).deleted == 0
         assert thread.delete(newest) == 1
 
 
-def test_the_holder_deletes_and_what_goes_takes_the_lease_along(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_the_holder_deletes_and_what_goes_takes_the_lease_along(store: backstay.Store, thread: backstay.Thread) -> None:
     told: list[Lease] = []
-    deletes: list[Callable[[holdfast.Checkpoint], object]] = [lambda newest: thread.clear(), thread.delete]
+    deletes: list[Callable[[backstay.Checkpoint], object]] = [lambda newest: thread.clear(), thread.delete]
     for delete in deletes:
         newest = thread.save({"n": 1})
         with thread.lease(on_lost=told.append) as lease:
@@ -405,7 +405,7 @@ def test_the_holder_deletes_and_what_goes_takes_the_lease_along(store: holdfast.
     assert list(store.threads()) == []
 
 
-def test_the_holder_may_delete_its_head_and_go_on(thread: holdfast.Thread) -> None:
+def test_the_holder_may_delete_its_head_and_go_on(thread: backstay.Thread) -> None:
     thread.save({"n": 1})
     newest = thread.save({"n": 2})
     with thread.lease() as lease:
@@ -426,13 +426,13 @@ def end_in_the_store(lease: Lease) -> None:
 
 @pytest.mark.row("S4x-20")
 def test_the_heartbeat_keeps_a_lease_alive_for_much_longer_than_its_time(
-    thread: holdfast.Thread, other: holdfast.Thread
+    thread: backstay.Thread, other: backstay.Thread
 ) -> None:
     ttl, refused = 1.0, 0
     with thread.lease(ttl=ttl) as lease:
         end = time.monotonic() + 3 * ttl
         while time.monotonic() < end:
-            with pytest.raises(holdfast.Fenced):
+            with pytest.raises(backstay.Fenced):
                 other.lease().__enter__()
             refused += 1
             threading.Event().wait(0.02)
@@ -441,7 +441,7 @@ def test_the_heartbeat_keeps_a_lease_alive_for_much_longer_than_its_time(
     assert refused > 10
 
 
-def test_a_save_extends_the_lease(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_save_extends_the_lease(store: backstay.Store, thread: backstay.Thread) -> None:
     def left_us() -> int:
         (row,) = store._backend.leases("", None, False)
         return row.left_us
@@ -456,7 +456,7 @@ def test_a_save_extends_the_lease(store: holdfast.Store, thread: holdfast.Thread
 
 
 @pytest.mark.row("S4x-20")
-def test_the_heartbeat_notices_a_loss_at_once(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_the_heartbeat_notices_a_loss_at_once(store: backstay.Store, thread: backstay.Thread) -> None:
     """A clock that jumps, or an operator, may end a lease early: here its row is given to somebody else."""
     thread.save({"n": 1})
     told = threading.Event()
@@ -465,13 +465,13 @@ def test_the_heartbeat_notices_a_loss_at_once(store: holdfast.Store, thread: hol
     with store.thread(thread.id).lease(owner="thief"):
         assert told.wait(20)
         assert lease.lost
-        with pytest.raises(holdfast.Fenced, match="taken over"):
+        with pytest.raises(backstay.Fenced, match="taken over"):
             lease.release()
 
 
 @pytest.mark.parametrize("url", ["memory", "sqlite"], indirect=True)
 def test_a_lease_that_cannot_be_renewed_for_its_whole_time_counts_as_lost(url: str) -> None:
-    store = holdfast.open(url)
+    store = backstay.open(url)
     thread = store.thread("t")
     told: list[tuple[bool, float]] = []
     lease = thread.lease(ttl=1.0, on_lost=lambda lease: told.append((lease.lost, time.monotonic()))).__enter__()
@@ -481,14 +481,14 @@ def test_a_lease_that_cannot_be_renewed_for_its_whole_time_counts_as_lost(url: s
 
     assert told[0][0]
     assert told[0][1] - begin > 0.1  # not at the first failure
-    with pytest.raises(holdfast.Fenced, match=r"could not be renewed for 1 s") as caught:
+    with pytest.raises(backstay.Fenced, match=r"could not be renewed for 1 s") as caught:
         lease.check()
     assert isinstance(caught.value.__cause__, StoreError)
     assert heartbeats() == []
     store.close()
 
 
-def test_an_error_in_on_lost_does_not_stop_the_heart(store: holdfast.Store) -> None:
+def test_an_error_in_on_lost_does_not_stop_the_heart(store: backstay.Store) -> None:
     def fail(lease: Lease) -> None:
         raise ZeroDivisionError("in on_lost")
 
@@ -503,7 +503,7 @@ def test_an_error_in_on_lost_does_not_stop_the_heart(store: holdfast.Store) -> N
         eventually(lambda: alive._taken().pulse.due() > due)
 
 
-def test_one_thread_serves_all_and_ends_with_the_last(store: holdfast.Store) -> None:
+def test_one_thread_serves_all_and_ends_with_the_last(store: backstay.Store) -> None:
     leases = [store.thread(f"t{number}").lease().__enter__() for number in range(20)]
     eventually(lambda: len(heartbeats()) == 1)
     for lease in leases:
@@ -513,19 +513,19 @@ def test_one_thread_serves_all_and_ends_with_the_last(store: holdfast.Store) -> 
 
 
 def test_closing_ends_the_heartbeat_and_gives_nothing_back(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "x.db") as store:
+    with backstay.open(tmp_path / "x.db") as store:
         lease = store.thread("t").lease(ttl=60, owner="worker-1").__enter__()
         eventually(lambda: len(heartbeats()) == 1)
         store.close()
         assert heartbeats() == []
-    with holdfast.open(tmp_path / "x.db") as again, pytest.raises(holdfast.Fenced, match="worker-1"):
+    with backstay.open(tmp_path / "x.db") as again, pytest.raises(backstay.Fenced, match="worker-1"):
         again.thread("t").lease().__enter__()
 
     assert not lease.lost
 
 
 def test_an_acquisition_that_comes_after_its_undoing_takes_nothing(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     """A cancelled caller's flows run in two workers, in any order."""
     lease = thread.lease()
@@ -539,7 +539,7 @@ def test_an_acquisition_that_comes_after_its_undoing_takes_nothing(
 # Claiming ---------------------------------------------------------------------------------------------------------
 
 
-def abandon(store: holdfast.Store, names: list[str]) -> None:
+def abandon(store: backstay.Store, names: list[str]) -> None:
     """Leave expired leases behind, as workers do that die."""
     for name in names:
         thread = store.thread(name)
@@ -549,7 +549,7 @@ def abandon(store: holdfast.Store, names: list[str]) -> None:
 
 
 @pytest.mark.row("S4x-19", "S4x-20")
-def test_expired_leases_are_listed_and_claimed(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_expired_leases_are_listed_and_claimed(store: backstay.Store, thread: backstay.Thread) -> None:
     with thread.lease():
         abandon(store, ["a", "b", "c"])
         first = store.expired()[0]
@@ -576,7 +576,7 @@ def test_expired_leases_are_listed_and_claimed(store: holdfast.Store, thread: ho
 
 @pytest.mark.row("S4x-19", "W4-03")
 def test_four_workers_that_claim_at_once_never_get_the_same(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         names = [f"run-{number}" for number in range(24)]
         abandon(store, names)
         barrier = threading.Barrier(4)
@@ -601,7 +601,7 @@ def test_four_workers_that_claim_at_once_never_get_the_same(url: str) -> None:
                 lease.release()
 
 
-def test_a_claimed_lease_is_kept_alive_before_it_is_entered(store: holdfast.Store) -> None:
+def test_a_claimed_lease_is_kept_alive_before_it_is_entered(store: backstay.Store) -> None:
     abandon(store, ["a"])
     (lease,) = store.claim(ttl=1.0)
     due = lease._taken().pulse.due()
@@ -614,19 +614,19 @@ def test_a_claimed_lease_is_kept_alive_before_it_is_entered(store: holdfast.Stor
 
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_claimed_lease_that_was_lost_before_it_is_entered_does_not_begin(
-    store: holdfast.Store, noticed: bool
+    store: backstay.Store, noticed: bool
 ) -> None:
     abandon(store, ["a"])
     (lease,) = store.claim(ttl=SHORT_S, heartbeat=False)
     with taken_over(store.thread("a")):
         if noticed:
-            with pytest.raises(holdfast.Fenced):
+            with pytest.raises(backstay.Fenced):
                 lease.renew()
-        with pytest.raises(holdfast.Fenced), lease:
+        with pytest.raises(backstay.Fenced), lease:
             raise AssertionError("entered")
 
 
-def test_a_claimed_lease_that_expired_is_renewed_when_it_is_entered(store: holdfast.Store) -> None:
+def test_a_claimed_lease_that_expired_is_renewed_when_it_is_entered(store: backstay.Store) -> None:
     abandon(store, ["a"])
     (lease,) = store.claim(ttl=SHORT_S, heartbeat=False)
     eventually(lambda: lease.lost)
@@ -654,17 +654,17 @@ def in_child(function: Callable[[], None]) -> None:
 
 
 @pytest.mark.row("C5")
-def test_a_forked_child_does_not_hold_its_parents_lease(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_forked_child_does_not_hold_its_parents_lease(store: backstay.Store, thread: backstay.Thread) -> None:
     thread.save({"n": 1})
     told: list[Lease] = []
 
     def child() -> None:
         assert lease.lost
         for call in (lease.check, lease.renew, lease.release, lambda: thread.save({"n": "child"})):
-            with pytest.raises(holdfast.Fenced):
+            with pytest.raises(backstay.Fenced):
                 call()
         assert heartbeats() == []
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             lease.__exit__(None, None, None)
         own = store.thread("the child's own")
         with own.lease():

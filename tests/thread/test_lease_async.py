@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.thread.lease import AsyncLease
+import backstay
+from backstay.thread.lease import AsyncLease
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,14 +20,14 @@ from waiting import eventually
 FOREVER_S = 60.0
 
 
-def run(url: str, main: Callable[[holdfast.AsyncStore], Awaitable[None]]) -> None:
+def run(url: str, main: Callable[[backstay.AsyncStore], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             await main(store)
             assert await store.verify()
 
     asyncio.run(whole())
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "holdfast-heartbeat"])
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "backstay-heartbeat"])
 
 
 async def end_in_the_store(lease: AsyncLease) -> None:
@@ -42,13 +42,13 @@ async def until(condition: Callable[[], object]) -> None:
 
 @pytest.mark.row("C5", "S4x-20")
 def test_a_lease_works_the_same_with_await(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread, other = store.thread("t"), store.thread("t")
         async with thread.lease(owner="worker-1") as lease:
             await thread.save({"n": 1})
-            with pytest.raises(holdfast.Fenced, match="worker-1"):
+            with pytest.raises(backstay.Fenced, match="worker-1"):
                 await other.save({"n": 2})
-            with pytest.raises(holdfast.Fenced, match="worker-1"):
+            with pytest.raises(backstay.Fenced, match="worker-1"):
                 await other.lease().__aenter__()
             await lease.renew()
             lease.check()
@@ -60,10 +60,10 @@ def test_a_lease_works_the_same_with_await(url: str) -> None:
 
 
 def test_a_lease_that_nobody_renews_is_waited_for(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         await store.thread("t").lease(ttl=0.3, heartbeat=False).__aenter__()
         other = store.thread("t")
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             await other.lease(wait_s=0.01).__aenter__()
         async with other.lease(wait_s=30) as lease:
             assert lease.epoch == 2
@@ -74,7 +74,7 @@ def test_a_lease_that_nobody_renews_is_waited_for(url: str) -> None:
 
 @pytest.mark.row("S4x-20")
 def test_a_body_whose_lease_is_lost_is_cancelled_and_the_block_raises_fenced(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
         told: list[AsyncLease] = []
         reached: list[str] = []
@@ -89,7 +89,7 @@ def test_a_body_whose_lease_is_lost_is_cancelled_and_the_block_raises_fenced(url
                 reached.append("end")
 
         task = asyncio.ensure_future(body())
-        with pytest.raises(holdfast.Fenced) as caught:
+        with pytest.raises(backstay.Fenced) as caught:
             await task
 
         assert reached == ["clean-up"]
@@ -101,16 +101,16 @@ def test_a_body_whose_lease_is_lost_is_cancelled_and_the_block_raises_fenced(url
 
 
 def test_the_task_of_a_lost_lease_goes_on_undisturbed_after_the_block(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             await lose(thread)
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
         await thread.save({"n": 1})
 
-    async def lose(thread: holdfast.AsyncThread) -> None:
+    async def lose(thread: backstay.AsyncThread) -> None:
         async with thread.lease(ttl=0.2) as lease:
             await end_in_the_store(lease)
             await asyncio.sleep(FOREVER_S)
@@ -120,7 +120,7 @@ def test_the_task_of_a_lost_lease_goes_on_undisturbed_after_the_block(url: str) 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_cancellation_from_elsewhere_stays_one(url: str, lost: bool) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread, inside, told = store.thread("t"), asyncio.Event(), threading.Event()
 
         async def body() -> None:
@@ -144,20 +144,20 @@ def test_a_cancellation_from_elsewhere_stays_one(url: str, lost: bool) -> None:
 
 
 def test_a_save_that_meets_the_loss_raises_it_instead_of_being_cancelled(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
         met: list[str] = []
 
         async def body() -> None:
             async with thread.lease(heartbeat=False) as lease:
                 await end_in_the_store(lease)
-                with pytest.raises(holdfast.Fenced):
+                with pytest.raises(backstay.Fenced):
                     await thread.save({"n": 1})
                 met.append("in the body")
                 assert lease.lost
                 await asyncio.sleep(0)
 
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             await body()
 
         assert met == ["in the body"]
@@ -166,7 +166,7 @@ def test_a_save_that_meets_the_loss_raises_it_instead_of_being_cancelled(url: st
 
 
 def test_the_bodys_own_error_is_kept(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         async def body() -> None:
             async with store.thread("t").lease(ttl=0.2) as lease:
                 await end_in_the_store(lease)
@@ -182,7 +182,7 @@ def test_the_bodys_own_error_is_kept(url: str) -> None:
 
 
 def test_a_cancelled_acquisition_is_given_back(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         cancelled = 0
         for turns in range(12):
             thread = store.thread(f"t{turns}")
@@ -202,7 +202,7 @@ def test_a_cancelled_acquisition_is_given_back(url: str) -> None:
 
 
 def test_claimed_leases_are_used_like_others(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         for name in "abc":
             thread = store.thread(name)
             await thread.save({"name": name})
@@ -218,7 +218,7 @@ def test_claimed_leases_are_used_like_others(url: str) -> None:
         await second.release()
         await end_in_the_store(third)
         await until(lambda: third._taken().loss)
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             await third.__aenter__()
         assert await store.expired() == []
 
@@ -226,7 +226,7 @@ def test_claimed_leases_are_used_like_others(url: str) -> None:
 
 
 def test_a_lost_claim_cancels_the_body_that_uses_it(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
         await thread.save({"n": 1})
         await thread.lease(ttl=0.05, heartbeat=False).__aenter__()
@@ -238,7 +238,7 @@ def test_a_lost_claim_cancels_the_body_that_uses_it(url: str) -> None:
                 await end_in_the_store(lease)
                 await asyncio.sleep(FOREVER_S)
 
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             await body()
 
     run(url, main)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.model.interrupt import Interrupt, InterruptKind
+import backstay
+from backstay.model.interrupt import Interrupt, InterruptKind
 
 HOSTILE = [
     "'; DROP TABLE thread; --",
@@ -31,7 +31,7 @@ HOSTILE = [
 
 
 @pytest.mark.row("S1-26", "S3-26", "W1-01", "W4-17", "S4-24", "S4-25", "S1x-02")
-def test_history_lists_metadata_newest_first(store: holdfast.Store) -> None:
+def test_history_lists_metadata_newest_first(store: backstay.Store) -> None:
     thread = store.thread("t")
     saved = [thread.save({"n": number}) for number in range(5)]
     listed = list(thread.history())
@@ -42,7 +42,7 @@ def test_history_lists_metadata_newest_first(store: holdfast.Store) -> None:
 
 
 @pytest.mark.row("S3-27", "W3-08", "W3-09")
-def test_history_pages_through_more_than_any_page_holds(store: holdfast.Store) -> None:
+def test_history_pages_through_more_than_any_page_holds(store: backstay.Store) -> None:
     thread = store.thread("t")
     for number in range(230):
         thread.save({"n": number})
@@ -53,7 +53,7 @@ def test_history_pages_through_more_than_any_page_holds(store: holdfast.Store) -
     assert list(thread.history(limit=0)) == []
 
 
-def test_saving_inside_a_loop_over_history_neither_blocks_nor_repeats(store: holdfast.Store) -> None:
+def test_saving_inside_a_loop_over_history_neither_blocks_nor_repeats(store: backstay.Store) -> None:
     thread = store.thread("t")
     for number in range(150):
         thread.save({"n": number})
@@ -67,7 +67,7 @@ def test_saving_inside_a_loop_over_history_neither_blocks_nor_repeats(store: hol
 
 
 @pytest.mark.row("S4x-15", "S3-25")
-def test_filters_narrow_a_history_down(store: holdfast.Store) -> None:
+def test_filters_narrow_a_history_down(store: backstay.Store) -> None:
     thread = store.thread("t")
     thread.save({}, graph="g1", trigger="tool_call", metadata={"user": "u1", "n": 1})
     thread.save({}, graph="g2", metadata={"user": "u2", "n": 1.0})
@@ -92,7 +92,7 @@ def test_filters_narrow_a_history_down(store: holdfast.Store) -> None:
 
 @pytest.mark.row("T6", "T7")
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_keys_and_values_mean_only_themselves(store: holdfast.Store, text: str) -> None:
+def test_hostile_keys_and_values_mean_only_themselves(store: backstay.Store, text: str) -> None:
     store.thread(text, branch=text).save({text: 1}, metadata={text: text}, tags=[text], graph=text)
     store.thread("innocent").save({"a": 1}, metadata={"user": "u1"})
     thread = store.thread(text, branch=text)
@@ -121,7 +121,7 @@ def test_where_finds_exactly_what_a_plain_comparison_with_types_finds(
             for key, value in where.items()
         )
 
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         for metadata in metadatas:
             thread.save({}, metadata=metadata)
@@ -131,7 +131,7 @@ def test_where_finds_exactly_what_a_plain_comparison_with_types_finds(
 
 
 @pytest.mark.row("S3-25")
-def test_threads_shows_each_thread_by_its_newest_checkpoint(store: holdfast.Store) -> None:
+def test_threads_shows_each_thread_by_its_newest_checkpoint(store: backstay.Store) -> None:
     for name in ("a", "b", "c"):
         store.thread(name).save({"n": 1})
         store.thread(name).save({"n": 2}, metadata={"who": name})
@@ -145,8 +145,8 @@ def test_threads_shows_each_thread_by_its_newest_checkpoint(store: holdfast.Stor
 
 @pytest.mark.row("T20")
 def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
-    def opened(namespace: str) -> holdfast.Store:
-        return holdfast.open(tmp_path / "shared.db", namespace=namespace)
+    def opened(namespace: str) -> backstay.Store:
+        return backstay.open(tmp_path / "shared.db", namespace=namespace)
 
     with opened("one") as one, opened("two") as two, opened("") as none:
         for store in (one, two, none):
@@ -166,12 +166,12 @@ def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
     "wanted",
     [{"limit": -1}, {"limit": "5"}, {"limit": True}, {"before": "x"}, {"interrupt": "nonsense"}, {"where": ["a"]}],
 )
-def test_impossible_filters_are_refused(thread: holdfast.Thread, wanted: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.InvalidInput):
+def test_impossible_filters_are_refused(thread: backstay.Thread, wanted: dict[str, Any]) -> None:
+    with pytest.raises(backstay.InvalidInput):
         list(thread.history(**wanted))
 
 
-def test_lists_and_checkpoints_show_themselves_in_a_notebook(store: holdfast.Store) -> None:
+def test_lists_and_checkpoints_show_themselves_in_a_notebook(store: backstay.Store) -> None:
     thread = store.thread("t")
     saved = thread.save({"html": "<script>alert(1)</script>"}, tags=["<b>"], summary="<i>")
     history = thread.history()

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import EffectChanged, InvalidInput, StepsExceeded
-from holdfast.model.continuation import End
-from holdfast.model.usage import Usage
-from holdfast.thread.loop import Loop, LoopStatus
-from holdfast.thread.round import MARK
-from holdfast.thread.turn import Turn
+import backstay
+from backstay.errors import EffectChanged, InvalidInput, StepsExceeded
+from backstay.model.continuation import End
+from backstay.model.usage import Usage
+from backstay.thread.loop import Loop, LoopStatus
+from backstay.thread.round import MARK
+from backstay.thread.turn import Turn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,7 +27,7 @@ from waiting import expire, taken_over
 Body = Callable[[Loop, Turn], None]
 
 
-def run(thread: holdfast.Thread, body: Body, initial: Any = None, **arguments: Any) -> Loop:
+def run(thread: backstay.Thread, body: Body, initial: Any = None, **arguments: Any) -> Loop:
     """Run a loop with this body for every turn."""
     return go(thread.loop({"log": []} if initial is None else initial, **arguments), body)
 
@@ -70,7 +70,7 @@ class Tool:
 
 
 @pytest.mark.row("S3x-16")
-def test_every_turn_is_one_checkpoint_with_its_number_and_all_that_was_used(thread: holdfast.Thread) -> None:
+def test_every_turn_is_one_checkpoint_with_its_number_and_all_that_was_used(thread: backstay.Thread) -> None:
     loop = run(thread, until(3), {"log": [], "user": "ann"})
     shown = [
         (meta.step, meta.iteration, meta.trigger, meta.usage, meta.continuation)
@@ -89,7 +89,7 @@ def test_every_turn_is_one_checkpoint_with_its_number_and_all_that_was_used(thre
     assert loop.state == newest.state == {"log": [1, 2, 3], "user": "ann", "answer": 42}
 
 
-def test_what_is_there_before_the_first_turn_is_saved_before_it(thread: holdfast.Thread) -> None:
+def test_what_is_there_before_the_first_turn_is_saved_before_it(thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         (head,) = thread.history()
         assert (head.step, head.trigger) == (0, "input")
@@ -102,7 +102,7 @@ def test_what_is_there_before_the_first_turn_is_saved_before_it(thread: holdfast
 
 
 def test_metadata_goes_into_every_checkpoint_so_that_threads_are_found_by_it(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     run(thread, until(2), metadata={"user": "ann"})
     run(store.thread("another"), until(1), metadata={"user": "bob"})
@@ -113,7 +113,7 @@ def test_metadata_goes_into_every_checkpoint_so_that_threads_are_found_by_it(
         thread.loop({}, metadata={MARK: {"round": 0, "grants": ["*"]}})
 
 
-def test_step_zero_is_for_the_first_checkpoint_of_a_branch_only(thread: holdfast.Thread) -> None:
+def test_step_zero_is_for_the_first_checkpoint_of_a_branch_only(thread: backstay.Thread) -> None:
     first = thread.save({"n": 0}, step=0)
     assert first.step == 0
     with pytest.raises(InvalidInput, match="step 0 is not higher than the newest checkpoint's, 0"):
@@ -128,7 +128,7 @@ def test_step_zero_is_for_the_first_checkpoint_of_a_branch_only(thread: holdfast
     assert [meta.step for meta in other.history()] == [0]
 
 
-def test_a_turn_costs_what_is_new_whatever_the_size_of_the_state(store: holdfast.Store, show: Any) -> None:
+def test_a_turn_costs_what_is_new_whatever_the_size_of_the_state(store: backstay.Store, show: Any) -> None:
     document = "".join(f"{number} " for number in range(40_000))
     with store.thread("t").loop({"document": document, "log": []}) as loop:
         before = store.stats().total_bytes
@@ -144,7 +144,7 @@ def test_a_turn_costs_what_is_new_whatever_the_size_of_the_state(store: holdfast
 
 @pytest.mark.row("S3x-16")
 def test_a_body_that_raises_leaves_nothing_and_the_next_run_goes_on_with_that_turn(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         seen.append(turn.iteration)
@@ -167,7 +167,7 @@ def test_a_body_that_raises_leaves_nothing_and_the_next_run_goes_on_with_that_tu
     assert (dict(done.state), done.usage.tokens_used) == ({"log": [1, 2, 3, 4, 5], "plan": 5, "answer": 42}, 50)
 
 
-def test_effects_of_a_turn_that_is_run_again_are_replayed(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_effects_of_a_turn_that_is_run_again_are_replayed(store: backstay.Store, thread: backstay.Thread) -> None:
     tool = Tool()
 
     def body(loop: Loop, turn: Turn) -> None:
@@ -191,7 +191,7 @@ def test_effects_of_a_turn_that_is_run_again_are_replayed(store: holdfast.Store,
     ]
 
 
-def test_one_key_names_one_effect_in_a_turn(thread: holdfast.Thread) -> None:
+def test_one_key_names_one_effect_in_a_turn(thread: backstay.Thread) -> None:
     tool = Tool()
 
     def body(loop: Loop, turn: Turn) -> None:
@@ -207,7 +207,7 @@ def test_one_key_names_one_effect_in_a_turn(thread: holdfast.Thread) -> None:
 # Changes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_turn_sees_its_own_changes_at_once(thread: holdfast.Thread) -> None:
+def test_a_turn_sees_its_own_changes_at_once(thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         turn.append(log=["a"], text="xyz")
         turn.append(log=["b"])
@@ -259,7 +259,7 @@ def test_any_changes_give_what_a_dictionary_would(operations: list[tuple[str, st
             assert turn.state == model
         loop.finish()
 
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         done = run(store.thread("t"), body, {"a": [1], "b": [2]})
         newest = store.thread("t").latest()
         assert newest is not None
@@ -267,7 +267,7 @@ def test_any_changes_give_what_a_dictionary_would(operations: list[tuple[str, st
         assert store.verify()
 
 
-def test_values_are_taken_as_they_are_when_they_are_handed_over(thread: holdfast.Thread) -> None:
+def test_values_are_taken_as_they_are_when_they_are_handed_over(thread: backstay.Thread) -> None:
     """What this process goes on with is what another one would load, also if the body goes on changing its objects."""
 
     def body(loop: Loop, turn: Turn) -> None:
@@ -285,7 +285,7 @@ def test_values_are_taken_as_they_are_when_they_are_handed_over(thread: holdfast
     assert first == {"log": []}
 
 
-def test_a_state_that_is_changed_in_place_is_refused_and_nothing_is_stored(thread: holdfast.Thread) -> None:
+def test_a_state_that_is_changed_in_place_is_refused_and_nothing_is_stored(thread: backstay.Thread) -> None:
     def careless(loop: Loop, turn: Turn) -> None:
         turn.state["log"].append("lost")
 
@@ -318,7 +318,7 @@ def test_a_state_that_is_changed_in_place_is_refused_and_nothing_is_stored(threa
     ],
 )
 def test_a_change_that_cannot_be_is_refused_where_it_is_made(
-    thread: holdfast.Thread, change: Callable[[Turn], None]
+    thread: backstay.Thread, change: Callable[[Turn], None]
 ) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         before = dict(turn.state)
@@ -330,7 +330,7 @@ def test_a_change_that_cannot_be_is_refused_where_it_is_made(
     assert run(thread, body, {"log": [], "plan": "text"}).state == {"log": [], "plan": "text"}
 
 
-def test_a_turn_that_is_over_changes_nothing_any_more(thread: holdfast.Thread) -> None:
+def test_a_turn_that_is_over_changes_nothing_any_more(thread: backstay.Thread) -> None:
     kept: list[Turn] = []
 
     def body(loop: Loop, turn: Turn) -> None:
@@ -352,7 +352,7 @@ def test_a_turn_that_is_over_changes_nothing_any_more(thread: holdfast.Thread) -
 # Ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_thread_runs_no_turn(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_finished_thread_runs_no_turn(store: backstay.Store, thread: backstay.Thread) -> None:
     run(thread, until(2))
     ran: list[int] = []
     again = run(store.thread(thread.id), lambda loop, turn: ran.append(turn.iteration))
@@ -361,8 +361,8 @@ def test_a_finished_thread_runs_no_turn(store: holdfast.Store, thread: holdfast.
     assert len(list(thread.history())) == 3
 
 
-def test_finishing_is_saved_whichever_way_the_body_is_left(store: holdfast.Store) -> None:
-    def by_break(thread: holdfast.Thread) -> None:
+def test_finishing_is_saved_whichever_way_the_body_is_left(store: backstay.Store) -> None:
+    def by_break(thread: backstay.Thread) -> None:
         with thread.loop({"log": []}) as loop:
             for turn in loop:
                 until(2)(loop, turn)
@@ -370,7 +370,7 @@ def test_finishing_is_saved_whichever_way_the_body_is_left(store: holdfast.Store
                     turn.append(log=["also after finish"])
                     break
 
-    def by_return(thread: holdfast.Thread) -> str:
+    def by_return(thread: backstay.Thread) -> str:
         with thread.loop({"log": []}) as loop:
             for turn in loop:
                 until(2)(loop, turn)
@@ -387,7 +387,7 @@ def test_finishing_is_saved_whichever_way_the_body_is_left(store: holdfast.Store
         assert (newest.state["log"], newest.continuation) == ([1, 2, "also after finish"], End())
 
 
-def test_a_turn_that_is_left_without_finishing_is_not_lost_silently(thread: holdfast.Thread) -> None:
+def test_a_turn_that_is_left_without_finishing_is_not_lost_silently(thread: backstay.Thread) -> None:
     def leave(loop: Loop) -> None:
         with loop:
             for turn in loop:
@@ -404,7 +404,7 @@ def test_a_turn_that_is_left_without_finishing_is_not_lost_silently(thread: hold
     assert (loop.status, loop.iteration) == ("running", 0)
 
 
-def test_an_error_that_is_caught_outside_the_turn_does_not_make_it_stored(thread: holdfast.Thread) -> None:
+def test_an_error_that_is_caught_outside_the_turn_does_not_make_it_stored(thread: backstay.Thread) -> None:
     """It is run again, in the same process, from the state before it."""
     tool, tries = Tool(), []
     with thread.loop({"log": []}) as loop:
@@ -424,7 +424,7 @@ def test_an_error_that_is_caught_outside_the_turn_does_not_make_it_stored(thread
     assert loop.state["log"] == ["did 1", "did 2", "did 3"]
 
 
-def test_a_body_that_raises_after_finishing_has_not_finished(thread: holdfast.Thread) -> None:
+def test_a_body_that_raises_after_finishing_has_not_finished(thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         loop.finish(answer=1)
         raise Boom
@@ -435,7 +435,7 @@ def test_a_body_that_raises_after_finishing_has_not_finished(thread: holdfast.Th
     assert run(thread, until(1)).state == {"log": [1], "answer": 42}
 
 
-def test_over_the_limit_everything_is_saved_and_a_higher_one_goes_on(thread: holdfast.Thread) -> None:
+def test_over_the_limit_everything_is_saved_and_a_higher_one_goes_on(thread: backstay.Thread) -> None:
     with pytest.raises(StepsExceeded, match="took 3 turns") as caught:
         run(thread, until(5), limit=3)
     newest = thread.latest()
@@ -450,7 +450,7 @@ def test_over_the_limit_everything_is_saved_and_a_higher_one_goes_on(thread: hol
 # Rounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_input_begins_a_new_round_on_the_finished_state(thread: holdfast.Thread) -> None:
+def test_an_input_begins_a_new_round_on_the_finished_state(thread: backstay.Thread) -> None:
     tool = Tool()
 
     def body(loop: Loop, turn: Turn) -> None:
@@ -471,7 +471,7 @@ def test_an_input_begins_a_new_round_on_the_finished_state(thread: holdfast.Thre
     assert steps[::-1] == [(n, n % 2, "iteration" if n % 2 else "input") for n in range(6)]
 
 
-def test_an_input_is_refused_while_a_round_is_not_finished(thread: holdfast.Thread) -> None:
+def test_an_input_is_refused_while_a_round_is_not_finished(thread: backstay.Thread) -> None:
     with pytest.raises(StepsExceeded):
         run(thread, until(3), limit=1)
     with pytest.raises(InvalidInput, match="the round is not finished: 1 turns are saved"):
@@ -480,7 +480,7 @@ def test_an_input_is_refused_while_a_round_is_not_finished(thread: holdfast.Thre
     assert run(thread, until(1), input={"log": ["x"]}).state["log"] == [1, 2, 3, "x", 1]
 
 
-def test_the_input_of_a_new_thread_goes_with_its_initial_state(thread: holdfast.Thread) -> None:
+def test_the_input_of_a_new_thread_goes_with_its_initial_state(thread: backstay.Thread) -> None:
     done = run(thread, until(1), {"log": ["hello"], "n": 1}, input={"log": ["hi"], "n": 2})
 
     assert done.state == {"log": ["hello", "hi", 1], "n": 2, "answer": 42}
@@ -488,7 +488,7 @@ def test_the_input_of_a_new_thread_goes_with_its_initial_state(thread: holdfast.
 
 
 @pytest.mark.row("S4x-10")
-def test_a_state_that_was_edited_between_two_runs_goes_on_in_the_same_round(thread: holdfast.Thread) -> None:
+def test_a_state_that_was_edited_between_two_runs_goes_on_in_the_same_round(thread: backstay.Thread) -> None:
     tool = Tool()
 
     def body(loop: Loop, turn: Turn) -> None:
@@ -510,7 +510,7 @@ def test_a_state_that_was_edited_between_two_runs_goes_on_in_the_same_round(thre
     assert run(thread, body).status == "completed"
 
 
-def test_what_was_rewound_is_done_anew_and_so_is_what_was_forked(thread: holdfast.Thread) -> None:
+def test_what_was_rewound_is_done_anew_and_so_is_what_was_forked(thread: backstay.Thread) -> None:
     tool = Tool()
 
     def body(loop: Loop, turn: Turn) -> None:
@@ -530,7 +530,7 @@ def test_what_was_rewound_is_done_anew_and_so_is_what_was_forked(thread: holdfas
     assert [meta.iteration for meta in thread.history()] == [3, 2, 1, 3, 2, 1, 0]
 
 
-def test_a_thread_that_was_saved_by_other_means_is_gone_on_with(thread: holdfast.Thread) -> None:
+def test_a_thread_that_was_saved_by_other_means_is_gone_on_with(thread: backstay.Thread) -> None:
     thread.save({"log": ["a"]}, tokens_used=7)
     thread.save({"log": ["a", "b"]}, tokens_used=8)
     done = run(thread, until(2), {"log": ["never used"]}, limit=2)
@@ -544,12 +544,12 @@ def test_a_thread_that_was_saved_by_other_means_is_gone_on_with(thread: holdfast
 
 
 @pytest.mark.row("C5")
-def test_who_comes_second_is_told_before_anything_runs(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_who_comes_second_is_told_before_anything_runs(store: backstay.Store, thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         other = store.thread(thread.id).loop({"log": ["second"]})
-        with pytest.raises(holdfast.Fenced, match="worker-1"):
+        with pytest.raises(backstay.Fenced, match="worker-1"):
             other.__enter__()
-        with pytest.raises(holdfast.Fenced, match="worker-1"):
+        with pytest.raises(backstay.Fenced, match="worker-1"):
             store.thread(thread.id).save({"log": ["bypass"]})
         until(2)(loop, turn)
 
@@ -558,18 +558,18 @@ def test_who_comes_second_is_told_before_anything_runs(store: holdfast.Store, th
 
 
 @pytest.mark.row("C5")
-def test_a_loop_whose_lease_was_taken_over_stores_nothing_more(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_loop_whose_lease_was_taken_over_stores_nothing_more(store: backstay.Store, thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         turn.append(log=[turn.effect("x", tool, turn.iteration)])
         if turn.iteration == 2:
             assert loop._lease is not None
             expire(loop._lease)
-            with taken_over(store.thread(thread.id)), pytest.raises(holdfast.Fenced):
+            with taken_over(store.thread(thread.id)), pytest.raises(backstay.Fenced):
                 turn.effect("y", tool, "must not be done")
 
     tool = Tool()
     loop = thread.loop({"log": []}, ttl=60)
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(backstay.Fenced):
         go(loop, body)
 
     assert (loop.status, tool.calls) == ("failed", [1, 2])
@@ -579,7 +579,7 @@ def test_a_loop_whose_lease_was_taken_over_stores_nothing_more(store: holdfast.S
     assert run(store.thread(thread.id), until(2)).state["log"] == ["did 1", 2]
 
 
-def test_a_lease_that_the_handle_has_already_is_used_and_kept(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_lease_that_the_handle_has_already_is_used_and_kept(store: backstay.Store, thread: backstay.Thread) -> None:
     with thread.lease() as lease:
         run(thread, until(2))
         run(thread, until(1), input={"log": ["x"]})
@@ -588,15 +588,15 @@ def test_a_lease_that_the_handle_has_already_is_used_and_kept(store: holdfast.St
     assert run(thread, until(1), input={"log": ["x"]}).status == "completed"
 
 
-def test_a_loop_that_cannot_begin_gives_its_lease_back(store: holdfast.Store, thread: holdfast.Thread) -> None:
-    with pytest.raises(holdfast.EncodeError):
+def test_a_loop_that_cannot_begin_gives_its_lease_back(store: backstay.Store, thread: backstay.Thread) -> None:
+    with pytest.raises(backstay.EncodeError):
         thread.loop({"x": object()}).__enter__()
     assert list(thread.history()) == []
     with store.thread(thread.id).lease():
         pass
 
 
-def test_a_loop_is_used_once_and_only_in_its_block(thread: holdfast.Thread) -> None:
+def test_a_loop_is_used_once_and_only_in_its_block(thread: backstay.Thread) -> None:
     outside = thread.loop({"log": []})
     with pytest.raises(InvalidInput, match="has not begun"):
         next(outside)
@@ -609,7 +609,7 @@ def test_a_loop_is_used_once_and_only_in_its_block(thread: holdfast.Thread) -> N
         done.finish()
 
 
-def test_what_is_no_loop_is_refused_and_nothing_is_stored(thread: holdfast.Thread) -> None:
+def test_what_is_no_loop_is_refused_and_nothing_is_stored(thread: backstay.Thread) -> None:
     wrong: list[dict[str, Any]] = [
         {"initial": [1]},
         {"input": "text"},
@@ -626,7 +626,7 @@ def test_what_is_no_loop_is_refused_and_nothing_is_stored(thread: holdfast.Threa
     assert list(thread.history()) == []
 
 
-def test_a_loop_says_what_it_is_and_never_shows_the_state(thread: holdfast.Thread) -> None:
+def test_a_loop_says_what_it_is_and_never_shows_the_state(thread: backstay.Thread) -> None:
     done = run(thread, until(2), {"log": ["hunter2"]})
 
     assert repr(done) == "<Loop of 'customer-42' branch 'main', completed, turn 2>"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidInput, Rejected, StepsExceeded
-from holdfast.store.open import open_backend
-from holdfast.thread.loop import AsyncLoop, Loop
-from holdfast.thread.store import make_context
-from holdfast.thread.store_async import AsyncStore
-from holdfast.thread.turn import AsyncTurn, Turn
+import backstay
+from backstay.errors import InvalidInput, Rejected, StepsExceeded
+from backstay.store.open import open_backend
+from backstay.thread.loop import AsyncLoop, Loop
+from backstay.thread.store import make_context
+from backstay.thread.store_async import AsyncStore
+from backstay.thread.turn import AsyncTurn, Turn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,9 +27,9 @@ FOREVER_S = 60.0
 Body = Callable[[AsyncLoop, AsyncTurn], Awaitable[None]]
 
 
-def run(url: str, main: Callable[[holdfast.AsyncStore], Awaitable[None]]) -> None:
+def run(url: str, main: Callable[[backstay.AsyncStore], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             await main(store)
             assert await store.verify()
 
@@ -43,7 +43,7 @@ async def go(loop: AsyncLoop, body: Body) -> AsyncLoop:
     return loop
 
 
-def start(thread: holdfast.AsyncThread, **arguments: Any) -> AsyncLoop:
+def start(thread: backstay.AsyncThread, **arguments: Any) -> AsyncLoop:
     return thread.loop({"log": []}, pause_check_s=0, **arguments)
 
 
@@ -80,7 +80,7 @@ def test_the_whole_life_of_a_loop_with_await(url: str) -> None:
             turn.set(amount=(await turn.approve("pay", {"amount": 5}))["amount"])
             loop.finish(name=await turn.ask("Who?", answer=str))
 
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
         waits = await go(start(thread), body)
         assert (waits.status, waits.iteration) == ("interrupted", 1)
@@ -105,7 +105,7 @@ def test_pausing_rejecting_and_failing_with_await(url: str) -> None:
         if turn.iteration == 2:
             await turn.approve("pay", 5)
 
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
         await thread.save({"log": []})
         await thread.request_pause("look", by="ann")
@@ -139,7 +139,7 @@ def test_several_questions_may_be_asked_at_once(url: str, together: str) -> None
                     group.create_task(each)
         loop.finish()
 
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
         rounds = 0
         while (loop := await go(start(thread), body)).status == "interrupted":
@@ -158,7 +158,7 @@ def test_several_questions_may_be_asked_at_once(url: str, together: str) -> None
 def test_a_body_whose_lease_is_lost_is_cancelled(url: str) -> None:
     cancelled: list[bool] = []
 
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         thread, other = store.thread("t"), store.thread("t")
         loop = start(thread, ttl=0.3)
 
@@ -176,7 +176,7 @@ def test_a_body_whose_lease_is_lost_is_cancelled(url: str) -> None:
                     cancelled.append(True)
                     raise
 
-        with pytest.raises(holdfast.Fenced):
+        with pytest.raises(backstay.Fenced):
             await go(loop, body)
         assert (loop.status, cancelled) == ("failed", [True])
         newest = await other.latest()
@@ -188,7 +188,7 @@ def test_a_body_whose_lease_is_lost_is_cancelled(url: str) -> None:
 
 @pytest.mark.row("C5")
 def test_who_comes_second_is_told_and_a_cancelled_loop_gives_its_lease_back(url: str) -> None:
-    async def main(store: holdfast.AsyncStore) -> None:
+    async def main(store: backstay.AsyncStore) -> None:
         inside = asyncio.Event()
 
         async def body(loop: AsyncLoop, turn: AsyncTurn) -> None:
@@ -199,7 +199,7 @@ def test_who_comes_second_is_told_and_a_cancelled_loop_gives_its_lease_back(url:
         loop = start(store.thread("t"), owner="worker-1")
         task = asyncio.create_task(go(loop, body))
         await inside.wait()
-        with pytest.raises(holdfast.Fenced, match="worker-1"):
+        with pytest.raises(backstay.Fenced, match="worker-1"):
             await start(store.thread("t")).__aenter__()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidInput, Rejected
-from holdfast.model.interrupt import InterruptKind
-from holdfast.thread.interrupts import InterruptRecord
-from holdfast.thread.loop import Loop
-from holdfast.thread.question import BY_TIMEOUT
-from holdfast.thread.round import MARK
-from holdfast.thread.turn import Turn
+import backstay
+from backstay.errors import InvalidInput, Rejected
+from backstay.model.interrupt import InterruptKind
+from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.loop import Loop
+from backstay.thread.question import BY_TIMEOUT
+from backstay.thread.round import MARK
+from backstay.thread.turn import Turn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -50,7 +50,7 @@ def shop() -> Shop:
     return Shop()
 
 
-def run(thread: holdfast.Thread, body: Body, **arguments: Any) -> Loop:
+def run(thread: backstay.Thread, body: Body, **arguments: Any) -> Loop:
     with thread.loop({"log": []}, pause_check_s=0, **arguments) as loop:
         for turn in loop:
             body(loop, turn)
@@ -70,7 +70,7 @@ def waits_for(loop: Loop) -> InterruptRecord:
 
 @pytest.mark.row("W4-02")
 def test_a_turn_that_waits_ends_the_block_quietly_and_stores_nothing(
-    store: holdfast.Store, thread: holdfast.Thread, shop: Shop
+    store: backstay.Store, thread: backstay.Thread, shop: Shop
 ) -> None:
     asked = waits_for(run(thread, shop.body))
     newest = thread.latest()
@@ -85,7 +85,7 @@ def test_a_turn_that_waits_ends_the_block_quietly_and_stores_nothing(
 
 
 @pytest.mark.row("W4-02", "S4x-09")
-def test_approved_it_goes_on_with_that_turn_and_asks_at_the_next(thread: holdfast.Thread, shop: Shop) -> None:
+def test_approved_it_goes_on_with_that_turn_and_asks_at_the_next(thread: backstay.Thread, shop: Shop) -> None:
     thread.decide(waits_for(run(thread, shop.body)), "approve", by="ann")
     second = waits_for(run(thread, shop.body))
     assert (shop.paid, second.interrupt.payload["args"]) == ([5], {"amount": 7})
@@ -97,7 +97,7 @@ def test_approved_it_goes_on_with_that_turn_and_asks_at_the_next(thread: holdfas
 
 
 @pytest.mark.row("W4-02", "S4x-09", "W2-05")
-def test_rejected_it_is_not_done_and_the_body_may_tell_its_model(thread: holdfast.Thread, shop: Shop) -> None:
+def test_rejected_it_is_not_done_and_the_body_may_tell_its_model(thread: backstay.Thread, shop: Shop) -> None:
     thread.decide(waits_for(run(thread, shop.body)), "reject", by="ann", reason="too much")
     with pytest.raises(Rejected) as caught:
         run(thread, shop.body)
@@ -115,7 +115,7 @@ def test_rejected_it_is_not_done_and_the_body_may_tell_its_model(thread: holdfas
 
 
 @pytest.mark.row("W4-02", "S4x-09")
-def test_deferred_it_is_not_done_and_can_be_told_from_an_end(thread: holdfast.Thread, shop: Shop) -> None:
+def test_deferred_it_is_not_done_and_can_be_told_from_an_end(thread: backstay.Thread, shop: Shop) -> None:
     first = waits_for(run(thread, shop.body))
     thread.decide(first, "defer", by="ann", reason="tomorrow")
     deferred = run(thread, shop.body)
@@ -126,12 +126,12 @@ def test_deferred_it_is_not_done_and_can_be_told_from_an_end(thread: holdfast.Th
     )
     second = waits_for(run(thread, shop.body))
     assert second.id != first.id
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         thread.decide(first, "approve", by="ann")
     assert (waits_for(run(thread, shop.body)), shop.paid) == (second, [])
 
 
-def test_a_timeout_rejects(thread: holdfast.Thread, clock: Any) -> None:
+def test_a_timeout_rejects(thread: backstay.Thread, clock: Any) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         turn.approve("pay", 5, timeout=60)
         loop.finish()
@@ -144,7 +144,7 @@ def test_a_timeout_rejects(thread: holdfast.Thread, clock: Any) -> None:
     assert caught.value.by == BY_TIMEOUT
 
 
-def test_two_equal_calls_in_a_turn_are_two_questions_in_any_order_of_others(thread: holdfast.Thread) -> None:
+def test_two_equal_calls_in_a_turn_are_two_questions_in_any_order_of_others(thread: backstay.Thread) -> None:
     calls = [5, 7, 5]
     passed: list[int] = []
 
@@ -166,7 +166,7 @@ def test_two_equal_calls_in_a_turn_are_two_questions_in_any_order_of_others(thre
     assert (len(set(names)), passed) == (3, [5, 5, 7])
 
 
-def test_an_approval_with_scope_holds_for_the_round_and_no_longer(thread: holdfast.Thread) -> None:
+def test_an_approval_with_scope_holds_for_the_round_and_no_longer(thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         turn.approve("pay", turn.iteration)
         turn.approve("pay", "again")
@@ -190,7 +190,7 @@ def test_an_approval_with_scope_holds_for_the_round_and_no_longer(thread: holdfa
 @pytest.mark.parametrize("copy", ["fork", "rewind"])
 @pytest.mark.row("S2x-22")
 def test_what_was_granted_or_approved_does_not_hold_for_a_copy_of_the_position(
-    thread: holdfast.Thread, copy: str
+    thread: backstay.Thread, copy: str
 ) -> None:
     """A person saw one run at one place. Another branch, or the same place once more, waits again."""
 
@@ -219,7 +219,7 @@ def test_what_was_granted_or_approved_does_not_hold_for_a_copy_of_the_position(
 
 
 @pytest.mark.parametrize(("scope", "other"), [("pay at most 10", "pay"), ("refund", "refund"), ("refund", "pay")])
-def test_other_scopes_are_for_people_only(thread: holdfast.Thread, scope: str, other: str) -> None:
+def test_other_scopes_are_for_people_only(thread: backstay.Thread, scope: str, other: str) -> None:
     """Who was asked about one tool cannot grant another one by it."""
 
     def body(loop: Loop, turn: Turn) -> None:
@@ -234,7 +234,7 @@ def test_other_scopes_are_for_people_only(thread: holdfast.Thread, scope: str, o
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_body_that_catches_everything_still_stores_nothing(
-    thread: holdfast.Thread, shop: Shop, goes_on: bool
+    thread: backstay.Thread, shop: Shop, goes_on: bool
 ) -> None:
     kept: list[Turn] = []
 
@@ -256,7 +256,7 @@ def test_a_body_that_catches_everything_still_stores_nothing(
     assert shop.paid == []
 
 
-def test_an_inner_loop_lets_what_an_outer_one_waits_for_pass(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_an_inner_loop_lets_what_an_outer_one_waits_for_pass(store: backstay.Store, thread: backstay.Thread) -> None:
     inner_thread = store.thread("inner")
     inner = inner_thread.loop({"n": [1]})
 
@@ -275,7 +275,7 @@ def test_an_inner_loop_lets_what_an_outer_one_waits_for_pass(store: holdfast.Sto
 # Questions for a value --------------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_the_value_that_somebody_put_in_place(thread: holdfast.Thread) -> None:
+def test_an_answer_is_the_value_that_somebody_put_in_place(thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         loop.finish(name=turn.ask({"field": "name"}, "Who?", answer=str))
 
@@ -290,7 +290,7 @@ def test_an_answer_is_the_value_that_somebody_put_in_place(thread: holdfast.Thre
     assert run(thread, body).state == {"log": [], "name": "Ann"}
 
 
-def test_any_answer_will_do_if_no_type_is_named(thread: holdfast.Thread) -> None:
+def test_any_answer_will_do_if_no_type_is_named(thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         loop.finish(said=turn.ask("anything?"))
 
@@ -299,7 +299,7 @@ def test_any_answer_will_do_if_no_type_is_named(thread: holdfast.Thread) -> None
     assert run(thread, body).state["said"] is None
 
 
-def test_a_loop_has_no_nodes_to_reroute_to(thread: holdfast.Thread, shop: Shop) -> None:
+def test_a_loop_has_no_nodes_to_reroute_to(thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     with pytest.raises(InvalidInput, match="nothing to reroute"):
         thread.decide(asked, "reroute", by="ann", target="elsewhere")
@@ -311,12 +311,12 @@ def test_a_loop_has_no_nodes_to_reroute_to(thread: holdfast.Thread, shop: Shop) 
 
 
 @pytest.mark.row("T16")
-def test_approving_twice_pays_once(store: holdfast.Store, thread: holdfast.Thread, shop: Shop) -> None:
+def test_approving_twice_pays_once(store: backstay.Store, thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     first = thread.decide(asked, "approve", by="ann")
     assert thread.decide(asked, "approve", by="ann") == first
     waits_for(run(thread, shop.body))
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         thread.decide(asked, "approve", by="bob")
     waits_for(run(thread, shop.body))
 
@@ -324,7 +324,7 @@ def test_approving_twice_pays_once(store: holdfast.Store, thread: holdfast.Threa
 
 
 @pytest.mark.row("T16")
-def test_an_approval_that_comes_after_the_run_moved_on_pays_nothing(thread: holdfast.Thread, shop: Shop) -> None:
+def test_an_approval_that_comes_after_the_run_moved_on_pays_nothing(thread: backstay.Thread, shop: Shop) -> None:
     """The same tool with the same arguments, one turn later, is another question."""
     shop.amounts = [5, 5]
     first = waits_for(run(thread, shop.body))
@@ -344,7 +344,7 @@ def test_an_approval_that_comes_after_the_run_moved_on_pays_nothing(thread: hold
 
 @pytest.mark.row("T16")
 def test_an_approval_holds_if_only_the_state_was_edited_and_what_was_shown_is_the_same(
-    thread: holdfast.Thread, shop: Shop
+    thread: backstay.Thread, shop: Shop
 ) -> None:
     asked = waits_for(run(thread, shop.body))
     thread.append({"log": ["edited"]})
@@ -356,7 +356,7 @@ def test_an_approval_holds_if_only_the_state_was_edited_and_what_was_shown_is_th
 
 
 @pytest.mark.row("T16")
-def test_an_approval_of_other_arguments_pays_nothing(thread: holdfast.Thread, shop: Shop) -> None:
+def test_an_approval_of_other_arguments_pays_nothing(thread: backstay.Thread, shop: Shop) -> None:
     thread.decide(waits_for(run(thread, shop.body)), "approve", by="ann")
     shop.amounts[0] = 5000
     edited = waits_for(run(thread, shop.body))
@@ -365,7 +365,7 @@ def test_an_approval_of_other_arguments_pays_nothing(thread: holdfast.Thread, sh
 
 
 @pytest.mark.row("T16", "C7")
-def test_of_many_approvers_at_once_one_counts(store: holdfast.Store, thread: holdfast.Thread, shop: Shop) -> None:
+def test_of_many_approvers_at_once_one_counts(store: backstay.Store, thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     barrier = threading.Barrier(6)
     won: list[int] = []
@@ -374,7 +374,7 @@ def test_of_many_approvers_at_once_one_counts(store: holdfast.Store, thread: hol
         barrier.wait()
         try:
             store.thread(thread.id).decide(asked, "modify", by=f"person {amount}", value={"amount": amount})
-        except holdfast.Conflict:
+        except backstay.Conflict:
             return
         won.append(amount)
 
@@ -390,7 +390,7 @@ def test_of_many_approvers_at_once_one_counts(store: holdfast.Store, thread: hol
 
 
 @pytest.mark.row("T16")
-def test_a_record_that_the_client_made_is_refused(thread: holdfast.Thread, shop: Shop) -> None:
+def test_a_record_that_the_client_made_is_refused(thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     shop.amounts[0] = 5000
     expected = waits_for(run(thread, shop.body))
@@ -399,16 +399,16 @@ def test_a_record_that_the_client_made_is_refused(thread: holdfast.Thread, shop:
     fresh.save({"log": []}, step=0)
     head = fresh.save({"log": ["turn 1"]})
     for record in (asked, expected):
-        with pytest.raises(InvalidInput, match="made by Holdfast itself"):
+        with pytest.raises(InvalidInput, match="made by Backstay itself"):
             fresh.interrupt(head, id=record.id, kind="toolapproval", payload=record.interrupt.payload, prompt="Pay?")
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(backstay.NotFound):
             fresh.decide(record, "approve", by="mallory")
 
     assert (list(fresh.interrupts(pending=False)), shop.paid) == ([], [])
 
 
 @pytest.mark.row("T16")
-def test_a_grant_that_the_client_made_is_refused(thread: holdfast.Thread, shop: Shop) -> None:
+def test_a_grant_that_the_client_made_is_refused(thread: backstay.Thread, shop: Shop) -> None:
     waits_for(run(thread, shop.body))
     newest = thread.latest()
     assert newest is not None
@@ -432,7 +432,7 @@ def test_a_grant_that_the_client_made_is_refused(thread: holdfast.Thread, shop: 
 class Watched:
     """A body that is asked to pause while its second turn runs."""
 
-    def __init__(self, thread: holdfast.Thread, store: holdfast.Store) -> None:
+    def __init__(self, thread: backstay.Thread, store: backstay.Store) -> None:
         self.thread = thread
         self.outside = store.thread(thread.id)
         self.asked: list[InterruptRecord] = []
@@ -446,7 +446,7 @@ class Watched:
 
 
 def test_a_loop_pauses_at_its_next_boundary_and_goes_on_when_approved(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     body = Watched(thread, store)
     paused = run(thread, body)
@@ -459,7 +459,7 @@ def test_a_loop_pauses_at_its_next_boundary_and_goes_on_when_approved(
 
 
 def test_a_paused_loop_that_is_deferred_stays_and_one_that_is_rejected_ends(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     body = Watched(thread, store)
     run(thread, body)
@@ -477,7 +477,7 @@ def test_a_paused_loop_that_is_deferred_stays_and_one_that_is_rejected_ends(
     assert run(thread.fork(newest, branch="side"), lambda loop, turn: loop.finish()).status == "completed"
 
 
-def test_a_last_turn_is_not_held_up(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_last_turn_is_not_held_up(store: backstay.Store, thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
         store.thread(thread.id).request_pause(by="ann")
         loop.finish()
@@ -485,7 +485,7 @@ def test_a_last_turn_is_not_held_up(store: holdfast.Store, thread: holdfast.Thre
     assert run(thread, body).status == "completed"
 
 
-def test_a_loop_looks_as_often_as_it_was_told(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_loop_looks_as_often_as_it_was_told(store: backstay.Store, thread: backstay.Thread) -> None:
     """At its beginning it always looks; then not again before the time is over."""
     body = Watched(thread, store)
     with thread.loop({"log": []}, pause_check_s=3600) as loop:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidInput
-from holdfast.model.interrupt import InterruptKind
-from holdfast.thread import pause
-from holdfast.thread.interrupts import PAGE_ROWS, InterruptRecord
+import backstay
+from backstay.errors import InvalidInput
+from backstay.model.interrupt import InterruptKind
+from backstay.thread import pause
+from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,15 +22,15 @@ from cut import Cut
 
 
 @pytest.fixture
-def checkpoint(thread: holdfast.Thread) -> holdfast.Checkpoint:
+def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
     return thread.save({"n": 1})
 
 
-def obey(thread: holdfast.Thread) -> InterruptRecord | None:
+def obey(thread: backstay.Thread) -> InterruptRecord | None:
     return thread._run(pause.obey(thread._store._context, thread._cursor))
 
 
-def requested(thread: holdfast.Thread) -> InterruptRecord | None:
+def requested(thread: backstay.Thread) -> InterruptRecord | None:
     return thread._run(pause.pause_requested(thread._store._context, thread._cursor))
 
 
@@ -38,7 +38,7 @@ def requested(thread: holdfast.Thread) -> InterruptRecord | None:
 
 
 def test_anybody_can_ask_a_run_to_pause_without_its_lease(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     with thread.lease():
         newest = thread.append({"log": ["a"]})
@@ -52,7 +52,7 @@ def test_anybody_can_ask_a_run_to_pause_without_its_lease(
         thread.append({"log": ["the run is not disturbed until it looks"]})
 
 
-def test_one_request_is_open_at_a_time(thread: holdfast.Thread, checkpoint: holdfast.Checkpoint) -> None:
+def test_one_request_is_open_at_a_time(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> None:
     first = thread.request_pause("a", by="ann")
     assert thread.request_pause("b", by="bob") == first
     thread.append({"log": ["a"]})
@@ -66,7 +66,7 @@ def test_one_request_is_open_at_a_time(thread: holdfast.Thread, checkpoint: hold
 
 
 def test_who_asks_after_an_approval_is_not_answered_by_it(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     """The run has not looked yet: it would go on with the approval, and the new request would be lost."""
     thread.decide(thread.request_pause("a", by="ann"), "approve", by="ann")
@@ -77,7 +77,7 @@ def test_who_asks_after_an_approval_is_not_answered_by_it(
 
 
 def test_of_two_who_ask_at_once_one_is_recorded(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     for calls in range(1, 4):
         slow = Cut(pause.request_pause(store._context, thread._cursor, "slow", "ann"), store, calls)
@@ -91,7 +91,7 @@ def test_of_two_who_ask_at_once_one_is_recorded(
 
 
 def test_a_checkpoint_that_goes_meanwhile_is_no_reason_to_fail(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     doomed = thread.append({"log": ["a"]})
     for calls in (2, 3):
@@ -105,14 +105,14 @@ def test_a_checkpoint_that_goes_meanwhile_is_no_reason_to_fail(
         doomed = thread.append({"log": ["b"]})
 
 
-def test_where_nothing_was_saved_there_is_nothing_to_pause(store: holdfast.Store, thread: holdfast.Thread) -> None:
-    with pytest.raises(holdfast.NotFound, match="after its first save"):
+def test_where_nothing_was_saved_there_is_nothing_to_pause(store: backstay.Store, thread: backstay.Thread) -> None:
+    with pytest.raises(backstay.NotFound, match="after its first save"):
         thread.request_pause(by="ann")
-    with thread.lease(), pytest.raises(holdfast.NotFound):
+    with thread.lease(), pytest.raises(backstay.NotFound):
         store.thread(thread.id).request_pause(by="ann")
 
 
-def test_what_is_no_request_is_refused(thread: holdfast.Thread, checkpoint: holdfast.Checkpoint) -> None:
+def test_what_is_no_request_is_refused(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> None:
     wrong: list[Callable[[], object]] = [
         lambda: thread.request_pause(by=""),
         lambda: thread.request_pause(by=None),  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_what_is_no_request_is_refused(thread: holdfast.Thread, checkpoint: hold
     assert list(thread.interrupts()) == []
 
 
-def test_only_this_branch_is_paused(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_only_this_branch_is_paused(store: backstay.Store, thread: backstay.Thread) -> None:
     side = thread.fork(thread.save({"n": 1}), branch="side")
     inner = store.thread(thread.id, scope="inner")
     inner.save({"n": 1})
@@ -138,14 +138,14 @@ def test_only_this_branch_is_paused(store: holdfast.Store, thread: holdfast.Thre
 
 @pytest.mark.row("T16")
 def test_a_request_of_the_clients_own_making_is_refused(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     asked = thread.request_pause(by="ann")
-    with pytest.raises(InvalidInput, match="made by Holdfast itself"):
+    with pytest.raises(InvalidInput, match="made by Backstay itself"):
         thread.interrupt(checkpoint, id=asked.id, payload=asked.interrupt.payload)
 
 
-def test_looking_costs_one_read_also_among_other_questions(thread: holdfast.Thread, store: holdfast.Store) -> None:
+def test_looking_costs_one_read_also_among_other_questions(thread: backstay.Thread, store: backstay.Store) -> None:
     saved = thread.save({"n": 1})
     for number in range(PAGE_ROWS - 2):
         thread.interrupt(saved, payload=number)
@@ -165,7 +165,7 @@ def test_looking_costs_one_read_also_among_other_questions(thread: holdfast.Thre
 
 
 def test_a_run_goes_on_after_an_approval_which_is_consumed(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     thread.decide(thread.request_pause(by="ann"), "approve", by="bob")
     with thread.lease(owner="worker"):
@@ -175,7 +175,7 @@ def test_a_run_goes_on_after_an_approval_which_is_consumed(
     assert str(record.consumer).startswith("worker ")
 
 
-def test_a_run_that_was_deferred_stays_paused(thread: holdfast.Thread, checkpoint: holdfast.Checkpoint) -> None:
+def test_a_run_that_was_deferred_stays_paused(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> None:
     first = thread.decide(thread.request_pause("why", by="ann"), "defer", by="bob")
     assert obey(thread) == first
     second = obey(thread)
@@ -186,7 +186,7 @@ def test_a_run_that_was_deferred_stays_paused(thread: holdfast.Thread, checkpoin
 
 
 def test_a_crash_while_deferring_never_lets_the_run_go_on(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     thread.decide(thread.request_pause(by="ann"), "defer", by="bob")
     cuts = 0
@@ -199,7 +199,7 @@ def test_a_crash_while_deferring_never_lets_the_run_go_on(
 
 
 def test_a_run_that_was_rejected_never_goes_on_in_this_branch(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     rejected = thread.decide(thread.request_pause(by="ann"), "reject", by="bob", reason="enough")
     thread.request_pause(by="ann")
@@ -210,7 +210,7 @@ def test_a_run_that_was_rejected_never_goes_on_in_this_branch(
 
 @pytest.mark.parametrize("decision", [{"decision": "modify", "value": 1}, {"decision": "reroute", "target": "x"}])
 def test_what_a_pause_cannot_be_answered_by_is_refused(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, decision: dict[str, Any]
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, decision: dict[str, Any]
 ) -> None:
     asked = thread.request_pause(by="ann")
     with pytest.raises(InvalidInput, match="Approve, reject or defer it"):
@@ -221,13 +221,13 @@ def test_what_a_pause_cannot_be_answered_by_is_refused(
 
 def test_it_works_the_same_with_await(url: str) -> None:
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             await thread.save({"n": 1})
             asked = await thread.request_pause("why", by="ann")
             assert await store.thread("t").request_pause("other", by="bob") == asked
             assert [record async for record in store.interrupts()] == [asked]
-            with pytest.raises(holdfast.NotFound):
+            with pytest.raises(backstay.NotFound):
                 await store.thread("another").request_pause(by="ann")
 
     asyncio.run(main())

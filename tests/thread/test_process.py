@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.thread.process import UNKNOWN, Process, is_alive, short_name, this_process
+from backstay.thread.process import UNKNOWN, Process, is_alive, short_name, this_process
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -19,7 +19,7 @@ from waiting import eventually
 
 SLEEPER = """
 import sys
-from holdfast.thread.process import this_process
+from backstay.thread.process import this_process
 print(this_process(), flush=True)
 sys.stdin.readline()
 """

@@ -10,13 +10,13 @@ from typing import Any
 import pydantic
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidInput
-from holdfast.model.decision import Decision, DecisionKind
-from holdfast.model.interrupt import Interrupt, InterruptKind
-from holdfast.thread import interrupts, question
-from holdfast.thread.interrupts import InterruptRecord
-from holdfast.thread.question import BY_TIMEOUT, TIMEOUT_S_MAX, Question, check_answer
+import backstay
+from backstay.errors import InvalidInput
+from backstay.model.decision import Decision, DecisionKind
+from backstay.model.interrupt import Interrupt, InterruptKind
+from backstay.thread import interrupts, question
+from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.question import BY_TIMEOUT, TIMEOUT_S_MAX, Question, check_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,19 +27,19 @@ PAY = Question("0/1/pay/1", InterruptKind.TOOL_APPROVAL, "pay", {"tool": "pay", 
 
 
 @pytest.fixture
-def checkpoint(thread: holdfast.Thread) -> holdfast.Checkpoint:
+def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
     return thread.save({"plan": "pay"})
 
 
-def settle(thread: holdfast.Thread, asked: Question, on: holdfast.Checkpoint) -> Decision | InterruptRecord:
+def settle(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> Decision | InterruptRecord:
     return thread._run(question.settle(thread._store._context, thread._cursor, on.id, asked))
 
 
-def waiting(thread: holdfast.Thread, asked: Question) -> InterruptRecord | None:
+def waiting(thread: backstay.Thread, asked: Question) -> InterruptRecord | None:
     return thread._run(question.waiting(thread._store._context, thread._cursor, "", asked))
 
 
-def ask(thread: holdfast.Thread, asked: Question, on: holdfast.Checkpoint) -> InterruptRecord:
+def ask(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> InterruptRecord:
     """Settle what nobody has decided yet."""
     found = settle(thread, asked, on)
     assert isinstance(found, InterruptRecord)
@@ -52,7 +52,7 @@ def ask(thread: holdfast.Thread, asked: Question, on: holdfast.Checkpoint) -> In
 
 @pytest.mark.row("S2x-22")
 def test_asked_again_it_is_the_same_interrupt_also_from_elsewhere_and_after_the_head_moved(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, clock: Any
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
 ) -> None:
     first = ask(thread, PAY, checkpoint)
     clock.step(seconds=3)
@@ -79,7 +79,7 @@ def test_asked_again_it_is_the_same_interrupt_also_from_elsewhere_and_after_the_
     ],
 )
 def test_the_approval_of_one_question_is_not_that_of_another(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, other: Question
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, other: Question
 ) -> None:
     first = ask(thread, PAY, checkpoint)
     thread.decide(first, "approve", by="ann")
@@ -89,7 +89,7 @@ def test_the_approval_of_one_question_is_not_that_of_another(
 
 
 def test_another_branch_scope_or_thread_asks_for_itself(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     thread.decide(ask(thread, PAY, checkpoint), "approve", by="ann")
     side = thread.fork(checkpoint, branch="side")
@@ -100,12 +100,12 @@ def test_another_branch_scope_or_thread_asks_for_itself(
         records.append(ask(other, PAY, head))
 
     assert len({record.id for record in records}) == len(others)
-    with pytest.raises(holdfast.NotFound, match="of branch 'main', not of this"):
+    with pytest.raises(backstay.NotFound, match="of branch 'main', not of this"):
         settle(side, replace(PAY, position="elsewhere"), checkpoint)
 
 
 def test_two_that_ask_at_once_on_different_checkpoints_get_one_interrupt(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     slow = Cut(question.settle(store._context, thread._cursor, checkpoint.id, PAY), store, 2)
     later = thread.append(set={"plan": "edited"})
@@ -117,11 +117,11 @@ def test_two_that_ask_at_once_on_different_checkpoints_get_one_interrupt(
 
 @pytest.mark.row("T16")
 def test_nobody_can_put_a_question_of_their_own_in_the_place_of_one(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     """Who knows the id that will be asked for cannot record and approve something under it beforehand."""
     coming = PAY.interrupt(thread._cursor.lane, 0)
-    with pytest.raises(InvalidInput, match="made by Holdfast itself"):
+    with pytest.raises(InvalidInput, match="made by Backstay itself"):
         thread.interrupt(
             checkpoint, id=coming.id, payload=PAY.payload, kind="toolapproval", node="pay", prompt="Really?"
         )
@@ -130,26 +130,26 @@ def test_nobody_can_put_a_question_of_their_own_in_the_place_of_one(
     forged = thread._run(interrupts.keep(store._context, thread._cursor, checkpoint.id, planted))
     thread.decide(forged, "approve", by="mallory")
     for look in (lambda: settle(thread, PAY, checkpoint), lambda: waiting(thread, PAY)):
-        with pytest.raises(holdfast.Corrupted, match="another question stands under its id"):
+        with pytest.raises(backstay.Corrupted, match="another question stands under its id"):
             look()
 
     assert [record.pending for record in thread.interrupts()] == [True]
 
 
 def test_what_cannot_be_asked_is_refused_and_nothing_is_stored(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
-    with pytest.raises(holdfast.EncodeError) as caught:
+    with pytest.raises(backstay.EncodeError) as caught:
         settle(thread, replace(PAY, payload={"deep": [object()]}), checkpoint)
     assert caught.value.path == "interrupt.payload.deep[0]"
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(backstay.NotFound):
         thread._run(question.settle(thread._store._context, thread._cursor, "no such checkpoint", PAY))
 
     assert list(thread.interrupts(pending=False)) == []
 
 
 def test_looking_records_decides_and_consumes_nothing(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, clock: Any
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
 ) -> None:
     late = replace(PAY, timeout_s=1.0)
     assert waiting(thread, late) is None
@@ -180,7 +180,7 @@ def test_looking_records_decides_and_consumes_nothing(
     ids=lambda decision: str(decision.kind),
 )
 def test_every_decision_comes_back_as_it_was_made_for_as_long_as_it_is_asked(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, decision: Decision
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint, decision: Decision
 ) -> None:
     thread.decide(ask(thread, PAY, checkpoint), decision, by="ann")
     with thread.lease(owner="worker"):
@@ -192,7 +192,7 @@ def test_every_decision_comes_back_as_it_was_made_for_as_long_as_it_is_asked(
 
 @pytest.mark.row("C7")
 def test_what_a_worker_took_goes_to_a_later_lease_and_to_nobody_else(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     thread.decide(ask(thread, PAY, checkpoint), "approve", by="ann")
     dead = thread.lease(ttl=60, owner="died", heartbeat=False).__enter__()
@@ -200,17 +200,17 @@ def test_what_a_worker_took_goes_to_a_later_lease_and_to_nobody_else(
     expire(dead)
     heir, other = store.thread(thread.id), store.thread(thread.id)
     with taken_over(heir):
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(backstay.Conflict):
             settle(other, PAY, checkpoint)
         assert settle(heir, PAY, checkpoint) == decision
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(backstay.Conflict):
             settle(thread, PAY, checkpoint)
-    with pytest.raises(holdfast.Fenced):
+    with pytest.raises(backstay.Fenced):
         dead.release()
 
 
 def test_deferring_is_told_once_and_asking_again_is_a_new_question(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     seen = []
     for number in range(3):
@@ -225,7 +225,7 @@ def test_deferring_is_told_once_and_asking_again_is_a_new_question(
     assert len({*seen, last.id}) == 4
 
 
-def test_a_place_that_is_no_nodes_cannot_be_rerouted(thread: holdfast.Thread, checkpoint: holdfast.Checkpoint) -> None:
+def test_a_place_that_is_no_nodes_cannot_be_rerouted(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> None:
     """The decision would count and could never be carried out, so it is refused when it is made."""
     asked = ask(thread, replace(PAY, node=None), checkpoint)
     with pytest.raises(InvalidInput, match="not about a node"):
@@ -241,7 +241,7 @@ def test_a_place_that_is_no_nodes_cannot_be_rerouted(thread: holdfast.Thread, ch
     ("kind", "target"), [(DecisionKind.REJECT, None), (DecisionKind.DEFER, None), (DecisionKind.REROUTE, "escalate")]
 )
 def test_a_timeout_decides_what_was_said_and_not_before_its_time(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, clock: Any, kind: DecisionKind, target: str | None
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any, kind: DecisionKind, target: str | None
 ) -> None:
     late = replace(PAY, timeout_s=60.0, on_timeout=kind, timeout_target=target)
     asked = ask(thread, late, checkpoint)
@@ -254,12 +254,12 @@ def test_a_timeout_decides_what_was_said_and_not_before_its_time(
     assert isinstance(decision, Decision)
     assert (decision.kind, decision.target) == (kind, target)
     assert (record.id, record.decided_by, record.decision) == (asked.id, BY_TIMEOUT, decision)
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         thread.decide(asked, "approve", by="ann")
 
 
 def test_of_a_person_and_the_clock_the_first_counts(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, clock: Any
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
 ) -> None:
     late = replace(PAY, timeout_s=1.0)
     asked = ask(thread, late, checkpoint)
@@ -351,7 +351,7 @@ def test_decisions_without_a_value_have_none_to_check() -> None:
 
 @pytest.mark.parametrize("wrong", [{"decision": "modify", "value": "ten"}, {"decision": "approve"}])
 def test_a_wrong_answer_is_told_once_and_the_question_is_asked_anew(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, wrong: dict[str, Any]
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, wrong: dict[str, Any]
 ) -> None:
     """A decision is made once, so a run that needs another answer would else be stuck for ever."""
     how_many = replace(PAY, kind=InterruptKind.USER_REQUEST, answer=int)
@@ -368,7 +368,7 @@ def test_a_wrong_answer_is_told_once_and_the_question_is_asked_anew(
 
 @pytest.mark.parametrize("decision", ["reject", "defer"])
 def test_who_is_asked_for_a_value_may_also_refuse(
-    thread: holdfast.Thread, checkpoint: holdfast.Checkpoint, decision: str
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, decision: str
 ) -> None:
     how_many = replace(PAY, answer=int)
     thread.decide(ask(thread, how_many, checkpoint), decision, by="ann")
@@ -377,7 +377,7 @@ def test_who_is_asked_for_a_value_may_also_refuse(
 
 
 def test_every_step_of_a_crash_leaves_a_question_that_can_be_settled(
-    store: holdfast.Store, thread: holdfast.Thread, checkpoint: holdfast.Checkpoint
+    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     """Cut off after any of its calls to the store, settling again gives what it would have given."""
 

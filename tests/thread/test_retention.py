@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.model.checkpoint import CheckpointMeta
-from holdfast.testing.waiting import wait_until
+import backstay
+from backstay.model.checkpoint import CheckpointMeta
+from backstay.testing.waiting import wait_until
 
 BIG = random.Random(1).randbytes(25_000).hex()
 
 
-def steps(thread: holdfast.Thread) -> list[int]:
+def steps(thread: backstay.Thread) -> list[int]:
     return [meta.step for meta in thread.history()]
 
 
-def grow(thread: holdfast.Thread, count: int) -> None:
+def grow(thread: backstay.Thread, count: int) -> None:
     for number in range(count):
         thread.append({"m": [f"{number:05}" * 100]}, set={"n": number})
 
 
 @pytest.mark.row("S1-27", "S1-69", "S1-70", "S2x-08", "W1-03", "S4-36")
-def test_delete_removes_one_and_tells_how_many(store: holdfast.Store) -> None:
+def test_delete_removes_one_and_tells_how_many(store: backstay.Store) -> None:
     thread = store.thread("t")
     grow(thread, 3)
     middle = thread.at(2)
@@ -43,7 +43,7 @@ def test_delete_removes_one_and_tells_how_many(store: holdfast.Store) -> None:
 
 
 @pytest.mark.row("W1-16", "W2-20")
-def test_after_deleting_the_newest_the_one_before_it_is_newest(store: holdfast.Store) -> None:
+def test_after_deleting_the_newest_the_one_before_it_is_newest(store: backstay.Store) -> None:
     thread = store.thread("t")
     grow(thread, 3)
     newest = thread.latest()
@@ -53,14 +53,14 @@ def test_after_deleting_the_newest_the_one_before_it_is_newest(store: holdfast.S
 
     assert latest is not None
     assert latest.step == 2
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         thread.append(set={"n": "stale"})
     fresh = store.thread("t").append({"m": ["again"]})
     assert (fresh.step, fresh.seq) == (3, 4)
     assert len(fresh.state["m"]) == 3
 
 
-def test_deleting_the_only_checkpoint_leaves_an_empty_thread_that_can_begin_anew(store: holdfast.Store) -> None:
+def test_deleting_the_only_checkpoint_leaves_an_empty_thread_that_can_begin_anew(store: backstay.Store) -> None:
     thread = store.thread("t")
     thread.delete(thread.save({"n": 1}))
 
@@ -70,7 +70,7 @@ def test_deleting_the_only_checkpoint_leaves_an_empty_thread_that_can_begin_anew
 
 
 @pytest.mark.row("S3-29", "W3-10")
-def test_delete_before_is_strictly_less_and_never_takes_the_newest(store: holdfast.Store) -> None:
+def test_delete_before_is_strictly_less_and_never_takes_the_newest(store: backstay.Store) -> None:
     thread = store.thread("t")
     grow(thread, 5)
 
@@ -81,7 +81,7 @@ def test_delete_before_is_strictly_less_and_never_takes_the_newest(store: holdfa
 
 
 @pytest.mark.row("S3-28")
-def test_delete_thread_takes_all_branches_and_leaves_other_threads(store: holdfast.Store) -> None:
+def test_delete_thread_takes_all_branches_and_leaves_other_threads(store: backstay.Store) -> None:
     thread, other = store.thread("t"), store.thread("other")
     grow(thread, 3)
     grow(other, 2)
@@ -91,12 +91,12 @@ def test_delete_thread_takes_all_branches_and_leaves_other_threads(store: holdfa
     assert store.delete_thread("t").checkpoints == 0
     assert steps(other) == [2, 1]
     assert store.thread("t").save({}).seq == 1
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         thread.append(set={"n": "from before the thread was deleted"})
 
 
 @pytest.mark.row("S4-31", "S4-37", "W4-15")
-def test_clear_empties_the_store_and_gives_the_space_back(store: holdfast.Store) -> None:
+def test_clear_empties_the_store_and_gives_the_space_back(store: backstay.Store) -> None:
     for name in "abc":
         store.thread(name).save({"doc": Random(name).randbytes(200_000)})
     before = store.stats().total_bytes
@@ -112,7 +112,7 @@ def test_clear_empties_the_store_and_gives_the_space_back(store: holdfast.Store)
     wait_until(is_smaller)  # ... which it cannot be while anybody in the whole server still looks at an older state
 
 
-def test_bytes_shared_by_threads_go_with_the_last_one(store: holdfast.Store) -> None:
+def test_bytes_shared_by_threads_go_with_the_last_one(store: backstay.Store) -> None:
     for name in "abc":
         store.thread(name).save({"doc": BIG})
     assert len(store._backend.sizes().sources) == 1
@@ -126,14 +126,14 @@ def test_bytes_shared_by_threads_go_with_the_last_one(store: holdfast.Store) -> 
     assert store._backend.sizes().sources == {}
 
 
-def test_what_was_summarised_away_is_freed_by_pruning(store: holdfast.Store) -> None:
+def test_what_was_summarised_away_is_freed_by_pruning(store: backstay.Store) -> None:
     thread = store.thread("t")
     grow(thread, 100)
     state = thread.latest()
     assert state is not None
     thread.save({"m": ["summary", *state.state["m"][-5:]], "n": 0})
     before = sum(store._backend.sizes().sources.values())
-    pruned = thread.prune(holdfast.Keep(last=1))
+    pruned = thread.prune(backstay.Keep(last=1))
     latest = store.thread("t").latest()
 
     assert latest is not None
@@ -143,22 +143,22 @@ def test_what_was_summarised_away_is_freed_by_pruning(store: holdfast.Store) -> 
 
 
 @pytest.mark.row("S2x-10", "S3x-06", "W2-08", "W3-02")
-def test_each_rule_keeps_what_it_says(store: holdfast.Store, clock: Any) -> None:
-    def fresh(name: str) -> holdfast.Thread:
+def test_each_rule_keeps_what_it_says(store: backstay.Store, clock: Any) -> None:
+    def fresh(name: str) -> backstay.Thread:
         thread = store.thread(name)
         for number in range(1, 11):
             thread.save({"n": number})
             clock.step(days=1)
         return thread
 
-    cases: list[tuple[holdfast.Keep, list[int]]] = [
-        (holdfast.Keep(last=3), [10, 9, 8]),
-        (holdfast.Keep(days=2.5), [10, 9]),
-        (holdfast.Keep(every=4), [10, 8, 4]),
-        (holdfast.Keep(milestones=4), [10, 7, 4, 1]),
-        (holdfast.Keep(last=2, every=5), [10, 9, 5]),
-        (holdfast.Keep(last=100), list(range(10, 0, -1))),
-        (holdfast.Keep(days=0), [10]),
+    cases: list[tuple[backstay.Keep, list[int]]] = [
+        (backstay.Keep(last=3), [10, 9, 8]),
+        (backstay.Keep(days=2.5), [10, 9]),
+        (backstay.Keep(every=4), [10, 8, 4]),
+        (backstay.Keep(milestones=4), [10, 7, 4, 1]),
+        (backstay.Keep(last=2, every=5), [10, 9, 5]),
+        (backstay.Keep(last=100), list(range(10, 0, -1))),
+        (backstay.Keep(days=0), [10]),
     ]
     for number, (keep, expected) in enumerate(cases):
         thread = fresh(f"t{number}")
@@ -167,7 +167,7 @@ def test_each_rule_keeps_what_it_says(store: holdfast.Store, clock: Any) -> None
         assert steps(thread) == expected, keep
 
 
-def test_tagged_newest_and_forked_from_are_always_kept(store: holdfast.Store) -> None:
+def test_tagged_newest_and_forked_from_are_always_kept(store: backstay.Store) -> None:
     thread = store.thread("t")
     grow(thread, 6)
     second, fourth = thread.at(2), thread.at(4)
@@ -175,19 +175,19 @@ def test_tagged_newest_and_forked_from_are_always_kept(store: holdfast.Store) ->
     assert fourth is not None
     thread.tag(second, "good")
     thread.fork(fourth, branch="side")
-    store.prune(holdfast.Keep(last=1))
+    store.prune(backstay.Keep(last=1))
 
     assert steps(thread) == [6, 4, 2]
-    store.prune(holdfast.Keep(last=1, tagged=False))
+    store.prune(backstay.Keep(last=1, tagged=False))
     assert steps(thread) == [6, 4]
 
 
-def test_a_dry_run_says_the_same_and_does_nothing(store: holdfast.Store) -> None:
+def test_a_dry_run_says_the_same_and_does_nothing(store: backstay.Store) -> None:
     thread = store.thread("t")
     grow(thread, 6)
-    would = store.prune(holdfast.Keep(last=2), dry_run=True)
+    would = store.prune(backstay.Keep(last=2), dry_run=True)
     assert steps(thread) == [6, 5, 4, 3, 2, 1]
-    did = store.prune(holdfast.Keep(last=2))
+    did = store.prune(backstay.Keep(last=2))
 
     assert (
         (would.deleted, would.kept, would.checkpoints)
@@ -206,8 +206,8 @@ def test_a_dry_run_says_the_same_and_does_nothing(store: holdfast.Store) -> None
     [{}, {"last": 0}, {"last": "3"}, {"days": -1}, {"days": math.nan}, {"every": 0}, {"milestones": 1}, {"last": True}],
 )
 def test_impossible_rules_are_refused(rules: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.InvalidInput):
-        holdfast.Keep(**rules)
+    with pytest.raises(backstay.InvalidInput):
+        backstay.Keep(**rules)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 10), st.integers(2, 8), st.floats(0, 30))
@@ -220,15 +220,15 @@ def test_rules_keep_the_newest_and_only_name_what_there_is(
         for index, age in enumerate(ages)
     ]
     for keep in (
-        holdfast.Keep(last=last),
-        holdfast.Keep(milestones=milestones),
-        holdfast.Keep(days=days),
-        holdfast.Keep(last=last, days=days, milestones=milestones),
+        backstay.Keep(last=last),
+        backstay.Keep(milestones=milestones),
+        backstay.Keep(days=days),
+        backstay.Keep(last=last, days=days, milestones=milestones),
     ):
         doomed = keep.doomed(branch, now, ())
 
         assert branch[0].id not in doomed
         assert set(doomed) <= {meta.id for meta in branch}
-    assert len(branch) - len(holdfast.Keep(milestones=milestones).doomed(branch, now, ())) == min(
+    assert len(branch) - len(backstay.Keep(milestones=milestones).doomed(branch, now, ())) == min(
         milestones, len(branch)
     )

@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-import holdfast
-from holdfast.errors import IdTaken
-from holdfast.model.continuation import FanOut
-from holdfast.model.frame import Frame, FrameStack
-from holdfast.model.interrupt import Interrupt, InterruptKind
-from holdfast.testing.strategies import same, states
+import backstay
+from backstay.errors import IdTaken
+from backstay.model.continuation import FanOut
+from backstay.model.frame import Frame, FrameStack
+from backstay.model.interrupt import Interrupt, InterruptKind
+from backstay.testing.strategies import same, states
 
 MESSAGES = [{"role": "user", "content": "hello " * 60}, {"role": "assistant", "content": "hi " * 100}]
 
 
 @pytest.mark.row("S1-25", "S1-53", "S1-58", "S3-24")
-def test_an_unsaved_thread_has_no_latest(thread: holdfast.Thread) -> None:
+def test_an_unsaved_thread_has_no_latest(thread: backstay.Thread) -> None:
     assert thread.latest() is None
     assert thread.at(1) is None
     assert list(thread.history()) == []
 
 
 @pytest.mark.row("S1-24", "S1-62", "S3-09", "S4-06", "S2-16", "S2-18", "S2-26")
-def test_what_was_saved_is_what_latest_returns(thread: holdfast.Thread) -> None:
+def test_what_was_saved_is_what_latest_returns(thread: backstay.Thread) -> None:
     thread.save({"messages": MESSAGES, "plan": "search"}, next_node="search", tags=["before-search"])
     latest = thread.latest()
 
@@ -39,7 +39,7 @@ def test_what_was_saved_is_what_latest_returns(thread: holdfast.Thread) -> None:
 @settings(max_examples=60)
 @given(states())
 def test_any_state_the_codec_accepts_comes_back_the_same(state: dict[str, Any]) -> None:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         store.thread("t").save(state)
         latest = store.thread("t").latest()
 
@@ -52,7 +52,7 @@ def test_any_state_the_codec_accepts_comes_back_the_same(state: dict[str, Any]) 
 @pytest.mark.row(
     "S2-17", "S2-22", "S2-23", "S2-25", "S3-02", "S3-03", "S3-04", "S3-05", "S3-06", "S3-07", "S3-08", "S3-14"
 )
-def test_every_described_field_comes_back(thread: holdfast.Thread) -> None:
+def test_every_described_field_comes_back(thread: backstay.Thread) -> None:
     frames = (
         FrameStack()
         .push(Frame(graph_id="outer", node_id="call", cursor=3))
@@ -90,7 +90,7 @@ def test_every_described_field_comes_back(thread: holdfast.Thread) -> None:
 
 
 @pytest.mark.row("S1-15", "S1-16", "S1-17", "S1-21", "S4-14", "S3-11", "S3-12", "S3-13")
-def test_typed_accessors_read_the_conventional_keys(thread: holdfast.Thread) -> None:
+def test_typed_accessors_read_the_conventional_keys(thread: backstay.Thread) -> None:
     thread.save({"messages": [], "tool_results": None, "pending_tool_calls": [{"id": 1}], "pending_action": {"t": 1}})
     latest = thread.latest()
 
@@ -101,7 +101,7 @@ def test_typed_accessors_read_the_conventional_keys(thread: holdfast.Thread) -> 
 
 
 @pytest.mark.row("W3-03", "W2-16")
-def test_steps_count_from_one_and_go_on_after_a_restart(store: holdfast.Store) -> None:
+def test_steps_count_from_one_and_go_on_after_a_restart(store: backstay.Store) -> None:
     for _ in range(3):
         store.thread("t").save({"n": 1})
 
@@ -110,9 +110,9 @@ def test_steps_count_from_one_and_go_on_after_a_restart(store: holdfast.Store) -
     assert store.thread("t").save({"n": 3}).step == 11
 
 
-def test_a_step_that_is_not_higher_than_the_heads_is_refused_and_nothing_changes(thread: holdfast.Thread) -> None:
+def test_a_step_that_is_not_higher_than_the_heads_is_refused_and_nothing_changes(thread: backstay.Thread) -> None:
     thread.save({"n": 1}, step=5)
-    with pytest.raises(holdfast.InvalidInput, match="step 5 is not higher"):
+    with pytest.raises(backstay.InvalidInput, match="step 5 is not higher"):
         thread.save({"n": 2}, step=5)
 
     assert thread.save({"n": 3}).step == 6
@@ -120,20 +120,20 @@ def test_a_step_that_is_not_higher_than_the_heads_is_refused_and_nothing_changes
 
 
 @pytest.mark.row("W3-11", "S3x-16")
-def test_each_checkpoint_names_the_one_before_it_as_its_parent(thread: holdfast.Thread) -> None:
+def test_each_checkpoint_names_the_one_before_it_as_its_parent(thread: backstay.Thread) -> None:
     first, second = thread.save({"n": 1}), thread.append(set={"n": 2})
 
     assert (first.parent_id, second.parent_id) == (None, first.id)
 
 
-def test_append_extends_lists_replaces_and_removes_keys(thread: holdfast.Thread) -> None:
+def test_append_extends_lists_replaces_and_removes_keys(thread: backstay.Thread) -> None:
     thread.save({"messages": MESSAGES, "plan": "a", "scratch": 1})
     saved = thread.append({"messages": [{"role": "tool"}], "new": [1]}, set={"plan": "b"}, delete=["scratch"])
 
     assert saved.state == {"messages": [*MESSAGES, {"role": "tool"}], "plan": "b", "new": [1]}
 
 
-def test_append_also_works_after_a_restart_and_extends_text_and_bytes(store: holdfast.Store) -> None:
+def test_append_also_works_after_a_restart_and_extends_text_and_bytes(store: backstay.Store) -> None:
     store.thread("t").save({"log": "é" * 400, "raw": b"\x00" * 400, "items": list(range(400))})
     store.thread("t").append({"log": "ü", "raw": b"\x01", "items": [400]})
     latest = store.thread("t").latest()
@@ -156,17 +156,17 @@ def test_append_also_works_after_a_restart_and_extends_text_and_bytes(store: hol
     ],
 )
 def test_a_change_of_the_wrong_shape_is_refused_and_nothing_changes(
-    thread: holdfast.Thread, change: dict[str, Any], words: str
+    thread: backstay.Thread, change: dict[str, Any], words: str
 ) -> None:
     before = thread.save({"messages": MESSAGES, "plan": "a"})
-    with pytest.raises(holdfast.InvalidInput, match=words):
+    with pytest.raises(backstay.InvalidInput, match=words):
         thread.append(**change)
 
     assert [meta.id for meta in thread.history()] == [before.id]
     assert thread.append(set={"plan": "b"}).parent_id == before.id
 
 
-def test_in_place_changes_of_what_was_saved_are_seen_by_the_next_save(thread: holdfast.Thread) -> None:
+def test_in_place_changes_of_what_was_saved_are_seen_by_the_next_save(thread: backstay.Thread) -> None:
     state = {"messages": [dict(message) for message in MESSAGES]}
     thread.save(state)
     state["messages"][0]["content"] = "changed in place"
@@ -180,7 +180,7 @@ def test_in_place_changes_of_what_was_saved_are_seen_by_the_next_save(thread: ho
 
 
 @pytest.mark.row("W3-14")
-def test_later_changes_of_the_callers_objects_do_not_alter_a_checkpoint(thread: holdfast.Thread) -> None:
+def test_later_changes_of_the_callers_objects_do_not_alter_a_checkpoint(thread: backstay.Thread) -> None:
     state: dict[str, Any] = {"messages": [1, 2], "nested": {"a": [1]}}
     metadata = {"user": "u1"}
     saved = thread.save(state, metadata=metadata)
@@ -194,7 +194,7 @@ def test_later_changes_of_the_callers_objects_do_not_alter_a_checkpoint(thread: 
     assert saved.metadata == {"user": "u1"}
 
 
-def test_a_frozen_save_writes_only_what_was_appended_and_trusts_identity(thread: holdfast.Thread) -> None:
+def test_a_frozen_save_writes_only_what_was_appended_and_trusts_identity(thread: backstay.Thread) -> None:
     state: dict[str, Any] = {"messages": [{"n": number, "text": "x" * 200} for number in range(50)], "plan": "a"}
     thread.save(state, frozen=True)
     state["messages"].append({"n": 50, "text": "y" * 200})
@@ -207,7 +207,7 @@ def test_a_frozen_save_writes_only_what_was_appended_and_trusts_identity(thread:
     assert again.state == state
 
 
-def test_the_loaded_state_is_the_callers_to_change(thread: holdfast.Thread) -> None:
+def test_the_loaded_state_is_the_callers_to_change(thread: backstay.Thread) -> None:
     thread.save({"messages": [1]})
     first = thread.latest()
     assert first is not None
@@ -219,7 +219,7 @@ def test_the_loaded_state_is_the_callers_to_change(thread: holdfast.Thread) -> N
 
 
 @pytest.mark.row("C2", "C9")
-def test_saving_the_same_id_with_the_same_content_gives_the_first_result(store: holdfast.Store) -> None:
+def test_saving_the_same_id_with_the_same_content_gives_the_first_result(store: backstay.Store) -> None:
     first = store.thread("t").save({"n": [1, 2]}, id="cp-1", next_node="a")
     again = store.thread("t").save({"n": [1, 2]}, id="cp-1", next_node="a")
 
@@ -227,7 +227,7 @@ def test_saving_the_same_id_with_the_same_content_gives_the_first_result(store: 
     assert len(list(store.thread("t").history())) == 1
 
 
-def test_a_retried_append_gives_the_first_result_also_after_others_went_on(store: holdfast.Store) -> None:
+def test_a_retried_append_gives_the_first_result_also_after_others_went_on(store: backstay.Store) -> None:
     thread = store.thread("t")
     thread.save({"m": ["x" * 300]})
     first = thread.append({"m": ["y" * 300]}, id="retry-me")
@@ -240,7 +240,7 @@ def test_a_retried_append_gives_the_first_result_also_after_others_went_on(store
 
 @pytest.mark.row("C2", "W1-02", "W3-06")
 @pytest.mark.parametrize("other", [{"n": 2}, {"n": 1, "m": 1}, {"n": 1.0}, {"n": True}])
-def test_saving_the_same_id_with_other_content_is_refused(store: holdfast.Store, other: dict[str, Any]) -> None:
+def test_saving_the_same_id_with_other_content_is_refused(store: backstay.Store, other: dict[str, Any]) -> None:
     store.thread("t").save({"n": 1}, id="cp-1")
     for thread in (store.thread("t"), store.thread("another")):
         with pytest.raises(IdTaken, match="exists with other content"):
@@ -249,7 +249,7 @@ def test_saving_the_same_id_with_other_content_is_refused(store: holdfast.Store,
     assert [meta.thread_id for meta in store.threads()] == ["t"]
 
 
-def test_the_newest_checkpoint_can_be_stored_anew_under_its_own_id(store: holdfast.Store) -> None:
+def test_the_newest_checkpoint_can_be_stored_anew_under_its_own_id(store: backstay.Store) -> None:
     thread = store.thread("t")
     thread.save({"n": 0})
     thread.save({"m": ["x" * 300]}, id="cp-1")
@@ -264,67 +264,67 @@ def test_the_newest_checkpoint_can_be_stored_anew_under_its_own_id(store: holdfa
     assert side.state == {"m": ["x" * 300]}
     assert len(list(thread.history())) == 2
     thread.save({"n": 3})
-    with pytest.raises(holdfast.Conflict, match="cannot be replaced"):
+    with pytest.raises(backstay.Conflict, match="cannot be replaced"):
         thread.save({"n": 4}, id="cp-1", replace=True)
 
 
 @pytest.mark.row("C1")
-def test_a_handle_whose_head_was_overtaken_gets_conflict_with_the_winner(store: holdfast.Store) -> None:
+def test_a_handle_whose_head_was_overtaken_gets_conflict_with_the_winner(store: backstay.Store) -> None:
     mine, other = store.thread("t"), store.thread("t")
     mine.save({"n": 1})
     other.latest()
     winner = other.save({"n": 2})
-    with pytest.raises(holdfast.Conflict) as caught:
+    with pytest.raises(backstay.Conflict) as caught:
         mine.save({"n": 3})
 
     assert caught.value.winner == winner.meta
     assert winner.id in str(caught.value)
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         mine.append(set={"n": 4})
     assert [meta.id for meta in mine.history(limit=1)] == [winner.id]
     mine.latest()
     assert mine.save({"n": 3}).parent_id == winner.id
 
 
-def test_two_handles_that_saw_an_empty_thread_cannot_both_begin_it(store: holdfast.Store) -> None:
+def test_two_handles_that_saw_an_empty_thread_cannot_both_begin_it(store: backstay.Store) -> None:
     one, two = store.thread("t"), store.thread("t")
     assert one.latest() is None
     assert two.latest() is None
     one.save({"n": 1})
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         two.save({"n": 2})
 
 
-def test_a_save_can_name_the_checkpoint_it_builds_on(store: holdfast.Store) -> None:
+def test_a_save_can_name_the_checkpoint_it_builds_on(store: backstay.Store) -> None:
     thread = store.thread("t")
     first, second = thread.save({"n": 1}), thread.save({"n": 2})
 
     assert store.thread("t").save({"n": 3}, on=second).parent_id == second.id
-    with pytest.raises(holdfast.Conflict, match="is not the newest"):
+    with pytest.raises(backstay.Conflict, match="is not the newest"):
         store.thread("t").save({"n": 4}, on=first.id)
 
 
-def test_a_handle_survives_a_refused_value_and_goes_on(thread: holdfast.Thread) -> None:
+def test_a_handle_survives_a_refused_value_and_goes_on(thread: backstay.Thread) -> None:
     thread.save({"m": ["x" * 500]})
-    with pytest.raises(holdfast.EncodeError, match=r"state\.m\[1\]"):
+    with pytest.raises(backstay.EncodeError, match=r"state\.m\[1\]"):
         thread.save({"m": ["x" * 500, object()]})
-    with pytest.raises(holdfast.EncodeError, match=r"append\.m\[0\]"):
+    with pytest.raises(backstay.EncodeError, match=r"append\.m\[0\]"):
         thread.append({"m": [object()]})
-    with pytest.raises(holdfast.EncodeError, match=r"metadata\.when"):
+    with pytest.raises(backstay.EncodeError, match=r"metadata\.when"):
         thread.append({"m": ["y"]}, metadata={"when": object()})
 
     assert thread.append({"m": ["y"]}).state == {"m": ["x" * 500, "y"]}
 
 
 @pytest.mark.row("S1-22", "W1-07")
-def test_generated_ids_are_unique_and_sort_by_creation(thread: holdfast.Thread) -> None:
+def test_generated_ids_are_unique_and_sort_by_creation(thread: backstay.Thread) -> None:
     ids = [thread.save({"n": number}).id for number in range(20)]
 
     assert ids == sorted(set(ids))
 
 
 @pytest.mark.row("C3", "W1-19", "W1-20", "W3-07", "G9")
-def test_newest_is_the_last_saved_whatever_the_clock_says(store: holdfast.Store, clock: Any) -> None:
+def test_newest_is_the_last_saved_whatever_the_clock_says(store: backstay.Store, clock: Any) -> None:
     thread = store.thread("t")
     for number, hours in enumerate([0, -24, 1, -48, 1000, -3000]):
         clock.step(hours=hours)
@@ -336,8 +336,8 @@ def test_newest_is_the_last_saved_whatever_the_clock_says(store: holdfast.Store,
     assert [meta.seq for meta in thread.history()] == [6, 5, 4, 3, 2, 1]
 
 
-def test_pending_writes_come_with_their_checkpoint_in_order(thread: holdfast.Thread) -> None:
-    from holdfast.model.checkpoint import Write
+def test_pending_writes_come_with_their_checkpoint_in_order(thread: backstay.Thread) -> None:
+    from backstay.model.checkpoint import Write
 
     thread.write("later", [Write("b", 0, "out", {"x": 1}), Write("a", 1, "out", (1, 2)), Write("a", 0, "err", None)])
     thread.save({"n": 1}, id="later")
@@ -353,7 +353,7 @@ def test_pending_writes_come_with_their_checkpoint_in_order(thread: holdfast.Thr
 
 
 @pytest.mark.row("S1-09", "S2-25", "S4-16")
-def test_checkpoints_can_be_copied_and_carried_to_another_process(thread: holdfast.Thread) -> None:
+def test_checkpoints_can_be_copied_and_carried_to_another_process(thread: backstay.Thread) -> None:
     saved = thread.save({"m": [1, (2,)]}, next_node="n", tags=["t"])
     latest = thread.latest()
     assert latest is not None

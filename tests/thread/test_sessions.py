@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidInput
-from holdfast.store.lane import LaneKey
-from holdfast.store.sessions import SessionRow
-from holdfast.thread.process import Process, this_process
+import backstay
+from backstay.errors import InvalidInput
+from backstay.store.lane import LaneKey
+from backstay.store.sessions import SessionRow
+from backstay.thread.process import Process, this_process
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,9 +28,9 @@ SHARED = ["sqlite", "postgres"]
 """The stores that several processes can open."""
 
 RUN = """
-import sys, holdfast
+import sys, backstay
 url, ttl, save = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "save"
-store = holdfast.open(url)
+store = backstay.open(url)
 thread = store.thread("nightly")
 with thread.session(note="import orders", owner="worker-7", ttl=ttl):
     if save:
@@ -53,14 +53,14 @@ def running(url: str, ttl: float = 3600.0, save: bool = True) -> Iterator[subpro
             process.kill()
 
 
-def rows(store: holdfast.Store) -> list[SessionRow]:
+def rows(store: backstay.Store) -> list[SessionRow]:
     return store._backend.sessions("", None, True)
 
 
 # Beginning and ending ---------------------------------------------------------------------------------------------
 
 
-def test_a_session_is_listed_while_it_runs_and_ends_as_completed(store: holdfast.Store, clock: Any) -> None:
+def test_a_session_is_listed_while_it_runs_and_ends_as_completed(store: backstay.Store, clock: Any) -> None:
     begin = clock()
     with store.thread("t", branch="side", scope="inner").session(note="a note", owner="me") as session:
         (listed,) = store.sessions()
@@ -75,7 +75,7 @@ def test_a_session_is_listed_while_it_runs_and_ends_as_completed(store: holdfast
 
 
 def test_a_session_that_fails_names_the_type_of_the_error_and_never_its_message(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     with pytest.raises(ValueError, match="secret"), thread.session():
         raise ValueError("the secret password")
@@ -84,7 +84,7 @@ def test_a_session_that_fails_names_the_type_of_the_error_and_never_its_message(
 
 
 def test_a_session_may_say_itself_why_it_ends_and_the_first_reason_stays(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     with thread.session() as session:
         session.end("out of budget")
@@ -94,7 +94,7 @@ def test_a_session_may_say_itself_why_it_ends_and_the_first_reason_stays(
     assert [row.reason for row in store.sessions(active=False)] == ["out of budget"]
 
 
-def test_the_beats_of_a_session_are_seen(store: holdfast.Store, thread: holdfast.Thread, clock: Any) -> None:
+def test_the_beats_of_a_session_are_seen(store: backstay.Store, thread: backstay.Thread, clock: Any) -> None:
     with thread.session(ttl=0.1):
         clock.step(seconds=7)
         eventually(lambda: store.sessions()[0].last_seen == clock())
@@ -102,7 +102,7 @@ def test_the_beats_of_a_session_are_seen(store: holdfast.Store, thread: holdfast
     assert store.interrupted() == []
 
 
-def test_what_a_session_cannot_be_is_refused(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_what_a_session_cannot_be_is_refused(store: backstay.Store, thread: backstay.Thread) -> None:
     session = thread.session()
     with pytest.raises(InvalidInput, match="not begun"):
         session.end("too early")
@@ -124,7 +124,7 @@ def test_what_a_session_cannot_be_is_refused(store: holdfast.Store, thread: hold
 
 def test_a_session_works_the_same_with_await(url: str) -> None:
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             thread = store.thread("t")
             async with thread.session(note="a note") as session:
                 assert [row.id for row in await store.sessions()] == [session.id]
@@ -136,7 +136,7 @@ def test_a_session_works_the_same_with_await(url: str) -> None:
             reasons = [row.reason for row in await store.sessions(active=False)]
             assert reasons == ["completed", "enough", "failed: ZeroDivisionError"]
 
-    async def failing(thread: holdfast.AsyncThread) -> None:
+    async def failing(thread: backstay.AsyncThread) -> None:
         async with thread.session():
             raise ZeroDivisionError
 
@@ -145,7 +145,7 @@ def test_a_session_works_the_same_with_await(url: str) -> None:
 
 def test_a_session_whose_begin_was_cancelled_has_ended(url: str) -> None:
     async def main() -> None:
-        async with await holdfast.aopen(url) as store:
+        async with await backstay.aopen(url) as store:
             cancelled = 0
             for turns in range(12):
                 task = asyncio.ensure_future(store.thread("t").session().__aenter__())
@@ -169,7 +169,7 @@ def test_a_session_whose_begin_was_cancelled_has_ended(url: str) -> None:
 @pytest.mark.row("W1-28", "W1-29", "S1x-28", "S1x-29")
 @pytest.mark.parametrize("url", SHARED, indirect=True)
 def test_a_run_that_was_killed_is_found_at_once_with_where_to_go_on(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         with running(url, ttl=3600) as process:
             assert store.interrupted() == []
             process.kill()
@@ -190,7 +190,7 @@ def test_a_run_that_was_killed_is_found_at_once_with_where_to_go_on(url: str) ->
 @pytest.mark.row("W1-28")
 @pytest.mark.parametrize("url", SHARED, indirect=True)
 def test_a_run_that_died_before_its_first_checkpoint_is_found_too(url: str) -> None:
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         with running(url, save=False) as process:
             process.kill()
         (run,) = store.interrupted()
@@ -206,7 +206,7 @@ def test_a_run_that_died_before_its_first_checkpoint_is_found_too(url: str) -> N
 @pytest.mark.row("W1-29")
 @pytest.mark.parametrize("url", SHARED, indirect=True)
 def test_a_run_that_is_merely_stopped_is_not_interrupted_although_its_beats_are_overdue(url: str) -> None:
-    with holdfast.open(url) as store, running(url, ttl=0.2) as process:
+    with backstay.open(url) as store, running(url, ttl=0.2) as process:
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: rows(store)[0].left_us < 0)
         assert store.interrupted() == []
@@ -220,7 +220,7 @@ def test_a_run_that_is_merely_stopped_is_not_interrupted_although_its_beats_are_
 @pytest.mark.crash
 @pytest.mark.parametrize("url", SHARED, indirect=True)
 def test_a_run_that_ends_in_peace_is_not_listed(url: str) -> None:
-    with holdfast.open(url) as store, running(url) as process:
+    with backstay.open(url) as store, running(url) as process:
         process.communicate("go\n")
 
         assert process.returncode == 0
@@ -234,7 +234,7 @@ GONE = HERE._replace(started="0")
 
 
 def begin(
-    store: holdfast.Store,
+    store: backstay.Store,
     thread: str,
     process: Process | str,
     *,
@@ -250,7 +250,7 @@ def begin(
 
 
 @pytest.mark.row("W1-29")
-def test_a_process_number_that_was_used_again_is_told_from_the_run(store: holdfast.Store) -> None:
+def test_a_process_number_that_was_used_again_is_told_from_the_run(store: backstay.Store) -> None:
     begin(store, "lives", HERE)
     begin(store, "died", GONE)
 
@@ -259,7 +259,7 @@ def test_a_process_number_that_was_used_again_is_told_from_the_run(store: holdfa
 
 @pytest.mark.row("W1-29")
 @pytest.mark.parametrize("process", ["- - 1 - elsewhere", GONE._replace(boot="another boot"), "?"])
-def test_of_a_run_on_another_machine_the_beats_decide(store: holdfast.Store, process: Process | str) -> None:
+def test_of_a_run_on_another_machine_the_beats_decide(store: backstay.Store, process: Process | str) -> None:
     begin(store, "far away", process)
     begin(store, "silent", process, ttl_us=50_000)
 
@@ -267,14 +267,14 @@ def test_of_a_run_on_another_machine_the_beats_decide(store: holdfast.Store, pro
 
 
 @pytest.mark.row("W1-28")
-def test_all_interrupted_runs_are_listed_the_one_seen_last_first(store: holdfast.Store) -> None:
+def test_all_interrupted_runs_are_listed_the_one_seen_last_first(store: backstay.Store) -> None:
     for thread, seen_us in (("a", 50), ("b", 90), ("c", 1)):
         begin(store, thread, GONE, seen_us=seen_us)
 
     assert [run.thread_id for run in store.interrupted()] == ["b", "a", "c"]
 
 
-def test_a_new_run_of_the_branch_takes_over_what_died_there_and_nothing_else(store: holdfast.Store) -> None:
+def test_a_new_run_of_the_branch_takes_over_what_died_there_and_nothing_else(store: backstay.Store) -> None:
     begin(store, "t", GONE)
     begin(store, "t", GONE, branch="side")
     begin(store, "u", GONE)
@@ -288,7 +288,7 @@ def test_a_new_run_of_the_branch_takes_over_what_died_there_and_nothing_else(sto
 
 
 def test_a_session_that_somebody_took_over_stops_beating_and_keeps_their_reason(
-    store: holdfast.Store, thread: holdfast.Thread
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     with thread.session(ttl=0.05) as session:
         store._backend.end("", session.id, 0, "taken over")
@@ -298,7 +298,7 @@ def test_a_session_that_somebody_took_over_stops_beating_and_keeps_their_reason(
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_forked_child_does_not_end_its_parents_session(store: holdfast.Store, thread: holdfast.Thread) -> None:
+def test_a_forked_child_does_not_end_its_parents_session(store: backstay.Store, thread: backstay.Thread) -> None:
     with thread.session() as session:
         pid = os.fork()
         if not pid:
@@ -314,15 +314,15 @@ def test_a_forked_child_does_not_end_its_parents_session(store: holdfast.Store, 
 def test_sessions_of_other_namespaces_are_not_seen(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with (
-        holdfast.open(path, namespace="a") as one,
-        holdfast.open(path) as two,
+        backstay.open(path, namespace="a") as one,
+        backstay.open(path) as two,
         one.thread("t").session(),
     ):
         assert len(one.sessions()) == 1
         assert two.sessions() == []
 
 
-def test_the_text_of_a_run_names_branch_and_scope(store: holdfast.Store) -> None:
+def test_the_text_of_a_run_names_branch_and_scope(store: backstay.Store) -> None:
     store.thread("t", branch="side", scope="inner").save({"n": 1})
     begin(store, "t", GONE, branch="side", scope="inner")
     (run,) = store.interrupted()

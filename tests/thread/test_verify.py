@@ -10,10 +10,10 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast.store.memory import MemoryStore
-from holdfast.store.memory.chunks import Whole
-from holdfast.thread.store import Store, make_context
+import backstay
+from backstay.store.memory import MemoryStore
+from backstay.store.memory.chunks import Whole
+from backstay.thread.store import Store, make_context
 
 
 def filled(backend: MemoryStore) -> Store:
@@ -27,7 +27,7 @@ def filled(backend: MemoryStore) -> Store:
 
 
 @pytest.mark.row("W1-25")
-def test_an_intact_store_verifies(store: holdfast.Store) -> None:
+def test_an_intact_store_verifies(store: backstay.Store) -> None:
     thread = store.thread("t")
     saved = thread.save({"m": ["x" * 600]})
 
@@ -35,7 +35,7 @@ def test_an_intact_store_verifies(store: holdfast.Store) -> None:
     assert thread.verify()
     assert thread.verify(saved)
     assert str(store.verify()) == "1 checkpoints verified, nothing wrong"
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(backstay.NotFound):
         thread.verify("unknown")
 
 
@@ -51,7 +51,7 @@ def test_damaged_bytes_are_named_with_their_place_and_harm_nothing_else() -> Non
 
     assert {(finding.thread, finding.key) for finding in report.findings} == {("t", "m")}
     assert len(report.findings) == 3
-    with pytest.raises(holdfast.Corrupted, match=r"state\.m do not match"):
+    with pytest.raises(backstay.Corrupted, match=r"state\.m do not match"):
         store.thread("t").latest()
     intact = store.thread("t").at(2)
     assert intact is not None
@@ -70,7 +70,7 @@ def test_a_missing_blob_is_found() -> None:
         ("missing", None, None),
         ("damaged", "other", "doc"),
     ]
-    with pytest.raises(holdfast.Corrupted):
+    with pytest.raises(backstay.Corrupted):
         store.thread("other").latest()
 
 
@@ -92,7 +92,7 @@ def test_a_changed_field_of_a_row_is_found(field: str) -> None:
     lane.rows[-1] = backend._tables.rows["", row.id] = row._replace(**{field: changes[field]})
 
     assert not store.verify()
-    with pytest.raises(holdfast.HoldfastError):
+    with pytest.raises(backstay.BackstayError):
         store.thread("t").latest()
 
 
@@ -120,12 +120,12 @@ def test_bytes_that_belong_to_nothing_are_found() -> None:
 
 def test_a_page_changed_by_another_program_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("t").save({"doc": "d" * 5000})
     data = bytearray(path.read_bytes())
     data[4096 * 3 + 100] ^= 0x10
     path.write_bytes(bytes(data))
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         report = store.verify()
 
         assert not report
@@ -133,7 +133,7 @@ def test_a_page_changed_by_another_program_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.row("W3-17", "W4-22", "W2-15")
-def test_stats_tell_what_full_copies_would_take(store: holdfast.Store) -> None:
+def test_stats_tell_what_full_copies_would_take(store: backstay.Store) -> None:
     thread = store.thread("t")
     thread.save({"m": [], "doc": "d" * 200_000})
     for number in range(50):
@@ -150,7 +150,7 @@ def test_stats_tell_what_full_copies_would_take(store: holdfast.Store) -> None:
 
 
 def test_compacting_changes_nothing_but_the_size(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "x.db") as store:
+    with backstay.open(tmp_path / "x.db") as store:
         thread = store.thread("t")
         for number in range(400):
             thread.append({"m": [f"{number:05}" * 120]})
@@ -167,7 +167,7 @@ def test_compacting_changes_nothing_but_the_size(tmp_path: Path) -> None:
 
 
 def test_the_log_is_folded_into_the_file_on_close(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "x.db") as store:
+    with backstay.open(tmp_path / "x.db") as store:
         store.thread("t").save({"n": 1})
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.db", "x.db-lock"]
@@ -176,7 +176,7 @@ def test_the_log_is_folded_into_the_file_on_close(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_saves_of_others_are_no_finding(store: holdfast.Store) -> None:
+def test_saves_of_others_are_no_finding(store: backstay.Store) -> None:
     """A report made while somebody saves tells what is wrong in the store, not that it was looked at twice."""
     begun, stop = threading.Event(), threading.Event()
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import holdfast
-from holdfast.testing.waiting import wait_until
-from holdfast.thread.lease import Lease
+import backstay
+from backstay.testing.waiting import wait_until
+from backstay.thread.lease import Lease
 
 T = TypeVar("T")
 
@@ -25,13 +25,13 @@ def eventually(condition: Callable[[], T]) -> T:
     return last[0]
 
 
-def entered(thread: holdfast.Thread, ttl: float = 60.0, owner: str = "new owner") -> Lease:
+def entered(thread: backstay.Thread, ttl: float = 60.0, owner: str = "new owner") -> Lease:
     """Take the lease of a branch as soon as it can be had."""
 
     def attempt() -> Lease | None:
         try:
             return thread.lease(ttl=ttl, owner=owner).__enter__()
-        except holdfast.Fenced:
+        except backstay.Fenced:
             return None
 
     lease = eventually(attempt)
@@ -46,7 +46,7 @@ def expire(lease: Lease) -> None:
 
 
 @contextmanager
-def taken_over(thread: holdfast.Thread) -> Iterator[Lease]:
+def taken_over(thread: backstay.Thread) -> Iterator[Lease]:
     """Hold the lease of a branch, as soon as it can be had, while the block runs."""
     lease = entered(thread)
     try:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import Corrupted, EncodeError, GraphMismatch, IdTaken, InvalidInput
-from holdfast.transfer.blobs import (
+import backstay
+from backstay.errors import Corrupted, EncodeError, GraphMismatch, IdTaken, InvalidInput
+from backstay.transfer.blobs import (
     CheckpointBlob,
     CheckpointBlobStore,
     GraphCheckpoint,
@@ -27,8 +27,8 @@ MOMENT = datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC)
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[holdfast.Store]:
-    with holdfast.open(tmp_path / "target.db") as opened:
+def target(tmp_path: Path) -> Iterator[backstay.Store]:
+    with backstay.open(tmp_path / "target.db") as opened:
         yield opened
         assert opened.verify()
 
@@ -93,7 +93,7 @@ def test_another_graph_and_bytes_that_are_none_are_told_apart() -> None:
 
 
 @pytest.mark.row("S2x-08", "S2-31", "S2-38")
-def test_a_blob_store_keeps_any_bytes_by_trace(store: holdfast.Store) -> None:
+def test_a_blob_store_keeps_any_bytes_by_trace(store: backstay.Store) -> None:
     blobs = CheckpointBlobStore(store)
     made = [CheckpointBlob(f"b{n}", bytes([n, 0, 255]), n, MOMENT - timedelta(days=n)) for n in range(4)]
     for blob in made:
@@ -114,7 +114,7 @@ def test_a_blob_store_keeps_any_bytes_by_trace(store: holdfast.Store) -> None:
 
 
 @pytest.mark.row("S2x-07")
-def test_a_typed_store_gives_checkpoints_of_the_graph_that_is_asked_for(store: holdfast.Store) -> None:
+def test_a_typed_store_gives_checkpoints_of_the_graph_that_is_asked_for(store: backstay.Store) -> None:
     typed = TypedCheckpointStore(CheckpointBlobStore(store), JsonCheckpointCodec())
     made = [graph_checkpoint(n) for n in range(3)]
     for checkpoint in made:
@@ -130,7 +130,7 @@ def test_a_typed_store_gives_checkpoints_of_the_graph_that_is_asked_for(store: h
         typed.load_latest("trace", 7)
 
 
-def test_blobs_become_ordinary_checkpoints(target: holdfast.Store) -> None:
+def test_blobs_become_ordinary_checkpoints(target: backstay.Store) -> None:
     codec = JsonCheckpointCodec()
     made = [graph_checkpoint(n, created_at=MOMENT + timedelta(seconds=n), extra={"mood": n}) for n in range(3)]
     bare = graph_checkpoint(9, state=[1, 2])
@@ -148,7 +148,7 @@ def test_blobs_become_ordinary_checkpoints(target: holdfast.Store) -> None:
     assert (again.stored, again.present) == (0, 4)
 
 
-def test_a_directory_of_blobs_is_read_trace_by_trace(target: holdfast.Store, tmp_path: Path) -> None:
+def test_a_directory_of_blobs_is_read_trace_by_trace(target: backstay.Store, tmp_path: Path) -> None:
     codec = JsonCheckpointCodec()
     for number in range(3):
         folder = tmp_path / "root" / f"trace{number % 2}"

@@ -10,25 +10,25 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast.engine import Context
-from holdfast.errors import Conflict, Corrupted, Fenced, InvalidInput, NotFound, StoreError
-from holdfast.model.checkpoint import Write
-from holdfast.store.base import Query
-from holdfast.store.sqlite.rows import pack_id
-from holdfast.transfer import export_bundle, import_bundle, read_bundle, verify_bundle
-from holdfast.transfer.bundle.state import Window
+import backstay
+from backstay.engine import Context
+from backstay.errors import Conflict, Corrupted, Fenced, InvalidInput, NotFound, StoreError
+from backstay.model.checkpoint import Write
+from backstay.store.base import Query
+from backstay.store.sqlite.rows import pack_id
+from backstay.transfer import export_bundle, import_bundle, read_bundle, verify_bundle
+from backstay.transfer.bundle.state import Window
 
 Show = Callable[[str, object], None]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[holdfast.Store]:
-    with holdfast.open(tmp_path / "source.db") as opened:
+def source(tmp_path: Path) -> Iterator[backstay.Store]:
+    with backstay.open(tmp_path / "source.db") as opened:
         yield opened
 
 
-def fill(store: holdfast.Store, name: str = "chat", turns: int = 6) -> holdfast.Thread:
+def fill(store: backstay.Store, name: str = "chat", turns: int = 6) -> backstay.Thread:
     """Save a thread with all that a thread can have."""
     thread = store.thread(name)
     thread.save({"messages": ["hello " * 60], "n": 0}, tags=["first"], label="begin", metadata={"who": "me"})
@@ -47,7 +47,7 @@ def fill(store: holdfast.Store, name: str = "chat", turns: int = 6) -> holdfast.
     return thread
 
 
-def everything(store: holdfast.Store) -> list[object]:
+def everything(store: backstay.Store) -> list[object]:
     """Return what a user can see of a store, but not its numbers."""
     found: list[object] = []
     for meta in store.threads():
@@ -63,7 +63,7 @@ def everything(store: holdfast.Store) -> list[object]:
 
 
 def test_everything_of_a_store_arrives_in_another(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path
+    source: backstay.Store, store: backstay.Store, tmp_path: Path
 ) -> None:
     fill(source, "a")
     fill(source, "b")
@@ -79,7 +79,7 @@ def test_everything_of_a_store_arrives_in_another(
     assert (tmp_path / "again.bundle").read_bytes() == (tmp_path / "all.bundle").read_bytes()
 
 
-def test_importing_twice_changes_nothing(source: holdfast.Store, store: holdfast.Store, tmp_path: Path) -> None:
+def test_importing_twice_changes_nothing(source: backstay.Store, store: backstay.Store, tmp_path: Path) -> None:
     fill(source)
     export_bundle(source, tmp_path / "all.bundle")
     import_bundle(tmp_path / "all.bundle", store)
@@ -92,7 +92,7 @@ def test_importing_twice_changes_nothing(source: holdfast.Store, store: holdfast
 
 
 def test_an_imported_thread_can_be_gone_on_with_and_imported_again(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path
+    source: backstay.Store, store: backstay.Store, tmp_path: Path
 ) -> None:
     fill(source)
     export_bundle(source, tmp_path / "all.bundle")
@@ -107,7 +107,7 @@ def test_an_imported_thread_can_be_gone_on_with_and_imported_again(
     assert import_bundle(tmp_path / "all.bundle", store).present == 10
 
 
-def test_what_a_newer_bundle_adds_is_added(source: holdfast.Store, store: holdfast.Store, tmp_path: Path) -> None:
+def test_what_a_newer_bundle_adds_is_added(source: backstay.Store, store: backstay.Store, tmp_path: Path) -> None:
     thread = fill(source)
     export_bundle(source, tmp_path / "old.bundle")
     import_bundle(tmp_path / "old.bundle", store)
@@ -120,7 +120,7 @@ def test_what_a_newer_bundle_adds_is_added(source: holdfast.Store, store: holdfa
 
 
 def test_a_thread_with_other_content_is_refused_and_the_others_are_imported(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path
+    source: backstay.Store, store: backstay.Store, tmp_path: Path
 ) -> None:
     for name in "abc":
         fill(source, name)
@@ -138,7 +138,7 @@ def test_a_thread_with_other_content_is_refused_and_the_others_are_imported(
     assert "refused" in str(report)
 
 
-def test_a_thread_that_somebody_holds_is_refused(source: holdfast.Store, store: holdfast.Store, tmp_path: Path) -> None:
+def test_a_thread_that_somebody_holds_is_refused(source: backstay.Store, store: backstay.Store, tmp_path: Path) -> None:
     fill(source, "a")
     fill(source, "b")
     export_bundle(source, tmp_path / "all.bundle")
@@ -151,7 +151,7 @@ def test_a_thread_that_somebody_holds_is_refused(source: holdfast.Store, store: 
 
 
 def test_a_thread_that_somebody_writes_to_meanwhile_is_refused(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path
+    source: backstay.Store, store: backstay.Store, tmp_path: Path
 ) -> None:
     fill(source)
     export_bundle(source, tmp_path / "all.bundle")
@@ -168,11 +168,11 @@ def test_a_thread_that_somebody_writes_to_meanwhile_is_refused(
     assert [meta.id for meta in store.thread("chat", branch="try").history()] == ["mine"]
 
 
-def test_only_the_threads_named_are_exported_and_imported(source: holdfast.Store, tmp_path: Path) -> None:
+def test_only_the_threads_named_are_exported_and_imported(source: backstay.Store, tmp_path: Path) -> None:
     for name in "abc":
         fill(source, name)
     export_bundle(source, tmp_path / "two.bundle", threads=["c", "a"])
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         report = import_bundle(tmp_path / "two.bundle", store, threads=["a", "b"])
 
         assert [meta.thread_id for meta in store.threads()] == ["a"]
@@ -186,12 +186,12 @@ def test_only_the_threads_named_are_exported_and_imported(source: holdfast.Store
 
 
 def test_parents_and_origins_that_are_gone_keep_their_names_and_digests(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path
+    source: backstay.Store, store: backstay.Store, tmp_path: Path
 ) -> None:
     thread = fill(source)
     elsewhere = thread.fork(thread.latest() or "", to="elsewhere")
     elsewhere.append({"messages": ["more"]})
-    source.thread("chat").prune(holdfast.Keep(last=2))
+    source.thread("chat").prune(backstay.Keep(last=2))
     export_bundle(source, tmp_path / "some.bundle", threads=["elsewhere"])
     import_bundle(tmp_path / "some.bundle", store)
     rows = store._backend.find(Query("", "elsewhere"))
@@ -205,7 +205,7 @@ def test_parents_and_origins_that_are_gone_keep_their_names_and_digests(
     assert store.verify()
 
 
-def test_a_fork_takes_its_parents_bytes_over(source: holdfast.Store, store: holdfast.Store, tmp_path: Path) -> None:
+def test_a_fork_takes_its_parents_bytes_over(source: backstay.Store, store: backstay.Store, tmp_path: Path) -> None:
     thread = source.thread("chat")
     thread.save({"document": os.urandom(200_000)})
     for number in range(20):
@@ -219,7 +219,7 @@ def test_a_fork_takes_its_parents_bytes_over(source: holdfast.Store, store: hold
     assert sum(store._backend.sizes().sources.values()) < 215_000
 
 
-def test_a_bundle_costs_what_is_new(source: holdfast.Store, tmp_path: Path, show: Show) -> None:
+def test_a_bundle_costs_what_is_new(source: backstay.Store, tmp_path: Path, show: Show) -> None:
     thread = source.thread("chat")
     thread.save({"messages": [], "document": os.urandom(50_000).hex()})
     added = 0
@@ -234,7 +234,7 @@ def test_a_bundle_costs_what_is_new(source: holdfast.Store, tmp_path: Path, show
     assert report.size < added + 100_000
 
 
-def test_a_bundle_can_be_read_without_a_store(source: holdfast.Store, tmp_path: Path) -> None:
+def test_a_bundle_can_be_read_without_a_store(source: backstay.Store, tmp_path: Path) -> None:
     thread = fill(source)
     export_bundle(source, tmp_path / "all.bundle")
     read = list(read_bundle(tmp_path / "all.bundle"))
@@ -254,18 +254,18 @@ def test_a_bundle_can_be_read_without_a_store(source: holdfast.Store, tmp_path: 
 
 
 def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "a.db", namespace="mine") as source:
+    with backstay.open(tmp_path / "a.db", namespace="mine") as source:
         fill(source)
         export_bundle(source, tmp_path / "all.bundle")
-    with holdfast.open(tmp_path / "b.db") as other, pytest.raises(InvalidInput, match="namespace 'mine'"):
+    with backstay.open(tmp_path / "b.db") as other, pytest.raises(InvalidInput, match="namespace 'mine'"):
         import_bundle(tmp_path / "all.bundle", other)
-    with holdfast.open(tmp_path / "b.db", namespace="mine") as target:
+    with backstay.open(tmp_path / "b.db", namespace="mine") as target:
         assert import_bundle(tmp_path / "all.bundle", target)
         assert target.verify()
 
 
 def test_a_damaged_checkpoint_is_named_and_the_rest_is_moved(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path
+    source: backstay.Store, store: backstay.Store, tmp_path: Path
 ) -> None:
     thread = fill(source)
     victim = list(thread.history())[3].id
@@ -292,14 +292,14 @@ def spoil(path: Path, checkpoint: str) -> None:
 
 
 def test_progress_is_told_and_ends_at_the_total(
-    source: holdfast.Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: backstay.Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(source)
     told: list[tuple[int, int, str]] = []
     export_bundle(source, tmp_path / "all.bundle", progress=lambda *step: told.append(step))
     assert told[-1] == (10, 10, "checkpoints")
     told.clear()
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         import_bundle(tmp_path / "all.bundle", store, progress=lambda *step: told.append(step))
         size = (tmp_path / "all.bundle").stat().st_size
         assert told[-1] == (size, size, "bytes")
@@ -307,20 +307,20 @@ def test_progress_is_told_and_ends_at_the_total(
     assert capsys.readouterr().err == f"importing: {size:,} of {size:,} bytes (100 %)\n"
 
 
-def test_a_file_that_cannot_be_read_or_written_is_a_store_error(source: holdfast.Store, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_or_written_is_a_store_error(source: backstay.Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         verify_bundle(tmp_path / "not there")
     with pytest.raises(StoreError):
         export_bundle(source, tmp_path / "no folder" / "all.bundle")
 
 
-def test_an_empty_store_gives_an_empty_bundle(source: holdfast.Store, tmp_path: Path) -> None:
+def test_an_empty_store_gives_an_empty_bundle(source: backstay.Store, tmp_path: Path) -> None:
     assert export_bundle(source, tmp_path / "all.bundle")
     assert verify_bundle(tmp_path / "all.bundle").checkpoints == 0
 
 
 def test_a_thread_with_nothing_but_effects_is_moved(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path
+    source: backstay.Store, store: backstay.Store, tmp_path: Path
 ) -> None:
     source.thread("early").effect("mail", lambda: "sent")
     export_bundle(source, tmp_path / "all.bundle")
@@ -330,7 +330,7 @@ def test_a_thread_with_nothing_but_effects_is_moved(
 
 
 def test_large_states_leave_the_window_and_are_written_whole(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: backstay.Store, store: backstay.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a window of a few kilobytes, branches that take turns push each other out; all arrives all the same."""
     monkeypatch.setattr(Window.__init__, "__defaults__", (3000,))
@@ -347,7 +347,7 @@ def test_large_states_leave_the_window_and_are_written_whole(
 
 
 def test_what_is_added_meanwhile_is_not_seen_and_what_is_deleted_is_not_missed(
-    source: holdfast.Store, tmp_path: Path
+    source: backstay.Store, tmp_path: Path
 ) -> None:
     """Another program works on the thread while it is exported: here in the breaks that the progress callback gives."""
     thread = source.thread("chat")
@@ -362,7 +362,7 @@ def test_what_is_added_meanwhile_is_not_seen_and_what_is_deleted_is_not_missed(
             deleted.append(thread.delete_before(200))
 
     report = export_bundle(source, tmp_path / "all.bundle", progress=meanwhile)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         taken = import_bundle(tmp_path / "all.bundle", store)
         steps = [meta.step for meta in store.thread("chat").history()][::-1]
 
@@ -373,7 +373,7 @@ def test_what_is_added_meanwhile_is_not_seen_and_what_is_deleted_is_not_missed(
     assert steps == sorted(set(steps))
 
 
-def test_a_page_with_an_unreadable_row_costs_that_row_only(source: holdfast.Store, tmp_path: Path) -> None:
+def test_a_page_with_an_unreadable_row_costs_that_row_only(source: backstay.Store, tmp_path: Path) -> None:
     thread = source.thread("chat")
     state = {f"key {number}": "value " * 20 for number in range(40)}
     for turn in range(30):
@@ -387,11 +387,11 @@ def test_a_page_with_an_unreadable_row_costs_that_row_only(source: holdfast.Stor
     assert 0 < based < 30
     assert len(report.damaged) == based
     assert all(note.checkpoint for note in report.damaged)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         assert import_bundle(tmp_path / "rest.bundle", store).stored == 30 - based
 
 
-def test_scopes_are_kept_apart_and_in_order(source: holdfast.Store, store: holdfast.Store, tmp_path: Path) -> None:
+def test_scopes_are_kept_apart_and_in_order(source: backstay.Store, store: backstay.Store, tmp_path: Path) -> None:
     outer, inner = source.thread("t"), source.thread("t", scope="inner")
     for turn in range(4):
         outer.save({"outer": turn})
@@ -406,8 +406,8 @@ def test_scopes_are_kept_apart_and_in_order(source: holdfast.Store, store: holdf
     assert (tmp_path / "again.bundle").read_bytes() == (tmp_path / "all.bundle").read_bytes()
 
 
-def mailer(done: list[str]) -> holdfast.Graph:
-    graph = holdfast.Graph("mailer")
+def mailer(done: list[str]) -> backstay.Graph:
+    graph = backstay.Graph("mailer")
 
     def did(what: str, result: str) -> str:
         done.append(what)
@@ -429,7 +429,7 @@ def mailer(done: list[str]) -> holdfast.Graph:
 
 
 def test_a_run_that_waits_for_a_person_is_moved_and_goes_on_elsewhere(
-    source: holdfast.Store, store: holdfast.Store, tmp_path: Path
+    source: backstay.Store, store: backstay.Store, tmp_path: Path
 ) -> None:
     done: list[str] = []
     assert mailer(done).run_sync(source.thread("m"), {}).status == "interrupted"

@@ -13,27 +13,27 @@ from typing import Any
 import ormsgpack
 import pytest
 
-import holdfast
-from holdfast.codec import compress
-from holdfast.codec.limits import VALUE_BYTES_MAX
-from holdfast.errors import Corrupted, HoldfastError, StoreRefused
-from holdfast.model.checkpoint import CheckpointMeta, bare
-from holdfast.pieces.manifest import root_digest
-from holdfast.store.base import LaneKey
-from holdfast.thread.record import NO_PARENT, checkpoint_digest, checksum, from_microseconds
-from holdfast.transfer import export_bundle, import_bundle, verify_bundle
-from holdfast.transfer.bundle import records
-from holdfast.transfer.bundle.blocks import BLOCK_BYTES, MAGIC, BlockWriter
-from holdfast.transfer.bundle.blocks import _head as block_head
-from holdfast.transfer.bundle.records import CheckpointRecord, Edit
-from holdfast.transfer.bundle.state import entries_of, whole
+import backstay
+from backstay.codec import compress
+from backstay.codec.limits import VALUE_BYTES_MAX
+from backstay.errors import BackstayError, Corrupted, StoreRefused
+from backstay.model.checkpoint import CheckpointMeta, bare
+from backstay.pieces.manifest import root_digest
+from backstay.store.base import LaneKey
+from backstay.thread.record import NO_PARENT, checkpoint_digest, checksum, from_microseconds
+from backstay.transfer import export_bundle, import_bundle, verify_bundle
+from backstay.transfer.bundle import records
+from backstay.transfer.bundle.blocks import BLOCK_BYTES, MAGIC, BlockWriter
+from backstay.transfer.bundle.blocks import _head as block_head
+from backstay.transfer.bundle.records import CheckpointRecord, Edit
+from backstay.transfer.bundle.state import entries_of, whole
 
 Show = Callable[[str, object], None]
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         thread.save({"messages": ["one"], "n": 1}, tags=["x"])
         thread.append({"messages": ["two"]})
@@ -87,7 +87,7 @@ def test_a_damaged_bundle_adds_no_damaged_checkpoint(bundle: Path, tmp_path: Pat
     bad = tmp_path / "bad.bundle"
     for length in range(0, len(good), 37):
         bad.write_bytes(good[:length])
-        with holdfast.open("memory:") as store:
+        with backstay.open("memory:") as store:
             with pytest.raises((Corrupted, StoreRefused)):
                 import_bundle(bad, store)
             assert store.verify()
@@ -187,7 +187,7 @@ def test_a_forged_bundle_with_right_digests_is_just_a_bundle(tmp_path: Path) -> 
 )
 def test_a_forged_bundle_is_refused_and_nothing_of_it_is_stored(made: Any, tmp_path: Path) -> None:
     path = forged(tmp_path / "forged", *made)
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         with pytest.raises(Corrupted):
             verify_bundle(path)
         with pytest.raises(Corrupted):
@@ -233,7 +233,7 @@ def test_reading_and_importing_runs_nothing_that_a_bundle_names(bundle: Path) ->
         if watching[0] and event.startswith(wanted):
             seen.append(event)
 
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         verify_bundle(bundle)  # whatever is loaded on first use is loaded now
         sys.addaudithook(watch)
         try:
@@ -247,7 +247,7 @@ def test_reading_and_importing_runs_nothing_that_a_bundle_names(bundle: Path) ->
 def test_errors_show_no_values(bundle: Path, tmp_path: Path) -> None:
     secret = b"\xa6secret"
     made = with_checkpoint(record(secret, digest=bytes(32)), secret)
-    with pytest.raises(HoldfastError) as raised:
+    with pytest.raises(BackstayError) as raised:
         verify_bundle(forged(tmp_path / "x", *made))
 
     assert "secret" not in str(raised.value)

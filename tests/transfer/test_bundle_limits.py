@@ -13,19 +13,19 @@ from typing import Any
 import ormsgpack
 import pytest
 
-import holdfast
-from holdfast.errors import HoldfastError, InvalidInput, LimitExceeded
-from holdfast.model.checkpoint import CheckpointMeta, bare
-from holdfast.pieces.manifest import SYSTEM_NAMES, Key, root_digest
-from holdfast.store.base import LaneKey, WriteRow
-from holdfast.thread.change import KEYS_MAX
-from holdfast.thread.record import NO_PARENT, checkpoint_digest, checksum, from_microseconds
-from holdfast.transfer import BundleLimits, export_bundle, import_bundle, read_bundle, verify_bundle
-from holdfast.transfer.bundle import records
-from holdfast.transfer.bundle.blocks import BlockWriter
-from holdfast.transfer.bundle.limits import WORK_PER_BYTE
-from holdfast.transfer.bundle.records import CheckpointRecord, Edit
-from holdfast.transfer.bundle.state import WINDOW_BYTES, State, entries_of, follow
+import backstay
+from backstay.errors import BackstayError, InvalidInput, LimitExceeded
+from backstay.model.checkpoint import CheckpointMeta, bare
+from backstay.pieces.manifest import SYSTEM_NAMES, Key, root_digest
+from backstay.store.base import LaneKey, WriteRow
+from backstay.thread.change import KEYS_MAX
+from backstay.thread.record import NO_PARENT, checkpoint_digest, checksum, from_microseconds
+from backstay.transfer import BundleLimits, export_bundle, import_bundle, read_bundle, verify_bundle
+from backstay.transfer.bundle import records
+from backstay.transfer.bundle.blocks import BlockWriter
+from backstay.transfer.bundle.limits import WORK_PER_BYTE
+from backstay.transfer.bundle.records import CheckpointRecord, Edit
+from backstay.transfer.bundle.state import WINDOW_BYTES, State, entries_of, follow
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -182,14 +182,14 @@ ATTACKS: dict[str, tuple[Callable[[], Records], int]] = {
 
 CHILD = """
 import sys
-import holdfast
-from holdfast.transfer import import_bundle, verify_bundle
+import backstay
+from backstay.transfer import import_bundle, verify_bundle
 
 def peak():  # not ru_maxrss, which begins with the size of the process that started this one
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
-with holdfast.open(sys.argv[2]) as store:
+with backstay.open(sys.argv[2]) as store:
     store.thread("warm").save({"k": 1})
     for read in (lambda: verify_bundle(sys.argv[1]), lambda: import_bundle(sys.argv[1], store)):
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
@@ -197,7 +197,7 @@ with holdfast.open(sys.argv[2]) as store:
         before = peak()
         try:
             ended = "read" if read() else "refused"
-        except holdfast.HoldfastError as error:
+        except backstay.BackstayError as error:
             ended = type(error).__name__
         print(ended, peak() - before)
 """
@@ -243,7 +243,7 @@ def test_the_error_names_the_limit_and_a_raised_limit_lets_the_file_pass(
     with pytest.raises(LimitExceeded, match=f"BundleLimits\\({limit}=") as raised:
         verify_bundle(path, limits=BundleLimits(state_bytes=2 * MIB))
     assert raised.value.limit == limit
-    with pytest.raises(HoldfastError, match="does not hold as much"):  # all of it was read, to its forged end
+    with pytest.raises(BackstayError, match="does not hold as much"):  # all of it was read, to its forged end
         verify_bundle(path, limits=trusting)
 
 
@@ -257,17 +257,17 @@ def test_limits_are_numbers_of_bytes() -> None:
 # Honest files pass ------------------------------------------------------------------------------------------------
 
 
-def rewritten(thread: holdfast.Thread, step: int, text: list[str]) -> None:
+def rewritten(thread: backstay.Thread, step: int, text: list[str]) -> None:
     thread.save({"all": {"step": step, "messages": text}})
 
 
-def one_of_many_keys(thread: holdfast.Thread, step: int, text: list[str]) -> None:
+def one_of_many_keys(thread: backstay.Thread, step: int, text: list[str]) -> None:
     thread.save({**{f"k{n}": 0 for n in range(500)}, "k5": step})
 
 
 @pytest.mark.parametrize("save", [rewritten, one_of_many_keys])
 def test_a_history_of_any_length_of_a_large_state_pays_for_itself(
-    save: Callable[[holdfast.Thread, int, list[str]], None], tmp_path: Path, show: Show
+    save: Callable[[backstay.Thread, int, list[str]], None], tmp_path: Path, show: Show
 ) -> None:
     """A number at the front of 2 MB changes in each step: the worst that an agent can do.
 
@@ -276,14 +276,14 @@ def test_a_history_of_any_length_of_a_large_state_pays_for_itself(
     rng = random.Random(1)
     words = ["plan", "tool", "search", "answer", "file", "error", "check", "reply"]
     text = [" ".join(rng.choices(words, k=90)) for _ in range(3600)]
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         for step in range(40):
             save(store.thread("t"), step, text)
         export_bundle(store, tmp_path / "b")
     size = (tmp_path / "b").stat().st_size
     show(f"{save.__name__}: bytes of the file for a step", size // 40)
 
-    with holdfast.open("memory:") as other:
+    with backstay.open("memory:") as other:
         assert import_bundle(tmp_path / "b", other, limits=BundleLimits(work_bytes=WORK_PER_BYTE * size)).stored == 40
     assert len(list(read_bundle(tmp_path / "b", limits=BundleLimits(work_bytes=WORK_PER_BYTE * size)))) == 40
 
@@ -315,7 +315,7 @@ def random_records(rng: random.Random) -> Records:
             edits.append(Edit(key, "b", 0, prefix, suffix, rng.choice([0, 1, 3000, 400_000, 900_000])))
         try:
             yield from forge.checkpoint(branch, base, edits, bytes(900_000))
-        except HoldfastError:
+        except BackstayError:
             return
         if rng.random() < 0.05:
             yield rng.choice([records.CHECKPOINT, records.WRITE, records.EFFECT]), rng.randbytes(50)
@@ -332,7 +332,7 @@ def test_forged_numbers_never_take_more_than_the_limits(tmp_path: Path, show: Sh
             try:
                 what(path, limits=limits)
                 end = "read"
-            except HoldfastError as error:
+            except BackstayError as error:
                 end = getattr(error, "limit", type(error).__name__)
             highest = max(highest, tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()

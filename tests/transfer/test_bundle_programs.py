@@ -10,20 +10,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 from psycopg import sql
 
-import holdfast
-from holdfast.codec import encode
-from holdfast.model.checkpoint import Checkpoint, Write
-from holdfast.model.effect import EffectStatus
-from holdfast.store.base import Backend, LaneKey
-from holdfast.store.memory import MemoryStore
-from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.postgres.target import parse_url
-from holdfast.testing.machine import BRANCHES, THREADS, StoreMachine, agree
-from holdfast.testing.model import Point
-from holdfast.testing.programs import PICK, VALUES
-from holdfast.testing.strategies import same
-from holdfast.thread.ledger import RESULT, intent_of, sealed
-from holdfast.transfer import export_bundle, import_bundle, read_bundle
+import backstay
+from backstay.codec import encode
+from backstay.model.checkpoint import Checkpoint, Write
+from backstay.model.effect import EffectStatus
+from backstay.store.base import Backend, LaneKey
+from backstay.store.memory import MemoryStore
+from backstay.store.postgres.store import PostgresStore
+from backstay.store.postgres.target import parse_url
+from backstay.testing.machine import BRANCHES, THREADS, StoreMachine, agree
+from backstay.testing.model import Point
+from backstay.testing.programs import PICK, VALUES
+from backstay.testing.strategies import same
+from backstay.thread.ledger import RESULT, intent_of, sealed
+from backstay.transfer import export_bundle, import_bundle, read_bundle
 
 
 class MovingMachine(StoreMachine):
@@ -90,7 +90,7 @@ class MovingMachine(StoreMachine):
         assert all(path.read_bytes() == bundles[0].read_bytes() for path in bundles), "the kind of store can be told"
         assert all(agree(mine, self.stores[0].get(mine.id)) for mine in unnumbered(read_bundle(bundles[0]), self))
         for number, url in enumerate(self.targets()):
-            with holdfast.open(url) as target:
+            with backstay.open(url) as target:
                 again = self.folder / f"again{number}.bundle"
                 report = import_bundle(bundles[0], target)
                 assert report, str(report)
@@ -101,7 +101,7 @@ class MovingMachine(StoreMachine):
                 assert import_bundle(bundles[0], target).present == len(self.model.points)
                 self.moved += 1
 
-    def compare(self, target: holdfast.Store) -> None:
+    def compare(self, target: backstay.Store) -> None:
         """Demand that a store holds what the program made."""
         source = self.stores[0]
         for name in self.model.points:

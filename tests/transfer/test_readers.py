@@ -13,29 +13,29 @@ from typing import Any
 import apsw
 import pytest
 
-import holdfast
-from holdfast.compat import backend, shelf
-from holdfast.compat.backend import StoreBackend
-from holdfast.compat.sessions.data import CheckpointData
-from holdfast.compat.sessions.sync import SyncCheckpointWriter
-from holdfast.compat.workflow import StoreCheckpointStore
-from holdfast.errors import Conflict, StoreError, StoreRefused
-from holdfast.transfer.agentos import import_agentos
-from holdfast.transfer.report import ImportReport
-from holdfast.transfer.sessions import export_sessions, import_sessions
-from holdfast.transfer.workflow import export_workflow, import_workflow
+import backstay
+from backstay.compat import backend, shelf
+from backstay.compat.backend import StoreBackend
+from backstay.compat.sessions.data import CheckpointData
+from backstay.compat.sessions.sync import SyncCheckpointWriter
+from backstay.compat.workflow import StoreCheckpointStore
+from backstay.errors import Conflict, StoreError, StoreRefused
+from backstay.transfer.agentos import import_agentos
+from backstay.transfer.report import ImportReport
+from backstay.transfer.sessions import export_sessions, import_sessions
+from backstay.transfer.workflow import export_workflow, import_workflow
 
 MOMENT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[holdfast.Store]:
-    with holdfast.open(tmp_path / "target.db") as opened:
+def target(tmp_path: Path) -> Iterator[backstay.Store]:
+    with backstay.open(tmp_path / "target.db") as opened:
         yield opened
         assert opened.verify()
 
 
-def ids(store: holdfast.Store, thread: str) -> list[str]:
+def ids(store: backstay.Store, thread: str) -> list[str]:
     """Return the ids of a thread, oldest first."""
     return [meta.id for meta in store.thread(thread).history(branch="*")][::-1]
 
@@ -64,7 +64,7 @@ def session_data(number: int, **fields: Any) -> CheckpointData:
     return CheckpointData(**values)
 
 
-def test_a_session_directory_becomes_a_thread(target: holdfast.Store, tmp_path: Path) -> None:
+def test_a_session_directory_becomes_a_thread(target: backstay.Store, tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path / "root")
     for number in range(1, 5):
         writer.save(session_data(number))
@@ -97,7 +97,7 @@ def old_file(folder: Path, number: int, minutes: int) -> Path:
 
 
 @pytest.mark.row("S1x-13", "S1x-33")
-def test_files_of_the_older_writer_are_read_by_its_rule(target: holdfast.Store, tmp_path: Path) -> None:
+def test_files_of_the_older_writer_are_read_by_its_rule(target: backstay.Store, tmp_path: Path) -> None:
     folder = tmp_path / "root" / "s1" / "checkpoints"
     for number, minutes in ((1, 30), (2, 10), (3, 20)):
         old_file(folder, number, minutes)
@@ -113,7 +113,7 @@ def test_files_of_the_older_writer_are_read_by_its_rule(target: holdfast.Store, 
     assert [note.checkpoint for note in import_sessions(tmp_path / "root", target).missing] == ["cp4"]
 
 
-def test_a_damaged_file_is_taken_from_its_backup_or_named(target: holdfast.Store, tmp_path: Path) -> None:
+def test_a_damaged_file_is_taken_from_its_backup_or_named(target: backstay.Store, tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path / "root", max_backups=1)
     for number in range(1, 4):
         writer.save(session_data(number))
@@ -130,7 +130,7 @@ def test_a_damaged_file_is_taken_from_its_backup_or_named(target: holdfast.Store
     assert [note.checkpoint for note in report.notes] == ["cp2"]
 
 
-def test_what_our_record_cannot_have_is_kept_in_the_metadata(target: holdfast.Store, tmp_path: Path) -> None:
+def test_what_our_record_cannot_have_is_kept_in_the_metadata(target: backstay.Store, tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path / "root")
     writer.save(session_data(1, trigger=""))
     report = import_sessions(tmp_path / "root", target)
@@ -141,7 +141,7 @@ def test_what_our_record_cannot_have_is_kept_in_the_metadata(target: holdfast.St
     assert ["trigger" in note.what for note in report.notes] == [True]
 
 
-def test_a_thread_goes_back_out_as_a_session_directory(target: holdfast.Store, tmp_path: Path) -> None:
+def test_a_thread_goes_back_out_as_a_session_directory(target: backstay.Store, tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path / "root")
     for number in range(1, 4):
         writer.save(session_data(number))
@@ -162,7 +162,7 @@ def test_a_thread_goes_back_out_as_a_session_directory(target: holdfast.Store, t
 
 
 def test_a_root_that_is_not_there_is_an_error_and_a_missing_session_is_named(
-    target: holdfast.Store, tmp_path: Path
+    target: backstay.Store, tmp_path: Path
 ) -> None:
     with pytest.raises(StoreError):
         import_sessions(tmp_path / "nowhere", target)
@@ -194,7 +194,7 @@ def turn(number: int, **metadata: Any) -> dict[str, Any]:
 
 
 @pytest.mark.row("S3-15", "S3-16", "S3-18")
-def test_dictionaries_become_a_thread_parents_first(target: holdfast.Store) -> None:
+def test_dictionaries_become_a_thread_parents_first(target: backstay.Store) -> None:
     report = import_agentos([turn(3, step=1), turn(1, step=9), turn(2, step=5)], target)
 
     assert report
@@ -207,7 +207,7 @@ def test_dictionaries_become_a_thread_parents_first(target: holdfast.Store) -> N
 
 
 @pytest.mark.row("W3-16", "S3-17")
-def test_records_that_are_none_are_named_and_unknown_keys_are_kept(target: holdfast.Store) -> None:
+def test_records_that_are_none_are_named_and_unknown_keys_are_kept(target: backstay.Store) -> None:
     missing = turn(2)
     del missing["metadata"]["created_at"]
     records = [turn(1, mood="fine"), missing, turn(3, step=-1), turn(4, checkpoint_id=""), {"x": 1}]
@@ -216,23 +216,23 @@ def test_records_that_are_none_are_named_and_unknown_keys_are_kept(target: holdf
 
     assert [note.where for note in report.missing] == ["record 2", "record 3", "record 4", "record 5"]
     assert ids(target, "talk") == ["t1"]
-    with holdfast.open("memory:") as other:
+    with backstay.open("memory:") as other:
         import_agentos([_as_dict(target, "t1")], other)
         assert _as_dict(other, "t1") == records[0]
 
 
-def _as_dict(store: holdfast.Store, name: str) -> dict[str, Any]:
+def _as_dict(store: backstay.Store, name: str) -> dict[str, Any]:
     """Return a checkpoint as the face shows it."""
     found = store._run(shelf.get(store._context, name))
     assert found is not None
     return backend._checkpoint(found).to_dict()
 
 
-def test_json_lines_and_the_backends_table_give_the_same(target: holdfast.Store, tmp_path: Path) -> None:
+def test_json_lines_and_the_backends_table_give_the_same(target: backstay.Store, tmp_path: Path) -> None:
     lines, table = tmp_path / "turns.jsonl", tmp_path / "turns.db"
     lines.write_text("\n".join(json.dumps(turn(n)) for n in (1, 2)) + "\nnot json\n", encoding="utf-8")
     make_table(table, [turn(1), turn(2)])
-    with holdfast.open("memory:") as other:
+    with backstay.open("memory:") as other:
         from_lines, from_table = import_agentos(lines, target), import_agentos(table, other)
 
         assert [note.where for note in from_lines.missing] == [f"{lines}:3"]
@@ -265,7 +265,7 @@ def make_table(path: Path, turns: list[dict[str, Any]]) -> None:
     connection.close()
 
 
-def test_a_database_of_something_else_is_refused(target: holdfast.Store, tmp_path: Path) -> None:
+def test_a_database_of_something_else_is_refused(target: backstay.Store, tmp_path: Path) -> None:
     connection = apsw.Connection(str(tmp_path / "other.db"))
     connection.execute("CREATE TABLE things (a)")
     connection.close()
@@ -274,7 +274,7 @@ def test_a_database_of_something_else_is_refused(target: holdfast.Store, tmp_pat
         import_agentos(tmp_path / "other.db", target)
 
 
-def test_what_is_there_with_other_content_stays(target: holdfast.Store) -> None:
+def test_what_is_there_with_other_content_stays(target: backstay.Store) -> None:
     import_agentos([turn(1), turn(2)], target)
     changed = turn(2)
     changed["state"] = {"n": "changed"}
@@ -286,7 +286,7 @@ def test_what_is_there_with_other_content_stays(target: holdfast.Store) -> None:
     assert stored.state["n"] == 2
 
 
-def test_a_thread_with_checkpoints_of_its_own_is_not_mixed(target: holdfast.Store) -> None:
+def test_a_thread_with_checkpoints_of_its_own_is_not_mixed(target: backstay.Store) -> None:
     target.thread("talk").save({"mine": 1}, id="mine")
     report = import_agentos([turn(1)], target)
 
@@ -294,7 +294,7 @@ def test_a_thread_with_checkpoints_of_its_own_is_not_mixed(target: holdfast.Stor
     assert ids(target, "talk") == ["mine"]
 
 
-def test_an_imported_conversation_can_be_used_through_its_face(target: holdfast.Store) -> None:
+def test_an_imported_conversation_can_be_used_through_its_face(target: backstay.Store) -> None:
     import_agentos([turn(1), turn(2)], target)
     found = asyncio.run(StoreBackend(target.url).get_latest("talk"))
 
@@ -327,7 +327,7 @@ def write_files(base: Path, *plains: dict[str, Any]) -> None:
 
 
 @pytest.mark.row("S4x-26")
-def test_workflow_files_become_a_thread_in_the_order_of_their_making(target: holdfast.Store, tmp_path: Path) -> None:
+def test_workflow_files_become_a_thread_in_the_order_of_their_making(target: backstay.Store, tmp_path: Path) -> None:
     write_files(tmp_path / "base", pause("a", 3), pause("b", 1), pause("c", 2, run_id="run-7", mood="fine"))
     (tmp_path / "base" / "torn.json").write_text('{"id": "torn", ', encoding="utf-8")
     report = import_workflow(tmp_path / "base", target)
@@ -354,7 +354,7 @@ def test_workflow_files_become_a_thread_in_the_order_of_their_making(target: hol
     assert import_workflow(tmp_path / "base", target).order.startswith("created_at")
 
 
-def test_workflow_checkpoints_go_back_out_as_they_came(target: holdfast.Store, tmp_path: Path) -> None:
+def test_workflow_checkpoints_go_back_out_as_they_came(target: backstay.Store, tmp_path: Path) -> None:
     files = [pause("a", 3), pause("b", 1), pause("c", 2, run_id="run-7", mood="fine")]
     write_files(tmp_path / "base", *files)
     import_workflow(tmp_path / "base", target, thread="mine")

@@ -14,11 +14,11 @@ from typing import Any
 
 import apsw
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.model.checkpoint import Write
-from holdfast.model.decision import Decision, DecisionKind
-from holdfast.store.sqlite.database import CHECKSUM_VFS
+import backstay
+from backstay.errors import BackstayError
+from backstay.model.checkpoint import Write
+from backstay.model.decision import Decision, DecisionKind
+from backstay.store.sqlite.database import CHECKSUM_VFS
 
 IDS = (
     *(f"a{number}" for number in range(8)),
@@ -38,7 +38,7 @@ def text(seed: str, length: int) -> str:
     return hashlib.shake_128(seed.encode()).hexdigest(length // 2)
 
 
-def fill(store: holdfast.Store) -> None:
+def fill(store: backstay.Store) -> None:
     """Save three threads: one with a base, a fork and all that stands beside checkpoints; one sharing bytes; edits."""
     thread = store.thread("alpha")
     log = [text(f"log {number}", 300) for number in range(3)]
@@ -69,7 +69,7 @@ def fill(store: holdfast.Store) -> None:
 
 def make(path: Path) -> Path:
     """Make the store in a file and close it."""
-    with holdfast.open(path, clock=clock) as store:
+    with backstay.open(path, clock=clock) as store:
         fill(store)
     return path
 
@@ -99,11 +99,11 @@ def dump(path: Path) -> list[object]:
     return [(table, *change(path, f'SELECT * FROM "{table}" ORDER BY 1, 2')) for table in tables]
 
 
-def loaded(store: holdfast.Store) -> dict[str, Any]:
+def loaded(store: backstay.Store) -> dict[str, Any]:
     """Return every checkpoint that can be loaded: its state, its digest and what stands beside it."""
     found = {}
     for name in IDS:
-        with contextlib.suppress(HoldfastError):
+        with contextlib.suppress(BackstayError):
             checkpoint = store.get(name)
             if checkpoint is not None:
                 found[name] = (

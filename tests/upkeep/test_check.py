@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import IDS, change, clock, fill, flip_column, make
 
-import holdfast
-from holdfast.store.finding import KINDS
-from holdfast.upkeep import check
-from holdfast.upkeep.check import PAGE_ROWS
+import backstay
+from backstay.store.finding import KINDS
+from backstay.upkeep import check
+from backstay.upkeep.check import PAGE_ROWS
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +31,20 @@ def path(original: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reopened(path: Path) -> Iterator[holdfast.Store]:
-    with holdfast.open(path) as store:
+def reopened(path: Path) -> Iterator[backstay.Store]:
+    with backstay.open(path) as store:
         yield store
 
 
 def found(path: Path, thread: str | None = None) -> list[tuple[str, str]]:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         report = check(store, thread=thread)
         assert {finding.kind for finding in report.findings} <= set(KINDS)
         return [(finding.kind, finding.where) for finding in report.findings]
 
 
 def test_a_sound_store_is_counted(url: str) -> None:
-    with holdfast.open(url, clock=clock) as store:
+    with backstay.open(url, clock=clock) as store:
         fill(store)
         with store.thread("alpha").session(owner="worker"):
             report = check(store)
@@ -55,7 +55,7 @@ def test_a_sound_store_is_counted(url: str) -> None:
     assert str(report) == f"{len(IDS)} checkpoints, 1 writes, 1 effects, 1 interrupts, 1 sessions: all good"
 
 
-def test_what_is_good_is_listed_if_asked(reopened: holdfast.Store) -> None:
+def test_what_is_good_is_listed_if_asked(reopened: backstay.Store) -> None:
     report = check(reopened, every=True)
 
     assert {entry.checkpoint for entry in report.entries if entry.where.startswith("checkpoint")} == set(IDS)
@@ -68,13 +68,13 @@ def test_one_thread_can_be_checked_alone(path: Path) -> None:
 
     assert found(path, "beta") == []
     assert [kind for kind, _ in found(path, "alpha")] == ["damaged"]
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert check(store, thread="alpha").good["checkpoints"] == 8
 
 
 def test_a_report_is_plain_values_under_fixed_names(path: Path) -> None:
     flip_column(path, "checkpoint", "notes", "id = 'a3'", 3)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         told = json.loads(check(store).to_json())
 
     assert list(told) == ["url", "namespace", "thread", "ok", "good", "counts", "findings", "entries"]
@@ -115,7 +115,7 @@ def test_a_pending_write_that_cannot_be_read_is_found(path: Path) -> None:
 
 
 def test_a_session_with_an_impossible_moment_is_found(path: Path) -> None:
-    with holdfast.open(path) as store, store.thread("alpha").session(owner="worker"):
+    with backstay.open(path) as store, store.thread("alpha").session(owner="worker"):
         pass
     change(path, "UPDATE session SET started = 9223372036854775807")
 
@@ -159,13 +159,13 @@ def test_a_base_that_cannot_be_unpacked_damages_only_what_stands_on_it(path: Pat
 def test_long_branches_are_read_page_by_page_and_nothing_is_left_out(tmp_path: Path) -> None:
     count = 2 * PAGE_ROWS + 50
     path = tmp_path / "long.db"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread("t")
         for number in range(count):
             thread.append({"log": [f"{number:04}" * 20]}, id=f"c{number}")
     for number in (0, PAGE_ROWS, count - 1):
         flip_column(path, "checkpoint", "digest", f"id = 'c{number}'", 3)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         report = check(store)
 
     wrong = {f"c{number}" for place in (0, PAGE_ROWS, count - 1) for number in (place, place + 1)} - {f"c{count}"}

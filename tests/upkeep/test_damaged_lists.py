@@ -28,23 +28,23 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import damage
 
-import holdfast
+import backstay
+from backstay import Corrupted, Keep
+from backstay.errors import BackstayError
+from backstay.model.checkpoint import CheckpointMeta, Write
+from backstay.model.damaged import Damaged
+from backstay.model.decision import Decision, DecisionKind
+from backstay.store.base import LaneKey, Query
+from backstay.store.directory.frame import FILE_HEAD_BYTES, Frame, scan
+from backstay.store.leases import Claim
+from backstay.store.memory.store import MemoryStore
+from backstay.store.sessions import SessionRow
 from effort import effort
-from holdfast import Corrupted, Keep
-from holdfast.errors import HoldfastError
-from holdfast.model.checkpoint import CheckpointMeta, Write
-from holdfast.model.damaged import Damaged
-from holdfast.model.decision import Decision, DecisionKind
-from holdfast.store.base import LaneKey, Query
-from holdfast.store.directory.frame import FILE_HEAD_BYTES, Frame, scan
-from holdfast.store.leases import Claim
-from holdfast.store.memory.store import MemoryStore
-from holdfast.store.sessions import SessionRow
 
 if TYPE_CHECKING:
-    from holdfast.testing.postgres import PostgresServer
+    from backstay.testing.postgres import PostgresServer
 
-SEED = int(os.environ.get("HOLDFAST_SEED", "20261116"))
+SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 THREADS = ("alpha", "beta", "gamma")
 STEPS = 5
 Show = Callable[[str, object], None]
@@ -76,7 +76,7 @@ SHOWN_AS_STORED = {
 """Nothing seals these: they change, or are looked up, by themselves. A list that asks for them shows what they say."""
 
 
-def fill(store: holdfast.Store) -> None:
+def fill(store: backstay.Store) -> None:
     """Save three threads that have everything in them."""
     backend = store._backend
     for name in THREADS:
@@ -109,7 +109,7 @@ class Answer(NamedTuple):
 
     entries: list[str | Damaged]
     before_error: list[str | Damaged]
-    error: HoldfastError | None
+    error: BackstayError | None
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +120,7 @@ class Answer(NamedTuple):
         return [entry for entry in self.entries if isinstance(entry, Damaged)]
 
 
-def questions(store: holdfast.Store) -> dict[str, Callable[[Any], Any]]:
+def questions(store: backstay.Store) -> dict[str, Callable[[Any], Any]]:
     """Return every list of the store and of its threads."""
     asked: dict[str, Callable[[Any], Any]] = {
         "threads": lambda on: store.threads(on_damage=on),
@@ -161,7 +161,7 @@ def shown(entry: Any) -> str | Damaged:
     return f"{entry.thread_id} {entry.branch}"
 
 
-def ask(store: holdfast.Store) -> dict[str, Answer]:
+def ask(store: backstay.Store) -> dict[str, Answer]:
     answers = {}
     for name, question in questions(store).items():
         found = question("mark")
@@ -171,7 +171,7 @@ def ask(store: holdfast.Store) -> dict[str, Answer]:
         try:
             for entry in question("raise"):
                 before.append(shown(entry))
-        except HoldfastError as raised:
+        except BackstayError as raised:
             error = raised
             if isinstance(found, list):  # it comes all at once, so nothing of it comes before an error
                 before = marked[: next(at for at, entry in enumerate(marked) if isinstance(entry, Damaged))]
@@ -227,19 +227,19 @@ def left_out(name: str, wanted: list[str], whole: list[str], answer: Answer, ren
         yield f"{answer.names} instead of {wanted}"
 
 
-def states(store: holdfast.Store) -> dict[str, Any]:
+def states(store: backstay.Store) -> dict[str, Any]:
     """Return the state of every checkpoint that can be loaded."""
     found = {}
     for name in THREADS:
         for number in (*range(STEPS), "-fork"):
-            with contextlib.suppress(HoldfastError):
+            with contextlib.suppress(BackstayError):
                 checkpoint = store.get(f"{name[0]}{number}")
                 if checkpoint is not None:
                     found[checkpoint.id] = checkpoint.state
     return found
 
 
-def prune_mistakes(store: holdfast.Store, was: dict[str, Answer]) -> list[str]:
+def prune_mistakes(store: backstay.Store, was: dict[str, Answer]) -> list[str]:
     """Prune, and return what is wrong then: other threads are pruned, nothing that cannot be judged is."""
     before = states(store)
     marks = was["alpha everything"].marks
@@ -306,7 +306,7 @@ def drawn(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def judge(
-    store: holdfast.Store, right: dict[str, Answer], table: str, column: str, label: str, counts: Counter[str]
+    store: backstay.Store, right: dict[str, Answer], table: str, column: str, label: str, counts: Counter[str]
 ) -> dict[str, Answer]:
     got = ask(store)
     renamed = column in ("id", "key") or (table, column) == ("lane", "head")
@@ -344,7 +344,7 @@ PRIMARY = {
 
 def test_sqlite_tells_of_damage_in_any_column_and_prunes_on(tmp_path: Path, show: Show) -> None:
     rng = random.Random(SEED)
-    with holdfast.open(tmp_path / "sound.db", clock=damage.clock) as store:
+    with backstay.open(tmp_path / "sound.db", clock=damage.clock) as store:
         fill(store)
         right = ask(store)
     counts: Counter[str] = Counter()
@@ -356,7 +356,7 @@ def test_sqlite_tells_of_damage_in_any_column_and_prunes_on(tmp_path: Path, show
         where = " AND ".join(f"{name} = ?" for name in PRIMARY[table].split(", "))
         damage.change(path, f"UPDATE {table} SET {column} = ? WHERE {where}", (new, *key))
         label = f"{table}.{column} of {key}: {old!r:.80} -> {new!r:.80}"
-        with holdfast.open(path) as store:
+        with backstay.open(path) as store:
             got = judge(store, right, table, column, label, counts)
             wrong = prune_mistakes(store, got)
             assert not wrong, f"seed {SEED}, {label}: {wrong}"
@@ -370,7 +370,7 @@ def test_sqlite_tells_of_damage_in_any_column_and_prunes_on(tmp_path: Path, show
 def test_postgres_tells_of_damage_in_any_column(postgres: PostgresServer, postgres_url: str, show: Show) -> None:
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
-    with holdfast.open(postgres_url, clock=damage.clock) as store, postgres.connect() as connection:
+    with backstay.open(postgres_url, clock=damage.clock) as store, postgres.connect() as connection:
         fill(store)
         right = ask(store)
         connection.execute(f"SET search_path = {postgres_url.rpartition('schema=')[2].partition('&')[0]}")
@@ -395,7 +395,7 @@ def test_postgres_tells_of_damage_in_any_column(postgres: PostgresServer, postgr
 @pytest.mark.parametrize("column", ["notes", "manifest", "id"])
 def test_postgres_prunes_on_past_a_damaged_row(column: str, postgres: PostgresServer, postgres_url: str) -> None:
     """What the attack did: notes of rows that no list could read, and a prune that stopped for all threads."""
-    with holdfast.open(postgres_url) as store, postgres.connect() as connection:
+    with backstay.open(postgres_url) as store, postgres.connect() as connection:
         fill(store)
         connection.execute(f"SET search_path = {postgres_url.rpartition('schema=')[2].partition('&')[0]}")
         connection.execute(f"UPDATE checkpoint SET {column} = '\\xc1' WHERE id = %s", (b"\1\0a2",))
@@ -416,7 +416,7 @@ def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
     counts: Counter[str] = Counter()
     fields = ("parent_id", "parent_digest", "step", "created_us", "digest", "notes", "size", "manifest", "tags")
     for name in (field for field in fields for _ in range(2 * effort())):
-        with holdfast.open("memory:", clock=damage.clock) as store:
+        with backstay.open("memory:", clock=damage.clock) as store:
             fill(store)
             right = ask(store)
             assert isinstance(store._backend, MemoryStore)
@@ -436,7 +436,7 @@ def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
 
 
 def test_a_page_full_of_damage_neither_ends_a_list_nor_counts() -> None:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         thread = store.thread("t")
         for number in range(700):
             thread.save({"n": number}, id=f"c{number}", metadata={"user": 1})
@@ -466,7 +466,7 @@ def _slice(data: bytes, at: int, length: int) -> bytes:
 
 def test_directory_tells_of_damage_in_any_record(tmp_path: Path, show: Show) -> None:
     rng = random.Random(SEED)
-    with holdfast.open(f"dir:{tmp_path / 'sound'}", clock=damage.clock) as store:
+    with backstay.open(f"dir:{tmp_path / 'sound'}", clock=damage.clock) as store:
         fill(store)
         right = ask(store)
     counts: Counter[str] = Counter()
@@ -480,7 +480,7 @@ def test_directory_tells_of_damage_in_any_record(tmp_path: Path, show: Show) -> 
             place = rng.randrange(part.start, part.payload_at)
             folder = Path(shutil.copytree(tmp_path / "sound", tmp_path / "damaged"))
             (folder / log.relative_to(tmp_path / "sound")).write_bytes(damage.flip(data, place))
-            with holdfast.open(f"dir:{folder}") as store:
+            with backstay.open(f"dir:{folder}") as store:
                 got = ask(store)
                 # What was at that place is gone, so lists may lack it; but each that may lack it says so.
                 threads = {mark.thread_id for mark in got["threads"].marks}
@@ -504,7 +504,7 @@ def test_directory_tells_of_damage_in_any_record(tmp_path: Path, show: Show) -> 
 
 def test_async_lists_tell_of_damage_as_the_others_do(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         fill(store)
     damage.change(path, "UPDATE checkpoint SET notes = x'c1' WHERE id = 'a3'")
     for table in ("interrupt", "effect"):
@@ -516,7 +516,7 @@ def test_async_lists_tell_of_damage_as_the_others_do(tmp_path: Path) -> None:
         return [entry async for entry in entries] if hasattr(entries, "__aiter__") else list(await entries)
 
     async def main() -> None:
-        async with await holdfast.aopen(path) as store:
+        async with await backstay.aopen(path) as store:
             thread = store.thread("alpha")
             lists: dict[str, Callable[..., Any]] = {
                 "history": thread.history,
@@ -541,14 +541,14 @@ def test_async_lists_tell_of_damage_as_the_others_do(tmp_path: Path) -> None:
 def test_langgraph_gives_what_comes_before_a_damaged_checkpoint(tmp_path: Path) -> None:
     from langgraph.graph import START, StateGraph
 
-    from holdfast.integrations.langgraph import HoldfastSaver
+    from backstay.integrations.langgraph import BackstaySaver
 
     path = tmp_path / "store.db"
     graph: Any = StateGraph(dict)
     graph.add_node("n", lambda state: {"n": state.get("n", 0) + 1})
     graph.add_edge(START, "n")
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-    with contextlib.closing(HoldfastSaver(path)) as saver:
+    with contextlib.closing(BackstaySaver(path)) as saver:
         for _ in range(3):
             graph.compile(checkpointer=saver).invoke({"n": 1}, config)
         right = [found.config["configurable"]["checkpoint_id"] for found in saver.list(config)]
@@ -556,7 +556,7 @@ def test_langgraph_gives_what_comes_before_a_damaged_checkpoint(tmp_path: Path) 
     hurt = rows[4].id
     damage.change(path, "UPDATE checkpoint SET notes = x'c1' WHERE key & 4294967295 = ?", (rows[4].seq,))
 
-    with contextlib.closing(HoldfastSaver(path)) as saver:
+    with contextlib.closing(BackstaySaver(path)) as saver:
         ways: list[dict[str, Any]] = [{}, {"filter": {"source": "loop"}}, {"filter": {"step": 0}}, {"limit": 6}]
         for wanted in ways:
             found: list[str] = []
@@ -567,19 +567,19 @@ def test_langgraph_gives_what_comes_before_a_damaged_checkpoint(tmp_path: Path) 
 
 
 def test_words_that_say_nothing_are_refused() -> None:
-    with holdfast.open("memory:") as store:
+    with backstay.open("memory:") as store:
         for listed in (store.threads, store.sessions, store.thread("t").history, store.thread("t").branches):
-            with pytest.raises(holdfast.InvalidInput, match="on_damage"):
+            with pytest.raises(backstay.InvalidInput, match="on_damage"):
                 listed(on_damage="skip")  # type: ignore[call-overload]
 
 
 def test_a_branch_whose_head_is_lost_is_no_empty_branch(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         fill(store)
     damage.change(path, "UPDATE lane SET head = 99 WHERE thread = 1 AND branch = 'main'")
 
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         thread = store.thread("alpha")
         for call in (thread.latest, lambda: thread.save({}), lambda: thread.append({"log": ["x"]})):
             with pytest.raises(Corrupted, match="newest checkpoint"):

@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import IDS, change, clock, fill, loaded, make, text
 
-import holdfast
-from holdfast.errors import HoldfastError
-from holdfast.store.sqlite.database import PAGE_BYTES
-from holdfast.store.sqlite.pages import ADOPTABLE
-from holdfast.upkeep import check, repair
+import backstay
+from backstay.errors import BackstayError
+from backstay.store.sqlite.database import PAGE_BYTES
+from backstay.store.sqlite.pages import ADOPTABLE
+from backstay.upkeep import check, repair
 
 SEED = 20261116
 OTHER_PAGES = 6
@@ -30,8 +30,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[holdfast.Store]:
-    with holdfast.open(tmp_path_factory.mktemp("backup") / "backup.db", clock=clock) as store:
+def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[backstay.Store]:
+    with backstay.open(tmp_path_factory.mktemp("backup") / "backup.db", clock=clock) as store:
         store.thread("first").append({"log": [text("other", 5000)]})
         fill(store)
         yield store
@@ -55,14 +55,14 @@ def flipped(original: Path, folder: Path, place: int, bit: int) -> Path:
 
 @pytest.mark.row("G11")
 def test_a_flip_in_a_page_of_bytes_is_repaired_from_a_backup(
-    original: Path, backup: holdfast.Store, tmp_path: Path
+    original: Path, backup: backstay.Store, tmp_path: Path
 ) -> None:
     needle = text("entry 6", 400).encode()[:100]
     place = original.read_bytes().rindex(needle) + 50  # earlier ones are what is left in pages that were written over
     path = flipped(original, tmp_path, place, 0)
-    with holdfast.open(original) as sound:
+    with backstay.open(original) as sound:
         before = loaded(sound)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         hidden = check(store)
         assert [(finding.kind, finding.where, finding.repair) for finding in hidden.findings][:1] == [
             ("damaged", "pages of chunk", "rebuild")
@@ -79,10 +79,10 @@ def test_a_flip_in_a_page_of_bytes_is_repaired_from_a_backup(
 
 @pytest.mark.row("G11")
 def test_no_flip_anywhere_is_repaired_into_a_wrong_answer(
-    original: Path, backup: holdfast.Store, tmp_path: Path, show: Callable[[str, object], None]
+    original: Path, backup: backstay.Store, tmp_path: Path, show: Callable[[str, object], None]
 ) -> None:
     rng = random.Random(SEED)
-    with holdfast.open(original) as sound:
+    with backstay.open(original) as sound:
         right = loaded(sound)
     outcomes: Counter[str] = Counter()
     tables = pages(original)
@@ -98,11 +98,11 @@ def test_no_flip_anywhere_is_repaired_into_a_wrong_answer(
     assert sum(count for name, count in outcomes.items() if name.startswith("repaired")) >= len(ours) - 2
 
 
-def outcome(path: Path, backup: holdfast.Store, right: dict[str, object]) -> str:
+def outcome(path: Path, backup: backstay.Store, right: dict[str, object]) -> str:
     """Repair as far as it goes. Whatever can be loaded then must be right."""
     try:
-        store = holdfast.open(path)
-    except HoldfastError:
+        store = backstay.open(path)
+    except BackstayError:
         return "refused at opening"
     with store:
         good = loaded(store)
@@ -111,7 +111,7 @@ def outcome(path: Path, backup: holdfast.Store, right: dict[str, object]) -> str
         try:
             repair(store, backup=backup, dry_run=False)
             report = repair(store, backup=backup, dry_run=False)
-        except holdfast.Corrupted:
+        except backstay.Corrupted:
             report = None
         after = loaded(store)
         assert good.items() <= after.items() <= right.items()

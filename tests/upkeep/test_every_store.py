@@ -13,36 +13,36 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import IDS, clock, fill, loaded, text
 
-import holdfast
-from holdfast.pieces.manifest import decode_manifest
-from holdfast.pieces.piece import Range
-from holdfast.store.base import Query, Row
-from holdfast.upkeep import check, repair
+import backstay
+from backstay.pieces.manifest import decode_manifest
+from backstay.pieces.piece import Range
+from backstay.store.base import Query, Row
+from backstay.upkeep import check, repair
 
 DOCUMENT = hashlib.sha256(text("doc", 2000).encode()).digest()
 
 
 @pytest.fixture
-def filled(url: str) -> Iterator[holdfast.Store]:
-    with holdfast.open(url, clock=clock) as store:
+def filled(url: str) -> Iterator[backstay.Store]:
+    with backstay.open(url, clock=clock) as store:
         fill(store)
         yield store
 
 
 @pytest.fixture(scope="module")
-def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[holdfast.Store]:
-    with holdfast.open(tmp_path_factory.mktemp("backup") / "backup.db", clock=clock) as store:
+def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[backstay.Store]:
+    with backstay.open(tmp_path_factory.mktemp("backup") / "backup.db", clock=clock) as store:
         store.thread("first").append({"log": [text("other", 5000)]})
         fill(store)
         yield store
 
 
-def row_of(store: holdfast.Store, name: str) -> Row:
+def row_of(store: backstay.Store, name: str) -> Row:
     (row,) = store._backend.find(Query("", ids=(name,), payload=True))
     return row
 
 
-def damage(store: holdfast.Store) -> None:
+def damage(store: backstay.Store) -> None:
     """Spoil a blob that many checkpoints share, the end of a stream, a description and a manifest."""
     pieces = decode_manifest(row_of(store, "b2").manifest, {})["log"].pieces or ()
     (*_, last) = [piece for piece in pieces if isinstance(piece, Range)]
@@ -52,7 +52,7 @@ def damage(store: holdfast.Store) -> None:
     store._backend.restore({DOCUMENT: b"wrong" * 400, bytes(32): b"nobody's" * 50}, spoiled, rows)
 
 
-def test_everything_is_found_and_made_good(filled: holdfast.Store, backup: holdfast.Store) -> None:
+def test_everything_is_found_and_made_good(filled: backstay.Store, backup: backstay.Store) -> None:
     right = loaded(filled)
     assert right == loaded(backup)
     damage(filled)
@@ -70,7 +70,7 @@ def test_everything_is_found_and_made_good(filled: holdfast.Store, backup: holdf
     assert filled.verify()
 
 
-def test_what_cannot_be_made_good_is_taken_out(filled: holdfast.Store, tmp_path: Path) -> None:
+def test_what_cannot_be_made_good_is_taken_out(filled: backstay.Store, tmp_path: Path) -> None:
     damage(filled)
     good = loaded(filled)
     report = repair(filled, quarantine_dir=tmp_path / "q", dry_run=False)

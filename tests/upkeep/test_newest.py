@@ -12,15 +12,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import change
 
-import holdfast
-from holdfast.upkeep import newest_good
+import backstay
+from backstay.upkeep import newest_good
 
 COUNT = 5
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    with holdfast.open(tmp_path / "agent.db") as store:
+    with backstay.open(tmp_path / "agent.db") as store:
         for number in range(COUNT):
             store.thread("t").append({"log": [f"{number}" * 400]}, id=f"c{number}")
     return tmp_path / "agent.db"
@@ -33,21 +33,21 @@ def test_the_newest_that_verifies_is_found_then_that_of_a_backup_then_none(path:
     for broken in ([], ["c4"], ["c3", "c1"], ["c2", "c0"]):
         for name in broken:
             change(path, "UPDATE checkpoint SET notes = x'c1' WHERE id = ?", (name,))
-        with holdfast.open(path) as store, holdfast.open(tmp_path / "backup.db") as backup:
+        with backstay.open(path) as store, backstay.open(tmp_path / "backup.db") as backup:
             good = newest_good(store.thread("t"), backup=backup)
             assert good is not None
             found.append((good.checkpoint.id, good.from_backup, good.passed_over))
             assert len(good.checkpoint.state["log"]) == int(good.checkpoint.id[1:]) + 1
 
     assert found == [("c4", False, 0), ("c3", False, 1), ("c2", False, 2), ("c4", True, 5)]
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert newest_good(store.thread("t")) is None
         assert newest_good(store.thread("another")) is None
 
 
 def test_it_stays_in_its_branch(path: Path) -> None:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("t").fork("c2", branch="b", set={"n": 1}, id="fork")
     change(path, "UPDATE checkpoint SET notes = x'c1' WHERE id = 'fork'")
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert newest_good(store.thread("t", branch="b")) is None

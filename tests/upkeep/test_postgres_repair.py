@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import IDS, clock, fill, loaded, text
 
-import holdfast
-from holdfast.upkeep import check, repair
+import backstay
+from backstay.upkeep import check, repair
 
 if TYPE_CHECKING:
-    from holdfast.testing.postgres import PostgresServer
+    from backstay.testing.postgres import PostgresServer
 
 Sql = Callable[[str], list[tuple[Any, ...]]]
 
@@ -37,16 +37,16 @@ def sql(postgres: PostgresServer, postgres_url: str) -> Sql:
 
 
 @pytest.fixture
-def store(postgres_url: str) -> Iterator[holdfast.Store]:
-    with holdfast.open(postgres_url, clock=clock) as opened:
+def store(postgres_url: str) -> Iterator[backstay.Store]:
+    with backstay.open(postgres_url, clock=clock) as opened:
         fill(opened)
         yield opened
 
 
 @pytest.fixture
-def backup(tmp_path: Path) -> Iterator[holdfast.Store]:
+def backup(tmp_path: Path) -> Iterator[backstay.Store]:
     """Give a store of another kind with the same checkpoints."""
-    with holdfast.open(tmp_path / "backup.db", clock=clock) as opened:
+    with backstay.open(tmp_path / "backup.db", clock=clock) as opened:
         opened.thread("first").append({"log": [text("other", 5000)]})
         fill(opened)
         yield opened
@@ -71,7 +71,7 @@ NEED_BACKUP = {
 
 
 @pytest.mark.parametrize("damage", REBUILDABLE.values(), ids=REBUILDABLE.keys())
-def test_what_follows_from_the_rest_is_rebuilt(store: holdfast.Store, sql: Sql, damage: str) -> None:
+def test_what_follows_from_the_rest_is_rebuilt(store: backstay.Store, sql: Sql, damage: str) -> None:
     before = loaded(store)
     sql(damage)
     assert not check(store)
@@ -90,7 +90,7 @@ def test_what_follows_from_the_rest_is_rebuilt(store: holdfast.Store, sql: Sql, 
 @pytest.mark.row("G11")
 @pytest.mark.parametrize("damage", NEED_BACKUP.values(), ids=NEED_BACKUP.keys())
 def test_what_a_backup_of_another_kind_has_becomes_good(
-    store: holdfast.Store, backup: holdfast.Store, sql: Sql, damage: str
+    store: backstay.Store, backup: backstay.Store, sql: Sql, damage: str
 ) -> None:
     before = loaded(store)
     assert before == loaded(backup)
@@ -107,13 +107,13 @@ def test_what_a_backup_of_another_kind_has_becomes_good(
 
 
 def test_a_writer_who_saw_a_head_that_was_written_anew_is_out_of_date(
-    store: holdfast.Store, backup: holdfast.Store, sql: Sql
+    store: backstay.Store, backup: backstay.Store, sql: Sql
 ) -> None:
     writer = store.thread("gamma")
     writer.latest()
     sql(r"UPDATE checkpoint SET manifest = '\xc1' WHERE position('c6'::bytea IN id) > 0")
     assert repair(store, backup=backup, dry_run=False)
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(backstay.Conflict):
         writer.append({"items": ["on it goes"]})
     writer.latest()
     writer.append({"items": ["on it goes"]})
@@ -121,7 +121,7 @@ def test_a_writer_who_saw_a_head_that_was_written_anew_is_out_of_date(
     assert store.verify()
 
 
-def test_savers_go_on_while_a_store_is_rebuilt_and_lose_nothing(store: holdfast.Store, sql: Sql, show: Any) -> None:
+def test_savers_go_on_while_a_store_is_rebuilt_and_lose_nothing(store: backstay.Store, sql: Sql, show: Any) -> None:
     """Bytes of threads that are saved for the first time at that very moment must not be taken for nobody's."""
     stop = threading.Event()
     saved: list[str] = []
@@ -162,7 +162,7 @@ def test_savers_go_on_while_a_store_is_rebuilt_and_lose_nothing(store: holdfast.
     assert store.verify(), str(store.verify())
 
 
-def test_a_check_beside_savers_finds_nothing(store: holdfast.Store) -> None:
+def test_a_check_beside_savers_finds_nothing(store: backstay.Store) -> None:
     stop = threading.Event()
 
     def work() -> None:

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import IDS, change, clock, fill, flip, loaded, make, text
 
-import holdfast
-from holdfast.upkeep import check, repair
+import backstay
+from backstay.upkeep import check, repair
 
 FLIPPED = (
     ("chunk", "address", "body"),
@@ -71,8 +71,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[holdfast.Store]:
-    with holdfast.open(tmp_path_factory.mktemp("backup") / "backup.db", clock=clock) as store:
+def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[backstay.Store]:
+    with backstay.open(tmp_path_factory.mktemp("backup") / "backup.db", clock=clock) as store:
         store.thread("first").append({"log": [text("other", 5000)]})
         fill(store)
         yield store
@@ -82,13 +82,13 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[holdfast.Store]
 @settings(max_examples=25)
 @given(what=st.lists(damages, min_size=1, max_size=4), has_backup=st.booleans(), quarantines=st.booleans())
 def test_no_repair_makes_anything_worse(
-    original: Path, backup: holdfast.Store, what: list[Damage], has_backup: bool, quarantines: bool
+    original: Path, backup: backstay.Store, what: list[Damage], has_backup: bool, quarantines: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(shutil.copy(original, Path(folder) / "agent.db"))
         for each in what:
             damage(path, *each)
-        with holdfast.open(path) as store:
+        with backstay.open(path) as store:
             good = loaded(store)
             report = repair(
                 store,

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import IDS, change, clock, dump, fill, flip_column, loaded, make, text
 
-import holdfast
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.upkeep import RepairReport, check, read_quarantine, repair
+import backstay
+from backstay.store.sqlite.store import SqliteStore
+from backstay.upkeep import RepairReport, check, read_quarantine, repair
 
 Damage = Callable[[Path], None]
 
@@ -35,9 +35,9 @@ def path(original: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[holdfast.Store]:
+def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[backstay.Store]:
     """Give a store with the same checkpoints, all of their bytes at other places. Nobody changes it."""
-    with holdfast.open(tmp_path_factory.mktemp("backup") / "backup.db", clock=clock) as store:
+    with backstay.open(tmp_path_factory.mktemp("backup") / "backup.db", clock=clock) as store:
         for number in range(5):
             store.thread("first").append({"log": [text(f"other {number}", 5000)]})
         fill(store)
@@ -49,7 +49,7 @@ def names_of(report: RepairReport) -> set[str]:
 
 
 def all_of(path: Path) -> dict[str, object]:
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         return loaded(store)
 
 
@@ -162,7 +162,7 @@ def test_what_follows_from_the_rest_is_rebuilt(path: Path, damage: Damage) -> No
     sound = dump(path)
     damage(path)
     assert dump(path) != sound
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert not check(store)
         report = repair(store, dry_run=False)
 
@@ -174,7 +174,7 @@ def test_what_follows_from_the_rest_is_rebuilt(path: Path, damage: Damage) -> No
 
 def test_after_lost_references_a_delete_takes_nothing_that_others_need(path: Path) -> None:
     lose_references(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         repair(store, dry_run=False)
         store.delete_thread("alpha")
 
@@ -185,7 +185,7 @@ def test_after_lost_references_a_delete_takes_nothing_that_others_need(path: Pat
 def test_after_a_rebuild_a_branch_goes_on(path: Path) -> None:
     for damage in (lose_references, move_heads_back, forget_numbers):
         damage(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         repair(store, dry_run=False)
         thread = store.thread("alpha")
         newest = thread.latest()
@@ -203,11 +203,11 @@ def test_after_a_rebuild_a_branch_goes_on(path: Path) -> None:
 @pytest.mark.row("G11")
 @pytest.mark.parametrize("damage", NEED_BACKUP, ids=lambda damage: damage.__name__)
 def test_what_a_backup_has_becomes_good_with_the_same_digest(
-    path: Path, backup: holdfast.Store, damage: Damage
+    path: Path, backup: backstay.Store, damage: Damage
 ) -> None:
     before = all_of(path)
     damage(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         broken = set(before) - set(loaded(store))
         assert broken
         alone = repair(store)
@@ -227,14 +227,14 @@ def test_what_a_backup_has_becomes_good_with_the_same_digest(
 def test_bytes_that_another_checkpoint_of_the_store_has_need_no_backup(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     items = [text(f"item {number}", 300) for number in range(6)]
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         grown = store.thread("grown")
         for count in range(1, 7):
             grown.append({"log": [items[count - 1]]}, id=f"g{count}")  # a stream
         store.thread("copy").save({"log": items}, id="copy")  # one blob with the same bytes
         before = [store.get("g6"), store.get("copy")]
     flip_column(path, "chunk", "body", "address = (SELECT max(address) FROM chunk)")
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert check(store).damaged == ("g6",)
         report = repair(store, dry_run=False)
 
@@ -246,7 +246,7 @@ def test_bytes_that_another_checkpoint_of_the_store_has_need_no_backup(tmp_path:
 def test_a_digest_that_a_child_proves_needs_no_backup(path: Path) -> None:
     before = all_of(path)
     flip_column(path, "checkpoint", "digest", "id = 'a3'", 3)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert set(check(store).damaged) == {"a3", "a4"}
         report = repair(store, dry_run=False)
 
@@ -259,7 +259,7 @@ def test_a_base_under_a_wrong_name_needs_no_backup(path: Path) -> None:
     """What the manifests say is proven by the checkpoints' digests, wherever it came from."""
     before = all_of(path)
     flip_column(path, "blob", "digest", "id = (SELECT max(base) FROM checkpoint)")
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert len(check(store).damaged) > 5
         assert repair(store, dry_run=False)
 
@@ -268,16 +268,16 @@ def test_a_base_under_a_wrong_name_needs_no_backup(path: Path) -> None:
 
 def test_a_digest_that_nothing_proves_is_not_believed(path: Path) -> None:
     flip_digest(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         report = repair(store, dry_run=False)
 
         assert not report
         assert [finding.checkpoint for finding in report.left] == ["a7"]
 
 
-def test_the_digest_of_a_lost_parent_comes_from_the_backup(path: Path, backup: holdfast.Store) -> None:
+def test_the_digest_of_a_lost_parent_comes_from_the_backup(path: Path, backup: backstay.Store) -> None:
     lose_parent(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert "b2" in check(store).damaged
         assert repair(store, backup=backup, dry_run=False)
 
@@ -285,7 +285,7 @@ def test_the_digest_of_a_lost_parent_comes_from_the_backup(path: Path, backup: h
 
 
 def test_a_manifest_that_names_the_bytes_of_others_does_not_get_its_own_put_there(
-    path: Path, backup: holdfast.Store
+    path: Path, backup: backstay.Store
 ) -> None:
     """An address has no digest. To believe a damaged one would write over what others need."""
     before = all_of(path)
@@ -294,7 +294,7 @@ def test_a_manifest_that_names_the_bytes_of_others_does_not_get_its_own_put_ther
     wrong = bytes(manifest).replace(bytes([beta]), bytes([alpha]))
     assert wrong != manifest
     change(path, "UPDATE checkpoint SET manifest = ? WHERE id = 'b2'", (wrong,))
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         assert "b2" in check(store).damaged
         report = repair(store, backup=backup, dry_run=False)
 
@@ -302,14 +302,14 @@ def test_a_manifest_that_names_the_bytes_of_others_does_not_get_its_own_put_ther
         assert loaded(store) == before
 
 
-def test_a_writer_who_saw_a_head_that_was_written_anew_is_out_of_date(path: Path, backup: holdfast.Store) -> None:
+def test_a_writer_who_saw_a_head_that_was_written_anew_is_out_of_date(path: Path, backup: backstay.Store) -> None:
     """It would build on the places where the bytes were, and these are gone."""
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         writer = store.thread("gamma")
         writer.latest()
         change(path, "UPDATE checkpoint SET manifest = x'c1' WHERE id = 'c6'")
         assert repair(store, backup=backup, dry_run=False)
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(backstay.Conflict):
             writer.append({"items": ["on it goes"]})
         writer.latest()
         writer.append({"items": ["on it goes"]})
@@ -319,7 +319,7 @@ def test_a_writer_who_saw_a_head_that_was_written_anew_is_out_of_date(path: Path
 
 def test_another_checkpoint_under_the_same_id_is_not_taken_for_the_right_one(path: Path, tmp_path: Path) -> None:
     flip_notes(path)
-    with holdfast.open(path) as store, holdfast.open(tmp_path / "other.db") as other:
+    with backstay.open(path) as store, backstay.open(tmp_path / "other.db") as other:
         other.thread("alpha").save({"n": 1}, id="a3")
         report = repair(store, backup=other, dry_run=False)
 
@@ -340,7 +340,7 @@ def test_what_nothing_can_repair_is_taken_out_only_if_asked(path: Path, tmp_path
     damage(path)
     good = all_of(path)
     folder = tmp_path / "quarantine"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         left = repair(store, dry_run=False)
         assert not left
         assert loaded(store) == good
@@ -360,7 +360,7 @@ def test_a_quarantine_file_holds_everything_that_could_be_read(path: Path, tmp_p
     stream = stream_of(path, "alpha")
     flip_column(path, "chunk", "body", f"address = (SELECT min(address) FROM chunk WHERE address >> 28 = {stream})")
     change(path, "UPDATE checkpoint SET manifest = x'c1' WHERE id = 'b1'")
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         report = repair(store, dry_run=False, quarantine_dir=tmp_path / "q")
     files = {kept.checkpoint["id"]: kept for kept in map(read_quarantine, report.files)}
 
@@ -378,7 +378,7 @@ def test_a_quarantine_file_holds_everything_that_could_be_read(path: Path, tmp_p
 def test_damaged_writes_do_not_keep_their_checkpoint_from_being_taken_out(path: Path, tmp_path: Path) -> None:
     change(path, "UPDATE write SET body = x'c1'")
     change(path, "UPDATE checkpoint SET manifest = x'c1' WHERE id = 'a7'")
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         (file,) = repair(store, dry_run=False, quarantine_dir=tmp_path / "q").files
         assert check(store)
 
@@ -387,14 +387,14 @@ def test_damaged_writes_do_not_keep_their_checkpoint_from_being_taken_out(path: 
 
 def test_a_damaged_quarantine_file_is_refused(path: Path, tmp_path: Path) -> None:
     flip_notes(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         (file,) = repair(store, dry_run=False, quarantine_dir=tmp_path).files
     data = Path(file).read_bytes()
     Path(file).write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
 
-    with pytest.raises(holdfast.Corrupted):
+    with pytest.raises(backstay.Corrupted):
         read_quarantine(file)
-    with pytest.raises(holdfast.StoreError):
+    with pytest.raises(backstay.StoreError):
         read_quarantine(tmp_path / "not there")
 
 
@@ -402,8 +402,8 @@ def test_after_the_newest_was_taken_out_the_newest_good_one_is_loaded_and_the_br
     path: Path, tmp_path: Path
 ) -> None:
     change(path, "UPDATE checkpoint SET notes = x'c1' WHERE id IN ('a6', 'a7')")
-    with holdfast.open(path) as store:
-        with pytest.raises(holdfast.HoldfastError):
+    with backstay.open(path) as store:
+        with pytest.raises(backstay.BackstayError):
             store.thread("alpha").latest()
         repair(store, dry_run=False, quarantine_dir=tmp_path / "q")
         thread = store.thread("alpha")
@@ -417,11 +417,11 @@ def test_after_the_newest_was_taken_out_the_newest_good_one_is_loaded_and_the_br
 
 def test_effects_of_a_branch_that_was_taken_out_stay(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         store.thread("t").save({"n": 1}, id="only")
         store.thread("t").effect("mail", lambda: 1)
     change(path, "UPDATE checkpoint SET notes = x'c1'")
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         repair(store, dry_run=False, quarantine_dir=tmp_path / "q")
 
         assert [effect.key for effect in store.thread("t").effects()] == ["mail"]
@@ -433,11 +433,11 @@ def test_effects_of_a_branch_that_was_taken_out_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [lose_references, flip_stream, break_manifest], ids=lambda damage: damage.__name__)
 def test_a_dry_run_changes_nothing_and_says_what_would_be_done(
-    path: Path, tmp_path: Path, backup: holdfast.Store, damage: Damage
+    path: Path, tmp_path: Path, backup: backstay.Store, damage: Damage
 ) -> None:
     damage(path)
     before = dump(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         report = repair(store, backup=backup, quarantine_dir=tmp_path / "q")
 
     assert dump(path) == before
@@ -450,7 +450,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(
 
 def test_a_sound_store_has_nothing_to_repair(path: Path, tmp_path: Path) -> None:
     before = dump(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         report = repair(store, dry_run=False, quarantine_dir=tmp_path / "q")
 
     assert (str(report), dump(path)) == ("nothing to repair", before)
@@ -459,9 +459,9 @@ def test_a_sound_store_has_nothing_to_repair(path: Path, tmp_path: Path) -> None
 def test_a_branch_under_a_lease_is_left_alone_unless_forced(path: Path, tmp_path: Path) -> None:
     flip_notes(path)
     before = dump(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         lease = store.thread("alpha").lease(ttl=3600, heartbeat=False)
-        with lease, pytest.raises(holdfast.Fenced):
+        with lease, pytest.raises(backstay.Fenced):
             repair(store, dry_run=False, quarantine_dir=tmp_path / "q")
         with store.thread("beta").lease(ttl=3600, heartbeat=False):  # another branch's is none of our business
             assert repair(store, dry_run=False, quarantine_dir=tmp_path / "q")
@@ -470,14 +470,14 @@ def test_a_branch_under_a_lease_is_left_alone_unless_forced(path: Path, tmp_path
 
 def test_force_repairs_under_a_lease(path: Path, tmp_path: Path) -> None:
     flip_notes(path)
-    with holdfast.open(path) as store, store.thread("alpha").lease(ttl=3600, heartbeat=False):
+    with backstay.open(path) as store, store.thread("alpha").lease(ttl=3600, heartbeat=False):
         assert repair(store, dry_run=False, quarantine_dir=tmp_path / "q", force=True)
 
 
 def test_of_one_thread_only_that_is_repaired(path: Path, tmp_path: Path) -> None:
     flip_notes(path)
     change_step(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         report = repair(store, check(store, thread="beta"), dry_run=False, quarantine_dir=tmp_path / "q")
 
         assert {action.checkpoint for action in report.actions} == {"b1"}
@@ -485,15 +485,15 @@ def test_of_one_thread_only_that_is_repaired(path: Path, tmp_path: Path) -> None
 
 
 def test_a_report_of_another_namespace_is_refused(path: Path) -> None:
-    with holdfast.open(path) as store, holdfast.open(path, namespace="other") as other:
+    with backstay.open(path) as store, backstay.open(path, namespace="other") as other:
         theirs = check(other)
-        with pytest.raises(holdfast.InvalidInput):
+        with pytest.raises(backstay.InvalidInput):
             repair(store, theirs)
 
 
 def test_a_report_is_plain_values_under_fixed_names(path: Path, tmp_path: Path) -> None:
     flip_notes(path)
-    with holdfast.open(path) as store:
+    with backstay.open(path) as store:
         told = json.loads(repair(store, dry_run=False, quarantine_dir=tmp_path / "q").to_json())
 
     assert list(told) == ["dry_run", "ok", "before", "after", "actions", "left", "files"]
@@ -506,7 +506,7 @@ def test_nothing_good_goes_while_something_damaged_may_need_it(path: Path) -> No
     change(path, "UPDATE checkpoint SET manifest = x'c1' WHERE id IN ('c5', 'c6')")
     with contextlib.closing(SqliteStore(str(path))) as backend:
         bytes_before = backend.sizes().sources
-        with holdfast.open(path) as store:
+        with backstay.open(path) as store:
             repair(store, dry_run=False)
 
         assert backend.sizes().sources == bytes_before

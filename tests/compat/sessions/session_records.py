@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.compat.sessions import CheckpointData, SyncCheckpointWriter
+from backstay.compat.sessions import CheckpointData, SyncCheckpointWriter
 
 START = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 

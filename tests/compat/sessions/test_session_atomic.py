@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from session_records import Fault
 
-from holdfast.compat.sessions import AtomicFileWriter
-from holdfast.errors import Corrupted, InvalidInput, StoreError
+from backstay.compat.sessions import AtomicFileWriter
+from backstay.errors import Corrupted, InvalidInput, StoreError
 
 
 @pytest.mark.row("S1x-08", "S1x-09")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.compat.sessions import CheckpointData, ChecksumUtils, SyncCheckpointWriter
-from holdfast.compat.sessions.canonical import canonical, number_text, parse, plain, pretty, to_tree
-from holdfast.errors import Corrupted, DecodeError, EncodeError, StoreRefused
+from backstay.compat.sessions import CheckpointData, ChecksumUtils, SyncCheckpointWriter
+from backstay.compat.sessions.canonical import canonical, number_text, parse, plain, pretty, to_tree
+from backstay.errors import Corrupted, DecodeError, EncodeError, StoreRefused
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)

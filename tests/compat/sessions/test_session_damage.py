@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from session_records import Fault, damage, file_of, fill, folder, names, record
 
-from holdfast.compat.sessions import CheckpointData, SyncCheckpointWriter
-from holdfast.errors import Corrupted, HoldfastError, OutcomeUnknown, StoreBusy, StoreError, StoreFull
+from backstay.compat.sessions import CheckpointData, SyncCheckpointWriter
+from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreBusy, StoreError, StoreFull
 
 Show = Callable[[str, object], None]
 
@@ -188,7 +188,7 @@ def test_every_flipped_bit_and_every_cut_is_detected_or_changes_nothing(tmp_path
             path.write_bytes(changed)
             try:
                 found = writer.load("s1", "id-1")
-            except HoldfastError:
+            except BackstayError:
                 detected += 1
             else:
                 assert found == data, f"at byte {position}"

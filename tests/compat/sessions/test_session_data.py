@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.compat import sessions
-from holdfast.compat.sessions import (
+from backstay.compat import sessions
+from backstay.compat.sessions import (
     AgentId,
     AgentState,
     CheckpointData,
@@ -24,7 +24,7 @@ from holdfast.compat.sessions import (
     SyncCheckpointWriter,
     TaskId,
 )
-from holdfast.errors import DecodeError, EncodeError, HoldfastError, InvalidInput
+from backstay.errors import BackstayError, DecodeError, EncodeError, InvalidInput
 
 NOW = datetime(2026, 1, 31, 9, 30, 15, 123456, tzinfo=UTC)
 
@@ -238,5 +238,5 @@ def test_all_four_roles_are_accepted(tmp_path: Path) -> None:
 
 
 def test_save_takes_a_record_and_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(HoldfastError, match="CheckpointData"):
+    with pytest.raises(BackstayError, match="CheckpointData"):
         SyncCheckpointWriter(tmp_path).save({"session_id": "s"})  # type: ignore[arg-type]

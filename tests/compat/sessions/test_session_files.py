@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from session_records import START, damage, file_of, fill, folder, names, record
 
-from holdfast.compat.sessions import (
+from backstay.compat.sessions import (
     CheckpointData,
     CheckpointId,
     CheckpointSystem,
@@ -28,7 +28,7 @@ from holdfast.compat.sessions import (
     ChecksumUtils,
     SyncCheckpointWriter,
 )
-from holdfast.errors import IdTaken, InvalidInput, StoreError
+from backstay.errors import IdTaken, InvalidInput, StoreError
 
 
 def text_of(root: Path, number: int) -> str:
@@ -64,8 +64,8 @@ def test_without_a_path_sessions_are_kept_below_the_home_directory(
 
     asyncio.run(writer.save(record(1)))
 
-    assert writer.sync.storage_path == tmp_path / ".holdfast" / "sessions"
-    assert file_of(tmp_path / ".holdfast" / "sessions", 1).exists()
+    assert writer.sync.storage_path == tmp_path / ".backstay" / "sessions"
+    assert file_of(tmp_path / ".backstay" / "sessions", 1).exists()
 
 
 @pytest.mark.row("S1-01", "S1-23", "S1-24", "S1-25", "S1-26", "S1-27", "S1-28", "S1-29")

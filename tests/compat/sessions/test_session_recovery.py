@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from session_records import damage, file_of, fill, folder, process, record
 
-import holdfast
-from holdfast.compat.sessions import (
+import backstay
+from backstay.compat.sessions import (
     AgentState,
     CrashRecovery,
     InterruptedSession,
@@ -27,13 +27,13 @@ from holdfast.compat.sessions import (
     SyncCheckpointWriter,
     render,
 )
-from holdfast.errors import InvalidInput
-from holdfast.store.sqlite.store import SqliteStore
-from holdfast.thread.process import Process, this_process
+from backstay.errors import InvalidInput
+from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.process import Process, this_process
 
 RUN = """
 import sys
-from holdfast.compat.sessions import CheckpointData, CrashRecovery, SyncCheckpointWriter
+from backstay.compat.sessions import CheckpointData, CrashRecovery, SyncCheckpointWriter
 root, session = sys.argv[1:]
 recovery = CrashRecovery(root)
 recovery.mark_session_active(session, owner="worker-7", task="import orders")
@@ -45,9 +45,9 @@ sys.stdin.read()
 """
 
 RUN_IN_STORE = """
-import sys, holdfast
-from holdfast.compat.sessions import CrashRecovery
-store = holdfast.open(sys.argv[1])
+import sys, backstay
+from backstay.compat.sessions import CrashRecovery
+store = backstay.open(sys.argv[1])
 CrashRecovery(store).mark_session_active("nightly", owner="worker-7", task="import orders")
 store.thread("nightly").save({"done": 3}, iteration=3)
 print("ready", flush=True)
@@ -360,7 +360,7 @@ def test_recovery_does_not_go_by_the_files_dates(tmp_path: Path) -> None:
 @pytest.mark.row("W1-28", "W1-29", "W1-30", "S1x-29")
 def test_the_same_over_a_store(tmp_path: Path) -> None:
     url = str(tmp_path / "agent.db")
-    with holdfast.open(url) as store:
+    with backstay.open(url) as store:
         recovery = CrashRecovery(store)
         with process(RUN_IN_STORE, url) as running:
             assert recovery.detect_unclean_shutdown() == []
@@ -382,7 +382,7 @@ def test_the_same_over_a_store(tmp_path: Path) -> None:
 
 
 def test_a_session_of_a_store_is_ended_by_who_began_it(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "agent.db") as store:
+    with backstay.open(tmp_path / "agent.db") as store:
         recovery = CrashRecovery(store)
         recovery.mark_session_active("t", task="one")
         recovery.mark_session_active("t", task="two")
@@ -398,7 +398,7 @@ def test_a_session_of_a_store_is_ended_by_who_began_it(tmp_path: Path) -> None:
 
 @pytest.mark.row("S1x-17", "W1-17")
 def test_recovery_from_a_store_passes_over_what_is_damaged_and_says_why(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "agent.db") as store:
+    with backstay.open(tmp_path / "agent.db") as store:
         thread = store.thread("t")
         for number in range(1, 6):
             thread.save({"n": number}, id=f"c{number}")
@@ -409,8 +409,8 @@ def test_recovery_from_a_store_passes_over_what_is_damaged_and_says_why(tmp_path
                 "UPDATE checkpoint SET digest = zeroblob(32) WHERE step >= 4"
             ).fetchall()
         )
-    with holdfast.open(tmp_path / "agent.db") as store:
-        with pytest.raises(holdfast.Corrupted):
+    with backstay.open(tmp_path / "agent.db") as store:
+        with pytest.raises(backstay.Corrupted):
             store.thread("t").latest()
 
         report = CrashRecovery(store).recover_session("t")

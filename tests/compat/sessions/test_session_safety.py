@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from session_records import file_of, fill, folder, names, record
 
-from holdfast.compat.sessions import CrashRecovery, SyncCheckpointWriter
-from holdfast.errors import HoldfastError, InvalidInput, StoreRefused
+from backstay.compat.sessions import CrashRecovery, SyncCheckpointWriter
+from backstay.errors import BackstayError, InvalidInput, StoreRefused
 
 HOSTILE = [
     "",
@@ -190,7 +190,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_make_anyone_wait(tmp_path: Path)
     os.mkfifo(tmp_path / "s1" / "session_meta.json")
 
     assert writer.load("s1") == record(1)
-    with pytest.raises(HoldfastError, match="no regular file"):
+    with pytest.raises(BackstayError, match="no regular file"):
         writer.load("s1", "id-2")
     recovery = CrashRecovery(tmp_path)
     assert recovery.detect_unclean_shutdown() == []

@@ -22,15 +22,15 @@ from nursery import Nursery
 from session_records import file_of, fill, folder, names, record
 from session_victim import SESSION, check
 
-from holdfast.compat.sessions import CheckpointWriter, SyncCheckpointWriter
-from holdfast.errors import IdTaken
+from backstay.compat.sessions import CheckpointWriter, SyncCheckpointWriter
+from backstay.errors import IdTaken
 
 Show = Callable[[str, object], None]
 VICTIMS = 10
 
 SAVES = """
 import sys
-from holdfast.compat.sessions import CheckpointData, SyncCheckpointWriter
+from backstay.compat.sessions import CheckpointData, SyncCheckpointWriter
 root, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 writer = SyncCheckpointWriter(root)
 print("ready", flush=True)

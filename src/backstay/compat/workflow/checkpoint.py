@@ -1,0 +1,160 @@
+"""A workflow's checkpoint: where a graph paused, with the state it needs to go on; and its summary for lists."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from backstay.compat.plain_json import copied, copied_list, copied_object
+from backstay.compat.workflow.state import SharedState
+from backstay.errors import BackstayError, DecodeError, InvalidInput
+from backstay.model.fields import check_fields
+from backstay.model.ids import check_id, check_label
+from backstay.model.interrupt import InterruptKind
+
+InterruptType = InterruptKind
+"""Why a run paused; the values are the names on the wire: beforenode, afternode, toolapproval, userrequest."""
+
+_OPTIONAL = ("pending_action", "run_id")
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """Everything needed to resume a graph: its place, its state, and what it waits for."""
+
+    id: str
+    graph_name: str
+    current_node: str  # before a node: that node; after one: the node that follows
+    state_snapshot: Any  # JSON; of a ``SharedState``, usually
+    path: list[str]  # the nodes executed so far
+    step_count: int
+    created_at: datetime  # with a time zone; UTC on the wire
+    pending_action: Any = None  # JSON: the tool call that waits for approval, if any
+    interrupt_type: InterruptType
+    run_id: str | None = None  # which run it belongs to: tells two runs of one graph apart
+    extra: dict[str, Any] = field(default_factory=dict)  # keys that this version does not know
+
+    @classmethod
+    def new(
+        cls,
+        graph_name: str,
+        current_node: str,
+        state: SharedState,
+        path: list[str],
+        step_count: int,
+        interrupt_type: InterruptType,
+        *,
+        run_id: str | None = None,
+    ) -> Checkpoint:
+        """Make a checkpoint of a state, now, with a fresh id. What the state cannot say is an error, never a null."""
+        return cls(
+            id=str(uuid.uuid4()),
+            graph_name=graph_name,
+            current_node=current_node,
+            state_snapshot=state.to_json(),
+            path=list(path),
+            step_count=step_count,
+            created_at=datetime.now(UTC),
+            interrupt_type=_kind(interrupt_type),
+            run_id=run_id,
+        )
+
+    def restore_state(self) -> SharedState:
+        """Return the state of the snapshot, as a copy of its own."""
+        try:
+            return SharedState.from_json(self.state_snapshot)
+        except DecodeError as error:
+            raise DecodeError(
+                f"Failed to restore state: {error.what}",
+                checkpoint=self.id,
+                path=error.path,
+                hint="This snapshot was not made of a SharedState: read state_snapshot itself",
+            ) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the checkpoint as a JSON object of its own; raise if it could not be read back."""
+        return {**copied_object(self.extra, "extra"), **_checked(self)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Checkpoint:
+        """Make a checkpoint of what ``to_dict`` gave; raise DecodeError that names what is missing or wrong."""
+        missing = [name for name in _WIRE if name not in plain and name not in _OPTIONAL]
+        if missing:
+            raise DecodeError(f"{missing[0]} is missing", path=missing[0], hint="This is no workflow checkpoint")
+        values = {name: plain[name] for name in _WIRE if name in plain}
+        try:
+            values["created_at"] = datetime.fromisoformat(str(values["created_at"]))
+            made = cls(**values, extra={key: value for key, value in plain.items() if key not in _WIRE})
+            copy = made.to_dict()
+        except (BackstayError, ValueError) as error:
+            raise DecodeError(f"not a workflow checkpoint: {getattr(error, 'what', error)}") from error
+        made.interrupt_type, made.created_at = InterruptType(copy["interrupt_type"]), made.created_at.astimezone(UTC)
+        made.extra = {key: copy[key] for key in made.extra}
+        for name in ("state_snapshot", "path", "pending_action"):
+            setattr(made, name, copy[name])
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointInfo:
+    """A checkpoint in a list."""
+
+    id: str
+    graph_name: str
+    current_node: str
+    step_count: int
+    created_at: datetime
+    interrupt_type: InterruptType
+    run_id: str | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> CheckpointInfo:
+        """Return the summary of a checkpoint."""
+        return cls(**{item.name: getattr(checkpoint, item.name) for item in fields(cls)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as a JSON object."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        plain.update(created_at=moment_text(self.created_at), interrupt_type=self.interrupt_type.value)
+        if self.run_id is None:
+            del plain["run_id"]
+        return plain
+
+
+_WIRE = tuple(item.name for item in fields(Checkpoint) if item.name != "extra")
+
+
+def moment_text(moment: datetime) -> str:
+    """Return a moment as RFC 3339 text in UTC."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _kind(given: object) -> InterruptType:
+    try:
+        return InterruptType(str(given))
+    except ValueError:
+        raise InvalidInput("interrupt_type is not known", hint=f"Use one of {', '.join(InterruptType)}") from None
+
+
+def _checked(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the known fields in their wire form; raise InvalidInput or EncodeError that names the first bad one."""
+    clash = next((name for name in checkpoint.extra if name in _WIRE), None)
+    if clash is not None:
+        raise InvalidInput(f"extra holds {clash!r}, which is a field of its own", hint=f"Set {clash} instead")
+    check_fields({"step": checkpoint.step_count, "created_at": checkpoint.created_at, "run_id": checkpoint.run_id})
+    path = copied_list(checkpoint.path, "path")
+    plain = {
+        "id": check_id(checkpoint.id, "checkpoint id"),
+        "graph_name": check_label(checkpoint.graph_name, "graph_name"),
+        "current_node": check_label(checkpoint.current_node, "current_node"),
+        "state_snapshot": copied(checkpoint.state_snapshot, "state_snapshot"),
+        "path": [check_label(node, f"path[{index}]") for index, node in enumerate(path)],
+        "step_count": checkpoint.step_count,
+        "created_at": moment_text(checkpoint.created_at),
+        "pending_action": copied(checkpoint.pending_action, "pending_action"),
+        "interrupt_type": _kind(checkpoint.interrupt_type).value,
+    }
+    return plain if checkpoint.run_id is None else {**plain, "run_id": checkpoint.run_id}

@@ -1,0 +1,343 @@
+"""Every error Backstay raises, in one tree, grouped by who must act.
+
+    BackstayError
+    ├── the caller: change the call
+    │   ├── InvalidInput          an argument that can never work (also a ValueError)
+    │   │   ├── InvalidGraph      a graph that cannot be built; names every mistake
+    │   │   └── EncodeError       a value that could not come back equal; refused before anything is written
+    │   ├── NotFound              the thread, branch or checkpoint named is not there (also a LookupError)
+    │   ├── GraphMismatch         the stored position belongs to another graph
+    │   │   └── MigrationFailed   the migration that should have made it fit did not work
+    │   ├── StepsExceeded         the run took as many steps as it may; all of them are saved
+    │   ├── LimitExceeded         a file asks for more memory or work than is allowed; raise the limit if you trust it
+    │   └── Rejected              a person, or a timeout, said no; what was asked for was not done
+    ├── the author of a node: mend the graph's code, then resume
+    │   ├── NodeFailed            a node raised an error, after all its attempts
+    │   ├── BadUpdate             a node returned what the state cannot take; nothing of it was committed
+    │   ├── MergeConflict         two nodes that ran side by side wrote the same key
+    │   └── Unrecovered           an operation failed, or waits for a decision, and this process has no error of it
+    ├── another writer: look at what happened, then go on from there
+    │   ├── Conflict              the head moved since it was read; nothing of this save was stored
+    │   │   ├── IdTaken           the checkpoint id exists with other content
+    │   │   └── EffectChanged     the effect's key was used before, with other arguments
+    │   ├── Fenced                another owner holds the branch; this one must not write
+    │   ├── OutcomeUnknown        the save may or may not be stored; save again with the same id to find out
+    │   └── EffectUnknown         an effect may have been done or not: a reconcile hook or a person must look
+    ├── the operator: look at the store
+    │   ├── StoreError            the store cannot do it now: busy, full, closed, unreadable, not ours
+    │   │   ├── StoreBusy         locked by another process for longer than the timeout
+    │   │   ├── StoreFull         no space left; nothing was stored
+    │   │   └── StoreRefused      not ours, from a newer version, or set up unsafely; nothing was touched
+    │   └── Corrupted             stored bytes fail their digest
+    └── either: DecodeError       bytes that are no valid value (damaged, or not written by Backstay)
+
+An error says what happened, to which thread, checkpoint or path, and what to do next. It carries those as
+attributes too, and never shows a state's values. ``retry_safe`` tells whether the same call may simply be repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class BackstayError(Exception):
+    """Root of all errors of this library."""
+
+    summary: ClassVar[str] = "backstay error"
+    retry_safe: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        hint: str | None = None,
+        thread: str | None = None,
+        checkpoint: str | None = None,
+        path: str | None = None,
+    ) -> None:
+        self.what = what
+        self.hint = hint
+        self.thread = thread
+        self.checkpoint = checkpoint
+        self.path = path
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        where = [
+            f"{name} {value!r}"
+            for name, value in (("thread", self.thread), ("checkpoint", self.checkpoint), ("path", self.path))
+            if value is not None and value not in self.what
+        ]
+        place = f" ({', '.join(where)})" if where else ""
+        advice = f". {self.hint}" if self.hint else ""
+        return f"{self.summary}: {self.what}{place}{advice}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword-only constructors do not survive the default protocol; process pools must be able to carry our errors.
+        return (_rebuild, (type(self), self.__dict__.copy(), self.args))
+
+
+def _rebuild(cls: type[BackstayError], fields: dict[str, Any], args: tuple[Any, ...]) -> BackstayError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(fields)
+    error.args = args
+    return error
+
+
+class InvalidInput(BackstayError, ValueError):
+    """An argument can never work as given; nothing was changed."""
+
+    summary = "invalid input"
+
+
+class EncodeError(InvalidInput):
+    """A value could not come back equal, so it is refused before anything is written."""
+
+    summary = "serialization error"
+
+
+class InvalidGraph(InvalidInput):
+    """A graph cannot be built; ``problems`` names every mistake, each with its node."""
+
+    summary = "invalid graph"
+
+    def __init__(self, graph: str, problems: list[str]) -> None:
+        self.graph = graph
+        self.problems = problems
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"{graph!r} has {len(problems)} {'mistake' if len(problems) == 1 else 'mistakes'}:{listed}")
+
+
+class NodeFailed(BackstayError):
+    """A node raised an error (its cause), after all the attempts it was given. Nothing of it was committed."""
+
+    summary = "node failed"
+
+    def __init__(self, node: str, attempts: int, error: BaseException, **where: Any) -> None:
+        self.node = node
+        self.attempts = attempts
+        self.error = error
+        tried = "" if attempts == 1 else f" after {attempts} attempts"
+        super().__init__(f"node {node!r} raised {type(error).__name__}{tried}", **where)
+        self.__cause__ = error
+
+
+class BadUpdate(BackstayError):
+    """A node returned something that the state cannot take; nothing of it was committed."""
+
+    summary = "bad update"
+
+    def __init__(self, node: str, key: str | None, what: str, **where: Any) -> None:
+        self.node = node
+        self.key = key
+        place = f"node {node!r}" if key is None else f"node {node!r}: {key!r}"
+        super().__init__(f"{place} {what}", **where)
+
+
+class MergeConflict(BackstayError):
+    """Two nodes that ran side by side wrote different values to a key that can have only one."""
+
+    summary = "merge conflict"
+
+    def __init__(self, key: str, first: str, second: str) -> None:
+        self.key = key
+        self.writers = (first, second)
+        super().__init__(
+            f"{first!r} and {second!r} ran side by side and both wrote {key!r}",
+            hint="Let one of them write it, give the key a reducer (append, merge, add, a function), or use two keys",
+        )
+
+
+class Unrecovered(BackstayError):
+    """An operation has no value: it failed in an earlier process, whose error is gone, or waits for a decision.
+
+    ``interrupt`` is the question that waits (an ``InterruptRecord``), or None.
+    """
+
+    summary = "not recovered"
+
+    def __init__(self, what: str, *, interrupt: Any = None, **where: Any) -> None:
+        self.interrupt = interrupt
+        super().__init__(what, **where)
+
+
+class NotFound(BackstayError, LookupError):
+    """What was named is not in the store."""
+
+    summary = "checkpoint not found"
+
+
+class GraphMismatch(BackstayError):
+    """The stored position was made by a graph with another fingerprint.
+
+    ``expected`` is the stored one, ``actual`` the present graph's; ``judgement``, if there is one, tells for each frame
+    of the position what differs.
+    """
+
+    summary = "graph mismatch"
+
+    def __init__(
+        self, expected: int, actual: int, *, what: str | None = None, judgement: Any = None, **where: Any
+    ) -> None:
+        self.expected = expected
+        self.actual = actual
+        self.judgement = judgement
+        hashes = f"expected 0x{expected:016x}, actual 0x{actual:016x}"
+        listed = "" if judgement is None else f"\n{judgement}\n"
+        super().__init__(f"{hashes if what is None else f'{what}; {hashes}'}{listed}", **where)
+
+
+class MigrationFailed(GraphMismatch):
+    """A graph's migration raised an error (its cause), or gave no state or position; nothing was changed."""
+
+    summary = "migration failed"
+
+    def __init__(self, graph: str, from_hash: int, problem: str, *, expected: int, actual: int, **where: Any) -> None:
+        self.graph = graph
+        self.from_hash = from_hash
+        what = f"the migration of graph {graph!r} from 0x{from_hash:016x} {problem}"
+        super().__init__(expected, actual, what=what, **where)
+
+
+class StepsExceeded(BackstayError):
+    """The run took as many steps as it may; all of them are saved. ``limit`` is how many that is."""
+
+    summary = "steps exceeded"
+
+    def __init__(self, what: str, *, limit: int, **where: Any) -> None:
+        self.limit = limit
+        super().__init__(what, **where)
+
+
+class LimitExceeded(BackstayError):
+    """A file from outside asks for more memory or work than is allowed. ``limit`` names the limit that was reached."""
+
+    summary = "limit exceeded"
+
+    def __init__(self, what: str, *, limit: str, **where: Any) -> None:
+        self.limit = limit
+        super().__init__(what, **where)
+
+
+class Rejected(BackstayError):
+    """A decision said no: what was asked for was not done.
+
+    ``reason`` is the decision's, ``by`` who made it; "timeout" if nobody did in time.
+    """
+
+    summary = "rejected"
+
+    def __init__(self, what: str, reason: str = "", *, by: str | None = None, **where: Any) -> None:
+        self.reason = reason
+        self.by = by
+        super().__init__(what, **where)
+
+
+class Conflict(BackstayError):
+    """The branch's head is no longer the one this save builds on; nothing of it was stored.
+
+    ``winner`` is the metadata of the head that is there now (a ``CheckpointMeta``), or None if it was deleted.
+    """
+
+    summary = "conflict"
+
+    def __init__(self, what: str, *, winner: Any = None, **where: Any) -> None:
+        self.winner = winner
+        super().__init__(what, **where)
+
+
+class IdTaken(Conflict):
+    """A checkpoint with this id exists and holds other content."""
+
+    summary = "checkpoint id taken"
+
+
+class EffectChanged(Conflict):
+    """The key of an effect was used before with other arguments: a result of those must not be taken for one of these.
+
+    ``record`` is the effect as the ledger has it (an ``EffectRecord``).
+    """
+
+    summary = "effect changed"
+
+    def __init__(self, what: str, *, record: Any, **where: Any) -> None:
+        self.record = record
+        super().__init__(what, winner=record, **where)
+
+
+class Fenced(BackstayError):
+    """Another owner holds the branch, or holds it now: who is not its owner must not write.
+
+    ``epoch`` is the one this call came with (0 if it held no lease), ``current`` the branch's, ``owner`` who holds it.
+    """
+
+    summary = "fenced"
+
+    def __init__(self, what: str, *, epoch: int, current: int, owner: str | None = None, **where: Any) -> None:
+        self.epoch = epoch
+        self.current = current
+        self.owner = owner
+        super().__init__(what, **where)
+
+
+class OutcomeUnknown(BackstayError):
+    """The store failed while committing: the checkpoint may be stored or not.
+
+    Saving again with the same ``checkpoint`` id and content settles it: the store answers with the first result if
+    it was applied, and applies it otherwise.
+    """
+
+    summary = "outcome unknown"
+    retry_safe = True
+
+
+class EffectUnknown(BackstayError):
+    """An effect was begun and has no receipt: it may have been done or not, so it is not done again.
+
+    ``record`` is the effect as the ledger has it (an ``EffectRecord``), to be shown to whoever can find out, and to be
+    handed to ``thread.settle`` with what they found.
+    """
+
+    summary = "effect outcome unknown"
+
+    def __init__(self, what: str, *, record: Any, **where: Any) -> None:
+        self.record = record
+        super().__init__(what, **where)
+
+
+class StoreError(BackstayError):
+    """The store cannot do what was asked."""
+
+    summary = "storage error"
+
+
+class StoreBusy(StoreError):
+    """Another process kept the store locked for longer than the timeout; nothing was stored."""
+
+    retry_safe = True
+
+
+class StoreFull(StoreError):
+    """There is no space left for the store; nothing of this call was stored."""
+
+    retry_safe = True
+
+
+class StoreRefused(StoreError):
+    """The store at this place is not ours, is from a newer version, or is set up unsafely; it was not touched."""
+
+
+class Corrupted(BackstayError):
+    """Stored bytes fail their digest, or a record that must be there is missing."""
+
+    summary = "corrupted checkpoint"
+
+
+class DecodeError(BackstayError, ValueError):
+    """Bytes that are no valid value: damaged, or not written by Backstay."""
+
+    summary = "decode error"
+
+
+class StoreWarning(UserWarning):
+    """Nothing failed and nothing is lost, but the store needs somebody's attention. Not an error of the tree above."""

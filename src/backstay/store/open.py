@@ -1,0 +1,65 @@
+"""Which store a URL names: one table, scheme to class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from backstay.errors import InvalidInput, StoreRefused
+from backstay.store.base import Backend
+from backstay.store.memory import MemoryStore
+from backstay.store.sqlite.store import SqliteStore
+from backstay.version import install_hint
+
+
+def _directory(url: str) -> Backend:
+    from backstay.store.directory.store import DirectoryStore
+
+    return DirectoryStore(url)
+
+
+def _postgres(url: str) -> Backend:
+    try:
+        from backstay.store.postgres.store import PostgresStore
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("psycopg"):
+            raise
+        raise StoreRefused("PostgreSQL needs a driver that is not installed", hint=install_hint("postgres")) from error
+    return PostgresStore(url)
+
+
+STORES: dict[str, Callable[[str], Backend]] = {
+    "memory": MemoryStore,
+    "sqlite": SqliteStore,
+    "dir": _directory,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+}
+"""Scheme to class. A URL without a scheme is the path of a SQLite file."""
+
+
+_URL_LENGTH_MAX = 10_000
+
+
+def _is_plain(text: str) -> bool:
+    """Tell whether a text can be the name of a file: no NUL, and no half of a character."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def open_backend(url: str | os.PathLike[str]) -> Backend:
+    """Open the store that the URL names, making it if it is not there."""
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else ""
+    if not isinstance(text, str) or not text or len(text) > _URL_LENGTH_MAX or not _is_plain(text):
+        raise InvalidInput("a store is named by a path or a URL", hint='For example backstay.open("agent.db")')
+    scheme, colon, _ = text.partition(":")
+    if text == "memory:":
+        return MemoryStore(text)
+    if colon and scheme in STORES:
+        return STORES[scheme](text)
+    if colon and "://" in text:
+        known = ", ".join(f"{name}:" for name in STORES)
+        raise InvalidInput(f"no store is known for {scheme}://", hint=f"Known are {known} and a file's path")
+    return SqliteStore(text)

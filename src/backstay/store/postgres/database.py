@@ -1,0 +1,170 @@
+"""Opening a database: only a primary, only with settings that our promises rest on, only a schema we know.
+
+Tables are made and brought up to date in one transaction each, under an advisory lock, so any number of processes may
+start at once.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+
+from backstay.errors import StoreRefused
+from backstay.store.postgres.connection import DeadlineConnection, is_pooled
+from backstay.store.postgres.failure import translate
+from backstay.store.postgres.link import Link
+from backstay.store.postgres.schema import check_schema, migration_scripts, schema_script
+from backstay.store.postgres.select import every, one, run, scalar
+from backstay.store.postgres.target import Target
+from backstay.version import install_hint
+
+SERVER_VERSION_MIN = 130_000
+ENCODINGS = ("UTF8", "SQL_ASCII")  # the others cannot hold every name
+ISOLATION = "read committed"
+SETTINGS = """
+SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(),
+  pg_catalog.current_setting('transaction_read_only'), pg_catalog.current_setting('server_encoding'),
+  pg_catalog.current_setting('default_transaction_isolation'), pg_catalog.current_setting('fsync'),
+  pg_catalog.current_setting('full_page_writes'), pg_catalog.current_setting('synchronous_commit'),
+  pg_catalog.current_setting('client_min_messages'), pg_catalog.current_schemas(true)::text[]"""
+SAFE_PATH = "SET LOCAL search_path = pg_catalog, pg_temp"
+ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('backstay schema {schema}', 0))"
+NO_WRITERS = "LOCK TABLE {schema}.meta IN ACCESS EXCLUSIVE MODE"
+HAS_SCHEMA = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s"
+TABLES = """
+SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s"""
+HAS_VERSION = """
+SELECT 1 FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = '{schema}.meta'::regclass::oid AND a.attname = 'version' AND a.atttypid = 'int'::regtype::oid"""
+VERSION = "SELECT version FROM {schema}.meta"
+_NAMES = re.compile(r"CREATE TABLE \{schema\}\.(\w+)")
+
+
+def prepare(link: Link, target: Target) -> None:
+    """Check the server and make or update the tables, on a connection of its own."""
+    connection = link.connect()
+    try:
+        is_pooled(connection)  # if not, it has a safe search path from here on
+        _check_server(connection, target)
+        while _version(connection, target) != len(migration_scripts()):
+            _bring_up_to_date(connection, target)
+        check_schema(connection, target)
+    except psycopg.Error as error:
+        raise translate(error, target) from error
+    finally:
+        connection.close()
+
+
+def _bring_up_to_date(connection: DeadlineConnection, target: Target) -> None:
+    try:
+        connection.execute("BEGIN")
+        connection.execute(SAFE_PATH)
+        migrate(connection, target)
+        connection.execute("COMMIT")
+    except psycopg.errors.DeadlockDetected:  # a writer was in the way, and this in its way: once more
+        connection.execute("ROLLBACK")
+
+
+def migrate(connection: DeadlineConnection, target: Target) -> None:
+    """Bring the schema to the newest version, inside a transaction."""
+    scripts = migration_scripts()
+    run(connection, ALONE)  # whoever waited here finds the work done
+    current = _version(connection, target)
+    if current is None:
+        if scalar(connection, HAS_SCHEMA, (target.schema,)) is None:
+            run(connection, "CREATE SCHEMA {schema}")
+        _execute(connection, schema_script())
+        run(connection, "INSERT INTO {schema}.meta VALUES (%s)", (len(scripts),))
+        return
+    run(connection, NO_WRITERS)
+    for number in range(current, len(scripts)):
+        _execute(connection, scripts[number])
+    run(connection, "UPDATE {schema}.meta SET version = %s", (len(scripts),))
+
+
+def _version(connection: DeadlineConnection, target: Target) -> int | None:
+    """Return the schema's version, None if there is nothing yet; refuse what is not ours or too new."""
+    name = target.schema
+    tables = {table for (table,) in every(connection, TABLES, (name,))}
+    if not tables:
+        return None
+    version = scalar(connection, VERSION) if "meta" in tables and scalar(connection, HAS_VERSION) else None
+    if version is None or version < 1:
+        raise _refused(target, f"schema {name!r} holds tables of another program", "Name another with ?schema=")
+    known = len(migration_scripts())
+    if version > known:
+        raise _refused(
+            target,
+            f"schema {name!r} has version {version}; this Backstay knows up to {known}",
+            f"Upgrade Backstay. {install_hint()}",
+        )
+    missing = sorted(set(_NAMES.findall(schema_script())) - tables) if version == known else []
+    if missing:
+        raise _refused(
+            target,
+            f"schema {name!r} lacks tables: {', '.join(missing)}",
+            "Restore a backup of the whole schema, or name another with ?schema=",
+        )
+    return int(version)
+
+
+def _check_server(connection: DeadlineConnection, target: Target) -> None:
+    found = one(connection, SETTINGS)
+    assert found is not None
+    version, is_standby, read_only, encoding, isolation, *durability, messages, path = found
+    if version < SERVER_VERSION_MIN:
+        raise _refused(target, "the server is older than PostgreSQL 13", "Use a newer one")
+    if is_standby:
+        raise _refused(
+            target, "the server is a standby", "Name the primary: a standby may show an old newest checkpoint"
+        )
+    if read_only == "on":
+        raise _refused(
+            target,
+            "the database is read-only",
+            "Set default_transaction_read_only=off for this user and database, or name another",
+        )
+    if encoding not in ENCODINGS:
+        raise _refused(
+            target, f"the database's encoding is {encoding}: it cannot hold every name", "Create one with UTF8"
+        )
+    if isolation != ISOLATION:  # what waited for a lock would then look at what was there before it waited
+        raise _refused(
+            target,
+            f"the server runs with default_transaction_isolation={isolation}: deletes and forks would miss each other",
+            f"Set it to {ISOLATION!r} for this user: ALTER ROLE … SET default_transaction_isolation",
+        )
+    if next(schema for schema in path if not schema.startswith("pg_temp")) != "pg_catalog":
+        raise _refused(
+            target,
+            f"the search path looks into schema {path[0]!r} before PostgreSQL's own: others may plant functions there",
+            "Leave pg_catalog out of search_path for this user and database: then it comes first",
+        )
+    if messages in ("error", "fatal", "panic"):
+        raise _refused(
+            target,
+            f"the server runs with client_min_messages={messages}: it would not tell that a standby lacks a commit",
+            "Set it to warning for this user: ALTER ROLE … SET client_min_messages",
+        )
+    _check_durability(target, durability)
+
+
+def _check_durability(target: Target, values: list[str]) -> None:
+    for setting, value in zip(("fsync", "full_page_writes", "synchronous_commit"), values, strict=True):
+        if value == "off" and not target.accepts_data_loss:
+            raise _refused(
+                target,
+                f"the server runs with {setting}=off: a crash would lose or damage acknowledged checkpoints",
+                f"Set {setting}=on, or add accept_data_loss=yes to the URL if that is really meant",
+            )
+
+
+def _refused(target: Target, what: str, hint: str) -> StoreRefused:
+    return StoreRefused(what, path=target.shown, hint=hint)
+
+
+def _execute(connection: DeadlineConnection, script: str) -> None:
+    """Run several statements at once: without parameters, in the simple protocol."""
+    connection.execute(connection.statements[script].encode(), prepare=False)

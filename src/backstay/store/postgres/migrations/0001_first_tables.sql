@@ -1,0 +1,514 @@
+-- The newest schema. A new store is made from this file; an older one reaches it through migrations/, and a test proves
+-- that both ways give the same tables. {schema} stands for the schema's quoted name.
+--
+-- Locks: whoever adds to a branch holds its row in `lane`, then the row in `thread`, always in this order. A fork from
+-- another thread holds that one's row too. A delete holds all branches and then the rows of all threads that share a
+-- stream with it, so nothing moves under it.
+--
+-- Whoever answers that something is stored has written or locked a row in the same transaction: only then does the answer
+-- wait for a synchronous standby, also if it was stored by an earlier attempt.
+--
+-- Every function has a search path of its own: whatever another user of the database has planted elsewhere, it calls and
+-- uses only what belongs to PostgreSQL and what is named with its schema.
+
+-- Whoever writes looks here first, with check_version, and so holds the table's weakest lock until the end. A migration
+-- takes its strongest lock before anything else: it waits for writers under way, and later ones see the new version.
+CREATE TABLE {schema}.meta (
+  version int NOT NULL
+);
+
+CREATE TABLE {schema}.thread (
+  id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  next_seq  bigint NOT NULL,
+  namespace text COLLATE "C" NOT NULL,
+  name      text COLLATE "C" NOT NULL,
+  UNIQUE (namespace, name)
+) WITH (fillfactor = 50);
+
+-- One row a branch. last_seq never falls, also when the head is deleted. The lease: epoch, owner, token, expires.
+CREATE TABLE {schema}.lane (
+  id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  thread   bigint NOT NULL,
+  head     bigint NOT NULL,
+  last_seq bigint NOT NULL,
+  epoch    bigint NOT NULL DEFAULT 0,
+  expires  timestamptz,
+  scope    text COLLATE "C" NOT NULL,
+  branch   text COLLATE "C" NOT NULL,
+  owner    text,
+  token    text,
+  origin   bytea,
+  UNIQUE (thread, scope, branch)
+) WITH (fillfactor = 50);
+CREATE INDEX lane_origin ON {schema}.lane (origin) WHERE origin IS NOT NULL;
+CREATE INDEX lane_leased ON {schema}.lane (id) WHERE token IS NOT NULL;
+
+-- key = lane << 32 | seq. Ids: 0x00 and a UUID's 16 bytes, or 0x01 and "namespace NUL id" as text.
+CREATE TABLE {schema}.checkpoint (
+  key           bigint PRIMARY KEY,
+  created       bigint NOT NULL,
+  size          bigint NOT NULL,
+  base          bigint,
+  step          bigint NOT NULL,
+  id            bytea NOT NULL UNIQUE,
+  parent        bytea,
+  parent_digest bytea,
+  digest        bytea NOT NULL,
+  notes         bytea NOT NULL,
+  manifest      bytea NOT NULL
+);
+ALTER TABLE {schema}.checkpoint ALTER notes SET STORAGE EXTERNAL, ALTER manifest SET STORAGE EXTERNAL;
+
+-- The bytes of streams; address = stream << 28 | offset. size is the length before compression; a body of that very
+-- length is not compressed.
+CREATE TABLE {schema}.chunk (
+  address bigint PRIMARY KEY,
+  size    int NOT NULL,
+  body    bytea NOT NULL
+);
+ALTER TABLE {schema}.chunk ALTER body SET STORAGE EXTERNAL;
+
+-- Small new bytes. When a stream has filled a window of 64 KiB, one compressed row in `chunk` holds it too, and the next
+-- window writes over these rows: a stream has 128 of them, one for each 512 bytes of a window. So what is superseded is
+-- reused at once, inside its page, and nothing waits for a vacuum. slot = stream << 7 | (offset >> 9 & 127).
+CREATE TABLE {schema}.fresh (
+  slot    bigint PRIMARY KEY,
+  address bigint NOT NULL,
+  body    bytea NOT NULL
+) WITH (fillfactor = 75);
+ALTER TABLE {schema}.fresh ALTER body SET STORAGE EXTERNAL;
+
+CREATE TABLE {schema}.blob (
+  id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  size   int NOT NULL,
+  digest bytea NOT NULL UNIQUE,
+  body   bytea NOT NULL
+);
+ALTER TABLE {schema}.blob ALTER body SET STORAGE EXTERNAL;
+
+CREATE TABLE {schema}.stream_ref (
+  lane   bigint NOT NULL,
+  stream bigint NOT NULL,
+  owned  boolean NOT NULL,
+  PRIMARY KEY (lane, stream)
+);
+CREATE INDEX stream_ref_stream ON {schema}.stream_ref (stream);
+
+CREATE TABLE {schema}.blob_ref (
+  lane   bigint NOT NULL,
+  digest bytea NOT NULL,
+  PRIMARY KEY (lane, digest)
+);
+CREATE INDEX blob_ref_digest ON {schema}.blob_ref (digest);
+
+CREATE TABLE {schema}.tag (
+  checkpoint bigint NOT NULL,
+  name       text COLLATE "C" NOT NULL,
+  PRIMARY KEY (checkpoint, name)
+);
+CREATE INDEX tag_name ON {schema}.tag (name, checkpoint);
+
+-- One row for all writes of a task, packed as store/writes.py says. task: 0x00 and a UUID's 16 bytes, or 0x01 and its
+-- text. size is the length before compression; a body of that very length is not compressed.
+CREATE TABLE {schema}.write (
+  thread     bigint NOT NULL,
+  size       int NOT NULL,
+  scope      text COLLATE "C" NOT NULL,
+  checkpoint bytea NOT NULL,
+  task       bytea NOT NULL,
+  body       bytea NOT NULL,
+  PRIMARY KEY (thread, scope, checkpoint, task)
+);
+ALTER TABLE {schema}.write ALTER body SET STORAGE EXTERNAL;
+
+CREATE TABLE {schema}.session (
+  id      bytea PRIMARY KEY,
+  number  bigint GENERATED ALWAYS AS IDENTITY,
+  thread  bigint NOT NULL,
+  scope   text COLLATE "C" NOT NULL,
+  branch  text COLLATE "C" NOT NULL,
+  owner   text NOT NULL,
+  process text NOT NULL,
+  note    text NOT NULL,
+  started bigint NOT NULL,
+  seen    bigint NOT NULL,
+  expires timestamptz NOT NULL,
+  ended   bigint,
+  reason  text
+);
+CREATE INDEX session_thread ON {schema}.session (thread);
+CREATE INDEX session_active ON {schema}.session (number) WHERE ended IS NULL;
+
+CREATE TABLE {schema}.interrupt (
+  number         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  id             bytea NOT NULL UNIQUE,
+  thread         bigint NOT NULL,
+  scope          text COLLATE "C" NOT NULL,
+  branch         text COLLATE "C" NOT NULL,
+  checkpoint     bytea NOT NULL,
+  digest         bytea NOT NULL,
+  body           bytea NOT NULL,
+  created        bigint NOT NULL,
+  decision       bytea,
+  decided_by     text,
+  decided        bigint,
+  consumer       text,
+  consumer_epoch bigint NOT NULL DEFAULT 0,
+  consumed       bigint
+);
+CREATE INDEX interrupt_checkpoint ON {schema}.interrupt (checkpoint);
+CREATE INDEX interrupt_thread ON {schema}.interrupt (thread);
+CREATE INDEX interrupt_pending ON {schema}.interrupt (number) WHERE consumed IS NULL;
+
+-- id is the SHA-256 of the lane and the key: whatever their lengths, it fits into an index. It belongs to its lane by name,
+-- which need not be there.
+CREATE TABLE {schema}.effect (
+  number     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  id         bytea NOT NULL UNIQUE,
+  thread     bigint NOT NULL,
+  scope      text COLLATE "C" NOT NULL,
+  branch     text COLLATE "C" NOT NULL,
+  key        text COLLATE "C" NOT NULL,
+  attempt    bigint NOT NULL,
+  owner      text NOT NULL,
+  request    bytea NOT NULL,
+  created    bigint NOT NULL,
+  digest     bytea NOT NULL,
+  status     text NOT NULL,
+  body       bytea,
+  ended      bigint,
+  settled_by text
+);
+CREATE INDEX effect_thread ON {schema}.effect (thread, number);
+
+CREATE TABLE {schema}.counter (
+  name  text PRIMARY KEY,
+  value bigint NOT NULL
+) WITH (fillfactor = 50);
+INSERT INTO {schema}.counter VALUES ('stream', 1);
+
+-- Raises ZB006 unless the schema has the version that the writer was made for.
+CREATE FUNCTION {schema}.check_version(p_version int) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_version int;
+BEGIN
+  SELECT m.version INTO v_version FROM {schema}.meta m;
+  IF v_version IS DISTINCT FROM p_version THEN
+    RAISE EXCEPTION 'version % now, % when opened', v_version, p_version USING ERRCODE = 'ZB006';
+  END IF;
+  RETURN true;
+END $$;
+
+-- Stores blobs, or holds on to those that are there, until the transaction ends.
+CREATE FUNCTION {schema}.put_blobs(p_digests bytea[], p_sizes int[], p_bodies bytea[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  FOR i IN 1 .. cardinality(p_digests) LOOP
+    LOOP
+      INSERT INTO {schema}.blob (digest, size, body) VALUES (p_digests[i], p_sizes[i], p_bodies[i])
+        ON CONFLICT DO NOTHING;
+      EXIT WHEN FOUND;
+      -- It was there. Hold on to it, or make it anew if it is being deleted at this moment.
+      PERFORM 1 FROM {schema}.blob b WHERE b.digest = p_digests[i] FOR KEY SHARE;
+      EXIT WHEN FOUND;
+    END LOOP;
+  END LOOP;
+END $$;
+
+-- Puts small new bytes into their slot. In a slot of the same window they follow what is there; what an older window left
+-- they replace, but only if `chunk` holds that too. Otherwise nothing happens and the answer is false.
+CREATE FUNCTION {schema}.put_fresh(p_address bigint, p_body bytea) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  INSERT INTO {schema}.fresh AS f VALUES ((p_address >> 28 << 7) | ((p_address >> 9) & 127), p_address, p_body)
+    ON CONFLICT (slot) DO UPDATE SET
+      address = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.address ELSE p_address END,
+      body = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.body || p_body ELSE p_body END
+    WHERE CASE WHEN f.address >> 16 = p_address >> 16 THEN f.address + length(f.body) = p_address
+      ELSE f.address + length(f.body) <= (
+        SELECT k.address + k.size FROM {schema}.chunk k
+        WHERE k.address < f.address + length(f.body) ORDER BY k.address DESC LIMIT 1)
+      END;
+  RETURN FOUND;
+END $$;
+
+-- A save that adds at most one small chunk to a branch that is there: nearly every save. One statement that changes either
+-- everything or, if anything is not as the writer thinks, nothing: then commit_checkpoint finds out what it is.
+CREATE FUNCTION {schema}.append_checkpoint(
+  p_version int, p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint,
+  p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint,
+  p_notes bytea, p_base bytea, p_manifest bytea, p_address bigint, p_body bytea
+) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_key bigint;
+BEGIN
+  PERFORM {schema}.check_version(p_version);
+  WITH moved AS (
+    UPDATE {schema}.lane l SET head = t.next_seq, last_seq = t.next_seq,
+      expires = CASE WHEN p_token IS NULL THEN l.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
+    FROM {schema}.thread t
+    WHERE l.id = p_number AND t.id = l.thread AND l.last_seq = p_last_seq AND l.head = p_head_seq AND l.epoch = p_epoch
+      AND CASE WHEN p_token IS NULL THEN l.expires IS NULL OR l.expires <= clock_timestamp() ELSE l.token = p_token END
+    RETURNING l.thread, t.next_seq AS seq
+  ), numbered AS (
+    UPDATE {schema}.thread t SET next_seq = m.seq + 1 FROM moved m WHERE t.id = m.thread AND t.next_seq = m.seq
+    RETURNING m.seq
+  )
+  INSERT INTO {schema}.checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
+    SELECT p_number << 32 | n.seq, p_id, p_parent, p_step, p_created, p_digest, p_size, p_notes,
+      CASE WHEN p_base IS NULL THEN NULL ELSE (SELECT b.id FROM {schema}.blob b WHERE b.digest = p_base) END, p_manifest
+    FROM numbered n
+    RETURNING key INTO v_key;
+  IF v_key IS NULL OR NOT (p_address IS NULL OR {schema}.put_fresh(p_address, p_body)) THEN
+    RAISE EXCEPTION 'not as the writer thinks' USING ERRCODE = 'ZB001';
+  END IF;
+  RETURN v_key & 4294967295;
+END $$;
+
+-- Any save. Every query inside sees what was committed before it began, so the checks after a lock see the truth.
+-- outcome: 0 stored, 1 was stored before, 2 the id is taken, 3 the branch moved, 4 fenced. Raises ZB005 if what it
+-- requires is gone.
+CREATE FUNCTION {schema}.commit_checkpoint(
+  p_version int, p_namespace text, p_thread text, p_scope text, p_branch text,
+  p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint,
+  p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint,
+  p_notes bytea, p_base bytea, p_manifest bytea,
+  p_small bigint[], p_small_bodies bytea[], p_addresses bigint[], p_sizes int[], p_bodies bytea[],
+  p_blobs bytea[], p_blob_sizes int[], p_blob_bodies bytea[],
+  p_streams bigint[], p_owned boolean[], p_digests bytea[],
+  p_tags text[], p_requires bytea, p_origin bytea, p_parent_digest bytea, p_replaces boolean,
+  OUT outcome int, OUT lane bigint, OUT seq bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_thread   bigint;
+  v_head     bigint;
+  v_last     bigint;
+  v_token    text;
+  v_expires  timestamptz;
+  v_key      bigint;
+  v_digest   bytea;
+  v_base     bigint;
+  v_source   bigint;
+BEGIN
+  PERFORM {schema}.check_version(p_version);
+  SELECT l.id, l.head, l.last_seq, l.epoch, l.owner, l.token, l.expires
+    INTO lane, v_head, v_last, epoch, owner, v_token, v_expires
+    FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
+    WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
+    FOR NO KEY UPDATE OF l;
+  IF NOT FOUND THEN
+    lane := 0; epoch := 0; v_head := 0; v_last := 0;
+  END IF;
+  left_us := 0; seq := 0;
+
+  SELECT c.key, c.digest INTO v_key, v_digest FROM {schema}.checkpoint c WHERE c.id = p_id;
+  IF FOUND AND NOT (p_replaces AND v_key = (lane << 32 | v_head)) THEN
+    outcome := CASE WHEN v_digest = p_digest AND v_key >> 32 = lane THEN 1 ELSE 2 END;
+    seq := v_key & 4294967295;
+    RETURN;
+  END IF;
+  IF epoch <> p_epoch OR (p_token IS NULL AND v_expires > clock_timestamp())
+     OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token) THEN
+    outcome := 4;
+    left_us := coalesce(extract(epoch FROM v_expires - clock_timestamp()) * 1000000, 0);
+    RETURN;
+  END IF;
+  IF lane <> p_number OR v_last <> p_last_seq OR v_head <> p_head_seq THEN
+    outcome := 3;
+    RETURN;
+  END IF;
+
+  SELECT m.thread_id, m.next_seq INTO v_thread, seq FROM {schema}.make_thread(p_namespace, p_thread) m;
+  IF p_requires IS NOT NULL THEN
+    SELECT l.thread INTO v_source
+      FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32 WHERE c.id = p_requires;
+    IF v_source <> v_thread THEN  -- its thread's row keeps deletes away until this is committed
+      PERFORM 1 FROM {schema}.thread t WHERE t.id = v_source FOR KEY SHARE;
+    END IF;
+    PERFORM 1 FROM {schema}.checkpoint c
+      WHERE c.id = p_requires AND (p_parent_digest IS NULL OR c.digest = p_parent_digest);
+    IF NOT FOUND THEN
+      RAISE EXCEPTION 'the checkpoint it builds on is gone' USING ERRCODE = 'ZB005';
+    END IF;
+  END IF;
+  IF lane = 0 THEN
+    INSERT INTO {schema}.lane AS l (thread, scope, branch, head, last_seq, origin)
+      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin) ON CONFLICT DO NOTHING RETURNING l.id INTO lane;
+    IF lane IS NULL THEN
+      RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
+    END IF;
+  END IF;
+
+  IF cardinality(p_blobs) > 0 THEN
+    PERFORM {schema}.put_blobs(p_blobs, p_blob_sizes, p_blob_bodies);
+  END IF;
+  IF p_base IS NOT NULL THEN
+    SELECT b.id INTO v_base FROM {schema}.blob b WHERE b.digest = p_base;
+  END IF;
+  INSERT INTO {schema}.chunk SELECT * FROM unnest(p_addresses, p_sizes, p_bodies);
+  FOR i IN 1 .. cardinality(p_small) LOOP
+    IF NOT {schema}.put_fresh(p_small[i], p_small_bodies[i]) THEN
+      INSERT INTO {schema}.chunk VALUES (p_small[i], length(p_small_bodies[i]), p_small_bodies[i]);
+    END IF;
+  END LOOP;
+  INSERT INTO {schema}.stream_ref SELECT commit_checkpoint.lane, s, o FROM unnest(p_streams, p_owned) u (s, o)
+    ON CONFLICT DO NOTHING;
+  INSERT INTO {schema}.blob_ref SELECT commit_checkpoint.lane, d FROM unnest(p_digests) d ON CONFLICT DO NOTHING;
+  IF p_replaces THEN  -- free the id; the caller deletes the row in the same transaction
+    UPDATE {schema}.checkpoint c SET id = '\x02'::bytea || int8send(c.key) WHERE c.key = v_key;
+  END IF;
+  INSERT INTO {schema}.checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
+    VALUES (lane << 32 | seq, p_id, p_parent,
+      CASE WHEN p_parent_digest IS NOT NULL AND p_requires IS NULL AND NOT p_replaces AND NOT EXISTS (
+        SELECT 1 FROM {schema}.checkpoint c WHERE c.id = p_parent AND c.digest = p_parent_digest)
+        THEN p_parent_digest END,  -- of a parent that is not there
+      p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
+  INSERT INTO {schema}.tag SELECT commit_checkpoint.lane << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
+  UPDATE {schema}.thread t SET next_seq = commit_checkpoint.seq + 1 WHERE t.id = v_thread;
+  UPDATE {schema}.lane l SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
+      origin = CASE WHEN v_last = 0 THEN p_origin ELSE l.origin END,
+      expires = CASE WHEN p_token IS NULL THEN l.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
+    WHERE l.id = commit_checkpoint.lane;
+  outcome := 0;
+END $$;
+
+-- The thread's number and next seq, its row locked; made if it was not there.
+CREATE FUNCTION {schema}.make_thread(p_namespace text, p_name text, OUT thread_id bigint, OUT next_seq bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  LOOP
+    SELECT t.id, t.next_seq INTO thread_id, next_seq
+      FROM {schema}.thread t WHERE t.namespace = p_namespace AND t.name = p_name FOR NO KEY UPDATE;
+    EXIT WHEN FOUND;
+    INSERT INTO {schema}.thread AS t (namespace, name, next_seq) VALUES (p_namespace, p_name, 1)
+      ON CONFLICT DO NOTHING RETURNING t.id, t.next_seq INTO thread_id, next_seq;
+    EXIT WHEN FOUND;
+  END LOOP;
+END $$;
+
+-- Puts the writes of tasks if each row is still what the writer thinks: p_was has the SHA-256 of its body, NULL where there
+-- is none. Otherwise nothing is stored, and the answer is the rows that differ, as they are. The thread's row, locked,
+-- keeps all others away meanwhile.
+CREATE FUNCTION {schema}.put_writes(
+  p_version int, p_namespace text, p_thread text, p_scope text, p_checkpoint bytea,
+  p_tasks bytea[], p_sizes int[], p_bodies bytea[], p_was bytea[] DEFAULT NULL
+) RETURNS TABLE (other_task bytea, other_size int, other_body bytea)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_thread bigint;
+BEGIN
+  PERFORM {schema}.check_version(p_version);
+  SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
+  RETURN QUERY SELECT n.task, w.size, w.body
+    FROM unnest(p_tasks, p_was) n (task, was) LEFT JOIN {schema}.write w
+      ON w.thread = v_thread AND w.scope = p_scope AND w.checkpoint = p_checkpoint AND w.task = n.task
+    WHERE sha256(w.body) IS DISTINCT FROM n.was;
+  IF NOT FOUND THEN
+    INSERT INTO {schema}.write (thread, scope, checkpoint, task, size, body)
+      SELECT v_thread, p_scope, p_checkpoint, n.* FROM unnest(p_tasks, p_sizes, p_bodies) n
+      ON CONFLICT (thread, scope, checkpoint, task) DO UPDATE SET size = excluded.size, body = excluded.body;
+  END IF;
+END $$;
+
+-- Takes a lane's lease; see the contract's acquire. outcome: 0 taken, 1 held by somebody else.
+CREATE FUNCTION {schema}.acquire_lease(
+  p_version int, p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint,
+  OUT outcome int, OUT lane bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_thread  bigint;
+  v_token   text;
+  v_expires timestamptz;
+BEGIN
+  PERFORM {schema}.check_version(p_version);
+  outcome := 0; left_us := 0;
+  LOOP
+    SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO lane, epoch, owner, v_token, v_expires
+      FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
+      FOR NO KEY UPDATE OF l;
+    EXIT WHEN FOUND;
+    SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
+    INSERT INTO {schema}.lane AS l (thread, scope, branch, head, last_seq)
+      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING l.id, l.epoch INTO lane, epoch;
+    EXIT WHEN FOUND;
+  END LOOP;
+  IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() THEN
+    outcome := 1;
+    left_us := extract(epoch FROM v_expires - clock_timestamp()) * 1000000;
+    RETURN;
+  END IF;
+  IF v_token IS DISTINCT FROM p_token THEN
+    epoch := epoch + 1;
+  END IF;
+  UPDATE {schema}.lane l SET epoch = acquire_lease.epoch, owner = p_owner, token = p_token,
+      expires = clock_timestamp() + p_ttl * interval '1 microsecond'
+    WHERE l.id = acquire_lease.lane;
+END $$;
+
+-- Stores the intent of an effect if it is the next attempt; see the contract's begin_effect. It holds the lane's row, if
+-- there is one, and then the thread's: so no lease is taken and nothing deleted in between, and numbers appear in order.
+CREATE FUNCTION {schema}.begin_effect(
+  p_version int, p_namespace text, p_thread text, p_scope text, p_branch text, p_epoch bigint, p_token text, p_retry_of bigint,
+  p_id bytea, p_key text, p_attempt bigint, p_owner text, p_request bytea, p_created bigint, p_digest bytea,
+  OUT is_fenced boolean, OUT epoch bigint, OUT holder text, OUT left_us bigint, OUT effect {schema}.effect
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_lane    bigint;
+  v_thread  bigint;
+  v_token   text;
+  v_expires timestamptz;
+BEGIN
+  PERFORM {schema}.check_version(p_version);
+  is_fenced := false; left_us := 0;
+  SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_expires
+    FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
+    WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
+    FOR NO KEY UPDATE OF l;
+  epoch := coalesce(epoch, 0);
+
+  SELECT e.* INTO effect FROM {schema}.effect e WHERE e.id = p_id;
+  IF effect.owner = p_owner AND effect.attempt = p_attempt THEN
+    PERFORM 1 FROM {schema}.effect e WHERE e.id = p_id FOR NO KEY UPDATE;
+    RETURN;
+  END IF;
+  IF epoch <> p_epoch OR (p_token IS NULL AND v_expires > clock_timestamp())
+     OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token) THEN
+    is_fenced := true;
+    left_us := coalesce(extract(epoch FROM v_expires - clock_timestamp()) * 1000000, 0);
+    RETURN;
+  END IF;
+  IF effect.status = 'done' OR (effect.status = 'intended' AND effect.attempt IS DISTINCT FROM p_retry_of) THEN
+    RETURN;
+  END IF;
+  SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
+  IF v_lane IS NULL THEN
+    PERFORM 1 FROM {schema}.lane l WHERE l.thread = v_thread AND l.scope = p_scope AND l.branch = p_branch;
+    IF FOUND THEN
+      RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
+    END IF;
+  END IF;
+
+  INSERT INTO {schema}.effect AS e (id, thread, scope, branch, key, attempt, owner, request, created, digest, status)
+    VALUES (p_id, v_thread, p_scope, p_branch, p_key, p_attempt, p_owner, p_request, p_created, p_digest, 'intended')
+    ON CONFLICT (id) DO UPDATE SET attempt = p_attempt, owner = p_owner, request = p_request, created = p_created,
+      digest = p_digest, status = 'intended', body = NULL, ended = NULL, settled_by = NULL
+    WHERE e.attempt = p_attempt - 1 AND (e.status = 'failed' OR (e.status = 'intended' AND e.attempt = p_retry_of))
+    RETURNING e.* INTO effect;
+  IF NOT FOUND THEN
+    SELECT e.* INTO STRICT effect FROM {schema}.effect e WHERE e.id = p_id;
+  END IF;
+END $$;
+
+-- Sets the receipt of an effect if it has none, and returns the effect as it is then.
+CREATE FUNCTION {schema}.end_effect(
+  p_version int, p_id bytea, p_attempt bigint, p_owner text, p_status text, p_body bytea, p_ended bigint, p_by text
+) RETURNS SETOF {schema}.effect LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM {schema}.check_version(p_version);
+  UPDATE {schema}.effect e SET status = p_status, body = p_body, ended = p_ended, settled_by = p_by
+    WHERE e.id = p_id AND e.status = 'intended' AND e.attempt = p_attempt AND e.owner = p_owner;
+  -- Whoever was first, what it did is seen here.
+  RETURN QUERY SELECT e.* FROM {schema}.effect e WHERE e.id = p_id FOR NO KEY UPDATE;
+END $$;

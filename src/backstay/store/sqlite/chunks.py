@@ -1,0 +1,95 @@
+"""The bytes of streams and blobs in their tables.
+
+A save appends one small row to a stream. When an append crosses a 64 KiB boundary of its stream, the rows that begin
+in the finished window become one compressed row **at the same addresses**, and four of those become one when it crosses
+a 256 KiB boundary: manifests do not change, every byte is rewritten twice, and no background work is needed. Readers
+only ever see one or the other, because it happens inside the save's own transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import apsw
+
+from backstay.errors import Corrupted
+from backstay.pieces.coverage import assemble
+from backstay.pieces.piece import STREAM_BYTES_MAX, Range
+from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, pack_body, touching, unpack_body, unpack_stored
+from backstay.store.sqlite import queries
+from backstay.store.sqlite.select import every, one
+
+WINDOWS_BYTES = (65536, 262144)
+"""First small windows, so that little stays uncompressed; then large ones, which pack better and load faster."""
+
+
+def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes) -> None:
+    """Append bytes to a stream; merge the rows of every window that this finishes."""
+    start = address_of(stream, offset)
+    connection.execute(queries.ADD_CHUNK, (start, len(data), pack_body(data, COMPRESS_AT_ONCE_BYTES)))
+    for length in WINDOWS_BYTES:
+        window = offset // length
+        if (offset + len(data)) // length > window and offset % length:
+            merge_window(connection, address_of(stream, window * length), length)
+
+
+def merge_window(connection: apsw.Connection, start: int, length: int) -> None:
+    """Replace the rows that begin in [start, start + length) and touch each other by one row each run."""
+    rows = every(connection, queries.CHUNKS_IN_WINDOW, (start, start + length))
+    for run in touching(rows):
+        if len(run) == 1 and run[0][1] != len(run[0][2]):
+            continue  # compressed already
+        data = b"".join(unpack_body(size, body) for _, size, body in run)
+        connection.execute(queries.DROP_CHUNKS, (run[0][0], run[-1][0] + 1))
+        connection.execute(queries.ADD_CHUNK, (run[0][0], len(data), pack_body(data)))
+
+
+def add_blob(connection: apsw.Connection, name: bytes, data: bytes) -> None:
+    """Store a blob unless it is there already."""
+    if one(connection, queries.HAS_BLOB, (name,)) is None:
+        connection.execute(queries.ADD_BLOB, (name, len(data), pack_body(data)))
+
+
+def read_blob(connection: apsw.Connection, name: bytes) -> bytes:
+    """Return a blob's bytes."""
+    row = one(connection, queries.BLOB, (name,))
+    if row is None:
+        raise Corrupted(f"blob {name.hex()[:16]} is missing")
+    return unpack_stored(row[0], row[1], f"blob {name.hex()[:16]}")
+
+
+def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[list[bytes]]:
+    """Return the bytes of each range, in the parts they are stored in."""
+    blobs: dict[bytes, bytes] = {}
+    found: list[list[bytes]] = []
+    for piece in ranges:
+        if isinstance(piece.source, bytes):
+            if piece.source not in blobs:
+                blobs[piece.source] = read_blob(connection, piece.source)
+            whole = blobs[piece.source]
+            if piece.start + piece.length > len(whole):
+                raise Corrupted(f"blob {piece.source.hex()[:16]} is shorter than its manifest says")
+            found.append([whole[piece.start : piece.start + piece.length]])
+        else:
+            found.append(_read_stream(connection, piece.source, piece.start, piece.length))
+    return found
+
+
+def stream_end(connection: apsw.Connection, stream: int) -> int:
+    """Return where a stream ends; 0 if nothing of it is left."""
+    first = address_of(stream, 0)
+    row = one(connection, queries.LAST_CHUNK, (first, first + STREAM_BYTES_MAX))
+    return 0 if row is None else row[0] + row[1] - first
+
+
+def _read_stream(connection: apsw.Connection, stream: int, start: int, length: int) -> list[bytes]:
+    first = address_of(stream, 0)
+    rows = every(connection, queries.CHUNKS, {"start": first + start, "stream": first, "end": first + start + length})
+    data = assemble(
+        ((address - first, unpack_stored(size, body, f"stream {stream}")) for address, size, body in rows),
+        start,
+        length,
+    )
+    if data is None:
+        raise Corrupted(f"bytes {start} to {start + length} of stream {stream} are missing")
+    return data

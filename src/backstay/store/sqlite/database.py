@@ -1,0 +1,347 @@
+"""Opening a database file: only ours, only of a version we know, only with settings that keep what is acknowledged.
+
+Every connection goes through ``Database.connect``. Pages carry checksums (SQLite's own checksum VFS, which apsw ships),
+so a flipped bit anywhere in the file is an error when its page is read and never a wrong answer. (The write-ahead log
+beside it has SQLite's own checksums; damage there ends the log, as a power cut would.)
+
+The file is never opened by anything but SQLite: closing any other descriptor of it would drop the process's locks.
+
+A writer puts each transaction between ``begin`` and ``confirm``: files and tables must be what they were when the
+store was opened, before anything is written and again before anything is acknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import apsw.sqlite_extra
+
+from backstay.errors import BackstayError, Corrupted, StoreBusy, StoreError, StoreFull, StoreRefused
+from backstay.store.atomic import FILE_MODE, make_directory, sync_directory
+from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
+from backstay.store.lock import ProcessLock
+from backstay.store.sqlite.files import Connection, Identity, OpenFiles, companions_of, database_problem, identity_of
+from backstay.store.sqlite.log import LOG_BYTES, LogLimit
+from backstay.store.sqlite.schema import APPLICATION_ID, check_schema, migrate, migration_scripts
+from backstay.version import install_hint
+
+SQLITE_VERSION_MIN = (3, 51, 3)
+"""Older ones can corrupt a write-ahead log that several processes use (fixed in 3.51.3)."""
+
+PAGE_BYTES = 4096
+CHECKSUM_BYTES = 8
+SMALLEST_DATABASE_BYTES = 512
+CACHE_KIB = 8192
+CHECKSUM_VFS = "cksmvfs"
+_SETTINGS = {
+    apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
+    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_FKEY: 0,
+    # Without this a statement is prepared anew whenever a bound value might change its plan: 8 us a save.
+    apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,
+}
+_vfs_lock = threading.Lock()
+
+
+class Database:
+    """The file and how to connect to it.
+
+    Once it has seen that its files were taken away or that its tables were changed it refuses everything, for good:
+    what it could read or write is not what others see. Whoever wants to go on opens the store again.
+    """
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self.path = os.path.abspath(path)
+        self.timeout_s = timeout_s
+        self._identity: Identity | None = None
+        self._refusal: tuple[str, str | None] | None = None  # what is wrong and what to do
+        self._log = LogLimit(self.path, timeout_s)
+        _check_library()
+        _check_path(self.path)
+        self.lock = ProcessLock(self.path + "-lock", timeout_s)
+        self._prepare()
+
+    def connect(self) -> Connection:
+        """Return a new connection, with our settings, to the file that was opened first."""
+        with translated(self.path):
+            connection = self._open()
+            try:
+                connection.execute("BEGIN")
+                self._check_tables(connection)
+                connection.execute("COMMIT")
+                connection.files = OpenFiles(
+                    self.path, self._identity
+                )  # the transaction has opened the log and its index
+                self.check_in_place(connection)
+                return connection
+            except BaseException:
+                connection.close()
+                raise
+
+    def check_in_place(self, connection: Connection) -> None:
+        """Refuse to go on if the files at the path are not the connection's; to be called before every read."""
+        self._check(None if connection.files is None else connection.files.problem())
+
+    def begin(self, connection: Connection) -> None:
+        """Begin to write, with the lock held; refuse it if files or tables are not what they were."""
+        self.check_in_place(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if connection.execute("PRAGMA data_version").get != connection.others:
+                self._check_tables(connection)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    def confirm(self, connection: Connection) -> None:
+        """Tell after COMMIT, with the lock held, whether it is in the file that is at the path; else raise.
+
+        Nothing may be acknowledged before.
+        """
+        self._check(None if connection.files is None else connection.files.problem_after_write())
+        self._log.keep(connection)
+
+    def _check(self, problem: str | None) -> None:
+        """Refuse to go on, from now on, if there is a problem with the files."""
+        if problem is not None and self._refusal is None:
+            self._refusal = (
+                f"{problem}; nothing more is read or written through it",
+                "Put the file back or restore a copy, then open the store again",
+            )
+        if self._refusal is not None:
+            what, hint = self._refusal
+            raise StoreRefused(what, path=self.path, hint=hint)
+
+    def _check_tables(self, connection: Connection) -> None:
+        """Refuse tables that another version or another program has changed since the store was opened."""
+        connection.others = connection.execute("PRAGMA data_version").get
+        version, tables = connection.execute("PRAGMA user_version").get, connection.execute("PRAGMA schema_version").get
+        try:
+            if version != len(migration_scripts()):
+                raise StoreRefused(
+                    f"the database has schema version {version} now; it was {len(migration_scripts())} when opened",
+                    path=self.path,
+                    hint="Restart this program with the version of Backstay that changed it",
+                )
+            if tables != connection.tables:
+                check_schema(connection, self.path)
+        except StoreRefused as error:
+            self._refusal = error.what, error.hint
+            raise
+        connection.tables = tables
+
+    def _open(self) -> Connection:
+        """Return a new connection with our settings. It has the file that was at the path before and after."""
+        if self._identity is None:
+            self._identity = identity_of(self.path)
+        else:
+            self._check(database_problem(self.path, self._identity))
+        connection = Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
+        try:
+            if identity_of(self.path) != self._identity:
+                self._check("the database was deleted, moved or replaced while it was opened")
+            connection.set_busy_timeout(int(self.timeout_s * 1000))
+            for setting, value in _SETTINGS.items():
+                connection.config(setting, value)
+            connection.execute(
+                f"PRAGMA synchronous=FULL; PRAGMA cache_size=-{CACHE_KIB}; PRAGMA temp_store=MEMORY;"
+                f"PRAGMA journal_size_limit={LOG_BYTES}"
+            )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self) -> None:
+        """Make the database if there is none, bring an older one up to date, and refuse what is not ours."""
+        try:
+            with self.lock.take(), translated(self.path):
+                _create_private(self.path)
+                _check_empty(self.path)
+                with contextlib.closing(self._open()) as connection:
+                    _identify(connection, self.path)
+                    _switch_to_wal(connection, self.path)
+                    migrate(connection)
+                    _check_length(connection, self.path)
+        except Corrupted as error:
+            raise (_cut(self.path) if is_cut(self.path) else error) from error.__cause__
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Turn the driver's errors into ours, and those that odd values in rows cause: the one border they cross."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    except BackstayError:
+        raise
+    except ODD_VALUE_ERRORS as error:
+        raise odd_value(error, path) from error
+
+
+def translate(error: apsw.Error, path: str) -> BackstayError:
+    """Return our error for one of the driver's."""
+    text = str(error)
+    extended = getattr(error, "extendedresult", 0)
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return StoreBusy("another program keeps the database locked", path=path, hint="Try again")
+    if isinstance(error, apsw.FullError):
+        return StoreFull("no space left for the database", path=path, hint="Free some space, then try again")
+    if isinstance(error, apsw.NotADBError):
+        return StoreRefused("the file is not a SQLite database", path=path, hint="Choose another path")
+    if isinstance(error, apsw.CorruptError) or extended == apsw.SQLITE_IOERR_DATA:
+        return Corrupted(
+            "a page of the database is damaged, or was changed by another program than Backstay",
+            path=path,
+            hint="If the store opens, store.verify() shows what is affected; else restore a copy",
+        )
+    if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
+        return StoreRefused(
+            f"the database cannot be opened for writing ({text})", path=path, hint="Check its folder and rights"
+        )
+    return StoreError(f"SQLite says: {text}", path=path)
+
+
+def _check_library() -> None:
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    if version < SQLITE_VERSION_MIN:
+        raise StoreRefused(
+            f"SQLite {apsw.sqlite_lib_version()} can corrupt a database that several processes use",
+            hint="Install a newer apsw: pip install -U apsw",
+        )
+    with _vfs_lock:
+        if CHECKSUM_VFS in apsw.vfs_names():
+            return
+        usual = apsw.vfs_names()[0]
+        loader = apsw.Connection(":memory:")
+        try:
+            apsw.sqlite_extra.load(loader, "cksumvfs")
+        except Exception as error:
+            raise StoreRefused(
+                "this build of apsw has no page checksums", hint="Install apsw from PyPI: pip install -U apsw"
+            ) from error
+        finally:
+            loader.close()
+        apsw.set_default_vfs(usual)  # loading makes it everybody's default; it is to be ours alone
+
+
+def _check_path(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if 0 < os.stat(path).st_size < SMALLEST_DATABASE_BYTES:  # SQLite would take it for an empty one
+            raise StoreRefused("the file is not a SQLite database", path=path, hint="Choose another path")
+    if os.path.isdir(path):
+        raise StoreRefused(
+            "the path is a folder, not a database file", path=path, hint="Name a file in it, such as agent.db"
+        )
+    try:
+        make_directory(Path(path).parent)
+    except StoreError as error:
+        raise StoreRefused(error.what, path=path, hint=error.hint) from error
+
+
+def _create_private(path: str) -> None:
+    """Make an empty file that only its owner may read; SQLite gives its companions the same mode."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
+        try:
+            if hasattr(os, "fchmod"):
+                os.fchmod(descriptor, FILE_MODE)  # whatever the umask is
+        finally:
+            os.close(descriptor)
+        sync_directory(Path(path).parent)
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise StoreRefused(
+            f"cannot create the database: {error.strerror}", path=path, hint="Check the folder's rights"
+        ) from error
+
+
+def _check_empty(path: str) -> None:
+    """Refuse to make a database where the log or index of another one is: SQLite would take them for the new one's."""
+    left = [each for each in companions_of(path) if os.path.exists(each)]
+    if left and not os.stat(path).st_size:
+        names = " and ".join(map(os.path.basename, left))
+        raise StoreRefused(
+            f"there is no database, but {names} of one that was deleted, moved or emptied",
+            path=path,
+            hint="Close every program that has it open and put it back, or move these files away",
+        )
+
+
+def _identify(connection: apsw.Connection, path: str) -> None:
+    application, version = connection.pragma("application_id"), connection.pragma("user_version")
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+    if application == 0 and version == 0 and tables == 0:
+        _lay_out(connection)
+        return
+    if application != APPLICATION_ID:
+        raise StoreRefused("the database belongs to another program", path=path, hint="Choose another path")
+    if version > len(migration_scripts()):
+        raise StoreRefused(
+            f"the database has schema version {version}; this Backstay knows up to {len(migration_scripts())}",
+            path=path,
+            hint=f"Upgrade Backstay. {install_hint()}",
+        )
+    if _reserved_bytes(connection) != CHECKSUM_BYTES:
+        raise StoreRefused(
+            "the database was rewritten without page checksums",
+            path=path,
+            hint="Restore the original file, or import it",
+        )
+    if version == len(migration_scripts()):
+        check_schema(connection, path)
+
+
+def _lay_out(connection: apsw.Connection) -> None:
+    """Set what can only be set before the first table."""
+    reserve = ctypes.c_int(CHECKSUM_BYTES)
+    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserve))
+    connection.execute(f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
+
+
+def _reserved_bytes(connection: apsw.Connection) -> int:
+    reserve = ctypes.c_int(-1)
+    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserve))
+    return reserve.value
+
+
+def _check_length(connection: apsw.Connection, path: str) -> None:
+    """Refuse a file that ends inside a page: SQLite fills the rest with zeros, which no checksum sees."""
+    if is_cut(path):
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # a crash may have cut what the log still has
+        if is_cut(path):
+            raise _cut(path)
+
+
+def _cut(path: str) -> Corrupted:
+    return Corrupted("the database ends in the middle of a page", path=path, hint="Restore a copy of it")
+
+
+def is_cut(path: str) -> bool:
+    """Tell whether the file is not made of whole pages. Looks at its size only."""
+    return os.stat(path).st_size % PAGE_BYTES != 0
+
+
+def _switch_to_wal(connection: apsw.Connection, path: str) -> None:
+    mode = connection.pragma("journal_mode", "wal")
+    if mode != "wal":
+        raise StoreRefused(
+            f"the database cannot use a write-ahead log here (journal mode {mode})",
+            path=path,
+            hint="Put it on a local file system",
+        )
+
+
+def resolve_path(url: str) -> str:
+    """Return the file path of ``sqlite:///path`` or of a plain path."""
+    return str(Path(url.removeprefix("sqlite://")).expanduser())

@@ -1,0 +1,156 @@
+"""The pending writes of a task, packed into one row: how both SQL stores keep them. Bytes only, no I/O.
+
+A task's writes come together and are read together, and many of them are smaller than what a row costs. So they are
+one row: msgpack of ``[path, write, write, …]`` in the order of their indexes, compressed if that is shorter. A write is
+``[index, channel, kind, count, body]``, and its own path behind these if it is not the first one's.
+
+Most of a small write is the same in all of them: names of channels, and how a chat message is written. Compressing
+begins with these words, so a message of fifty characters takes half of what it would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import Field, fields
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+import ormsgpack
+
+from backstay.codec.compression import Words
+from backstay.errors import Corrupted, DecodeError, EncodeError
+from backstay.store.base import WriteRow
+
+_WORDS = Words(
+    b"=null =msgpack ={msgpack =[msgpack branch:to: __interrupt__ __resume__ __error__ "
+    b"~__pregel_push, ~__pregel_pull, messages"
+    b"\xbelangchain_core.messages.system\xadSystemMessage"
+    b"\xbclangchain_core.messages.tool\xabToolMessage\xactool_call_id\xa6status\xa7success\xa8artifact"
+    b"\xbdlangchain_core.messages.human\xacHumanMessage\x86\xa7content\xda\xb1additional_kwargs\x80"
+    b"\xb1response_metadata\x80\xa4type\xa5human\xa4name\xc0\xa2id\xd9$"
+    b"\xbalangchain_core.messages.ai\xa9AIMessage\x89\xa7content\xb1additional_kwargs\x80"
+    b"\xb1response_metadata\x80\xa4type\xa2ai\xa4name\xc0\xa2id\xd9$lc_run--"
+    b"\xaatool_calls\x90\xb2invalid_tool_calls\x90\xaeusage_metadata\xc0\xb3model_validate_json"
+)
+"""Part of the format of both SQL stores: never changed."""
+
+_COMPRESS_BYTES_MIN = 64
+_HINT = "Restore a copy of the store, or delete the checkpoint"
+_TYPES = (int, str, str, int, bytes)
+_UNKNOWN = ("channel", "kind", "count")
+
+
+class Packed(NamedTuple):
+    """Writes of one task as they are stored: a body of that very size is not compressed."""
+
+    size: int
+    body: bytes
+
+
+def by_task(writes: Iterable[WriteRow]) -> dict[str, list[WriteRow]]:
+    """Return the writes of each task, in the order given."""
+    tasks: dict[str, list[WriteRow]] = {}
+    for row in writes:
+        tasks.setdefault(row.task_id, []).append(row)
+    return tasks
+
+
+def merge(existing: Iterable[WriteRow], new: Iterable[WriteRow], replace: bool) -> list[WriteRow]:
+    """Return a task's writes after ``new`` ones came, by index; an index that is there is kept unless ``replace``."""
+    kept = {row.index: row for row in existing}
+    for row in new:
+        if replace or row.index not in kept:
+            kept[row.index] = row
+    return [kept[index] for index in sorted(kept)]
+
+
+def pack(rows: Sequence[WriteRow]) -> Packed:
+    """Return the writes of one task as they are stored; there is at least one."""
+    path = rows[0].task_path
+    packed: list[Any] = [path]
+    for row in rows:
+        write = [row.index, row.channel, row.kind, row.count, row.body]
+        packed.append(write if row.task_path == path else [*write, row.task_path])
+    try:
+        data = ormsgpack.packb(packed)
+    except TypeError as error:  # half a character, or a number beyond 64 bits
+        raise EncodeError(f"writes of task {rows[0].task_id!r} cannot be stored: {error}") from error
+    compressed = _WORDS.compress(data) if len(data) >= _COMPRESS_BYTES_MIN else data
+    return Packed(len(data), compressed if len(compressed) < len(data) else data)
+
+
+def unpack(task: str, packed: Packed) -> list[WriteRow]:
+    """Return the writes that ``pack`` stored; DecodeError if the bytes are none."""
+    size, body = packed
+    data = body if len(body) == size else _WORDS.decompress(body, size)
+    try:
+        path, *writes = ormsgpack.unpackb(data)
+        rows = [_row(task, path, *write) for write in writes]
+    except (TypeError, ValueError) as error:
+        raise DecodeError(f"{len(data)} bytes are no packed writes") from error
+    if not rows or any(first.index >= second.index for first, second in pairwise(rows)):
+        raise DecodeError(f"{len(data)} bytes are no packed writes")
+    return rows
+
+
+class Unreadable(WriteRow):
+    """Stands in a list for all writes of a task whose bytes are damaged. It has these; to ask for more is Corrupted.
+
+    So damage in one row hides no other row, and nobody takes it for a task that has not ended.
+    """
+
+    __slots__ = ("checkpoint", "thread")
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]] = {  # ``asdict`` gives what there is
+        field.name: field for field in fields(WriteRow) if field.name not in _UNKNOWN
+    }
+
+    def __init__(self, task: str, body: bytes, thread: str, checkpoint: str) -> None:
+        known = {"task_id": task, "index": 0, "body": body, "task_path": "", "thread": thread, "checkpoint": checkpoint}
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _UNKNOWN:
+            raise damaged(self.task_id, self.thread, self.checkpoint)
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return f"Unreadable(task_id={self.task_id!r})"
+
+
+def damaged(task: str, thread: str, checkpoint: str) -> Corrupted:
+    """Return the error about writes that cannot be read."""
+    what = f"the writes of task {task!r} beside checkpoint {checkpoint} are damaged"
+    return Corrupted(what, thread=thread, checkpoint=checkpoint, hint=_HINT)
+
+
+def read(tasks: Iterable[tuple[str, Packed]], thread: str, checkpoint: str) -> tuple[WriteRow, ...]:
+    """Return all writes beside a checkpoint, by path, task and index."""
+    rows: list[WriteRow] = []
+    for task, packed in tasks:
+        try:
+            rows += unpack(task, packed)
+        except DecodeError:
+            rows.append(Unreadable(task, packed.body, thread, checkpoint))
+    rows.sort(key=lambda row: (row.task_path, row.task_id, row.index))
+    return tuple(rows)
+
+
+def merged(
+    task: str, stored: Packed, new: Iterable[WriteRow], replace: bool, thread: str, checkpoint: str
+) -> Packed | None:
+    """Return what is to be stored instead of a task's row after ``new`` ones came; None if nothing changes."""
+    try:
+        existing = unpack(task, stored)
+    except DecodeError as error:
+        raise damaged(task, thread, checkpoint) from error
+    rows = merge(existing, new, replace)
+    return None if rows == existing else pack(rows)
+
+
+def _row(task: str, path: Any, *stored: Any) -> WriteRow:
+    write, own = stored[:5], stored[5:] or (path,)
+    if tuple(map(type, write)) != _TYPES or tuple(map(type, (path, *own))) != (str, str):
+        raise TypeError("a field of another type")
+    index, channel, kind, count, body = write
+    return WriteRow(task, index, channel, kind, count, body, own[0])

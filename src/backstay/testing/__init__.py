@@ -1,0 +1,1 @@
+"""Tools for testing code that uses Backstay: strategies for values, and the contract of a store."""

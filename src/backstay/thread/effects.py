@@ -1,0 +1,400 @@
+"""Effects on the world outside, done once: the intent is stored before, the receipt after.
+
+A done effect is not done again: its result is replayed. An intent without a receipt means that nobody knows, and is
+never blindly tried again: a hook that can find out is asked, or a person, unless the caller says that doing it twice
+with the same idempotency key does no harm.
+
+The whole course of a call is one generator, ``_course``, that yields *steps*: flows for the store, and functions of the
+caller's. ``perform`` and ``aperform`` take the steps and differ in nothing but the awaits. Nothing is locked meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from backstay.codec import encode
+from backstay.errors import (
+    BackstayError,
+    Conflict,
+    EffectChanged,
+    EffectUnknown,
+    EncodeError,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+)
+from backstay.model.effect import EffectRecord, EffectStatus, Outcome
+from backstay.store.base import Backend
+from backstay.store.effects import EffectRow, digest_of
+from backstay.thread.cursor import Context, Cursor
+from backstay.thread.ledger import (
+    ERROR,
+    NO_RESULT,
+    RESULT,
+    check_key,
+    check_outcome,
+    idempotency_key,
+    intent_of,
+    payload_of,
+    record_of,
+    sealed,
+    settle_row,
+)
+from backstay.thread.perform import Flow, ask
+from backstay.thread.process import short_name
+from backstay.thread.record import to_microseconds
+
+T = TypeVar("T")
+
+UNKNOWN_ON: tuple[type[BaseException], ...] = (
+    TimeoutError,
+    ConnectionResetError,
+    ConnectionAbortedError,
+    BrokenPipeError,
+    OutcomeUnknown,
+)
+"""Errors after which nobody knows whether the other side did it. A refused connection is not one of them."""
+
+IDEMPOTENCY_KEY = "idempotency_key"
+"""A function with a parameter of this name is given the effect's key."""
+
+RECONCILED = "reconcile"
+"""Who settled an effect, if a hook did."""
+
+CANCELLED = b"CancelledError"
+"""What an effect failed with whose caller was cancelled before it was done."""
+
+Reconcile = Callable[[EffectRecord], Outcome | Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectCall:
+    """One effect to be done; see ``Thread.effect``. ``unknown_on`` are errors after which nobody knows."""
+
+    key: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reconcile: Reconcile | None = None
+    idempotent: bool = False
+    unknown_on: tuple[type[BaseException], ...] = UNKNOWN_ON
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        for name, function in (("fn", self.fn), ("reconcile", self.reconcile)):
+            if not callable(function) and (name == "fn" or function is not None):
+                raise InvalidInput(f"{name} must be a function, not {type(function).__name__}")
+        if not isinstance(self.unknown_on, tuple) or not all(
+            isinstance(each, type) and issubclass(each, BaseException) for each in self.unknown_on
+        ):
+            raise InvalidInput(
+                "unknown_on must be a tuple of classes of errors", hint="Write unknown_on=(TimeoutError,)"
+            )
+        if not isinstance(self.idempotent, bool):
+            raise InvalidInput(f"idempotent must be True or False, not {type(self.idempotent).__name__}")
+
+
+def key_of(cursor: Cursor, key: str) -> str:
+    """Return the idempotency key of an effect: the same in every attempt, process and restart, and nowhere else."""
+    return idempotency_key(cursor.lane, check_key(key))
+
+
+# The two drivers --------------------------------------------------------------------------------------------------
+
+
+class Run(Protocol):
+    """Drives a flow: ``Thread._run``."""
+
+    def __call__(self, flow: Flow[T], /) -> T:
+        """Run it to its end."""
+
+
+class AsyncRun(Protocol):
+    """Drives a flow on behalf of an event loop: ``AsyncThread._run``."""
+
+    def __call__(self, flow: Flow[T], on_cancel: Flow[object] | None = None, /) -> Awaitable[T]:
+        """Run it to its end; if the caller is cancelled meanwhile, run the other one too."""
+
+
+@dataclass(slots=True)
+class _Store:
+    """A step that the store takes; ``on_cancel`` is what a cancelled caller must leave done."""
+
+    flow: Flow[EffectRow]
+    on_cancel: Flow[object] | None = None
+
+
+@dataclass(slots=True)
+class _Call:
+    """A step that the caller's own code takes."""
+
+    function: Callable[[], Any]
+
+
+_Course = Generator[_Store | _Call, Any, T]
+
+
+def perform(run: Run, context: Context, cursor: Cursor, call: EffectCall) -> Any:
+    """Do an effect once and return its result, this time's or the first one's."""
+    if inspect.iscoroutinefunction(call.fn) or inspect.iscoroutinefunction(call.reconcile):
+        raise _asynchronous(call.key)
+    course = _course(context, cursor, call)
+    try:
+        step = next(course)
+        while True:
+            try:
+                answer = run(step.flow) if isinstance(step, _Store) else _at_once(step.function(), call.key)
+            except BaseException as error:
+                step = course.throw(error)
+            else:
+                step = course.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+async def aperform(run: AsyncRun, context: Context, cursor: Cursor, call: EffectCall) -> Any:
+    """Do an effect once and return its result; its functions may be plain or coroutine functions."""
+    course = _course(context, cursor, call)
+    try:
+        step = next(course)
+        while True:
+            try:
+                answer = run(step.flow, step.on_cancel) if isinstance(step, _Store) else step.function()
+                if inspect.isawaitable(answer):
+                    answer = await answer
+            except BaseException as error:
+                step = course.throw(error)
+            else:
+                step = course.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+def _at_once(answer: Any, key: str) -> Any:
+    if not inspect.isawaitable(answer):
+        return answer
+    if inspect.iscoroutine(answer):
+        answer.close()  # nothing of it was done yet
+    raise _asynchronous(key)
+
+
+# The course of a call ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What all attempts of one call share."""
+
+    context: Context
+    cursor: Cursor
+    call: EffectCall
+    owner: str
+    request: bytes
+
+    def begin(self, attempt: int, retry_of: int | None = None) -> _Course[EffectRow]:
+        """Store an intent if it is the next one, and take it back if nobody waits for it; return what is there then."""
+        now_us = to_microseconds(self.context.now())
+        row = intent_of(self.cursor.lane, self.call.key, attempt, self.owner, self.request, now_us)
+        never_run = self._receipt(row, EffectStatus.FAILED, ERROR + CANCELLED)
+        begun: EffectRow = yield _Store(_begun(self.cursor, row, retry_of), _without_error(ask(never_run)))
+        return begun
+
+    def end(self, row: EffectRow, status: EffectStatus, payload: bytes) -> _Course[EffectRow]:
+        """Store the receipt, also if nobody waits for it any more; return what the ledger has then."""
+        receipt = self._receipt(row, status, payload)
+        ended: EffectRow = yield _Store(ask(receipt), _without_error(ask(receipt)))
+        return ended
+
+    def _receipt(self, row: EffectRow, status: EffectStatus, payload: bytes) -> Callable[[Backend], EffectRow]:
+        now_us = to_microseconds(self.context.now())
+        body = sealed(row, status, now_us, None, payload)
+        return lambda store: store.end_effect(row.lane, row.key, row.attempt, row.owner, status.value, body, now_us)
+
+    def settle(self, row: EffectRow, outcome: Outcome) -> _Course[EffectRow]:
+        """Store what the hook found out; return what the ledger has then."""
+        settled: EffectRow = yield _Store(settle_row(self.context, row, outcome, RECONCILED))
+        return settled
+
+    def may_run(self, row: EffectRow) -> bool:
+        """Tell whether the intent in the ledger is this call's."""
+        return row.owner == self.owner and row.status == EffectStatus.INTENDED
+
+
+def _course(context: Context, cursor: Cursor, call: EffectCall) -> _Course[Any]:
+    """Do what an effect's place in the ledger asks for, until it is known to be done."""
+    attempts = _Attempts(context, cursor, call, f"{short_name()} {context.new_id()}", request_of(call))
+    row = yield from attempts.begin(1)
+    while True:
+        record = record_of(row)
+        if record.status is EffectStatus.DONE:
+            _check_request(record, row, attempts.request)
+            return _result_of(record)
+        if attempts.may_run(row):
+            return (yield from _attempt(attempts, row))
+        if record.status is EffectStatus.FAILED:
+            row = yield from attempts.begin(row.attempt + 1)
+        else:
+            row = yield from _over_unknown(attempts, row, record)
+
+
+def _over_unknown(attempts: _Attempts, row: EffectRow, record: EffectRecord) -> _Course[EffectRow]:
+    """Go on from an intent that somebody else left without a receipt."""
+    call = attempts.call
+    if call.idempotent:
+        _check_request(record, row, attempts.request)
+        return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
+    reconcile = call.reconcile
+    if reconcile is None:
+        raise _unknown(record)
+    outcome = check_outcome((yield _Call(lambda: reconcile(record))))
+    if outcome.status is EffectStatus.INTENDED:
+        raise _unknown(record)
+    if outcome.status is EffectStatus.FAILED:
+        # Not settled first and begun then: who has lost the lease meanwhile must do neither.
+        return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
+    return (yield from attempts.settle(row, outcome))
+
+
+def _attempt(attempts: _Attempts, row: EffectRow) -> _Course[Any]:
+    """Do it, and store the receipt."""
+    call = attempts.call
+    kwargs = _with_key(call, idempotency_key(row.lane, row.key))
+    try:
+        result = yield _Call(lambda: call.fn(*call.args, **kwargs))
+    except call.unknown_on:
+        raise
+    except Exception as error:
+        yield from attempts.end(row, EffectStatus.FAILED, ERROR + _type_name(error))
+        raise
+    try:
+        payload, refused = RESULT + encode(result, "result"), None
+    except EncodeError as error:
+        payload, refused = NO_RESULT + error.what.encode(), error
+    try:
+        ended = yield from attempts.end(row, EffectStatus.DONE, payload)
+    except NotFound as error:
+        raise NotFound(f"{error.what}: it was done, but is no longer in the ledger", thread=row.lane.thread) from error
+    if (ended.owner, ended.settled_by, b"".join(payload_of(ended))) != (row.owner, None, payload):
+        return _result_that_counts(record_of(ended))
+    if refused is not None:
+        raise _without_result(row.key, row.lane.thread, refused.what) from refused
+    return result
+
+
+def _result_that_counts(record: EffectRecord) -> Any:
+    """Return what the ledger has of an effect that somebody else ended, or began again, while it was being done."""
+    if record.status is EffectStatus.DONE:
+        return _result_of(record)  # everyone who asks again will be given that, so this call is too
+    raise Conflict(
+        f"somebody took the effect for lost while it was being done, and it was done; now: {record}",
+        winner=record,
+        thread=record.thread_id,
+        hint="It may be done twice. Hold the lease while effects run, and settle only what nobody is doing",
+    )
+
+
+def _result_of(record: EffectRecord) -> Any:
+    if record.error is not None:
+        raise _without_result(record.key, record.thread_id, record.error)
+    return record.result
+
+
+# The flow of an intent, and of a receipt that nobody waits for ----------------------------------------------------
+
+
+def _begun(cursor: Cursor, row: EffectRow, retry_of: int | None) -> Flow[EffectRow]:
+    """Store an intent as a checkpoint would be: under the handle's lease, or where nobody has one."""
+    hold, seen = cursor.hold, cursor.seen
+    epoch, token = None if seen is None else seen.epoch, None
+    if hold is not None:
+        if (refusal := hold.refusal()) is not None:
+            raise refusal
+        epoch, token = hold.epoch, hold.claim.token
+    try:
+        return (yield from ask(lambda store: store.begin_effect(row, epoch, token, retry_of)))
+    except Fenced as error:
+        if hold is not None:
+            hold.fenced(error)
+        raise
+
+
+def _without_error(flow: Flow[object]) -> Flow[None]:
+    # If it fails, the outcome stays what it was: unknown. There is nobody to be told but who asks for it next.
+    with contextlib.suppress(BackstayError):
+        yield from flow
+
+
+# Arguments --------------------------------------------------------------------------------------------------------
+
+
+def request_of(call: EffectCall) -> bytes:
+    """Return what tells the arguments from any others; nothing if they cannot be encoded."""
+    try:
+        named = {name: call.kwargs[name] for name in sorted(call.kwargs)}
+        return digest_of(encode(list(call.args), "args"), encode(named, "kwargs"))
+    except EncodeError:
+        return b""
+
+
+def _check_request(record: EffectRecord, row: EffectRow, request: bytes) -> None:
+    if request and row.request and request != row.request:
+        raise EffectChanged(
+            f"effect {record.key!r} was begun before with other arguments",
+            record=record,
+            thread=record.thread_id,
+            hint="Give another effect another key; the same one takes the same arguments after a restart",
+        )
+
+
+def _with_key(call: EffectCall, key: str) -> dict[str, Any]:
+    """Return the keyword arguments, with the idempotency key if the function wants it and was not given one."""
+    kwargs = dict(call.kwargs)
+    try:
+        signature = inspect.signature(call.fn)
+        given = signature.bind_partial(*call.args, **kwargs).arguments
+    except (TypeError, ValueError):  # a function that does not tell, or one that will refuse these arguments
+        return kwargs
+    wanted = signature.parameters.get(IDEMPOTENCY_KEY)
+    if wanted is None or wanted.kind not in (wanted.POSITIONAL_OR_KEYWORD, wanted.KEYWORD_ONLY):
+        return kwargs
+    bound = call.fn.keywords if isinstance(call.fn, functools.partial) else {}
+    if IDEMPOTENCY_KEY not in given and IDEMPOTENCY_KEY not in bound:
+        kwargs[IDEMPOTENCY_KEY] = key
+    return kwargs
+
+
+def _type_name(error: Exception) -> bytes:
+    return type(error).__name__.encode(errors="backslashreplace")  # and nothing else: its text may hold secrets
+
+
+# Errors -----------------------------------------------------------------------------------------------------------
+
+
+def _asynchronous(key: str) -> InvalidInput:
+    return InvalidInput(
+        f"a function of effect {key!r} has to be awaited", hint="Use a store opened with backstay.aopen, or a plain one"
+    )
+
+
+def _unknown(record: EffectRecord) -> EffectUnknown:
+    return EffectUnknown(
+        f"effect {record.key!r} was begun by {record.owner!r} and has no receipt",
+        record=record,
+        thread=record.thread_id,
+        hint="It may have been done, or is being done. Find out, then thread.settle(error.record, Outcome.done(result) "
+        "or Outcome.not_done(), by=…) and call it again; or pass reconcile=, a function that finds out",
+    )
+
+
+def _without_result(key: str, thread: str, why: str) -> EncodeError:
+    return EncodeError(
+        f"effect {key!r} was done, but its result cannot be kept: {why}",
+        thread=thread,
+        hint="It is recorded as done and is not done again. Let its function return plain values",
+    )

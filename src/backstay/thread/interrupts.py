@@ -1,0 +1,442 @@
+"""Interrupts that are kept: recorded, decided once, consumed once.
+
+What a person decides about is bound to the record they were shown: its digest covers the thread, the checkpoint and
+every byte of the question. A decision for anything else is refused. Both steps are compare-and-swap in the store, so
+of two approvers, or two workers, one wins and the other sees who did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from backstay.codec import decode, encode
+from backstay.errors import Conflict, Corrupted, DecodeError, InvalidInput, NotFound
+from backstay.model.damaged import Damaged
+from backstay.model.decision import Decision, DecisionKind
+from backstay.model.ids import check_id
+from backstay.model.interrupt import QUESTION_BYTES_MAX, Interrupt, InterruptKind
+from backstay.store.base import Backend, LaneKey, Query
+from backstay.store.interrupts import InterruptRow
+from backstay.thread.cursor import Context, Cursor
+from backstay.thread.damage import read_each, unread
+from backstay.thread.hold import Hold
+from backstay.thread.perform import Flow, ask
+from backstay.thread.process import this_process
+from backstay.thread.record import from_microseconds, to_microseconds, too_large
+
+PAGE_ROWS = 100
+RESERVED = "backstay:"
+"""How the ids of interrupts begin that Backstay makes itself. Nobody else can record one of these."""
+
+PAUSE = "pause"
+_SEAL_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class InterruptRecord:
+    """A recorded interrupt: the question, where it was asked, and what became of it."""
+
+    interrupt: Interrupt
+    thread_id: str
+    branch: str
+    scope: str
+    checkpoint_id: str
+    digest: bytes  # covers all of the above
+    created_at: datetime
+    decision: Decision | None = None
+    decided_by: str | None = None
+    decided_at: datetime | None = None
+    consumer: str | None = None
+    consumed_at: datetime | None = None
+
+    @property
+    def id(self) -> str:
+        """Return the interrupt's id."""
+        return self.interrupt.id
+
+    @property
+    def pending(self) -> bool:
+        """Tell whether it still holds up a run: no worker has taken a decision on it."""
+        return self.consumed_at is None
+
+    def __str__(self) -> str:
+        # Never the payload: it may be huge, and it may be secret.
+        if self.decision is None or self.decided_at is None:
+            state = f"waits for a decision since {_moment(self.created_at)}"
+        else:
+            state = f"{self.decision.kind.value} by {self.decided_by!r} at {_moment(self.decided_at)}"
+        return f"{self.interrupt.kind.value} {self.id} of thread {self.thread_id!r}: {state}"
+
+    def __repr__(self) -> str:
+        return f"<InterruptRecord {self}>"
+
+
+# Recording --------------------------------------------------------------------------------------------------------
+
+
+def record(
+    context: Context,
+    cursor: Cursor,
+    checkpoint: str,
+    kind: InterruptKind | str,
+    node: str | None,
+    payload: Any,
+    prompt: str,
+    name: str | None,
+) -> Flow[InterruptRecord]:
+    """Record an interrupt of a checkpoint of this thread."""
+    if isinstance(name, str) and name.startswith(RESERVED):
+        raise InvalidInput(
+            f"interrupt ids that begin with {RESERVED!r} are made by Backstay itself",
+            thread=cursor.lane.thread,
+            hint="Choose another id, or none",
+        )
+    question = Interrupt.from_plain(
+        {
+            "id": context.new_id() if name is None else name,
+            "kind": kind,
+            "node": node,
+            "payload": payload,
+            "prompt": prompt,
+        }
+    )
+    body_of(question)  # refused before anything is read
+    lane = yield from _lane_of(cursor, checkpoint)
+    return record_of((yield from ask(_recording(context, lane, checkpoint, question))))
+
+
+def _recording(
+    context: Context, lane: LaneKey, checkpoint: str, question: Interrupt
+) -> Callable[[Backend], InterruptRow]:
+    body = body_of(question)
+    digest = _digest(lane, checkpoint, question.id, body)
+    row = InterruptRow(question.id, lane, checkpoint, digest, body, to_microseconds(context.now()))
+    return lambda store: store.interrupt(row)
+
+
+def _lane_of(cursor: Cursor, checkpoint: str) -> Flow[LaneKey]:
+    rows = yield from ask(lambda store: store.find(Query(cursor.lane.namespace, ids=(checkpoint,))))
+    if not rows or rows[0].lane[:3] != cursor.lane[:3]:
+        raise NotFound(
+            checkpoint,
+            checkpoint=checkpoint,
+            thread=cursor.lane.thread,
+            hint="An interrupt belongs to a checkpoint of its own thread: save first",
+        )
+    return rows[0].lane
+
+
+# Ids made by Backstay ---------------------------------------------------------------------------------------------
+
+
+def reserved_id(what: str, place: Iterable[str], body: bytes = b"") -> str:
+    """Return the id of an interrupt that is found again by its place, and by its bytes if they are given.
+
+    ``what`` it is stands in the id, so that it can be told from others without being read.
+    """
+    return f"{RESERVED}{what}:{_sha256(*(part.encode() for part in place), body).hex()}"
+
+
+def is_pause(name: str) -> bool:
+    """Tell by the id whether an interrupt is somebody's request to pause a run."""
+    return name.startswith(f"{RESERVED}{PAUSE}:")
+
+
+def find(cursor: Cursor, asked: Interrupt) -> Flow[InterruptRecord | None]:
+    """Return the record of an interrupt whose id says all of it; None if it was not recorded."""
+    namespace = cursor.lane.namespace
+    row = yield from ask(lambda store: store.find_interrupt(namespace, asked.id))
+    if row is None:
+        return None
+    found = record_of(row)
+    if row.lane != cursor.lane or body_of(found.interrupt) != body_of(asked):
+        raise _damaged(row, "another question stands under its id")
+    return found
+
+
+def keep(context: Context, cursor: Cursor, checkpoint: str, asked: Interrupt) -> Flow[InterruptRecord]:
+    """Record an interrupt with an id of ours on a checkpoint of this branch; IdTaken if it is there, on another one."""
+    lane = yield from _lane_of(cursor, checkpoint)
+    if lane != cursor.lane:
+        raise NotFound(
+            checkpoint, checkpoint=checkpoint, thread=lane.thread, hint=f"It is of branch {lane.branch!r}, not of this"
+        )
+    return record_of((yield from ask(_recording(context, lane, checkpoint, asked))))
+
+
+# Lists ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Inbox:
+    """A list of interrupts that is read page by page; between pages nothing is held."""
+
+    namespace: str
+    thread: str | None
+    pending: bool
+    after: int = 0
+    done: bool = False
+    begun: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pending, bool):
+            raise InvalidInput(f"pending must be True or False, not {type(self.pending).__name__}")
+
+    def next_page(self) -> Flow[list[InterruptRecord | Damaged]]:
+        """Return the next page and remember where it ended."""
+        lost = [] if self.begun else (yield from unread(self.namespace, self.thread))
+        self.begun = True
+        rows = yield from ask(paging(self.namespace, self.thread, self.pending, self.after))
+        self.done = len(rows) < PAGE_ROWS
+        if rows:
+            self.after = rows[-1].number
+        return [*lost, *read_each(rows, record_of, lambda row: (row.lane.thread, row.id, row.number))]
+
+
+def pending_checkpoints(namespace: str, thread: str | None) -> Flow[tuple[set[str], list[Damaged]]]:
+    """Return the ids of the checkpoints that have an interrupt which is not consumed, and which cannot be read."""
+    found: set[str] = set()
+    damaged: list[Damaged] = []
+    inbox = Inbox(namespace, thread, True)
+    while not inbox.done:
+        for entry in (yield from inbox.next_page()):
+            if isinstance(entry, Damaged):
+                damaged.append(entry)
+            else:
+                found.add(entry.checkpoint_id)
+    return found, damaged
+
+
+def paging(namespace: str, thread: str | None, pending: bool, after: int) -> Callable[[Backend], list[InterruptRow]]:
+    """Return the call for one page of interrupts."""
+    return lambda store: store.interrupts(namespace, thread, pending, after, PAGE_ROWS)
+
+
+# Deciding ---------------------------------------------------------------------------------------------------------
+
+
+def check_decision(
+    decision: Decision | DecisionKind | str, scope: str | None, value: Any, reason: str, target: str | None
+) -> Decision:
+    """Return a decision given as itself or by its name and details."""
+    if isinstance(decision, Decision):
+        if scope is not None or value is not None or reason != "" or target is not None:
+            raise InvalidInput("the details belong into the Decision", hint="Pass a Decision, or a name and details")
+        return decision
+    return Decision.from_plain({"kind": decision, "scope": scope, "value": value, "reason": reason, "target": target})
+
+
+def decide(
+    context: Context, cursor: Cursor, shown: InterruptRecord, decision: Decision, by: str
+) -> Flow[InterruptRecord]:
+    """Record the decision on what the person was shown, once."""
+    check_id(by, "by")
+    body = _bounded(decision.to_plain(), "decision")
+    namespace, decided_us = cursor.lane.namespace, to_microseconds(context.now())
+    stored = yield from _stored_as_shown(cursor, shown)
+    _check_fits(shown, decision)
+    sealed = _seal(stored.digest, by, decided_us, body) + body
+    row = yield from ask(lambda store: store.decide(namespace, stored.id, stored.digest, sealed, by, decided_us))
+    _check_place(shown, row)
+    answered = record_of(row)
+    if row.decision is not None and (row.decision[_SEAL_BYTES:], row.decided_by) == (body, by):
+        return answered
+    raise Conflict(
+        f"interrupt {row.id} is decided already: {_decided(answered)}",
+        winner=answered,
+        thread=row.lane.thread,
+        checkpoint=row.checkpoint,
+        hint="Nothing was changed; error.winner is the decision that counts",
+    )
+
+
+def _check_fits(shown: InterruptRecord, decision: Decision) -> None:
+    """Refuse a decision that could never be carried out: it would count, and hold the run up for ever."""
+    if decision.kind is DecisionKind.REROUTE and shown.interrupt.node is None:
+        what = "this pause is not about a node, so there is nothing to reroute"
+    elif decision.kind is DecisionKind.MODIFY and is_pause(shown.id):
+        what = "a request to pause proposes nothing that could be modified"
+    else:
+        return
+    raise InvalidInput(what, thread=shown.thread_id, checkpoint=shown.checkpoint_id, hint="Approve, reject or defer it")
+
+
+def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Flow[Decision]:
+    """Take the decision in order to carry it out, once."""
+    stored = yield from _stored_as_shown(cursor, shown)
+    hold = cursor.hold
+    if hold is not None and (refusal := hold.refusal()) is not None:
+        raise refusal
+    # The epochs of different branches have nothing to do with each other.
+    epoch = hold.epoch if hold is not None and hold.lane == stored.lane else 0
+    name = _name(hold) if by is None else check_id(by, "by")
+    now_us = to_microseconds(context.now())
+    row = yield from ask(lambda store: store.consume(stored.lane.namespace, stored.id, name, epoch, now_us))
+    _check_place(shown, row)
+    answered = record_of(row)
+    if answered.decision is None:
+        raise InvalidInput(
+            f"interrupt {row.id} is not decided yet",
+            thread=row.lane.thread,
+            checkpoint=row.checkpoint,
+            hint="Wait until thread.decide(…) was called",
+        )
+    if row.consumer != name:
+        raise Conflict(
+            f"the decision on interrupt {row.id} was taken by {row.consumer!r}",
+            winner=answered,
+            thread=row.lane.thread,
+            checkpoint=row.checkpoint,
+            hint="Another worker carries it out. If that one died, take the lease on the branch, then the decision",
+        )
+    return answered.decision
+
+
+def _name(hold: Hold | None) -> str:
+    """Return a name that no other worker has, now or later."""
+    return str(this_process()) if hold is None else f"{hold.claim.owner} {hold.claim.token}"
+
+
+def _decided(answered: InterruptRecord) -> str:
+    assert answered.decision is not None
+    assert answered.decided_at is not None
+    return f"{answered.decision.kind.value!r} by {answered.decided_by!r} at {_moment(answered.decided_at)}"
+
+
+def _stored_as_shown(cursor: Cursor, shown: InterruptRecord) -> Flow[InterruptRow]:
+    """Return the stored interrupt if it is the one that was shown, unchanged, and of this thread."""
+    if not isinstance(shown, InterruptRecord) or not isinstance(shown.interrupt, Interrupt):
+        raise InvalidInput(
+            f"interrupt must be an InterruptRecord, not {type(shown).__name__}",
+            hint="Pass what thread.interrupts() gave: it says what was seen, an id alone does not",
+        )
+    namespace = cursor.lane.namespace
+    if shown.thread_id != cursor.lane.thread:
+        raise _something_else(shown, f"it is of thread {shown.thread_id!r}, not {cursor.lane.thread!r}")
+    row = yield from ask(lambda store: store.find_interrupt(namespace, check_id(shown.id, "interrupt id")))
+    if row is None:
+        raise NotFound(
+            f"interrupt {shown.id}",
+            thread=shown.thread_id,
+            checkpoint=shown.checkpoint_id,
+            hint="It went with its checkpoint, or was never recorded",
+        )
+    _check_place(shown, row)
+    # Both encoded here and now: a class that was registered anew since is read, and so written, alike on both sides.
+    if body_of(shown.interrupt) != body_of(record_of(row).interrupt):
+        raise _something_else(shown, "what was shown is not what is stored")
+    return row
+
+
+def _check_place(shown: InterruptRecord, row: InterruptRow) -> None:
+    parts = (
+        ("thread", shown.thread_id, row.lane.thread),
+        ("scope", shown.scope, row.lane.scope),
+        ("branch", shown.branch, row.lane.branch),
+        ("checkpoint", shown.checkpoint_id, row.checkpoint),
+        ("digest", shown.digest, row.digest),
+    )
+    for name, mine, stored in parts:
+        if mine != stored:
+            raise _something_else(shown, f"the {name} is not that of the interrupt stored under this id")
+
+
+def _something_else(shown: InterruptRecord, what: str) -> InvalidInput:
+    return InvalidInput(
+        f"a decision for something else: {what}",
+        thread=shown.thread_id,
+        checkpoint=shown.checkpoint_id,
+        hint="Read the interrupt again with thread.interrupts(), look at it, and decide on that",
+    )
+
+
+# Rows and records -------------------------------------------------------------------------------------------------
+
+
+def record_of(row: InterruptRow) -> InterruptRecord:
+    """Return a stored interrupt, every byte of it checked against its digest."""
+    if _digest(row.lane, row.checkpoint, row.id, row.body) != row.digest:
+        raise _damaged(row, "the interrupt does not match its digest")
+    try:
+        return _record_of(row)
+    except (DecodeError, InvalidInput) as error:
+        raise _damaged(row, f"the interrupt cannot be read: {error.what}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(row, "the interrupt is not of the known form") from error
+
+
+def _record_of(row: InterruptRow) -> InterruptRecord:
+    question = Interrupt.from_plain(decode(row.body))
+    decision = _decision_of(row)
+    return InterruptRecord(
+        interrupt=question,
+        thread_id=row.lane.thread,
+        branch=row.lane.branch,
+        scope=row.lane.scope,
+        checkpoint_id=row.checkpoint,
+        digest=row.digest,
+        created_at=from_microseconds(row.created_us),
+        decision=decision,
+        decided_by=row.decided_by,
+        decided_at=None if row.decided_us is None else from_microseconds(row.decided_us),
+        consumer=row.consumer,
+        consumed_at=None if row.consumed_us is None else from_microseconds(row.consumed_us),
+    )
+
+
+def _decision_of(row: InterruptRow) -> Decision | None:
+    if row.decision is None:
+        return None
+    seal, body = row.decision[:_SEAL_BYTES], row.decision[_SEAL_BYTES:]
+    if seal != _seal(row.digest, row.decided_by or "", row.decided_us or 0, body):
+        raise _damaged(row, "the decision does not match its digest")
+    return Decision.from_plain(decode(body))
+
+
+def _damaged(row: InterruptRow, what: str) -> Corrupted:
+    return Corrupted(
+        f"interrupt {row.id}: {what}",
+        thread=row.lane.thread,
+        checkpoint=row.checkpoint,
+        hint="Do not act on it; record a new interrupt and ask again",
+    )
+
+
+def body_of(question: Interrupt) -> bytes:
+    """Return every byte of what is asked."""
+    return _bounded(question.to_plain(), "interrupt")
+
+
+def _bounded(plain: dict[str, Any], path: str) -> bytes:
+    data = encode(plain, path)
+    if len(data) > QUESTION_BYTES_MAX:
+        raise too_large(f"the {path}", len(data), QUESTION_BYTES_MAX, path, plain)
+    return data
+
+
+def _digest(lane: LaneKey, checkpoint: str, name: str, body: bytes) -> bytes:
+    """Return what binds a question to its place."""
+    return _sha256(
+        *(part.encode() for part in (lane.namespace, lane.thread, lane.scope, lane.branch)),
+        checkpoint.encode(),
+        name.encode(),
+        body,
+    )
+
+
+def _seal(digest: bytes, by: str, decided_us: int, body: bytes) -> bytes:
+    """Return what binds a decision to its question, to who made it and when."""
+    return _sha256(digest, by.encode(), str(decided_us).encode(), body)
+
+
+def _sha256(*parts: bytes) -> bytes:
+    """Return the digest of parts, each with its length before it, so that no two lists of parts are alike."""
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+
+def _moment(moment: datetime) -> str:
+    return moment.isoformat(sep=" ", timespec="seconds")

@@ -1,0 +1,244 @@
+"""Reading: from a row to a state, every byte checked against its digest on the way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from backstay.errors import Corrupted, DecodeError, NotFound
+from backstay.model.checkpoint import Checkpoint, CheckpointMeta, bare
+from backstay.pieces.body import from_body
+from backstay.pieces.manifest import (
+    FRAMES,
+    PATH,
+    RUN,
+    SYSTEM_NAMES,
+    Entries,
+    Key,
+    decode_base,
+    decode_manifest,
+    decode_table,
+    root_digest,
+)
+from backstay.pieces.piece import Piece, Range
+from backstay.pieces.tip import Live, Tip
+from backstay.store.base import Head, Lane, LaneKey, Query, Row, head_is_lost
+from backstay.store.layout import UNREADABLE
+from backstay.thread import frames
+from backstay.thread.cursor import Cursor, Seen
+from backstay.thread.perform import Flow, ask
+from backstay.thread.record import checkpoint_digest, damaged, meta_of, parent_digest, values_of, write_of
+
+
+def latest(cursor: Cursor) -> Flow[Checkpoint | None]:
+    """Load the branch's newest checkpoint and go on from there."""
+    failed: Row | None = None
+    while True:
+        head = yield from ask(lambda store: store.head(cursor.lane))
+        if head is None or head.row is None:
+            cursor.seen, cursor.tip = Seen.of(head), (Tip() if head is None else None)
+            return None
+        try:
+            return (yield from _load_head(cursor, head, head.row))
+        except Corrupted:
+            if head.row == failed or (yield from is_there(head.row)):
+                raise
+            failed = head.row  # superseded and deleted while it was read: there is a newer one now, or it is damage
+
+
+def _load_head(cursor: Cursor, head: Head, row: Row) -> Flow[Checkpoint]:
+    seen = Seen.of(head)
+    before, tip = cursor.take()
+    known = tip is not None and before is not None and before.same_place(seen)
+    if tip is None or not known:
+        tip = yield from open_tip(row, head.owned)
+    yield from fill(tip, list(tip.lives), row)
+    checkpoint = _finish(row, tip, verify=not known)
+    cursor.seen, cursor.tip = seen, tip
+    return checkpoint
+
+
+def load_row(row: Row) -> Flow[Checkpoint]:
+    """Load the checkpoint of a row that was found with its payload and writes."""
+    try:
+        tip = yield from open_tip(row, {})
+        yield from fill(tip, list(tip.lives), row)
+        return _finish(row, tip, verify=True)
+    except Corrupted:
+        if (yield from is_there(row)):
+            raise
+        raise deleted_meanwhile(row) from None
+
+
+def get(namespace: str, name: str) -> Flow[Checkpoint | None]:
+    """Load a checkpoint by its id."""
+    row = yield from find_row(namespace, name)
+    return None if row is None else (yield from load_row(row))
+
+
+def is_there(row: Row) -> Flow[bool]:
+    """Tell whether a checkpoint is still what it was. If not, bytes that lack are no damage: they went with it."""
+    rows = yield from ask(lambda store: store.find(Query(row.lane.namespace, ids=(row.id,))))
+    return bool(rows) and rows[0].digest == row.digest
+
+
+def deleted_meanwhile(row: Row) -> NotFound:
+    """Return the error for a checkpoint that was deleted or replaced while it was being read."""
+    return NotFound(row.id, thread=row.lane.thread, checkpoint=row.id, hint="It was deleted while being read")
+
+
+def find_row(namespace: str, name: str) -> Flow[Row | None]:
+    """Return a checkpoint's row with payload and writes."""
+    rows = yield from ask(lambda store: store.find(Query(namespace, ids=(name,), payload=True, writes=True)))
+    return rows[0] if rows else None
+
+
+def at_step(lane: LaneKey, step: int) -> Flow[Checkpoint | None]:
+    """Load the newest checkpoint at or before a step; before a fork's own first step, look where it was forked from."""
+    before: int | None = None
+    visited: set[LaneKey] = set()
+    while lane not in visited:  # a name deleted and taken again can make branches descend from each other
+        visited.add(lane)
+        query = Query(*lane, step_max=step, before=before, limit=1, payload=True, writes=True)
+        rows = yield from ask(_finding(query))
+        if rows:
+            return (yield from load_row(rows[0]))
+        origin = yield from _origin(lane)
+        if origin is None:
+            return None
+        lane, before = origin.lane, origin.seq + 1
+    return None
+
+
+def open_tip(row: Row, owned: Mapping[int, int]) -> Flow[Tip]:
+    """Return the pieces of a row's state; no value's bytes are read yet, except the inline ones."""
+    try:
+        base_entries = _base_entries(row)
+        entries = decode_manifest(row.manifest, base_entries)
+        named = [(entry.table, entry.table_size) for entry in entries.values() if entry.table is not None]
+        blobs = (yield from ask(_fetching([Range(name, 0, size) for name, size in named]))) if named else []
+        tables: dict[bytes, Sequence[Piece]] = {}
+        for (name, _), parts in zip(named, blobs, strict=True):
+            tables[name] = decode_table(_checked(name, b"".join(parts), row, "a table of pieces"))
+        return Tip.load(entries, tables, row.base, base_entries, owned)
+    except DecodeError as error:
+        raise _damaged(row, f"its manifest is damaged: {error.what}") from error
+
+
+def fill(tip: Tip, keys: Iterable[Key], row: Row) -> Flow[None]:
+    """Bring the bytes of these values into memory, checked against their digests."""
+    wanted = [(key, tip.lives[key]) for key in keys if tip.lives[key].parts is None]
+    ranges = [piece for _, live in wanted for piece in live.pieces if isinstance(piece, Range)]
+    if not wanted:
+        return
+    found = iter((yield from ask(_fetching(ranges))))
+    for key, live in wanted:
+        live.fill([part for piece in live.pieces for part in (next(found) if isinstance(piece, Range) else (piece,))])
+        if live.hasher.digest() != live.entry.digest:
+            raise _damaged(row, f"the bytes of {_key_name(key)} do not match their digest", key)
+
+
+def decode_live(live: Live) -> Any:
+    """Return the value of loaded bytes."""
+    assert live.parts is not None
+    return from_body(live.entry.kind, live.entry.count, live.parts)
+
+
+def expected_digest(row: Row, meta: CheckpointMeta, entries: Entries, parent_digest: bytes) -> bytes:
+    """Return the digest the row must have."""
+    return checkpoint_digest(parent_digest, root_digest(entries), list(entries), meta, row.notes)
+
+
+def verify_digest(row: Row, values: Mapping[str, Any], entries: Entries) -> None:
+    """Raise Corrupted unless a row's digest is that of its description (its record's fields) and its entries."""
+    parent = parent_digest(row)
+    if parent is None:
+        raise _damaged(row, f"its parent {row.parent_id} is missing")
+    if expected_digest(row, bare(CheckpointMeta, dict(values)), entries, parent) != row.digest:
+        raise _damaged(row, "its description or content does not match its digest")
+
+
+def _finish(row: Row, tip: Tip, verify: bool) -> Checkpoint:
+    values = values_of(row)
+    if verify:
+        verify_digest(row, values, tip.entries())
+    return assemble(row, values, {key: partial(decode_live, live) for key, live in tip.lives.items()})
+
+
+def assemble(row: Row, values: dict[str, Any], payload: Mapping[Key, Callable[[], Any]]) -> Checkpoint:
+    """Return a checkpoint made of its record's fields, which become its own, and functions that decode its values."""
+    state: dict[str, Any] = {}
+    system: dict[Key, Any] = {}
+    for key, decoded in payload.items():
+        try:
+            value = decoded()
+        except DecodeError as error:
+            raise type(error)(
+                f"{_key_name(key)} cannot be decoded: {error.what}",
+                thread=row.lane.thread,
+                checkpoint=row.id,
+                hint=error.hint,
+            ) from error
+        if isinstance(key, str):
+            state[key] = value
+        else:
+            system[key] = value
+    values["state"] = state
+    values["frames"] = frames.read(system.get(FRAMES, []), state)
+    values["path"] = tuple(system.get(PATH, ()))
+    values["run"] = system.get(RUN, {})
+    values["writes"] = tuple(map(write_of, row.writes))
+    return bare(Checkpoint, values)
+
+
+def winner_of(lane: LaneKey) -> Flow[CheckpointMeta | None]:
+    """Return the metadata of the branch's present head."""
+    head = yield from ask(lambda store: store.head(lane))
+    return None if head is None or head.row is None else meta_of(head.row)
+
+
+def checked_lane(lane: Lane) -> Lane:
+    """Return a branch as lists show it, if its head can be named."""
+    if lane.head is None or UNREADABLE in lane.head:
+        raise head_is_lost(lane.key)
+    return lane
+
+
+def _origin(lane: LaneKey) -> Flow[Row | None]:
+    lanes = yield from ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
+    for other in lanes:
+        if other.key == lane and other.origin is not None:
+            return (yield from find_row(lane.namespace, other.origin))
+    return None
+
+
+def _base_entries(row: Row) -> Entries:
+    if row.base is None:
+        return {}
+    if row.base_data is None:
+        raise _damaged(row, "the base of its manifest is missing")
+    return decode_base(_checked(row.base, row.base_data, row, "the base of its manifest"))
+
+
+def _checked(name: bytes, data: bytes, row: Row, what: str) -> bytes:
+    if hashlib.sha256(data).digest() != name:
+        raise _damaged(row, f"{what} does not match its digest")
+    return data
+
+
+def _damaged(row: Row, what: str, key: Key | None = None) -> Corrupted:
+    return damaged(row, what, None if key is None else _key_name(key))
+
+
+def _key_name(key: Key) -> str:
+    return f"state.{key}" if isinstance(key, str) else SYSTEM_NAMES.get(key, f"entry {key}")
+
+
+def _fetching(ranges: Sequence[Range]) -> Any:
+    return lambda store: store.fetch(ranges)
+
+
+def _finding(query: Query) -> Any:
+    return lambda store: store.find(query)

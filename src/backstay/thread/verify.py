@@ -1,0 +1,240 @@
+"""Verifying: every byte of every checkpoint against its digest, and every digest against its parent's.
+
+Costs what is stored, not what the states add up to: a value that grew since the checkpoint before is read on from where
+that one ended. Rows are read page by page, so memory is bounded. Every finding names its place, and the work goes on
+after it. ``verify_lanes`` is all of it; ``upkeep.check`` uses the same parts and looks at more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from backstay.errors import BackstayError, Corrupted
+from backstay.model.checkpoint import CheckpointMeta, bare
+from backstay.pieces.manifest import Entry, Key
+from backstay.pieces.piece import Piece, Range, grown_by
+from backstay.pieces.tip import Tip
+from backstay.store.base import PAGE_ROWS_MAX, Backend, Finding, Lane, LaneKey, Query, Row
+from backstay.store.finding import DAMAGED, MISSING, RESTORE, about_lane
+from backstay.store.survey import head_is_not_newest
+from backstay.thread.cursor import Context
+from backstay.thread.load import decode_live, expected_digest, open_tip
+from backstay.thread.perform import Flow, ask
+from backstay.thread.record import parent_digest, values_of, write_of
+
+PAGE_ROWS = 200
+"""How many rows, with their manifests, are in memory at once."""
+
+Note = Callable[[Row, list[Finding]], None]
+"""Is told of every checkpoint what was found in it: nothing, if it is good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a verification looked at and found. It is true if nothing is wrong; what a crash left behind is harmless."""
+
+    checkpoints: int
+    findings: tuple[Finding, ...]
+
+    def __bool__(self) -> bool:
+        return all(finding.is_harmless for finding in self.findings)
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return f"{self.checkpoints} checkpoints verified, nothing wrong"
+        lines = [f"{self.checkpoints} checkpoints verified, {len(self.findings)} findings:"]
+        lines += [f"  {finding}" for finding in self.findings]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Checked:
+    """A value of the previous checkpoint whose bytes were found good; a longer one need only be read on from there."""
+
+    entry: Entry
+    pieces: list[Piece]
+    hasher: Any
+
+
+def verify_lanes(context: Context, thread: str | None, whole_store: bool) -> Flow[Report]:
+    """Verify every checkpoint of a thread or of all; go on after each finding."""
+    findings: list[Finding] = []
+    count = 0
+
+    def note(_: Row, found: list[Finding]) -> None:
+        nonlocal count
+        count += 1
+        findings.extend(found)
+
+    if whole_store:
+        findings += yield from ask(lambda store: store.check())
+    findings += yield from walk_lanes(context, thread, note)
+    return Report(count, tuple(dict.fromkeys(findings)))
+
+
+def walk_lanes(context: Context, thread: str | None, note: Note) -> Flow[list[Finding]]:
+    """Verify every checkpoint of a thread or of all, and return what is to be said of the branches themselves."""
+    try:
+        lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
+    except BackstayError as error:
+        return [Finding(DAMAGED, "branches", error.what, thread, namespace=context.namespace)]
+    findings: list[Finding] = []
+    for lane in lanes:
+        try:
+            findings += yield from _verify_lane(lane, note)
+        except BackstayError as error:
+            findings.append(about_lane(DAMAGED, lane.key, error.what, None))
+    return findings
+
+
+def verify_row(row: Row) -> Flow[Report]:
+    """Verify one checkpoint."""
+    return Report(1, tuple((yield from _verify_row(row, {}))))
+
+
+def page_ends(lane: LaneKey, rows: int) -> Flow[list[int]]:
+    """Return where the pages of a branch end, oldest first: each is the rows before one of these numbers.
+
+    They are read from the end on, as all lists are, but without payloads; of them only these numbers are kept.
+    """
+    ends: list[int] = []
+    before: int | None = None
+    while True:
+        page = yield from ask(_finding_rows(Query(*lane, before=before)))
+        ends += [row.seq + 1 for row in page[::rows]]
+        if len(page) < PAGE_ROWS_MAX:
+            return ends[::-1]
+        before = page[-1].seq
+
+
+def _verify_lane(lane: Lane, note: Note) -> Flow[list[Finding]]:
+    """Verify a branch from its oldest checkpoint on."""
+    findings: list[Finding] = []
+    checked: dict[Key, _Checked] = {}
+    newest: Row | None = None
+    for end in (yield from page_ends(lane.key, PAGE_ROWS)):
+        query = Query(*lane.key, before=end, limit=PAGE_ROWS, payload=True, writes=True)
+        try:
+            page = yield from ask(_finding_rows(query))
+        except BackstayError as error:
+            findings.append(about_lane(DAMAGED, lane.key, f"checkpoints before number {end}: {error.what}", None))
+            checked.clear()
+            continue
+        for row in reversed(page):
+            if newest is None or row.seq > newest.seq:  # else some went meanwhile, and older ones came again
+                newest = row
+                note(row, (yield from _verify_row(row, checked)))
+    seems_newest = newest is None or (newest.id, newest.seq) == (lane.head, lane.head_seq)
+    if not seems_newest and not (yield from _head_is_newest(lane.key)):  # else it moved while this was being read
+        findings.append(head_is_not_newest(lane.key))
+    return findings
+
+
+def _head_is_newest(lane: LaneKey) -> Flow[bool]:
+    """Tell whether a branch's head is its newest checkpoint, looking until nobody changes it meanwhile."""
+    query = Query(*lane, limit=1)
+    head = yield from _place_of_head(lane)
+    while True:
+        rows = yield from ask(_finding_rows(query))
+        newest = (rows[0].id, rows[0].seq) if rows else None
+        again = yield from _place_of_head(lane)
+        if head == again:
+            return newest == head
+        head = again
+
+
+def _place_of_head(lane: LaneKey) -> Flow[tuple[str, int] | None]:
+    lanes = yield from ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
+    return next(((each.head or "", each.head_seq) for each in lanes if each.key == lane), None)
+
+
+def _verify_row(row: Row, checked: dict[Key, _Checked]) -> Flow[list[Finding]]:
+    try:
+        tip = yield from open_tip(row, {})
+    except BackstayError as error:
+        checked.clear()
+        return [_finding(row, DAMAGED, error.what)]
+    findings = []
+    for key in tip.lives:
+        problem = yield from _verify_value(tip, key, checked)
+        if problem:
+            findings.append(_finding(row, DAMAGED, problem, str(key), f", state.{key}"))
+    for key in [key for key in checked if key not in tip.lives]:
+        del checked[key]
+    return findings + _verify_writes(row) + _verify_digest(row, tip)
+
+
+def _verify_writes(row: Row) -> list[Finding]:
+    """Check that pending writes can be read; they have no digest."""
+    findings = []
+    for write in row.writes:
+        try:
+            write_of(write)
+        except BackstayError as error:
+            place = f"writes[{write.task_id}][{write.index}]"
+            findings.append(_finding(row, DAMAGED, error.what, place, f", {place}", None))
+    return findings
+
+
+def _verify_digest(row: Row, tip: Tip) -> list[Finding]:
+    parent = parent_digest(row)
+    if parent is None:
+        return [_finding(row, MISSING, f"its parent {row.parent_id} is not there")]
+    try:
+        meta = bare(CheckpointMeta, values_of(row))
+    except Corrupted as error:
+        return [_finding(row, DAMAGED, error.what)]
+    if expected_digest(row, meta, tip.entries(), parent) != row.digest:
+        return [_finding(row, DAMAGED, "description or content does not match the digest")]
+    return []
+
+
+def _verify_value(tip: Tip, key: Key, checked: dict[Key, _Checked]) -> Flow[str | None]:
+    """Check one value's bytes; return what is wrong, if anything."""
+    live = tip.lives[key]
+    before = checked.get(key)
+    if before is not None and before.entry == live.entry:
+        return None
+    try:
+        if live.parts is None:
+            hasher, ranges = _remaining(before, live.pieces)
+            wanted = [piece for piece in ranges if isinstance(piece, Range)]
+            found = iter((yield from ask(_fetching(wanted))))
+            for piece in ranges:
+                for part in next(found) if isinstance(piece, Range) else (piece,):
+                    hasher.update(part)
+        else:
+            hasher = live.hasher
+            decode_live(live)
+    except BackstayError as error:
+        checked.pop(key, None)
+        return error.what
+    if hasher.digest() != live.entry.digest:
+        checked.pop(key, None)
+        return "its bytes do not match their digest"
+    checked[key] = _Checked(live.entry, live.pieces, hasher)
+    return None
+
+
+def _remaining(before: _Checked | None, pieces: list[Piece]) -> tuple[Any, list[Piece]]:
+    """Return a hasher and the pieces it has yet to see: only the new end if the value merely grew."""
+    rest = None if before is None else grown_by(before.pieces, pieces)
+    return (hashlib.sha256(), pieces) if before is None or rest is None else (before.hasher.copy(), rest)
+
+
+def _finding(
+    row: Row, kind: str, what: str, key: str | None = None, place: str = "", repair: str | None = RESTORE
+) -> Finding:
+    namespace, thread, scope, branch = row.lane
+    return Finding(kind, f"checkpoint {row.id}{place}", what, thread, row.id, key, branch, scope, namespace, repair)
+
+
+def _fetching(ranges: list[Range]) -> Callable[[Backend], list[list[bytes]]]:
+    return lambda store: store.fetch(ranges)
+
+
+def _finding_rows(query: Query) -> Callable[[Backend], list[Row]]:
+    return lambda store: store.find(query)

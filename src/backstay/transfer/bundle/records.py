@@ -1,0 +1,385 @@
+"""What the records of a bundle say, and the check that each is of its form. Pure.
+
+A bundle names nothing that a store gave: no sequence, stream or thread numbers, no addresses. Checkpoints stand in the
+order in which their thread has them, over all its branches; branches are numbered as they first appear.
+
+A value is told by what it shares with another one: ``prefix`` bytes of its beginning and ``suffix`` bytes of its end
+are those of the same key in the *base*, a state that came before; only the bytes between are in the bundle. Both are as
+long as they can be. So what is written follows from the contents alone, and a list that grows costs what it grew by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ormsgpack
+
+from backstay.codec.depth import has_more_items_than
+from backstay.errors import DecodeError, InvalidInput
+from backstay.model.fields import DESCRIPTION_BYTES_MAX, check_fields
+from backstay.model.ids import check_id
+from backstay.model.interrupt import QUESTION_BYTES_MAX
+from backstay.pieces.body import BYTES, FOREIGN, LIST, MAP, TAG_LENGTH_MAX, TEXT, VALUE
+from backstay.pieces.manifest import SYSTEM_NAMES, Key
+from backstay.store.base import LaneKey, WriteRow
+from backstay.store.effects import DONE, FAILED, INTENDED, EffectRow
+from backstay.store.interrupts import InterruptRow
+from backstay.store.layout import uuid_bytes, uuid_text
+from backstay.thread.change import KEY_LENGTH_MAX, KEYS_MAX
+from backstay.transfer.bundle.blocks import DIGEST_BYTES
+
+HEADER, THREAD, LANE, CHECKPOINT, VALUE_BYTES, WRITE, INTERRUPT, EFFECT, DAMAGE = b"HTLCVWIEX"
+"""The types of records, besides the end."""
+
+_KINDS = {VALUE, LIST, MAP, TEXT, BYTES}
+_INT_MAX = 2**63 - 1
+_EDIT_FIELDS = 6
+_KEYS_MAX = KEYS_MAX + len(SYSTEM_NAMES)
+_ITEMS_MAX = 128 + _KEYS_MAX * (_EDIT_FIELDS + 3)  # all keys edited, and named in the order and as removed
+_SMALL_BYTES = 64 * 1024
+_REASON_LENGTH_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """How one value follows from the base's: see above. ``length`` bytes between follow in a record of their own."""
+
+    key: Key
+    kind: str
+    count: int
+    prefix: int
+    suffix: int
+    length: int
+
+
+@dataclass(slots=True)
+class CheckpointRecord:
+    """One checkpoint. ``parent_id`` is None with ``follows`` if it is its branch's last one, or if there is none."""
+
+    lane: int
+    id: str
+    follows: bool
+    parent_id: str | None
+    parent_digest: bytes | None
+    base: int | None  # the branch whose newest state is the base
+    step: int
+    created_us: int
+    digest: bytes
+    notes: bytes
+    tags: tuple[str, ...]
+    order: list[Key] | None  # all keys; None = the base's without the removed, then those that are new
+    removed: list[Key] = field(default_factory=list)
+    edits: list[Edit] = field(default_factory=list)
+    writes: int = 0  # records of pending writes that follow
+
+    def pack(self) -> bytes:
+        """Return the record's bytes."""
+        return ormsgpack.packb(
+            [
+                self.lane,
+                _short(self.id),
+                0 if self.follows else None if self.parent_id is None else _short(self.parent_id),
+                self.parent_digest,
+                self.base,
+                self.step,
+                self.created_us,
+                self.digest,
+                self.notes,
+                list(self.tags),
+                self.order,
+                self.removed,
+                [[edit.key, edit.kind, edit.count, edit.prefix, edit.suffix, edit.length] for edit in self.edits],
+                self.writes,
+            ]
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> CheckpointRecord:
+        """Return the record of bytes; raise DecodeError if they are none."""
+        plain = _unpack(data, 14)
+        (
+            lane,
+            name,
+            parent,
+            parent_digest,
+            base,
+            step,
+            created_us,
+            digest,
+            notes,
+            tags,
+            order,
+            removed,
+            edits,
+            writes,
+        ) = plain
+        follows = type(parent) is int and parent == 0
+        record = cls(
+            _number(lane),
+            _name(name),
+            follows,
+            None if follows or parent is None else _name(parent),
+            None if parent_digest is None else _digest(parent_digest),
+            None if base is None else _number(base),
+            _number(step),
+            _of(created_us, int),
+            _digest(digest),
+            _bounded(notes, DESCRIPTION_BYTES_MAX),
+            tuple(_of(tag, str) for tag in _of(tags, list)),
+            None if order is None else _keys(order),
+            _keys(removed),
+            [_edit(each) for each in _of(edits, list)],
+            _number(writes),
+        )
+        if (record.parent_id is None) != (record.parent_digest is None):
+            raise DecodeError("a checkpoint names a parent without its digest, or a digest without a parent")
+        if len({edit.key for edit in record.edits}) < len(record.edits) or len(record.edits) > _KEYS_MAX:
+            raise DecodeError("a checkpoint tells of a key twice, or of too many")
+        return record
+
+
+def pack_lane(lane: LaneKey, origin: str | None) -> bytes:
+    """Return the record of a branch that begins."""
+    return ormsgpack.packb([lane.scope, lane.branch, None if origin is None else _short(origin)])
+
+
+def unpack_lane(data: bytes, namespace: str, thread: str) -> tuple[LaneKey, str | None]:
+    """Return a branch's name and the checkpoint it was forked from."""
+    scope, branch, origin = _unpack(data, 3)
+    if scope != "":
+        check_id(scope, "scope")
+    return LaneKey(namespace, thread, scope, check_id(branch, "branch")), None if origin is None else _name(origin)
+
+
+def pack_names(*names: str) -> bytes:
+    """Return a record that is nothing but names."""
+    return ormsgpack.packb(list(names))
+
+
+def unpack_names(data: bytes, count: int) -> list[str]:
+    """Return the texts of such a record."""
+    return [_of(name, str) for name in _unpack(data, count)]
+
+
+def unpack_damage(data: bytes) -> tuple[str | None, str]:
+    """Return which checkpoint could not be exported, if that is known, and why."""
+    checkpoint, what = unpack_names(data, 2)
+    return check_id(checkpoint, "id") if checkpoint else None, what[:_REASON_LENGTH_MAX]
+
+
+def pack_numbers(*numbers: int) -> bytes:
+    """Return the counts at a bundle's end."""
+    return ormsgpack.packb(list(numbers))
+
+
+def unpack_numbers(data: bytes, count: int) -> list[int]:
+    """Return the counts of a bundle's end."""
+    return [_number(number) for number in _unpack(data, count)]
+
+
+def pack_write(row: WriteRow) -> bytes:
+    """Return the record of a pending write."""
+    return ormsgpack.packb([row.task_id, row.index, row.channel, row.kind, row.count, row.task_path, row.body])
+
+
+def unpack_write(data: bytes) -> WriteRow:
+    """Return a pending write."""
+    task, index, channel, kind, count, path, body = _unpack(data, 7)
+    return WriteRow(
+        _of(task, str),
+        _of(index, int),
+        _of(channel, str),
+        _kind(kind),
+        _number(count),
+        _of(body, bytes),
+        _of(path, str),
+    )
+
+
+def pack_interrupt(row: InterruptRow) -> bytes:
+    """Return the record of an interrupt. The epoch of who consumed it means nothing in another store."""
+    return ormsgpack.packb(
+        [
+            _short(row.id),
+            row.lane.scope,
+            row.lane.branch,
+            _short(row.checkpoint),
+            row.digest,
+            row.body,
+            row.created_us,
+            row.decision,
+            row.decided_by,
+            row.decided_us,
+            row.consumer,
+            row.consumed_us,
+        ]
+    )
+
+
+def unpack_interrupt(data: bytes, namespace: str, thread: str) -> InterruptRow:
+    """Return an interrupt."""
+    name, scope, branch, checkpoint, digest, body, created_us, decision, by, decided_us, consumer, consumed_us = (
+        _unpack(data, 12)
+    )
+    lane = LaneKey(namespace, thread, _of(scope, str), check_id(branch, "branch"))
+    row = InterruptRow(
+        _name(name), lane, _name(checkpoint), _digest(digest), _bounded(body, QUESTION_BYTES_MAX), _of(created_us, int)
+    )
+    if decision is not None:
+        _bounded(decision, QUESTION_BYTES_MAX + DIGEST_BYTES)
+    decided = (_optional(decision, bytes), _optional(by, str), _optional(decided_us, int))
+    consumed = (_optional(consumer, str), _optional(consumed_us, int))
+    for parts in (decided, consumed):
+        if any(part is None for part in parts) and any(part is not None for part in parts):
+            raise DecodeError("an interrupt is decided or consumed only in part")
+    return replace(
+        row,
+        decision=decided[0],
+        decided_by=decided[1],
+        decided_us=decided[2],
+        consumer=consumed[0],
+        consumed_us=consumed[1],
+    )
+
+
+def pack_effect(row: EffectRow) -> bytes:
+    """Return the record of an effect."""
+    return ormsgpack.packb(
+        [
+            row.lane.scope,
+            row.lane.branch,
+            row.key,
+            row.attempt,
+            row.owner,
+            row.request,
+            row.created_us,
+            row.digest,
+            row.status,
+            row.body,
+            row.ended_us,
+            row.settled_by,
+        ]
+    )
+
+
+def unpack_effect(data: bytes, namespace: str, thread: str) -> EffectRow:
+    """Return an effect."""
+    scope, branch, key, attempt, owner, request, created_us, digest, status, body, ended_us, by = _unpack(data, 12)
+    lane = LaneKey(namespace, thread, _of(scope, str), check_id(branch, "branch"))
+    if (
+        status not in (INTENDED, DONE, FAILED)
+        or (status == INTENDED) != (body is None)
+        or (body is None) != (ended_us is None)
+    ):
+        raise DecodeError("an effect has an impossible status")
+    return EffectRow(
+        lane,
+        _of(key, str),
+        _number(attempt),
+        _of(owner, str),
+        _of(request, bytes),
+        _of(created_us, int),
+        _digest(digest),
+        0,
+        status,
+        _optional(body, bytes),
+        _optional(ended_us, int),
+        _optional(by, str),
+    )
+
+
+# The parts of records ---------------------------------------------------------------------------------------------
+
+
+def _unpack(data: bytes, count: int) -> list[Any]:
+    # Each byte can be an empty list of 56 bytes, so a large record is unpacked only if it has no more items than any.
+    if len(data) > _SMALL_BYTES and has_more_items_than(data, _ITEMS_MAX):
+        raise DecodeError("a record of the bundle is not of the known form")
+    try:
+        plain = ormsgpack.unpackb(data)
+    except ValueError as error:
+        raise DecodeError("a record of the bundle is not readable") from error
+    if not isinstance(plain, list) or len(plain) != count:
+        raise DecodeError("a record of the bundle is not of the known form")
+    return plain
+
+
+def _of(value: Any, kind: type) -> Any:
+    if type(value) is not kind or (type(value) is int and not -_INT_MAX <= value <= _INT_MAX):
+        raise DecodeError(f"a record of the bundle holds {type(value).__name__} where {kind.__name__} belongs")
+    return value
+
+
+def _bounded(value: Any, most: int) -> bytes:
+    data: bytes = _of(value, bytes)
+    if len(data) > most:
+        raise DecodeError("a description or question in the bundle is larger than any can be")
+    return data
+
+
+def _optional(value: Any, kind: type) -> Any:
+    return None if value is None else _of(value, kind)
+
+
+def _number(value: Any) -> int:
+    number: int = _of(value, int)
+    if number < 0:
+        raise DecodeError("a record of the bundle holds a negative count")
+    return number
+
+
+def _digest(value: Any) -> bytes:
+    digest: bytes = _of(value, bytes)
+    if len(digest) != DIGEST_BYTES:
+        raise DecodeError("a digest in the bundle has the wrong length")
+    return digest
+
+
+def _short(name: str) -> bytes | str:
+    return uuid_bytes(name) or name
+
+
+def _name(stored: Any) -> str:
+    """Return an id; a UUID is kept as its 16 bytes, and only so."""
+    if type(stored) is bytes and len(stored) == 16:
+        return uuid_text(stored)
+    if uuid_bytes(_of(stored, str)) is not None:
+        raise DecodeError("an id in the bundle is not in its one form")
+    return check_id(stored, "id")
+
+
+def _kind(kind: Any) -> str:
+    text: str = _of(kind, str)
+    if text not in _KINDS and not (text.startswith(FOREIGN) and 2 <= len(text) <= TAG_LENGTH_MAX + 1):
+        raise DecodeError("a value in the bundle is of no known kind")
+    return text
+
+
+def _key(key: Any) -> Key:
+    if type(key) is int and key in SYSTEM_NAMES:
+        return key
+    if len(_of(key, str)) > KEY_LENGTH_MAX:
+        raise DecodeError("a key in the bundle is too long")
+    return str(key)
+
+
+def _keys(keys: Any) -> list[Key]:
+    return [_key(key) for key in _of(keys, list)]
+
+
+def _edit(plain: Any) -> Edit:
+    fields: Sequence[Any] = _of(plain, list)
+    if len(fields) != _EDIT_FIELDS:
+        raise DecodeError("a value in the bundle is not of the known form")
+    key, kind, *numbers = fields
+    return Edit(_key(key), _kind(kind), *map(_number, numbers))
+
+
+def checked_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's fields if a save could have made them; raise DecodeError otherwise."""
+    try:
+        return check_fields(values)
+    except (InvalidInput, TypeError, KeyError) as error:
+        raise DecodeError(f"a checkpoint's description in the bundle is impossible: {error}") from error

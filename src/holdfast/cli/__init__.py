@@ -1,1 +1,0 @@
-"""The ``holdfast`` command. Nothing here is imported by the library; ``main`` imports each command when it is used."""

@@ -1,1 +1,0 @@
-"""Holdfast under the names of other frameworks: one package each, and nothing else imports them."""

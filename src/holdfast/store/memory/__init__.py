@@ -1,5 +1,0 @@
-"""The memory store: the reference, behind one lock and without any file."""
-
-from holdfast.store.memory.store import MemoryStore
-
-__all__ = ["MemoryStore"]
