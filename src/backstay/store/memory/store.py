@@ -195,7 +195,7 @@ class MemoryStore(Keeper):
         self,
         namespace: str,
         checkpoints: Collection[str],
-        spare: bool,
+        protect: bool,
         token: str | None = None,
         *,
         tagged: bool = False,
@@ -203,7 +203,7 @@ class MemoryStore(Keeper):
     ) -> Removed:
         tables = self._tables
         found = [tables.rows.get((namespace, name)) for name in dict.fromkeys(checkpoints)]
-        doomed = [row for row in found if row is not None and not self._is_spared(row, spare, tagged, forked)]
+        doomed = [row for row in found if row is not None and not self._is_spared(row, protect, tagged, forked)]
         if not doomed:
             return Removed()
         for row in doomed:

@@ -39,7 +39,7 @@ class Spared(NamedTuple):
 
 
 @dataclass(slots=True)
-class SpareRows:
+class UnneededRows:
     """Rows of streams that nobody needs, by address. What stands in both tables is judged and deleted in each apart."""
 
     chunks: list[int] = field(default_factory=list)
@@ -199,13 +199,13 @@ def drop_references(connection: DeadlineConnection, dropped: Collection[tuple[in
 
 
 def _trim(connection: DeadlineConnection, kept: dict[int, list[tuple[int, int]]]) -> int:
-    spare = SpareRows()
+    unneeded = UnneededRows()
     for is_fresh, address, size in every(connection, queries.ROW_SIZES, {"streams": list(kept)}):
         stream = address >> OFFSET_BITS
         start = address - (stream << OFFSET_BITS)
         if not is_needed(start, start + size, kept[stream]):
-            spare.add(is_fresh, address)
-    return spare.drop(connection)
+            unneeded.add(is_fresh, address)
+    return unneeded.drop(connection)
 
 
 def drop_blobs(connection: DeadlineConnection, names: Collection[bytes]) -> int:

@@ -135,14 +135,14 @@ class PostgresStore:
         self,
         namespace: str,
         checkpoints: Collection[str],
-        spare: bool,
+        protect: bool,
         token: str | None = None,
         *,
         tagged: bool = False,
         forked: bool = False,
     ) -> Removed:
         names = list(checkpoints)
-        spared = Spared(spare, tagged, forked)
+        spared = Spared(protect, tagged, forked)
         return self._link.change(lambda connection: delete_checkpoints(connection, namespace, names, spared, token))
 
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:

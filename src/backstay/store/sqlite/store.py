@@ -177,7 +177,7 @@ class SqliteStore:
         self,
         namespace: str,
         checkpoints: Collection[str],
-        spare: bool,
+        protect: bool,
         token: str | None = None,
         *,
         tagged: bool = False,
@@ -185,7 +185,7 @@ class SqliteStore:
     ) -> Removed:
         def is_spared(connection: apsw.Connection, key: int, name: StoredId) -> bool:
             return (
-                (spare and (is_head(connection, key) or interrupt_rows.is_awaited(connection, key, name)))
+                (protect and (is_head(connection, key) or interrupt_rows.is_awaited(connection, key, name)))
                 or (tagged and bool(tags(connection, key)))
                 or (forked and one(connection, queries.LANES_FORKED_FROM, (name,)) is not None)
             )
