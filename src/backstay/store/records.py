@@ -64,13 +64,13 @@ def is_repeated(record: Record, stored: Record | None) -> bool:
     return stored is not None and (stored.version, stored.body) == (record.version + 1, record.body)
 
 
-def is_expected(record: Record, stored: Record | None) -> bool:
-    """Tell whether a write may replace what is stored; NotFound if that is gone."""
+def is_outdated(record: Record, stored: Record | None) -> bool:
+    """Tell whether what is stored is not what the writer saw, so that it stays; NotFound if it is gone."""
     if stored is not None:
-        return (stored.version, stored.number) == (record.version, record.number)
+        return (stored.version, stored.number) != (record.version, record.number)
     if record.version:
         raise record_is_gone(record)
-    return True
+    return False
 
 
 def record_is_gone(record: Record) -> NotFound:

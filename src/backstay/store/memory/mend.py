@@ -48,9 +48,9 @@ def plan_rebuild(tables: Tables, drop: bool) -> Rebuild:
         unneeded += [stream for stream, chunks in tables.bytes.streams.items() if _any_unneeded(survey, stream, chunks)]
         plan.findings += [unneeded_bytes(source) for source in unneeded]
         plan.findings += [
-            without_checkpoint("interrupt", row.id, row.checkpoint, row.lane.thread)
-            for row in tables.interrupts
-            if (row.lane.namespace, row.checkpoint) not in tables.rows
+            without_checkpoint(record.kind, record.key, record.checkpoint, record.lane.thread)
+            for record in tables.records
+            if tables.lacks_checkpoint(record)
         ]
     plan.hopeless += survey.missing(tables.bytes.blobs.keys(), tables.bytes.streams.keys())
     return plan
