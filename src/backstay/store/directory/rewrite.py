@@ -156,9 +156,9 @@ def _current(tables: Tables, fact: Fact) -> Fact | None:
             kept = tables.writes.get((*fact.lane[:3], fact.checkpoint), {})
             rows = [row for row in fact.rows if kept.get((row.task_id, row.index)) == row]
             return replace(fact, rows=rows) if rows else None
-        case RecordSet():
-            kept = tables.records.find(fact.record.kind, fact.record.lane, fact.record.key)
-            return fact if kept is not None and kept.record == fact.record else None
+        case RecordSet(record):
+            found = tables.records.find(record.kind, record.lane, record.key)
+            return fact if found is not None and found.record == record else None
         case _:
             return None
 

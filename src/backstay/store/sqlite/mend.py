@@ -22,7 +22,7 @@ from backstay.store.sqlite.chunks import read_blob
 from backstay.store.sqlite.collect import keep_parents
 from backstay.store.sqlite.lane import find_lane
 from backstay.store.sqlite.pending import drop_writes, lost_pieces
-from backstay.store.sqlite.rows import pack_id, unpack_id
+from backstay.store.sqlite.rows import kind_of, pack_id, unpack_id
 from backstay.store.sqlite.select import every, one, scalar
 from backstay.store.survey import (
     LaneFacts,
@@ -125,7 +125,7 @@ def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, for
         if stored is not None and not force:
             stored.tenure.check_delete(LaneKey(*lane[1:]), None, now)
         drop_writes(connection, queries.DROP_WRITES, (lane[0], lane[3], name))
-        connection.execute(queries.DROP_INTERRUPTS, (lane[0], name))
+        connection.execute(queries.DROP_RECORDS_OF_CHECKPOINT, (lane[0], name))
     connection.execute(queries.DROP_TAGS, (key,))
     one(connection, queries.DROP_CHECKPOINT, (key,))
     keep_parents(connection, {name: digest}, [number])
@@ -177,9 +177,9 @@ def _plan_rows(connection: apsw.Connection, plan: Rebuild) -> None:
         plan.add(what, (queries.DROP_REFS, (lane,)))
     for key, name in every(connection, queries.TAGS_WITHOUT_CHECKPOINT):
         plan.add(without_checkpoint("tag", repr(name), None), (queries.DROP_TAG, (key, name)))
-    for number, name, thread, checkpoint in every(connection, queries.INTERRUPTS_WITHOUT_CHECKPOINT):
-        what = without_checkpoint("interrupt", unpack_id(name), unpack_id(checkpoint), thread)
-        plan.add(what, (queries.DROP_INTERRUPT, (number,)))
+    for key, name, thread, checkpoint in every(connection, queries.RECORDS_WITHOUT_CHECKPOINT):
+        what = without_checkpoint(kind_of(key), name, unpack_id(checkpoint), thread)
+        plan.add(what, (queries.DROP_RECORD, (key,)))
     if pieces := lost_pieces(connection):
         what = Finding(ORPHAN, f"{len(pieces)} pieces of pending writes", "no row needs them", repair=REBUILD)
         plan.add(what, *((queries.DROP_PIECES, (number, number + 1)) for number in pieces))
