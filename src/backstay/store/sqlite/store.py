@@ -43,7 +43,7 @@ from backstay.store.sqlite.lane import find_lane
 from backstay.store.sqlite.log import log_findings
 from backstay.store.sqlite.pages import adopt_pages, damaged_pages
 from backstay.store.sqlite.pending import put_writes, with_writes
-from backstay.store.sqlite.records import Records
+from backstay.store.sqlite.records import Records, has_open_record
 from backstay.store.sqlite.rows import StoredId, pack_id, read_lane, read_row, unpack_id
 from backstay.store.sqlite.select import every, one, scalar
 
