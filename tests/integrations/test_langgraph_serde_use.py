@@ -169,8 +169,8 @@ def test_an_element_of_an_encrypted_list_under_another_tag_is_refused() -> None:
         checkpoint = {**empty_checkpoint(), "channel_values": {"m": ["one", "two"]}, "channel_versions": {"m": 1}}
         saver.put(config, checkpoint, {}, {"m": 1})  # type: ignore[arg-type]  # a plain dict
         (row,) = store._backend.find(Query("", "t", payload=True))
-        tip = drive(open_tip(row, {}), store._backend)
-        drive(fill(tip, {"m"}, row), store._backend)
+        tip = open_tip(store._backend, row, {})
+        fill(store._backend, tip, {"m"}, row)
         frames = frames_of(tip.lives["m"])
 
         assert [tag for tag, _ in frames] == ["msgpack+aes"] * 2

@@ -28,7 +28,7 @@ class Cut(Generic[T]):
     def finish(self) -> T:
         """Go on from where it stands."""
         assert not self.is_over
-        return drive(self._rest(), self._store._backend)
+        return self._rest(self._store._backend)
 
     def _rest(self) -> Generator[Any, Any, T]:
         call = self._call
