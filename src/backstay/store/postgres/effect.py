@@ -9,7 +9,6 @@ from backstay.store.effects import EffectRow, effect_id, effect_missing
 from backstay.store.leases import fenced
 from backstay.store.postgres import queries
 from backstay.store.postgres.connection import DeadlineConnection
-from backstay.store.postgres.select import every, one
 
 
 def begin(
@@ -29,7 +28,7 @@ def begin(
         "created": row.created_us,
         "digest": row.digest,
     }
-    answer = one(connection, queries.BEGIN_EFFECT, bound)
+    answer = connection.one(queries.BEGIN_EFFECT, bound)
     assert answer is not None
     is_fenced, current, holder, left_us, *fields = answer
     if is_fenced:
@@ -49,7 +48,7 @@ def end(
     by: str | None = None,
 ) -> EffectRow:
     """Set the receipt if there is none; return the row as it is now."""
-    found = one(connection, queries.END_EFFECT, (effect_id(lane, key), attempt, owner, status, body, ended_us, by))
+    found = connection.one(queries.END_EFFECT, (effect_id(lane, key), attempt, owner, status, body, ended_us, by))
     if found is None:
         raise effect_missing(lane, key)
     return _read(found)
@@ -61,12 +60,12 @@ def effects(
     """Return effects in the order in which they were first begun."""
     most = max(0, min(limit, PAGE_ROWS_MAX))
     bound = {"namespace": namespace, "thread": thread, "after": after, "limit": most}
-    return [_read(fields) for fields in every(connection, queries.EFFECTS, bound)]
+    return [_read(fields) for fields in connection.every(queries.EFFECTS, bound)]
 
 
 def find_effect(connection: DeadlineConnection, lane: LaneKey, key: str) -> EffectRow | None:
     """Return one effect, or None."""
-    found = one(connection, queries.EFFECT, (effect_id(lane, key),))
+    found = connection.one(queries.EFFECT, (effect_id(lane, key),))
     return None if found is None else _read(found)
 
 

@@ -10,7 +10,6 @@ from backstay.store.interrupts import InterruptRow
 from backstay.store.postgres import queries
 from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.rows import pack_id, unpack_id
-from backstay.store.postgres.select import every, one, run
 
 LIMIT_MAX = 1 << 31
 """More than anybody can take; PostgreSQL's own limit is a bigint."""
@@ -18,8 +17,7 @@ LIMIT_MAX = 1 << 31
 
 def add_interrupt(connection: DeadlineConnection, row: InterruptRow) -> InterruptRow:
     """Record an interrupt; see ``Interrupts.interrupt``."""
-    run(
-        connection,
+    connection.run(
         queries.ADD_INTERRUPT,
         {
             **row.lane._asdict(),
@@ -53,7 +51,7 @@ def decide(
     decided_us: int,
 ) -> InterruptRow:
     """Set the decision if there is none; return the row as it is now."""
-    run(connection, queries.DECIDE, (decision, by, decided_us, pack_id(namespace, interrupt), digest))
+    connection.run(queries.DECIDE, (decision, by, decided_us, pack_id(namespace, interrupt), digest))
     return _must_find(connection, namespace, interrupt)
 
 
@@ -62,7 +60,7 @@ def consume(
 ) -> InterruptRow:
     """Set the consumer if there is none that counts; return the row as it is now."""
     bound = {"by": by, "epoch": epoch, "moment": consumed_us, "id": pack_id(namespace, interrupt)}
-    run(connection, queries.CONSUME, bound)
+    connection.run(queries.CONSUME, bound)
     return _must_find(connection, namespace, interrupt)
 
 
@@ -77,18 +75,18 @@ def interrupts(
         "after": after,
         "limit": max(0, min(limit, LIMIT_MAX)),
     }
-    return [_read(fields) for fields in every(connection, queries.INTERRUPTS, bound)]
+    return [_read(fields) for fields in connection.every(queries.INTERRUPTS, bound)]
 
 
 def find_interrupt(connection: DeadlineConnection, namespace: str, interrupt: str) -> InterruptRow | None:
     """Return one interrupt, or None."""
-    found = one(connection, queries.INTERRUPT, (pack_id(namespace, interrupt),))
+    found = connection.one(queries.INTERRUPT, (pack_id(namespace, interrupt),))
     return None if found is None else _read(found)
 
 
 def _stored(connection: DeadlineConnection, namespace: str, interrupt: str) -> InterruptRow | None:
     """Return one interrupt, or None, when everything up to it is on a synchronous standby too."""
-    found = one(connection, queries.INTERRUPT_AS_STORED, (pack_id(namespace, interrupt),))
+    found = connection.one(queries.INTERRUPT_AS_STORED, (pack_id(namespace, interrupt),))
     return None if found is None else _read(found)
 
 

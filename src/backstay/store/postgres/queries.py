@@ -242,12 +242,13 @@ DROP_CHUNKS = "DELETE FROM {schema}.chunk WHERE address = ANY(%s::bigint[]) RETU
 DROP_FRESH = """
 DELETE FROM {schema}.fresh f USING pg_catalog.unnest(%s::bigint[]) a
 WHERE f.slot = (a >> 28 << 7) | ((a >> 9) & 127::bigint) AND f.address = a RETURNING pg_catalog.length(body)"""
-DROP_WRITES_OF_THREAD = "DELETE FROM {schema}.write WHERE thread = %s"
-DROP_SESSIONS_OF_THREAD = "DELETE FROM {schema}.session WHERE thread = %s"
-DROP_INTERRUPTS_OF_THREAD = "DELETE FROM {schema}.interrupt WHERE thread = %s"
-DROP_EFFECTS_OF_THREAD = "DELETE FROM {schema}.effect WHERE thread = %s"
-DROP_LANES_OF_THREAD = "DELETE FROM {schema}.lane WHERE thread = %s"
-DROP_THREAD = "DELETE FROM {schema}.thread WHERE id = %s"
+DROP_ALL_OF_THREAD = [
+    *(
+        f"DELETE FROM {{schema}}.{table} WHERE thread = %s"
+        for table in ("write", "session", "interrupt", "effect", "lane")
+    ),
+    "DELETE FROM {schema}.thread WHERE id = %s",
+]
 
 # Upkeep -----------------------------------------------------------------------------------------------------------
 
@@ -309,7 +310,7 @@ ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
 
 # Leases -----------------------------------------------------------------------------------------------------------
 
-_IN_A_WHILE = "pg_catalog.clock_timestamp() + %(ttl)s::double precision * interval '1 microsecond'"
+_IN_A_WHILE = "pg_catalog.clock_timestamp() + %(ttl_us)s::double precision * interval '1 microsecond'"
 _LEFT = "coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint"
 ACQUIRE = "SELECT * FROM {schema}.acquire_lease({version}, %s, %s, %s, %s, %s, %s, %s)"
 _NAMED = """t.id = l.thread AND t.namespace = %(namespace)s AND t.name = %(thread)s
