@@ -349,9 +349,9 @@ def old_trim(connection: Any, kept: dict[int, list[tuple[int, int]]]) -> int:
     return sum(length for (length,) in connection.every(OLD_DROP, {"addresses": doomed})) if doomed else 0
 
 
-def old_drop(spare: postgres_collect.SpareRows, connection: Any) -> int:
+def old_drop(unneeded: postgres_collect.UnneededRows, connection: Any) -> int:
     """Do what a rebuild of PostgreSQL once did: the same, with rows that were judged apart."""
-    addresses = [*spare.chunks, *spare.fresh]
+    addresses = [*unneeded.chunks, *unneeded.fresh]
     return sum(length for (length,) in connection.every(OLD_DROP, {"addresses": addresses})) if addresses else 0
 
 
@@ -364,12 +364,12 @@ def with_old_rebuild(patch: pytest.MonkeyPatch) -> None:
 
     def mended(connection: Any, kept: dict[int, list[tuple[int, int]]]) -> int:
         with pytest.MonkeyPatch.context() as back:
-            back.setattr(postgres_collect.SpareRows, "drop", drop)
+            back.setattr(postgres_collect.UnneededRows, "drop", drop)
             return trim(connection, kept)
 
-    drop = postgres_collect.SpareRows.drop
+    drop = postgres_collect.UnneededRows.drop
     patch.setattr(postgres_collect, "_trim", mended)
-    patch.setattr(postgres_collect.SpareRows, "drop", old_drop)
+    patch.setattr(postgres_collect.UnneededRows, "drop", old_drop)
 
 
 class Special(NamedTuple):

@@ -30,7 +30,7 @@ from backstay.store.postgres.rows import pack_id
 
 
 @dataclass(slots=True)
-class SpareRows:
+class UnneededRows:
     """Rows of streams that nobody needs, by address. What stands in both tables is judged and deleted in each apart."""
 
     chunks: list[int] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Deleting:
         self,
         namespace: str,
         checkpoints: Collection[str],
-        spare: bool,
+        protect: bool,
         token: str | None = None,
         *,
         tagged: bool = False,
@@ -84,7 +84,7 @@ class Deleting:
                 has_tag,
                 was_forked,
             ) in connection.every(queries.DOOMED, (wanted,)):
-                if (spare and (is_head or is_awaited)) or (tagged and has_tag) or (forked and was_forked):
+                if (protect and (is_head or is_awaited)) or (tagged and has_tag) or (forked and was_forked):
                     continue
                 if is_head and held is not None and held != token and left_us > 0:
                     raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
@@ -208,13 +208,13 @@ def drop_references(connection: DeadlineConnection, dropped: Collection[tuple[in
 
 
 def _trim(connection: DeadlineConnection, kept: dict[int, list[tuple[int, int]]]) -> int:
-    spare = SpareRows()
+    unneeded = UnneededRows()
     for is_fresh, address, size in connection.every(queries.ROW_SIZES, {"streams": list(kept)}):
         stream = address >> OFFSET_BITS
         start = address - (stream << OFFSET_BITS)
         if not is_needed(start, start + size, kept[stream]):
-            spare.add(is_fresh, address)
-    return spare.drop(connection)
+            unneeded.add(is_fresh, address)
+    return unneeded.drop(connection)
 
 
 def drop_blobs(connection: DeadlineConnection, names: Collection[bytes]) -> int:

@@ -21,7 +21,7 @@ from backstay.store.leases import fenced
 from backstay.store.patch import patched
 from backstay.store.postgres import queries
 from backstay.store.postgres.collect import (
-    SpareRows,
+    UnneededRows,
     begin_delete,
     drop_blobs,
     drop_references,
@@ -40,7 +40,7 @@ from backstay.store.survey import (
     number_is_used,
     out_of_reach,
     sources_of,
-    spare_bytes,
+    unneeded_bytes,
     without_checkpoint,
 )
 
@@ -58,9 +58,9 @@ class Rebuild:
     moved: list[tuple[int, int, int]] = field(default_factory=list)  # head, last seq, lane
     numbered: list[tuple[int, int]] = field(default_factory=list)  # next seq, thread
     lacking: list[tuple[int, Source]] = field(default_factory=list)  # references
-    spare: list[tuple[int, Source]] = field(default_factory=list)
+    unneeded: list[tuple[int, Source]] = field(default_factory=list)
     blobs: list[bytes] = field(default_factory=list)
-    spare_rows: SpareRows = field(default_factory=SpareRows)
+    unneeded_rows: UnneededRows = field(default_factory=UnneededRows)
     tags: list[tuple[int, str]] = field(default_factory=list)
     interrupts: list[int] = field(default_factory=list)
 
@@ -72,11 +72,11 @@ class Rebuild:
             connection.run(queries.SET_NEXT_SEQ, number)
         for lane, source in self.lacking:
             _refer(connection, lane, {source})
-        drop_references(connection, self.spare)
+        drop_references(connection, self.unneeded)
         for statement in (queries.DROP_LANES, queries.DROP_STREAM_REFS_OF_LANES, queries.DROP_BLOB_REFS_OF_LANES):
             connection.run(statement, (self.empty,))
         drop_blobs(connection, self.blobs)
-        self.spare_rows.drop(connection)
+        self.unneeded_rows.drop(connection)
         for tag in self.tags:
             connection.run(queries.DROP_TAG, tag)
         for interrupt in self.interrupts:
@@ -172,7 +172,7 @@ def find_rebuild(connection: DeadlineConnection, drop: bool) -> Rebuild:
         surveyed += _surveyed(connection, survey, facts)
     drop = drop and not survey.blind
     for each, references in surveyed:
-        _plan_lane(plan, each, references if drop else references._replace(spare=set()))
+        _plan_lane(plan, each, references if drop else references._replace(unneeded=set()))
     for (thread, next_seq, namespace, name), highest in numbers.items():
         if next_seq <= highest:
             plan.findings.append(number_is_used(namespace, name))
@@ -208,22 +208,22 @@ def _plan_lane(plan: Rebuild, facts: LaneFacts, references: References) -> None:
     if facts.newest:
         plan.moved.append((facts.newest, max(facts.last_seq, facts.newest), facts.number))
     plan.lacking += [(facts.number, source) for source in references.lacking]
-    plan.spare += [(facts.number, source) for source in references.spare]
+    plan.unneeded += [(facts.number, source) for source in references.unneeded]
 
 
 def _plan_bytes(connection: DeadlineConnection, plan: Rebuild, survey: Survey, drop: bool) -> None:
     blobs = {name for (name,) in connection.every(queries.BLOB_NAMES)}
     streams: set[int] = set()
-    spare: dict[Source, None] = {}
+    unneeded: dict[Source, None] = {}
     for is_fresh, address, size in connection.every(queries.ALL_ROW_SIZES):
         stream = address >> OFFSET_BITS
         streams.add(stream)
-        if drop and survey.is_spare(stream, address - address_of(stream, 0), size):
-            spare[stream] = None
-            plan.spare_rows.add(is_fresh, address)
+        if drop and survey.is_unneeded(stream, address - address_of(stream, 0), size):
+            unneeded[stream] = None
+            plan.unneeded_rows.add(is_fresh, address)
     if drop:
-        plan.blobs = sorted(survey.spare_blobs(blobs))
-    plan.findings += [spare_bytes(source) for source in [*spare, *plan.blobs]]
+        plan.blobs = sorted(survey.unneeded_blobs(blobs))
+    plan.findings += [unneeded_bytes(source) for source in [*unneeded, *plan.blobs]]
     plan.hopeless += survey.missing(blobs, streams)
 
 

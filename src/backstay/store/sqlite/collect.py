@@ -20,7 +20,7 @@ from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, span_of
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.chunks import read_blob
 from backstay.store.sqlite.pending import drop_writes
-from backstay.store.sqlite.rows import StoredId
+from backstay.store.sqlite.rows import StoredId, span_of_kind
 from backstay.store.sqlite.select import every, one, scalar
 
 
@@ -46,7 +46,7 @@ def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
         connection.execute(queries.DROP_TAGS, (key,))
         thread, _, _, scope, _ = lane_of(connection, key)
         drop_writes(connection, queries.DROP_WRITES, (thread, scope, row[0]))
-        connection.execute(queries.DROP_INTERRUPTS, (thread, row[0]))
+        connection.execute(queries.DROP_RECORDS_OF_CHECKPOINT, (thread, row[0]))
     before = {lane: _sources(connection, lane) for lane in lanes}
     keep_parents(connection, digests, lanes)
     emptied = sum(_settle_head(connection, lane) for lane in lanes)
@@ -62,8 +62,7 @@ def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
     drop_writes(connection, queries.DROP_WRITES_OF_THREAD, (thread,))
     for statement in (
         queries.DROP_LANES_OF_THREAD,  # those that were only leased so far
-        queries.DROP_SESSIONS_OF_THREAD,
-        queries.DROP_EFFECTS_OF_THREAD,
+        queries.DROP_RECORDS_OF_THREAD,
         queries.DROP_THREAD,
     ):
         connection.execute(statement, (thread,))
@@ -101,7 +100,7 @@ def _settle_head(connection: apsw.Connection, lane: int) -> bool:
     newest = scalar(connection, queries.NEWEST_KEY, span_of(lane))
     if newest is None:
         connection.execute(queries.DROP_REFS, (lane,))
-        connection.execute(queries.DROP_EFFECTS_OF_LANE, (lane,))
+        connection.execute(queries.DROP_RECORDS_OF_LANE, (*span_of_kind("effect"), lane))
         connection.execute(queries.DROP_LANE, (lane,))
         return True
     connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, lane))

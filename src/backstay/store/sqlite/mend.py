@@ -22,7 +22,7 @@ from backstay.store.sqlite.chunks import read_blob
 from backstay.store.sqlite.collect import keep_parents
 from backstay.store.sqlite.lane import find_lane
 from backstay.store.sqlite.pending import drop_writes, lost_pieces
-from backstay.store.sqlite.rows import pack_id, unpack_id
+from backstay.store.sqlite.rows import kind_of, pack_id, unpack_id
 from backstay.store.sqlite.select import every, one, scalar
 from backstay.store.survey import (
     LaneFacts,
@@ -32,7 +32,7 @@ from backstay.store.survey import (
     number_is_used,
     out_of_reach,
     sources_of,
-    spare_bytes,
+    unneeded_bytes,
     without_checkpoint,
 )
 
@@ -69,7 +69,7 @@ def plan_rebuild(connection: apsw.Connection, drop: bool) -> Rebuild:
         surveyed.append((facts, survey.add_lane(manifests, referred)))
     drop = drop and not survey.blind
     for facts, references in surveyed:
-        _plan_lane(plan, facts, references if drop else references._replace(spare=set()))
+        _plan_lane(plan, facts, references if drop else references._replace(unneeded=set()))
     for (number, next_seq, namespace, name), highest in numbers.items():
         if next_seq <= highest:
             plan.add(number_is_used(namespace, name), (queries.NUMBER_THREAD, (highest + 1, number)))
@@ -125,7 +125,7 @@ def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, for
         if stored is not None and not force:
             stored.tenure.check_delete(LaneKey(*lane[1:]), None, now)
         drop_writes(connection, queries.DROP_WRITES, (lane[0], lane[3], name))
-        connection.execute(queries.DROP_INTERRUPTS, (lane[0], name))
+        connection.execute(queries.DROP_RECORDS_OF_CHECKPOINT, (lane[0], name))
     connection.execute(queries.DROP_TAGS, (key,))
     one(connection, queries.DROP_CHECKPOINT, (key,))
     keep_parents(connection, {name: digest}, [number])
@@ -151,22 +151,22 @@ def _plan_lane(plan: Rebuild, facts: LaneFacts, references: References) -> None:
         plan.statements.append((queries.MOVE_LANE, (facts.newest, last, facts.number)))
     # Whether the lane owned the stream nobody can say. That it does not only makes its next save begin another one.
     plan.statements += [(queries.ADD_REF, (facts.number, source, False)) for source in references.lacking]
-    plan.statements += [(queries.DROP_REF, (facts.number, source)) for source in references.spare]
+    plan.statements += [(queries.DROP_REF, (facts.number, source)) for source in references.unneeded]
 
 
 def _plan_bytes(connection: apsw.Connection, plan: Rebuild, survey: Survey, drop: bool) -> None:
     blobs = {name for name, _ in every(connection, queries.BLOB_SIZES)}
     streams: set[int] = set()
-    spare: dict[Source, list[Statement]] = {}
+    unneeded: dict[Source, list[Statement]] = {}
     for address, size in connection.execute(queries.ALL_CHUNK_SIZES):
         stream = address >> OFFSET_BITS
         streams.add(stream)
-        if drop and survey.is_spare(stream, address - address_of(stream, 0), size):
-            spare.setdefault(stream, []).append((queries.DROP_CHUNK, (address,)))
-    for name in sorted(survey.spare_blobs(blobs)) if drop else ():
-        spare[name] = [(queries.DROP_BLOB, (name,))]
-    for source, statements in spare.items():
-        plan.add(spare_bytes(source), *statements)
+        if drop and survey.is_unneeded(stream, address - address_of(stream, 0), size):
+            unneeded.setdefault(stream, []).append((queries.DROP_CHUNK, (address,)))
+    for name in sorted(survey.unneeded_blobs(blobs)) if drop else ():
+        unneeded[name] = [(queries.DROP_BLOB, (name,))]
+    for source, statements in unneeded.items():
+        plan.add(unneeded_bytes(source), *statements)
     plan.hopeless += survey.missing(blobs, streams)
 
 
@@ -177,9 +177,9 @@ def _plan_rows(connection: apsw.Connection, plan: Rebuild) -> None:
         plan.add(what, (queries.DROP_REFS, (lane,)))
     for key, name in every(connection, queries.TAGS_WITHOUT_CHECKPOINT):
         plan.add(without_checkpoint("tag", repr(name), None), (queries.DROP_TAG, (key, name)))
-    for number, name, thread, checkpoint in every(connection, queries.INTERRUPTS_WITHOUT_CHECKPOINT):
-        what = without_checkpoint("interrupt", unpack_id(name), unpack_id(checkpoint), thread)
-        plan.add(what, (queries.DROP_INTERRUPT, (number,)))
+    for key, name, thread, checkpoint in every(connection, queries.RECORDS_WITHOUT_CHECKPOINT):
+        what = without_checkpoint(kind_of(key), name, unpack_id(checkpoint), thread)
+        plan.add(what, (queries.DROP_RECORD, (key,)))
     if pieces := lost_pieces(connection):
         what = Finding(ORPHAN, f"{len(pieces)} pieces of pending writes", "no row needs them", repair=REBUILD)
         plan.add(what, *((queries.DROP_PIECES, (number, number + 1)) for number in pieces))

@@ -9,6 +9,7 @@ from typing import Any
 from backstay.errors import Corrupted
 from backstay.store.base import LaneKey, Row
 from backstay.store.layout import SEQ_MAX, unpack_or_nothing, unreadable_id, uuid_bytes, uuid_text
+from backstay.store.records import KINDS, Kind
 
 StoredId = str | bytes
 _UUID_BYTES = 16
@@ -64,6 +65,22 @@ def unpack_id(stored: StoredId) -> str:
         return uuid_text(stored)
     name = stored[stored.find("\0") + 1 :] if isinstance(stored, str) else ""
     return name if name and "\0" not in name else unreadable_id(stored)
+
+
+NUMBER_BITS = 48
+NUMBER_MAX = (1 << NUMBER_BITS) - 1
+"""Of a record's key: its kind is above these, so that each kind is one stretch of the table."""
+
+
+def span_of_kind(kind: Kind, after: int = 0) -> tuple[int, int]:
+    """Return the exclusive bounds of the keys of records of a kind, optionally only those with higher numbers."""
+    place = KINDS.index(kind) + 1
+    return place << NUMBER_BITS | min(max(after, 0), NUMBER_MAX), (place + 1) << NUMBER_BITS
+
+
+def kind_of(key: int) -> Kind:
+    """Return the kind of the record with this key."""
+    return KINDS[(key >> NUMBER_BITS) - 1]
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"

@@ -6,12 +6,11 @@ A process that forks is safe: connections are closed before the fork and opened 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import apsw
 
-from backstay.errors import BackstayError, Corrupted, NotFound
+from backstay.errors import Corrupted, NotFound
 from backstay.pieces.manifest import Source
 from backstay.pieces.piece import Range
 from backstay.store.base import (
@@ -29,52 +28,28 @@ from backstay.store.base import (
     check_batch,
     head_is_lost,
 )
-from backstay.store.boot import Clock, boot_clock
-from backstay.store.effects import EffectRow
-from backstay.store.gate import Gate, forget, register
-from backstay.store.interrupts import InterruptRow
-from backstay.store.layout import ODD_VALUE_ERRORS, key_of, odd_value
+from backstay.store.layout import key_of
 from backstay.store.leases import Claim, Held, LeaseRow
-from backstay.store.sessions import SessionRow
-from backstay.store.sqlite import effect as effect_rows
-from backstay.store.sqlite import interrupt as interrupt_rows
 from backstay.store.sqlite import lease as lease_rows
 from backstay.store.sqlite import mend as mending
 from backstay.store.sqlite import queries
-from backstay.store.sqlite import session as session_rows
 from backstay.store.sqlite.check import check_database
 from backstay.store.sqlite.chunks import read_ranges, stream_end
 from backstay.store.sqlite.collect import delete_rows, delete_thread
 from backstay.store.sqlite.commit import add_checkpoint, add_checkpoints
-from backstay.store.sqlite.compact import compact_database, give_pages_back
-from backstay.store.sqlite.database import Database, resolve_path, translated
-from backstay.store.sqlite.files import Connection
+from backstay.store.sqlite.compact import compact_database
 from backstay.store.sqlite.find import heads_of_threads, id_of, is_head, rows_by_id, rows_of_lanes, tags
 from backstay.store.sqlite.lane import find_lane
 from backstay.store.sqlite.log import log_findings
 from backstay.store.sqlite.pages import adopt_pages, damaged_pages
 from backstay.store.sqlite.pending import put_writes, with_writes
+from backstay.store.sqlite.records import Records, has_open_record
 from backstay.store.sqlite.rows import StoredId, pack_id, read_lane, read_row, unpack_id
 from backstay.store.sqlite.select import every, one, scalar
-from backstay.store.sqlite.writer import Writer
-
-TIMEOUT_S = 30.0
-"""How long a call waits for other processes before it raises StoreBusy."""
-
-T = TypeVar("T")
 
 
-class SqliteStore:
+class SqliteStore(Records):
     """Keeps checkpoints in one SQLite file."""
-
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S, clock: Clock = boot_clock) -> None:
-        self.url = url
-        self._clock = clock
-        self.gate = Gate()
-        self._database = Database(resolve_path(url), timeout_s)
-        self._writer = Writer(self._database)
-        self._readers: list[Connection] = []
-        register(self)
 
     # Reading ------------------------------------------------------------------------------------------------------
 
@@ -177,15 +152,15 @@ class SqliteStore:
         self,
         namespace: str,
         checkpoints: Collection[str],
-        spare: bool,
+        protect: bool,
         token: str | None = None,
         *,
         tagged: bool = False,
         forked: bool = False,
     ) -> Removed:
-        def is_spared(connection: apsw.Connection, key: int, name: StoredId) -> bool:
+        def is_protected(connection: apsw.Connection, key: int, name: StoredId) -> bool:
             return (
-                (spare and (is_head(connection, key) or interrupt_rows.is_awaited(connection, key, name)))
+                (protect and (is_head(connection, key) or has_open_record(connection, key, name)))
                 or (tagged and bool(tags(connection, key)))
                 or (forked and one(connection, queries.LANES_FORKED_FROM, (name,)) is not None)
             )
@@ -194,7 +169,7 @@ class SqliteStore:
             keys, now = [], self._clock()
             for name in [pack_id(namespace, each) for each in checkpoints]:
                 key = scalar(connection, queries.IDENTITY, (name,))
-                if key is not None and not is_spared(connection, key, name):
+                if key is not None and not is_protected(connection, key, name):
                     lease_rows.check_head(connection, key, token, now)
                     keys.append(key)
             return delete_rows(connection, keys)
@@ -234,74 +209,6 @@ class SqliteStore:
             lambda connection: lease_rows.claim_expired(connection, namespace, count, claim, self._clock())
         )
 
-    # Sessions -----------------------------------------------------------------------------------------------------
-
-    def begin(self, session: SessionRow, ttl_us: int) -> None:
-        self._write(lambda connection: session_rows.begin(connection, session, ttl_us, self._clock()))
-
-    def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
-        name = pack_id(namespace, session)
-        return self._write(lambda connection: session_rows.beat(connection, name, seen_us, ttl_us, self._clock()))
-
-    def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
-        name = pack_id(namespace, session)
-        return self._write(lambda connection: session_rows.end(connection, name, ended_us, reason))
-
-    def sessions(self, namespace: str, thread: str | None, active_only: bool) -> list[SessionRow]:
-        return self._read(
-            lambda connection: session_rows.sessions(connection, namespace, thread, active_only, self._clock())
-        )
-
-    # Interrupts ---------------------------------------------------------------------------------------------------
-
-    def interrupt(self, row: InterruptRow) -> InterruptRow:
-        return self._write(lambda connection: interrupt_rows.record(connection, row), row.checkpoint)
-
-    def decide(
-        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
-    ) -> InterruptRow:
-        given = (namespace, interrupt, digest, decision, by, decided_us)
-        return self._write(lambda connection: interrupt_rows.decide(connection, *given))
-
-    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
-        given = (namespace, interrupt, by, epoch, consumed_us)
-        return self._write(lambda connection: interrupt_rows.consume(connection, *given))
-
-    def interrupts(
-        self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
-    ) -> list[InterruptRow]:
-        return self._read(
-            lambda connection: interrupt_rows.interrupts(connection, namespace, thread, pending_only, after, limit)
-        )
-
-    def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
-        return self._read(lambda connection: interrupt_rows.find_interrupt(connection, namespace, interrupt))
-
-    # Effects ------------------------------------------------------------------------------------------------------
-
-    def begin_effect(
-        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
-    ) -> EffectRow:
-        return self._write(lambda connection: effect_rows.begin(connection, row, epoch, token, retry_of, self._clock()))
-
-    def end_effect(
-        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int
-    ) -> EffectRow:
-        given = (lane, key, attempt, owner, status, body, ended_us)
-        return self._write(lambda connection: effect_rows.end(connection, *given))
-
-    def settle_effect(
-        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int, by: str
-    ) -> EffectRow:
-        given = (lane, key, attempt, owner, status, body, ended_us, by)
-        return self._write(lambda connection: effect_rows.end(connection, *given))
-
-    def find_effect(self, lane: LaneKey, key: str) -> EffectRow | None:
-        return self._read(lambda connection: effect_rows.find_effect(connection, lane, key))
-
-    def effects(self, namespace: str, thread: str | None, after: int, limit: int) -> list[EffectRow]:
-        return self._read(lambda connection: effect_rows.effects(connection, namespace, thread, after, limit))
-
     # Upkeep -------------------------------------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
@@ -330,59 +237,3 @@ class SqliteStore:
 
     def compact(self) -> int:
         return self._alone(compact_database)
-
-    def close(self) -> None:
-        if self.gate.close():
-            forget(self)
-            self.disconnect()
-
-    # Inside -------------------------------------------------------------------------------------------------------
-
-    def _read(self, look: Callable[[Connection], T]) -> T:
-        """Return what a look shows, which has a connection of its own and one snapshot for all its statements."""
-        with self.gate.mine():
-            self.gate.check()
-            with translated(self._database.path):
-                try:
-                    connection = self._readers.pop()
-                except IndexError:
-                    connection = self._database.connect()
-                try:
-                    self._database.check_in_place(connection)
-                    connection.execute("BEGIN")
-                    shown = look(connection)
-                    if connection.in_transaction:  # a check that met a damaged page has lost its transaction
-                        connection.execute("COMMIT")
-                except BaseException:
-                    connection.close()  # whatever went wrong, this connection's state is not to be relied on
-                    raise
-                self._readers.append(connection)
-                return shown
-
-    def _write(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
-        def guarded(connection: apsw.Connection) -> T:
-            try:
-                return job(connection)
-            except BackstayError:
-                raise
-            except ODD_VALUE_ERRORS as error:
-                raise odd_value(error, self._database.path) from error
-
-        with self.gate.mine():
-            self.gate.check()
-            return self._writer.submit(guarded, name)
-
-    def _alone(self, work: Callable[[apsw.Connection], T]) -> T:
-        """Do work that is no transaction; nobody else writes meanwhile, in whichever process."""
-        with self.gate.mine():
-            self.gate.check()
-            return self._writer.alone(work)
-
-    def _shrink(self, removed: Removed) -> None:
-        if removed.bytes or removed.checkpoints:
-            self._alone(give_pages_back)
-
-    def disconnect(self) -> None:
-        self._writer.close()
-        while self._readers:
-            self._readers.pop().close()
