@@ -106,7 +106,12 @@ class Deleting:
                     raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
             keys = [key for (key,) in connection.every(queries.KEYS_OF_LANES, ([lane[0] for lane in lanes],))]
             removed = delete_rows(connection, keys)
-            for statement in queries.DROP_ALL_OF_THREAD:
+            for statement in (
+                queries.DROP_WRITES_OF_THREAD,
+                queries.DROP_RECORDS_OF_THREAD,
+                queries.DROP_LANES_OF_THREAD,
+                queries.DROP_THREAD,
+            ):
                 connection.run(statement, found)
             return removed
 
@@ -124,7 +129,7 @@ def delete_rows(connection: DeadlineConnection, keys: Collection[int]) -> Remove
     names = list(digests)
     connection.run(queries.DROP_TAGS, (doomed,))
     connection.run(queries.DROP_WRITES, (lanes, names))
-    connection.run(queries.DROP_INTERRUPTS, (names,))
+    connection.run(queries.DROP_RECORDS, (names,))
     before = _sources(connection, lanes)
     keep_parents(connection, digests, lanes)
     connection.run(queries.SETTLE_HEADS, (lanes,))

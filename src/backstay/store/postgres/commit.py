@@ -41,6 +41,7 @@ from backstay.store.leases import fenced
 from backstay.store.postgres import queries
 from backstay.store.postgres.collect import delete_rows, keep_parents, lock_threads
 from backstay.store.postgres.connection import DeadlineConnection
+from backstay.store.postgres.failure import CHECKPOINT_IS_GONE, ID_EXISTS, NOT_AS_THOUGHT
 from backstay.store.postgres.link import Link
 from backstay.store.postgres.merge import WINDOW_BYTES, additions, leaves_window
 from backstay.store.postgres.rows import pack_id, pack_task, unpack_id, unpack_task
@@ -48,9 +49,6 @@ from backstay.store.writes import Packed, by_task, merge, merged, pack
 
 STORED, SAME, TAKEN, MOVED, FENCED = range(5)
 """What ``commit_checkpoint`` answers."""
-
-NOT_AS_THOUGHT, REQUIRED_IS_GONE, ID_EXISTS = "ZB001", "ZB005", "23505"
-"""What the functions raise."""
 
 
 class Writing:
@@ -157,7 +155,7 @@ def _add(connection: DeadlineConnection, commit: Commit) -> Committed:
     try:
         answer = connection.one(queries.COMMIT, bound)
     except psycopg.Error as error:
-        if error.sqlstate != REQUIRED_IS_GONE:
+        if error.sqlstate != CHECKPOINT_IS_GONE:
             raise
         raise required_is_gone(commit) from None
     assert answer is not None

@@ -62,7 +62,7 @@ class Rebuild:
     blobs: list[bytes] = field(default_factory=list)
     unneeded_rows: UnneededRows = field(default_factory=UnneededRows)
     tags: list[tuple[int, str]] = field(default_factory=list)
-    interrupts: list[int] = field(default_factory=list)
+    records: list[bytes] = field(default_factory=list)
 
     def apply(self, connection: DeadlineConnection) -> None:
         """Put it right."""
@@ -79,8 +79,8 @@ class Rebuild:
         self.unneeded_rows.drop(connection)
         for tag in self.tags:
             connection.run(queries.DROP_TAG, tag)
-        for interrupt in self.interrupts:
-            connection.run(queries.DROP_INTERRUPT, (interrupt,))
+        for record in self.records:
+            connection.run(queries.DROP_RECORD, (record,))
 
 
 class Repair:
@@ -142,7 +142,7 @@ class Repair:
                 raise fenced(LaneKey(*names), 0, epoch, owner, left_us)
             connection.every(queries.DROP_CHECKPOINTS, ([key],))
             connection.run(queries.DROP_TAGS, ([key],))
-            connection.run(queries.DROP_INTERRUPTS, ([name],))
+            connection.run(queries.DROP_RECORDS, ([name],))
             if lane is None:
                 return
             connection.run(queries.DROP_WRITES, ([lane], [name]))
@@ -236,9 +236,9 @@ def _plan_rows(connection: DeadlineConnection, plan: Rebuild) -> None:
     for key, name in connection.every(queries.TAGS_WITHOUT_CHECKPOINT):
         plan.findings.append(without_checkpoint("tag", repr(name), None))
         plan.tags.append((key, name))
-    for number, name, thread, checkpoint in connection.every(queries.INTERRUPTS_WITHOUT_CHECKPOINT):
-        plan.findings.append(without_checkpoint("interrupt", unpack_id(name), unpack_id(checkpoint), thread))
-        plan.interrupts.append(number)
+    for name, kind, key, thread, checkpoint in connection.every(queries.RECORDS_WITHOUT_CHECKPOINT):
+        plan.findings.append(without_checkpoint(kind, key, unpack_id(checkpoint), thread))
+        plan.records.append(name)
 
 
 # Putting back -----------------------------------------------------------------------------------------------------
