@@ -325,6 +325,7 @@ DELETE FROM {schema}.thread t WHERE t.id = %s AND t.next_seq = 1
   AND NOT EXISTS (SELECT 1 FROM {schema}.lane l WHERE l.thread = t.id)
   AND NOT EXISTS (SELECT 1 FROM {schema}.write w WHERE w.thread = t.id)
   AND NOT EXISTS (SELECT 1 FROM {schema}.record r WHERE r.thread = t.id)"""
+LEASE = f"SELECT l.epoch, l.owner, {_LEFT} FROM {{schema}}.thread t, {{schema}}.lane l WHERE {_NAMED}"
 LEASES = f"""
 SELECT t.namespace, t.name, l.scope, l.branch, l.id, l.owner, l.epoch, {_LEFT}
 FROM {_LANE}
