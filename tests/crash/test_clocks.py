@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from crew import Crew, Worker
@@ -255,7 +257,9 @@ def test_never_do_two_save_under_one_lease_also_if_the_clock_of_the_server_is_se
 
 def server_time(store: backstay.Store) -> float:
     """Return what time it is for the server of a store."""
-    found = store._backend._link.read(lambda connection: connection.execute("SELECT clock_timestamp()").fetchone())  # type: ignore[attr-defined]
+    found = access_of(store).store._link.read(
+        lambda connection: connection.execute("SELECT clock_timestamp()").fetchone()
+    )  # type: ignore[attr-defined]
     value: datetime = found[0]
     return value.timestamp()
 

@@ -220,7 +220,8 @@ class FencesBeforeIds(MemoryStore):
     def commit(self, commit: Commit) -> Committed:
         lane = self._tables.lanes.get(commit.lane)
         if lane is not None:
-            lane.tenure.check_commit(lane.key, commit.epoch, commit.claim, self._clock())
+            token = None if commit.claim is None else commit.claim.token
+            lane.tenure.check_writer(lane.key, commit.epoch, token, self._clock())
         return super().commit(commit)
 
 
@@ -364,7 +365,7 @@ class NeverHandsOver(MemoryStore):
 class SparesHeadsOnly(MemoryStore):
     """Deletes checkpoints that wait for a decision."""
 
-    def _is_spared(self, row: Row, alive: bool, tagged: bool, forked: bool) -> bool:
+    def _is_protected(self, row: Row, protect: bool, tagged: bool, forked: bool) -> bool:
         return alive and self._tables.is_head(row)
 
 

@@ -12,6 +12,7 @@ from backstay.model.checkpoint import Write
 from backstay.model.effect import EffectStatus
 from backstay.store.base import LaneKey
 from backstay.store.memory import MemoryStore
+from backstay.thread.access import access_of
 from backstay.thread.cursor import Context
 from backstay.thread.ledger import RESULT, intent_of, sealed
 from backstay.thread.store import Store
@@ -52,9 +53,9 @@ def make(store: Store) -> None:
     thread.consume(thread.decide(thread.interrupt(head, prompt="?", id="asked"), "approve", by="me"), by="worker")
     lane = LaneKey("", "thread", "", "main")
     row = intent_of(lane, "mail", 1, "owner", b"request", 5)
-    store._backend.begin_effect(row, None, None)
+    access_of(store).store.begin_effect(row, None, None)
     body = sealed(row, EffectStatus.DONE, 7, None, RESULT + encode("sent"))
-    store._backend.end_effect(lane, "mail", 1, "owner", "done", body, 7)
+    access_of(store).store.end_effect(lane, "mail", 1, "owner", "done", body, 7)
 
 
 def new_store() -> Store:

@@ -11,7 +11,7 @@ With what it goes   A record with a checkpoint goes with it. Effects go with the
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 from backstay.errors import NotFound
@@ -64,13 +64,23 @@ def is_repeated(record: Record, stored: Record | None) -> bool:
     return stored is not None and (stored.version, stored.body) == (record.version + 1, record.body)
 
 
-def is_outdated(record: Record, stored: Record | None) -> bool:
-    """Tell whether what is stored is not what the writer saw, so that it stays; NotFound if it is gone."""
-    if stored is not None:
-        return (stored.version, stored.number) != (record.version, record.number)
-    if record.version:
+def winner(record: Record, stored: Record | None) -> Record | None:
+    """Return what is stored if it is not what the writer saw, so that it stays; NotFound if that is gone."""
+    if stored is None and record.version:
         raise record_is_gone(record)
-    return False
+    is_seen = stored is None or (stored.version, stored.number) == (record.version, record.number)
+    return None if is_seen else stored
+
+
+def written(record: Record, stored: Record | None, number: int, ttl_us: int | None) -> Record:
+    """Return the row after a write that was stored; ``number`` is that of a new one."""
+    return replace(
+        stored or replace(record, number=number),
+        body=record.body,
+        open=record.open,
+        version=record.version + 1,
+        left_us=ttl_us or 0,
+    )
 
 
 def record_is_gone(record: Record) -> NotFound:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -54,7 +53,8 @@ from backstay.store.memory.find import rows_meant
 from backstay.store.memory.keeper import Keeper, reading, writing
 from backstay.store.memory.lane import KeptLane
 from backstay.store.memory.mend import plan_rebuild, restored
-from backstay.store.records import Fence, Kind, Record, checkpoint_is_gone, is_outdated, is_repeated
+from backstay.store.memory.records import KeptRecord
+from backstay.store.records import Fence, Kind, Record, checkpoint_is_gone, is_repeated, winner, written
 from backstay.store.tenure import FREE, Tenure
 
 
@@ -281,17 +281,16 @@ class MemoryStore(Keeper):
         if fence is not None:
             lane = tables.lanes.get(record.lane)
             (lane.tenure if lane else FREE).check_writer(record.lane, fence.epoch, fence.token, now)
-        if is_outdated(record, stored) and stored is not None:
-            return stored
+        if (won := winner(record, stored)) is not None:
+            return won
         if stored is None and record.checkpoint is not None:
             row = tables.rows.get((record.lane.namespace, record.checkpoint))
             if row is None or row.lane[:3] != record.lane[:3]:
                 raise checkpoint_is_gone(record)
-        first = stored or replace(record, number=tables.records.last_number + 1)
-        new = replace(first, body=record.body, open=record.open, version=record.version + 1, left_us=0)
+        new = written(record, stored, tables.records.last_number + 1, None)
         expiry = None if ttl_us is None else now._replace(us=now.us + ttl_us)
         self._keep(RecordSet(new, tables.number_of(record.lane), expiry))
-        return replace(new, left_us=ttl_us or 0)
+        return KeptRecord(new, expiry).shown(now)
 
     @reading
     def records(
@@ -385,8 +384,8 @@ class MemoryStore(Keeper):
         )
 
     def _check_writer(self, lane: KeptLane | None, commit: Commit) -> None:
-        tenure = lane.tenure if lane else FREE
-        tenure.check_commit(commit.lane, commit.epoch, commit.claim, self._clock())
+        token = None if commit.claim is None else commit.claim.token
+        (lane.tenure if lane else FREE).check_writer(commit.lane, commit.epoch, token, self._clock())
         seen = (lane.number, lane.last_seq, lane.head_seq) if lane else (0, 0, 0)
         if seen != (commit.number, commit.last_seq, commit.head_seq):
             raise Conflict("the branch has moved on", thread=commit.lane.thread, checkpoint=commit.id)

@@ -12,7 +12,7 @@ import apsw
 from backstay.errors import Corrupted
 from backstay.store.finding import DAMAGED, REBUILD, Finding
 from backstay.store.sqlite import queries
-from backstay.store.sqlite.select import every
+from backstay.store.sqlite.rows import every
 
 ADOPTABLE = ("blob", "checkpoint", "chunk", "record", "ref")
 """Their rows are covered by digests; references are worked out anew."""

@@ -98,7 +98,11 @@ DROP_RECORDS_OF_THREAD = "DELETE FROM record WHERE thread = ?"
 _FROM = "FROM checkpoint c LEFT JOIN blob b ON b.id = c.base LEFT JOIN checkpoint p ON p.id = c.parent"
 ROW_BY_ID = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.id = :id"
 ROW_BY_ID_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.id = :id"
-ROW_BY_KEY_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key = ?"
+# With whether it has tags and pending writes, which most have not: then nobody looks for them.
+HEAD = f"""
+SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, EXISTS (SELECT 1 FROM tag WHERE checkpoint = c.key),
+  EXISTS (SELECT 1 FROM write WHERE thread = ? AND scope = ? AND checkpoint = c.id)
+{_FROM} WHERE c.key = ?"""
 ROWS_OF_LANE = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.key > ? AND c.key < ?"
 ROWS_OF_LANE_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key > ? AND c.key < ?"
 HEADS_OF_THREADS = f"""
@@ -165,14 +169,18 @@ WHERE address >= coalesce((SELECT max(address) FROM chunk WHERE address <= :star
 ORDER BY address"""
 CHUNKS_IN_WINDOW = "SELECT address, size, body FROM chunk WHERE address >= ? AND address < ? ORDER BY address"
 CHUNK_SIZES = "SELECT address, size, length(body) FROM chunk WHERE address >= ? AND address < ? ORDER BY address"
-LAST_CHUNK = "SELECT address, size FROM chunk WHERE address >= ? AND address < ? ORDER BY address DESC LIMIT 1"
 ADD_CHUNK = "INSERT INTO chunk VALUES (?, ?, ?)"
 DROP_CHUNKS = "DELETE FROM chunk WHERE address >= ? AND address < ?"
 DROP_CHUNK = "DELETE FROM chunk WHERE address = ?"
 STREAM_SIZES = "SELECT address >> 28, coalesce(sum(length(body)), 0) FROM chunk GROUP BY 1"
 
 REFS = "SELECT source, owned FROM ref WHERE lane = ?"
-OWNED = "SELECT source FROM ref WHERE lane = ? AND owned"
+# The streams that a lane may extend, with their ends: 0 if nothing of one is left.
+OWNED = """
+SELECT r.source, coalesce((
+  SELECT c.address + c.size - (r.source << 28) FROM chunk c
+  WHERE c.address >= r.source << 28 AND c.address < (r.source + 1) << 28 ORDER BY c.address DESC LIMIT 1), 0)
+FROM ref r WHERE r.lane = ? AND r.owned"""
 ADD_REF = "INSERT INTO ref VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 DROP_REF = "DELETE FROM ref WHERE lane = ? AND source = ?"
 DROP_REFS = "DELETE FROM ref WHERE lane = ?"

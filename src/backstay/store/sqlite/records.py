@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import apsw
@@ -11,21 +10,22 @@ from backstay.store.base import PAGE_ROWS_MAX
 from backstay.store.boot import Moment
 from backstay.store.lane import LaneKey
 from backstay.store.layout import SEQ_BITS
-from backstay.store.records import (
-    Fence,
-    Kind,
-    Record,
-    checkpoint_is_gone,
-    is_outdated,
-    is_repeated,
-    record_id,
-)
+from backstay.store.records import Fence, Kind, Record, checkpoint_is_gone, is_repeated, record_id, winner, written
 from backstay.store.sqlite import queries
-from backstay.store.sqlite.collect import lane_of
-from backstay.store.sqlite.lane import NO_LANE, find_lane, thread_of
-from backstay.store.sqlite.rows import NUMBER_MAX, Shape, StoredId, kind_of, pack_id, span_of_kind, unpack_id
-from backstay.store.sqlite.select import every, one, scalar
-from backstay.store.sqlite.transactions import Transactions
+from backstay.store.sqlite.lane import NO_LANE, find_lane, lane_of, thread_of
+from backstay.store.sqlite.rows import (
+    NUMBER_MAX,
+    Shape,
+    StoredId,
+    every,
+    kind_of,
+    one,
+    pack_id,
+    scalar,
+    span_of_kind,
+    unpack_id,
+)
+from backstay.store.sqlite.transactions import Transactions, reading, writing
 
 _RECORD = Shape("record", "int text text text text text bytes int id? int int? text?")
 
@@ -33,27 +33,52 @@ _RECORD = Shape("record", "int text text text text text bytes int id? int int? t
 class Records(Transactions):
     """The verbs on records."""
 
-    def record(self, kind: Kind, lane: LaneKey, key: str) -> Record | None:
-        return self._read(lambda connection: _find(connection, record_id(kind, lane, key), self._clock()))
+    @reading
+    def record(self, connection: apsw.Connection, kind: Kind, lane: LaneKey, key: str) -> Record | None:
+        return _find(connection, record_id(kind, lane, key), self._clock())
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
-        return self._write(lambda connection: _put(connection, record, ttl_us, fence, self._clock()))
-
-    def records(
-        self, kind: Kind, namespace: str, thread: str | None, open_only: bool, after: int, limit: int
-    ) -> list[Record]:
-        statement = queries.RECORDS[thread is not None, open_only]
-        low, high = span_of_kind(kind, after)
-        bound = {
-            "namespace": namespace,
-            "thread": thread,
-            "low": low,
-            "high": high,
-            "limit": max(0, min(limit, PAGE_ROWS_MAX)),
-        }
-        return self._read(
-            lambda connection: [_read(fields, self._clock()) for fields in every(connection, statement, bound)]
+    @writing
+    def put_record(
+        self, connection: apsw.Connection, record: Record, ttl_us: int | None = None, fence: Fence | None = None
+    ) -> Record:
+        name, lane, now = record_id(record.kind, record.lane, record.key), record.lane, self._clock()
+        stored = _find(connection, name, now)
+        if stored is not None and is_repeated(record, stored):
+            return stored
+        if fence is not None:
+            tenure = (find_lane(connection, lane) or NO_LANE).tenure
+            tenure.check_writer(lane, fence.epoch, fence.token, now)
+        if (kept := winner(record, stored)) is not None:
+            return kept
+        ends = (None, None) if ttl_us is None else (now.us + ttl_us, now.boot)
+        changed = (record.version + 1, record.open, *ends, record.body)
+        if stored is not None:
+            connection.execute(queries.CHANGE_RECORD, (*changed, name))
+            return written(record, stored, 0, ttl_us)
+        thread, checkpoint = _place(connection, record)
+        number = int(scalar(connection, queries.NEXT_RECORD))
+        key = span_of_kind(record.kind)[0] | number
+        connection.execute(
+            queries.ADD_RECORD, (key, name, thread, lane.scope, lane.branch, record.key, checkpoint, *changed)
         )
+        return written(record, None, number, ttl_us)
+
+    @reading
+    def records(
+        self,
+        connection: apsw.Connection,
+        kind: Kind,
+        namespace: str,
+        thread: str | None,
+        open_only: bool,
+        after: int,
+        limit: int,
+    ) -> list[Record]:
+        low, high = span_of_kind(kind, after)
+        most = max(0, min(limit, PAGE_ROWS_MAX))
+        bound = {"namespace": namespace, "thread": thread, "low": low, "high": high, "limit": most}
+        found, now = every(connection, queries.RECORDS[thread is not None, open_only], bound), self._clock()
+        return [_read(fields, now) for fields in found]
 
 
 def has_open_record(connection: apsw.Connection, key: int, name: StoredId) -> bool:
@@ -64,39 +89,6 @@ def has_open_record(connection: apsw.Connection, key: int, name: StoredId) -> bo
 def _find(connection: apsw.Connection, name: bytes, now: Moment) -> Record | None:
     fields = one(connection, queries.RECORD, (name,))
     return None if fields is None else _read(fields, now)
-
-
-def _put(connection: apsw.Connection, record: Record, ttl_us: int | None, fence: Fence | None, now: Moment) -> Record:
-    name, lane = record_id(record.kind, record.lane, record.key), record.lane
-    stored = _find(connection, name, now)
-    if stored is not None and is_repeated(record, stored):
-        return stored
-    if fence is not None:
-        tenure = (find_lane(connection, lane) or NO_LANE).tenure
-        tenure.check_writer(lane, fence.epoch, fence.token, now)
-    if is_outdated(record, stored) and stored is not None:
-        return stored
-    ends = (None, None) if ttl_us is None else (now.us + ttl_us, now.boot)
-    changed = (record.version + 1, record.open, *ends, record.body)
-    if stored is not None:
-        connection.execute(queries.CHANGE_RECORD, (*changed, name))
-        number = stored.number
-    else:
-        thread, checkpoint = _place(connection, record)
-        number = int(scalar(connection, queries.NEXT_RECORD))
-        key = span_of_kind(record.kind)[0] | number
-        connection.execute(
-            queries.ADD_RECORD, (key, name, thread, lane.scope, lane.branch, record.key, checkpoint, *changed)
-        )
-    first = stored or record
-    return replace(
-        first,
-        body=record.body,
-        open=record.open,
-        version=record.version + 1,
-        number=number,
-        left_us=ttl_us or 0,
-    )
 
 
 def _place(connection: apsw.Connection, record: Record) -> tuple[int, StoredId | None]:

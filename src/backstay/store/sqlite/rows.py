@@ -1,10 +1,12 @@
-"""How ids and rows are laid out in the tables. Bytes only, no I/O."""
+"""How ids and rows are laid out in the tables, and how a statement's rows are taken."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import contains
 from typing import Any
+
+import apsw
 
 from backstay.errors import Corrupted
 from backstay.store.base import LaneKey, Row
@@ -12,8 +14,25 @@ from backstay.store.layout import SEQ_MAX, unpack_or_nothing, unreadable_id, uui
 from backstay.store.records import KINDS, Kind
 
 StoredId = str | bytes
+Bound = Sequence[Any] | Mapping[str, Any]
 _UUID_BYTES = 16
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "text": (str,), "bytes": (bytes,), "id": (str, bytes)}
+
+
+def every(connection: apsw.Connection, statement: str, bound: Bound = ()) -> list[tuple[Any, ...]]:
+    """Return all rows."""
+    return connection.execute(statement, bound).fetchall()
+
+
+def one(connection: apsw.Connection, statement: str, bound: Bound = ()) -> tuple[Any, ...] | None:
+    """Return the first row, or None."""
+    return connection.execute(statement, bound).fetchone()
+
+
+def scalar(connection: apsw.Connection, statement: str, bound: Bound = ()) -> Any:
+    """Return the first column of the first row, or None."""
+    row = connection.execute(statement, bound).fetchone()
+    return None if row is None else row[0]
 
 
 class Shape:

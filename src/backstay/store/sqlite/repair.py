@@ -1,4 +1,4 @@
-"""Mending: what follows from rows and manifests is worked out anew, bytes and rows are put back, rows are taken out."""
+"""Repair: find damage, work out what follows from rows and manifests, put bytes and rows back, take rows out."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from backstay.pieces.manifest import Source
 from backstay.pieces.piece import OFFSET_BITS
 from backstay.store.base import Row
 from backstay.store.boot import Moment
-from backstay.store.finding import ORPHAN, REBUILD, Finding
+from backstay.store.finding import DAMAGED, ORPHAN, REBUILD, Finding
 from backstay.store.lane import LaneKey
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, pack_body, span_of
 from backstay.store.patch import patched
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.chunks import read_blob
 from backstay.store.sqlite.collect import keep_parents
+from backstay.store.sqlite.files import Connection
 from backstay.store.sqlite.lane import find_lane
+from backstay.store.sqlite.log import log_findings
+from backstay.store.sqlite.pages import adopt_pages, damaged_pages
 from backstay.store.sqlite.pending import drop_writes, lost_pieces
-from backstay.store.sqlite.rows import kind_of, pack_id, unpack_id
-from backstay.store.sqlite.select import every, one, scalar
+from backstay.store.sqlite.rows import every, kind_of, one, pack_id, scalar, unpack_id
+from backstay.store.sqlite.transactions import Transactions, reading, writing
 from backstay.store.survey import (
     LaneFacts,
     References,
@@ -51,6 +54,57 @@ class Rebuild:
         """Note one thing that is wrong and how it is put right."""
         self.findings.append(finding)
         self.statements.extend(statements)
+
+
+class Repair(Transactions):
+    """The verbs that look for damage and repair it."""
+
+    @reading
+    def check(self, connection: Connection) -> list[Finding]:
+        findings = damaged_pages(connection)
+        try:
+            plan = plan_rebuild(connection, drop=True)
+            findings += [*plan.findings, *plan.hopeless]
+        except (apsw.CorruptError, apsw.IOError) as error:
+            if not findings:  # else it is reported already
+                findings.append(Finding(DAMAGED, "database", f"a page cannot be read: {error}"))
+        return [*findings, *log_findings(connection, self._database.path)]
+
+    def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
+        """Put pages right first, if any are damaged: only then can the rest be read, by the next rebuild."""
+        pages = self._read(lambda connection: [finding for finding in damaged_pages(connection) if finding.repair])
+        if pages and not dry_run:
+            self._alone(lambda connection: adopt_pages(connection, [str(finding.key) for finding in pages]))
+        if pages:
+            return pages
+        if dry_run:
+            return self._read(lambda connection: plan_rebuild(connection, drop).findings)
+        return self._write(lambda connection: rebuild(connection, drop))
+
+    @writing
+    def restore(
+        self,
+        connection: apsw.Connection,
+        blobs: Mapping[bytes, bytes],
+        chunks: Sequence[tuple[int, int, bytes]],
+        rows: Sequence[Row] = (),
+    ) -> None:
+        for name, data in blobs.items():
+            connection.execute(queries.PUT_BLOB, (name, len(data), pack_body(data)))
+        for stream, offset, data in chunks:
+            first = address_of(stream, 0)
+            bound = {"start": first + offset, "stream": first, "end": first + offset + len(data)}
+            stored = every(connection, queries.CHUNKS, bound)
+            patch = patched(stored, first + offset, data)
+            for number in patch.drop:
+                connection.execute(queries.DROP_CHUNK, (stored[number][0],))
+            for address, whole in [*((stored[number][0], whole) for number, whole in patch.change), *patch.add]:
+                connection.execute(queries.PUT_CHUNK, (address, len(whole), pack_body(whole)))
+        for row in rows:
+            _put_row(connection, row)
+
+    def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
+        self._write(lambda connection: quarantine(connection, namespace, checkpoint, force, self._clock()), checkpoint)
 
 
 def plan_rebuild(connection: apsw.Connection, drop: bool) -> Rebuild:
@@ -88,30 +142,7 @@ def rebuild(connection: apsw.Connection, drop: bool) -> list[Finding]:
     return plan.findings
 
 
-def restore(
-    connection: apsw.Connection,
-    blobs: Mapping[bytes, bytes],
-    chunks: Sequence[tuple[int, int, bytes]],
-    rows: Sequence[Row],
-) -> bool:
-    """See ``Mending.restore``."""
-    for name, data in blobs.items():
-        connection.execute(queries.PUT_BLOB, (name, len(data), pack_body(data)))
-    for stream, offset, data in chunks:
-        first = address_of(stream, 0)
-        bound = {"start": first + offset, "stream": first, "end": first + offset + len(data)}
-        stored = every(connection, queries.CHUNKS, bound)
-        patch = patched(stored, first + offset, data)
-        for number in patch.drop:
-            connection.execute(queries.DROP_CHUNK, (stored[number][0],))
-        for address, whole in [*((stored[number][0], whole) for number, whole in patch.change), *patch.add]:
-            connection.execute(queries.PUT_CHUNK, (address, len(whole), pack_body(whole)))
-    for row in rows:
-        _put_row(connection, row)
-    return True
-
-
-def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, force: bool, now: Moment) -> bool:
+def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, force: bool, now: Moment) -> None:
     """See ``Mending.quarantine``."""
     name = pack_id(namespace, checkpoint)
     found = one(connection, queries.IDENTITY, (name,))
@@ -135,7 +166,6 @@ def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, for
         connection.execute(queries.DROP_LANE, (number,))
     else:
         connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, number))
-    return True
 
 
 def _plan_lane(plan: Rebuild, facts: LaneFacts, references: References) -> None:
