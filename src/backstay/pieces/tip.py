@@ -161,13 +161,6 @@ class Tip:
                 wanted.append(key)
         return wanted
 
-    def streams_wanted(self, change: Change) -> int:
-        """Return how many new streams a plan of this change may begin, at the most."""
-        lives = (self.lives.get(key) for key in (*change.put, *change.append))
-        return sum(
-            1 for live in lives if live is not None and (live.stream is None or live.end > STREAM_BYTES_MAX // 4)
-        )
-
     def plan(self, change: Change, new_stream: NewStream) -> Draft:
         """Take the change in and return what must be written for it."""
         draft = Draft()

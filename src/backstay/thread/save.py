@@ -22,7 +22,7 @@ from backstay.store.base import Backend, Commit, LaneKey, Row
 from backstay.store.leases import fenced
 from backstay.thread.arguments import Which, check_mapping, check_notes, name_of, names_of
 from backstay.thread.change import append_change, check_state, state_change
-from backstay.thread.cursor import STREAMS_AT_ONCE, Context, Cursor, Seen
+from backstay.thread.cursor import Context, Cursor, Seen
 from backstay.thread.load import deleted_meanwhile, fill, find_row, is_there, open_tip, winner_of
 from backstay.thread.record import (
     NO_PARENT,
@@ -284,9 +284,7 @@ def commit_on(
     notes = encode_notes(meta, created_us)
     if unloaded := tip.unloaded(change):
         _load_for(store, cursor, tip, unloaded, parent if takes_over else seen.head)
-    wanted = tip.streams_wanted(change)
-    streams = _streams(store, context, wanted) if wanted else []
-    draft = tip.plan(change, streams.pop)
+    draft = tip.plan(change, partial(context.new_stream, store))
     digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, created_us, notes)
     commit = Commit(
         lane=lane,
@@ -326,8 +324,6 @@ def commit_on(
         raise _conflict(store, cursor, lost.what, lost) from lost
     if hold is not None and committed.fresh:  # a save under a lease extends it
         hold.extended(began)
-    if streams:
-        context.give_streams(streams)
     row = commit.row(0, committed.seq)
     tip.items = request.items
     cursor.move(seen, Seen(committed.number, committed.seq, commit.epoch, row), tip)
@@ -345,16 +341,6 @@ def _load_for(store: Backend, cursor: Cursor, tip: Tip, unloaded: list[Key], row
     except Corrupted:
         _conflict_unless_there(store, cursor, row)
         raise
-
-
-def _streams(store: Backend, context: Context, wanted: int) -> list[int]:
-    taken = context.take_streams(wanted)
-    if taken is not None:
-        return taken
-    size = wanted + STREAMS_AT_ONCE
-    first = store.reserve(size)
-    context.give_streams(range(first + wanted, first + size))
-    return list(range(first, first + wanted))
 
 
 def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
