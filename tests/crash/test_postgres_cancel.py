@@ -86,7 +86,6 @@ def judge(show: Show, sweep: Sweep, name: str) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.slow
 @pytest.mark.row("G7", "C9")
 def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all(
     postgres: PostgresServer, postgres_url: str, show: Show
@@ -109,7 +108,6 @@ def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all
 
 
 @pytest.mark.crash
-@pytest.mark.slow
 @pytest.mark.row("G7", "C9")
 def test_a_save_to_sqlite_cancelled_at_every_turn_is_stored_once_or_not_at_all(tmp_path: Path, show: Show) -> None:
     async def main() -> Sweep:

@@ -142,7 +142,7 @@ def test_a_cancelled_caller_never_tears_the_receipt(world: World) -> None:
         backend = Slow("end")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
-        access_of(store).offload.close()
+        await asyncio.to_thread(access_of(store).offload.close)
 
         assert await store.thread("t").effect("charge", world.charge) == RESULT
         assert len(world.done) == 1
@@ -176,7 +176,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
         with pytest.raises(asyncio.CancelledError):
             await task
         free.set()
-        access_of(store).offload.close()
+        await asyncio.to_thread(access_of(store).offload.close)
         row = backend.find_effect(handle_of(store.thread("t")).cursor.lane, "charge")
 
         assert row is not None
@@ -191,7 +191,7 @@ def test_a_caller_cancelled_before_it_was_done_leaves_it_to_be_done(world: World
         backend = Slow("begin")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
-        access_of(store).offload.close()
+        await asyncio.to_thread(access_of(store).offload.close)
         assert world.done == []
 
         assert await store.thread("t").effect("charge", world.charge) == RESULT

@@ -247,7 +247,7 @@ def test_a_loop_that_is_cancelled_in_the_middle_of_a_verb_tears_nothing_and_leav
             loop.finish()
 
     async def main() -> None:
-        backend = Cancelling(open_backend(url), verb, number)
+        backend = Cancelling(await asyncio.to_thread(open_backend, url), verb, number)
         async with AsyncStore(backend, make_context("", None)) as store:
             thread = store.thread("t")
             backend.task = asyncio.create_task(go(start(thread), body))

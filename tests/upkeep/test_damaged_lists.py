@@ -26,7 +26,6 @@ import pytest
 from backstay.thread.access import access_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import damage
 
@@ -344,6 +343,7 @@ PRIMARY = {
 }
 
 
+@pytest.mark.effort
 def test_sqlite_tells_of_damage_in_any_column_and_prunes_on(tmp_path: Path, show: Show) -> None:
     rng = random.Random(SEED)
     with backstay.open(tmp_path / "sound.db", clock=damage.clock) as store:
@@ -369,6 +369,7 @@ def test_sqlite_tells_of_damage_in_any_column_and_prunes_on(tmp_path: Path, show
 # PostgreSQL -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.effort
 def test_postgres_tells_of_damage_in_any_column(postgres: PostgresServer, postgres_url: str, show: Show) -> None:
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
@@ -413,6 +414,7 @@ def test_postgres_prunes_on_past_a_damaged_row(column: str, postgres: PostgresSe
 # Memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.effort
 def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
