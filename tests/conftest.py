@@ -22,7 +22,7 @@ from effort import effort
 if TYPE_CHECKING:
     from backstay.testing.postgres import PostgresServer
 
-EXAMPLES = 50
+EXAMPLES = 25
 """How many examples a property gets that does not say so itself."""
 
 RAM_FOLDER = Path("/dev/shm")
