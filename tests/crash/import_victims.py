@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import backstay
+from backstay.thread.access import access_of
 from backstay.transfer import import_bundle
 
 CHANGING = {"commit", "commit_all", "write", "interrupt", "decide", "consume", "begin_effect", "end_effect", "reserve"}
@@ -41,7 +42,7 @@ class Mortal:
 def import_until(url: str, bundle: str, deadline: int, after: bool) -> None:
     """Import, and die at the call; print how many calls there were if it was never reached."""
     store = backstay.open(url)
-    mortal: Any = Mortal(store._backend, deadline, after)
-    store._backend = mortal
+    mortal: Any = Mortal(access_of(store).store, deadline, after)
+    access_of(store).store = mortal
     assert import_bundle(bundle, store)
     os.write(1, f"{mortal.calls}\n".encode())

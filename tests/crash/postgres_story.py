@@ -22,6 +22,7 @@ from backstay.store.lane import LaneKey
 from backstay.store.leases import Claim
 from backstay.store.memory import MemoryStore
 from backstay.store.sessions import SessionRow
+from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.store import Store, make_context
 
@@ -86,7 +87,7 @@ def found_interrupt(store: backstay.Store, name: str) -> InterruptRecord:
 
 def set_stage(store: backstay.Store) -> None:
     """Make what the story needs to be there."""
-    thread, backend = store.thread("t"), store._backend
+    thread, backend = store.thread("t"), access_of(store).store
     thread.save({"messages": ["first" * 200], "n": 1}, id="c-1")
     thread.append({"messages": ["second"]}, id="c-2")
     thread.interrupt("c-2", prompt="may I?", id="i-1")
@@ -115,7 +116,9 @@ def _fork(store: backstay.Store) -> object:
 
 
 def _end(store: backstay.Store) -> None:
-    store._backend.end("", SESSION.id, 3, "done")  # its answer, whether it had ended before, is lost with the first one
+    access_of(store).store.end(
+        "", SESSION.id, 3, "done"
+    )  # its answer, whether it had ended before, is lost with the first one
 
 
 WRITES = [
@@ -127,11 +130,11 @@ WRITES = [
     Step("untag", b"WITH found AS", lambda store: store.thread("t").untag("c-1", "seen")),
     Step("write", b".put_writes(", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", [1, 2])])),
     Step("put", b"p_was =>", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", 3)], replace=True)),
-    Step("acquire", b".acquire_lease(", lambda store: store._backend.acquire(LEASED, CLAIM)),
-    Step("renew", b".lane l SET expires", lambda store: store._backend.renew(LEASED, 1, CLAIM)),
-    Step("claim", b"WITH mine AS", lambda store: store._backend.claim("", 9, TAKER)),
-    Step("begin", b".session AS s", lambda store: store._backend.begin(SESSION, 3_600_000_000)),
-    Step("beat", b".session SET seen", lambda store: store._backend.beat("", SESSION.id, 2, 3_600_000_000)),
+    Step("acquire", b".acquire_lease(", lambda store: access_of(store).store.acquire(LEASED, CLAIM)),
+    Step("renew", b".lane l SET expires", lambda store: access_of(store).store.renew(LEASED, 1, CLAIM)),
+    Step("claim", b"WITH mine AS", lambda store: access_of(store).store.claim("", 9, TAKER)),
+    Step("begin", b".session AS s", lambda store: access_of(store).store.begin(SESSION, 3_600_000_000)),
+    Step("beat", b".session SET seen", lambda store: access_of(store).store.beat("", SESSION.id, 2, 3_600_000_000)),
     Step("end", b".session SET ended", _end),
     Step("interrupt", b"WITH place AS", lambda store: store.thread("t").interrupt("c-1", prompt="?", id="i-2").digest),
     Step(
@@ -144,8 +147,12 @@ WRITES = [
         b".interrupt SET consumer",
         lambda store: store.thread("t").consume(found_interrupt(store, "i-1"), by="worker"),
     ),
-    Step("release", COMMIT, lambda store: store._backend.release(RELEASED, 1, CLAIM.token)),
-    Step("release of what was never saved", COMMIT, lambda store: store._backend.release(NEVER_SAVED, 1, CLAIM.token)),
+    Step("release", COMMIT, lambda store: access_of(store).store.release(RELEASED, 1, CLAIM.token)),
+    Step(
+        "release of what was never saved",
+        COMMIT,
+        lambda store: access_of(store).store.release(NEVER_SAVED, 1, CLAIM.token),
+    ),
 ]
 """Each gives its first result again when it is repeated; the last ones are transactions of several statements."""
 

@@ -25,6 +25,7 @@ from backstay.integrations.langgraph.inbox import BY, Inbox
 from backstay.integrations.langgraph.names import Place
 from backstay.integrations.langgraph.question import interrupt_id_of, resume_of
 from backstay.model.decision import DecisionKind
+from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.retention import Keep
 
@@ -349,7 +350,7 @@ def test_under_encryption_neither_question_nor_answer_is_stored_in_clear() -> No
         graph = builder(ask=asks({"ssn": "078-05-1120"}, "078-05-1120 really?")).compile(checkpointer=saver)
         graph.invoke(NEW, at())
         graph.invoke(Command(resume="secret answer"), at())
-        rows = saver.store._backend.interrupts("", None, False, 0, 10)
+        rows = access_of(saver.store).store.interrupts("", None, False, 0, 10)
 
         assert len(rows) == 2
         for row in rows:

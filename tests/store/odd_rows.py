@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "upkeep"))
 
 from damage import fill, text
@@ -25,7 +27,7 @@ def fill_all(store: backstay.Store) -> None:
     thread = store.thread("alpha")
     thread.write("a7", [Write("long", 0, "channel", text("long", 2000))])
     thread.interrupt("a7", payload={"q": 2}, id="open")
-    backend = store._backend
+    backend = access_of(store).store
     backend.begin(SessionRow("run", LaneKey("", "alpha", "", "main"), "ann", "host 1", "left open", 1, 1), 1)
     backend.acquire(LaneKey("", "leased", "", "main"), Claim("ann", "token", 1))
 
@@ -56,8 +58,8 @@ def verbs(store: backstay.Store) -> Iterator[Callable[[], object]]:
     yield lambda: thread.write("a7", [Write("task", 0, "channel", 43), Write("long", 0, "channel", "z")])
     yield lambda: [thread.decide(each, ask, by="bob") for each in store.interrupts()]
     yield lambda: thread.effect("mail", lambda: 1)
-    yield lambda: store._backend.claim("", 2, Claim("bob", "third", 1))
-    yield lambda: store._backend.acquire(LaneKey("", "leased", "", "main"), Claim("bob", "other", 1))
+    yield lambda: access_of(store).store.claim("", 2, Claim("bob", "third", 1))
+    yield lambda: access_of(store).store.acquire(LaneKey("", "leased", "", "main"), Claim("bob", "other", 1))
     yield lambda: store.prune(backstay.Keep(last=2))
     yield lambda: store.thread("gamma").delete("c1")
     yield lambda: store.compact()

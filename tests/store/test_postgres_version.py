@@ -24,6 +24,7 @@ from backstay.store.postgres.store import PostgresStore
 from backstay.store.sessions import SessionRow
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
+from backstay.thread.access import access_of
 from backstay.transfer import export_bundle, import_bundle
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -59,7 +60,7 @@ def store(postgres_url: str) -> Iterator[backstay.Store]:
         thread.decide(decided, Decision(kind=DecisionKind.APPROVE), by="bob")
         with pytest.raises(TimeoutError):
             thread.effect("mail", fail)
-        backend = opened._backend
+        backend = access_of(opened).store
         backend.begin(SessionRow("run", LANE, "ann", "host 1", "note", 1, 1), 60_000_000)
         backend.acquire(LaneKey("", "expired", "", "main"), Claim("ann", "old", 1))
         backend.acquire(LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000))
@@ -72,7 +73,7 @@ def fail() -> None:
 
 def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object]]:
     """Return calls of every method that writes, by its name. Made in this order, each changes something."""
-    thread, backend = store.thread("agent"), store._backend
+    thread, backend = store.thread("agent"), access_of(store).store
     leased, claim = LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000)
     (effect,) = backend.effects("", None, 0, 9)
     (row,) = backend.find(Query("", ids=("c1",), payload=True))

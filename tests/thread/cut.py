@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
+from backstay.thread.perform import Flow
+
 import backstay
-from backstay.thread.perform import Flow, drive
+from backstay.thread.access import access_of
 
 T = TypeVar("T")
 
@@ -21,14 +23,14 @@ class Cut(Generic[T]):
         try:
             self._call = next(flow)
             for _ in range(calls):
-                self._call = flow.send(self._call(store._backend))
+                self._call = flow.send(self._call(access_of(store).store))
         except StopIteration:
             self.is_over = True
 
     def finish(self) -> T:
         """Go on from where it stands."""
         assert not self.is_over
-        return drive(self._rest(), self._store._backend)
+        return self._rest(self._store._backend)
 
     def _rest(self) -> Generator[Any, Any, T]:
         call = self._call

@@ -20,6 +20,7 @@ from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidIn
 from backstay.model.effect import EffectRecord, EffectStatus, Outcome
 from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
+from backstay.thread.access import access_of
 from backstay.thread.effects import UNKNOWN_ON, key_of
 from backstay.thread.ledger import KEY_LENGTH_MAX, NOT_DONE, PAGE_ROWS, record_of
 from backstay.thread.store import make_context
@@ -72,7 +73,7 @@ def died(thread: backstay.Thread, world: World, key: str = "charge") -> EffectRe
 
 
 def stored(store: backstay.Store, thread: backstay.Thread, key: str = "charge") -> EffectRow:
-    row = store._backend.find_effect(thread._cursor.lane, key)
+    row = access_of(store).store.find_effect(thread._cursor.lane, key)
     assert row is not None
     return row
 

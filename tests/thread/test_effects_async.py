@@ -14,6 +14,7 @@ from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
 from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
+from backstay.thread.access import access_of
 from backstay.thread.effects import key_of
 from backstay.thread.offload import WORKERS_MAX
 from backstay.thread.store import make_context
@@ -141,7 +142,7 @@ def test_a_cancelled_caller_never_tears_the_receipt(world: World) -> None:
         backend = Slow("end")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
-        await asyncio.to_thread(store._offload.close)
+        await asyncio.to_thread(access_of(store).offload.close)
 
         assert await store.thread("t").effect("charge", world.charge) == RESULT
         assert len(world.done) == 1
@@ -165,7 +166,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
 
         async def charge() -> Any:
             for _ in range(WORKERS_MAX):
-                store._offload._workers().submit(block)
+                access_of(store).offload._workers().submit(block)
             for _ in range(WORKERS_MAX):
                 assert await asyncio.to_thread(busy.acquire, True, 60)
             asyncio.get_running_loop().call_soon(task.cancel)
@@ -175,7 +176,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
         with pytest.raises(asyncio.CancelledError):
             await task
         free.set()
-        await asyncio.to_thread(store._offload.close)
+        await asyncio.to_thread(access_of(store).offload.close)
         row = backend.find_effect(store.thread("t")._cursor.lane, "charge")
 
         assert row is not None
@@ -190,7 +191,7 @@ def test_a_caller_cancelled_before_it_was_done_leaves_it_to_be_done(world: World
         backend = Slow("begin")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
-        await asyncio.to_thread(store._offload.close)
+        await asyncio.to_thread(access_of(store).offload.close)
         assert world.done == []
 
         assert await store.thread("t").effect("charge", world.charge) == RESULT

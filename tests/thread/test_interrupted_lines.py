@@ -16,7 +16,6 @@ import backstay
 from backstay.errors import BackstayError
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from interrupted_runs import LINE, RUNS, Run, at_once
 from line_points import (
     ROOT,
@@ -86,6 +85,7 @@ def tries(store: backstay.Store, kind: type[Run]) -> list[Point]:
 
 
 # The second interrupt may hit a generator expression that is being thrown away, where Python tells it to nobody.
+@pytest.mark.effort
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", RUNS, ids=lambda kind: kind.name)
 def test_ctrl_c_at_any_line(opened: backstay.Store, kind: type[Run], show: Show) -> None:
@@ -130,6 +130,7 @@ def _another_handle(run: Run) -> None:
         run.append(handle, f"{LINE}of the handler")
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("kind", RUNS, ids=lambda kind: kind.name)
 def test_a_handler_that_saves_at_any_line(opened: backstay.Store, kind: type[Run], show: Show) -> None:
     """Save through the very same handle, or another: it is stored or refused, and so is what it interrupted."""

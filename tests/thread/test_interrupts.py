@@ -18,6 +18,7 @@ import backstay
 from backstay.errors import EncodeError, IdTaken, InvalidInput
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.interrupt import Interrupt, InterruptKind
+from backstay.thread.access import access_of
 from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord, record_of
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,7 +39,7 @@ def asked(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> Interrupt
 
 
 def stored(store: backstay.Store, name: str) -> InterruptRecord:
-    row = store._backend.find_interrupt("", name)
+    row = access_of(store).store.find_interrupt("", name)
     assert row is not None
     return record_of(row)
 
@@ -336,7 +337,7 @@ def test_a_question_of_a_class_that_was_changed_since_can_still_be_decided(
 def test_what_was_changed_in_the_store_is_detected(store: backstay.Store, thread: backstay.Thread, part: str) -> None:
     asked = thread.interrupt(thread.save({"n": 1}), payload={"tool": "rm"})
     thread.decide(asked, "reject", by="ann")
-    row = store._backend.find_interrupt("", asked.id)
+    row = access_of(store).store.find_interrupt("", asked.id)
     assert row is not None
     changes: dict[str, Any] = {
         "body": row.body.replace(b"rm", b"ls"),

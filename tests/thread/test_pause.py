@@ -14,6 +14,7 @@ import backstay
 from backstay.errors import InvalidInput
 from backstay.model.interrupt import InterruptKind
 from backstay.thread import pause
+from backstay.thread.access import access_of
 from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,11 +28,11 @@ def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
 
 
 def obey(thread: backstay.Thread) -> InterruptRecord | None:
-    return thread._run(pause.obey(thread._store._context, thread._cursor))
+    return thread._run(pause.obey(access_of(thread).context, thread._cursor))
 
 
 def requested(thread: backstay.Thread) -> InterruptRecord | None:
-    return thread._run(pause.pause_requested(thread._store._context, thread._cursor))
+    return thread._run(pause.pause_requested(access_of(thread).context, thread._cursor))
 
 
 # Asking -----------------------------------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ def test_of_two_who_ask_at_once_one_is_recorded(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     for calls in range(1, 4):
-        slow = Cut(pause.request_pause(store._context, thread._cursor, "slow", "ann"), store, calls)
+        slow = Cut(pause.request_pause(access_of(store).context, thread._cursor, "slow", "ann"), store, calls)
         assert not slow.is_over
         thread.append({"log": [calls]})
         fast = store.thread(thread.id).request_pause("fast", by="bob")
@@ -95,7 +96,7 @@ def test_a_checkpoint_that_goes_meanwhile_is_no_reason_to_fail(
 ) -> None:
     doomed = thread.append({"log": ["a"]})
     for calls in (2, 3):
-        slow = Cut(pause.request_pause(store._context, thread._cursor, "", "ann"), store, calls)
+        slow = Cut(pause.request_pause(access_of(store).context, thread._cursor, "", "ann"), store, calls)
         thread.delete(doomed)
         asked = slow.finish()
         assert asked.checkpoint_id == checkpoint.id
@@ -150,7 +151,7 @@ def test_looking_costs_one_read_also_among_other_questions(thread: backstay.Thre
     for number in range(PAGE_ROWS - 2):
         thread.interrupt(saved, payload=number)
     asked = thread.request_pause(by="ann")
-    looking = Cut(pause.pause_requested(store._context, thread._cursor), store, 1)
+    looking = Cut(pause.pause_requested(access_of(store).context, thread._cursor), store, 1)
     assert looking.is_over
     for number in range(PAGE_ROWS):
         thread.interrupt(saved, payload=number)
@@ -191,7 +192,7 @@ def test_a_crash_while_deferring_never_lets_the_run_go_on(
     thread.decide(thread.request_pause(by="ann"), "defer", by="bob")
     cuts = 0
     for calls in range(1, 10):
-        cuts += not Cut(pause.obey(store._context, thread._cursor), store, calls).is_over
+        cuts += not Cut(pause.obey(access_of(store).context, thread._cursor), store, calls).is_over
 
         assert requested(thread) is not None
     assert cuts >= 3

@@ -15,6 +15,7 @@ from backstay.errors import InvalidInput
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.interrupt import Interrupt, InterruptKind
 from backstay.thread import interrupts, question
+from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.question import BY_TIMEOUT, TIMEOUT_S_MAX, Question, check_answer
 
@@ -32,11 +33,11 @@ def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
 
 
 def settle(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> Decision | InterruptRecord:
-    return thread._run(question.settle(thread._store._context, thread._cursor, on.id, asked))
+    return thread._run(question.settle(access_of(thread).context, thread._cursor, on.id, asked))
 
 
 def waiting(thread: backstay.Thread, asked: Question) -> InterruptRecord | None:
-    return thread._run(question.waiting(thread._store._context, thread._cursor, "", asked))
+    return thread._run(question.waiting(access_of(thread).context, thread._cursor, "", asked))
 
 
 def ask(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> InterruptRecord:
@@ -107,7 +108,7 @@ def test_another_branch_scope_or_thread_asks_for_itself(
 def test_two_that_ask_at_once_on_different_checkpoints_get_one_interrupt(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
-    slow = Cut(question.settle(store._context, thread._cursor, checkpoint.id, PAY), store, 2)
+    slow = Cut(question.settle(access_of(store).context, thread._cursor, checkpoint.id, PAY), store, 2)
     later = thread.append(set={"plan": "edited"})
     first = ask(store.thread(thread.id), PAY, later)
 
@@ -127,7 +128,7 @@ def test_nobody_can_put_a_question_of_their_own_in_the_place_of_one(
         )
     assert list(thread.interrupts(pending=False)) == []
     planted = replace(coming, payload={"tool": "pay", "args": {"amount": 5000}})
-    forged = thread._run(interrupts.keep(store._context, thread._cursor, checkpoint.id, planted))
+    forged = thread._run(interrupts.keep(access_of(store).context, thread._cursor, checkpoint.id, planted))
     thread.decide(forged, "approve", by="mallory")
     for look in (lambda: settle(thread, PAY, checkpoint), lambda: waiting(thread, PAY)):
         with pytest.raises(backstay.Corrupted, match="another question stands under its id"):
@@ -143,7 +144,7 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_stored(
         settle(thread, replace(PAY, payload={"deep": [object()]}), checkpoint)
     assert caught.value.path == "interrupt.payload.deep[0]"
     with pytest.raises(backstay.NotFound):
-        thread._run(question.settle(thread._store._context, thread._cursor, "no such checkpoint", PAY))
+        thread._run(question.settle(access_of(thread).context, thread._cursor, "no such checkpoint", PAY))
 
     assert list(thread.interrupts(pending=False)) == []
 
@@ -264,7 +265,7 @@ def test_of_a_person_and_the_clock_the_first_counts(
     late = replace(PAY, timeout_s=1.0)
     asked = ask(thread, late, checkpoint)
     clock.step(seconds=2)
-    slow = Cut(question.settle(store._context, thread._cursor, checkpoint.id, late), store, 2)
+    slow = Cut(question.settle(access_of(store).context, thread._cursor, checkpoint.id, late), store, 2)
     thread.decide(asked, "approve", by="ann")
 
     assert slow.finish() == Decision(kind=DecisionKind.APPROVE)
@@ -382,7 +383,7 @@ def test_every_step_of_a_crash_leaves_a_question_that_can_be_settled(
     """Cut off after any of its calls to the store, settling again gives what it would have given."""
 
     def cut_everywhere() -> int:
-        flows = (question.settle(store._context, thread._cursor, checkpoint.id, PAY) for _ in range(10))
+        flows = (question.settle(access_of(store).context, thread._cursor, checkpoint.id, PAY) for _ in range(10))
         return sum(not Cut(flow, store, calls).is_over for calls, flow in enumerate(flows, 1))
 
     cuts = cut_everywhere()

@@ -18,6 +18,7 @@ import backstay
 from backstay.errors import InvalidInput
 from backstay.store.lane import LaneKey
 from backstay.store.sessions import SessionRow
+from backstay.thread.access import access_of
 from backstay.thread.process import Process, this_process
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -54,7 +55,7 @@ def running(url: str, ttl: float = 3600.0, save: bool = True) -> Iterator[subpro
 
 
 def rows(store: backstay.Store) -> list[SessionRow]:
-    return store._backend.sessions("", None, True)
+    return access_of(store).store.sessions("", None, True)
 
 
 # Beginning and ending ---------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def test_a_session_whose_begin_was_cancelled_has_ended(url: str) -> None:
                     await (await task).end("not cancelled")
                 except asyncio.CancelledError:
                     cancelled += 1
-                await asyncio.to_thread(eventually, lambda: not store._backend.sessions("", None, True))
+                await asyncio.to_thread(eventually, lambda: not access_of(store).store.sessions("", None, True))
             assert cancelled > 0, "no cancellation fired"
 
     asyncio.run(main())
@@ -246,7 +247,7 @@ def begin(
     """Store a session as another process would."""
     lane = LaneKey("", thread, scope, branch)
     name = f"{thread}/{branch}/{process}"
-    store._backend.begin(SessionRow(name, lane, "worker-7", str(process), "", 0, seen_us), ttl_us)
+    access_of(store).store.begin(SessionRow(name, lane, "worker-7", str(process), "", 0, seen_us), ttl_us)
 
 
 @pytest.mark.row("W1-29")
@@ -291,8 +292,8 @@ def test_a_session_that_somebody_took_over_stops_beating_and_keeps_their_reason(
     store: backstay.Store, thread: backstay.Thread
 ) -> None:
     with thread.session(ttl=0.05) as session:
-        store._backend.end("", session.id, 0, "taken over")
-        eventually(lambda: store._context.heartbeat._thread is None)
+        access_of(store).store.end("", session.id, 0, "taken over")
+        eventually(lambda: access_of(store).context.heartbeat._thread is None)
 
     assert [row.reason for row in store.sessions(active=False)] == ["taken over"]
 

@@ -26,9 +26,6 @@ from backstay.transfer.bundle.blocks import BlockWriter
 from backstay.transfer.bundle.limits import WORK_PER_BYTE
 from backstay.transfer.bundle.records import CheckpointRecord, Edit
 from backstay.transfer.bundle.state import WINDOW_BYTES, State, entries_of, follow
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from effort import effort
 
 MIB = 1024 * 1024
@@ -321,11 +318,12 @@ def random_records(rng: random.Random) -> Records:
             yield rng.choice([records.CHECKPOINT, records.WRITE, records.EFFECT]), rng.randbytes(50)
 
 
+@pytest.mark.effort
 def test_forged_numbers_never_take_more_than_the_limits(tmp_path: Path, show: Show) -> None:
     limits = BundleLimits(state_bytes=2 * MIB, work_bytes=12 * MIB)
     ends: dict[str, int] = {}
     highest = 0
-    for seed in range(40 * effort()):
+    for seed in range(10 * effort()):
         path = written(tmp_path / "forged", random_records(random.Random(seed)))
         for what in (verify_bundle, lambda path, limits: sum(1 for _ in read_bundle(path, limits=limits))):
             tracemalloc.start()

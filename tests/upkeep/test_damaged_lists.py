@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ormsgpack
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import damage
 
@@ -78,7 +79,7 @@ SHOWN_AS_STORED = {
 
 def fill(store: backstay.Store) -> None:
     """Save three threads that have everything in them."""
-    backend = store._backend
+    backend = access_of(store).store
     for name in THREADS:
         thread, first = store.thread(name), name[0]
         for number in range(STEPS):
@@ -342,6 +343,7 @@ PRIMARY = {
 }
 
 
+@pytest.mark.effort
 def test_sqlite_tells_of_damage_in_any_column_and_prunes_on(tmp_path: Path, show: Show) -> None:
     rng = random.Random(SEED)
     with backstay.open(tmp_path / "sound.db", clock=damage.clock) as store:
@@ -367,6 +369,7 @@ def test_sqlite_tells_of_damage_in_any_column_and_prunes_on(tmp_path: Path, show
 # PostgreSQL -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.effort
 def test_postgres_tells_of_damage_in_any_column(postgres: PostgresServer, postgres_url: str, show: Show) -> None:
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
@@ -411,6 +414,7 @@ def test_postgres_prunes_on_past_a_damaged_row(column: str, postgres: PostgresSe
 # Memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.effort
 def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
@@ -419,8 +423,8 @@ def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
         with backstay.open("memory:", clock=damage.clock) as store:
             fill(store)
             right = ask(store)
-            assert isinstance(store._backend, MemoryStore)
-            tables = store._backend._tables
+            assert isinstance(access_of(store).store, MemoryStore)
+            tables = access_of(store).store._tables
             row = tables.rows["", f"a{rng.randrange(STEPS)}"]
             if name == "tags":
                 tables.tags["", row.id] = ("", "\x1b[31m")
@@ -440,8 +444,8 @@ def test_a_page_full_of_damage_neither_ends_a_list_nor_counts() -> None:
         thread = store.thread("t")
         for number in range(700):
             thread.save({"n": number}, id=f"c{number}", metadata={"user": 1})
-        assert isinstance(store._backend, MemoryStore)
-        (lane,) = store._backend._tables.lanes.values()
+        assert isinstance(access_of(store).store, MemoryStore)
+        (lane,) = access_of(store).store._tables.lanes.values()
         lane.rows = [row if row.seq % 300 < 3 else row._replace(notes=b"\xc1") for row in lane.rows]
         sound = [row.id for row in reversed(lane.rows) if row.notes != b"\xc1"]
         assert 5 < len(sound) < 20
@@ -552,7 +556,7 @@ def test_langgraph_gives_what_comes_before_a_damaged_checkpoint(tmp_path: Path) 
         for _ in range(3):
             graph.compile(checkpointer=saver).invoke({"n": 1}, config)
         right = [found.config["configurable"]["checkpoint_id"] for found in saver.list(config)]
-        rows = saver.store._backend.find(Query("", "t"))
+        rows = access_of(saver.store).store.find(Query("", "t"))
     hurt = rows[4].id
     damage.change(path, "UPDATE checkpoint SET notes = x'c1' WHERE key & 4294967295 = ?", (rows[4].seq,))
 

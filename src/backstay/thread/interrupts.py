@@ -8,7 +8,7 @@ of two approvers, or two workers, one wins and the other sees who did.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,6 @@ from backstay.store.interrupts import InterruptRow
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import read_each, unread
 from backstay.thread.hold import Hold
-from backstay.thread.perform import Flow, ask
 from backstay.thread.process import this_process
 from backstay.thread.record import from_microseconds, to_microseconds, too_large
 
@@ -79,6 +78,7 @@ class InterruptRecord:
 
 
 def record(
+    store: Backend,
     context: Context,
     cursor: Cursor,
     checkpoint: str,
@@ -87,7 +87,7 @@ def record(
     payload: Any,
     prompt: str,
     name: str | None,
-) -> Flow[InterruptRecord]:
+) -> InterruptRecord:
     """Record an interrupt of a checkpoint of this thread."""
     if isinstance(name, str) and name.startswith(RESERVED):
         raise InvalidInput(
@@ -105,21 +105,19 @@ def record(
         }
     )
     body_of(question)  # refused before anything is read
-    lane = yield from _lane_of(cursor, checkpoint)
-    return record_of((yield from ask(_recording(context, lane, checkpoint, question))))
+    lane = _lane_of(store, cursor, checkpoint)
+    return _record(store, context, lane, checkpoint, question)
 
 
-def _recording(
-    context: Context, lane: LaneKey, checkpoint: str, question: Interrupt
-) -> Callable[[Backend], InterruptRow]:
+def _record(store: Backend, context: Context, lane: LaneKey, checkpoint: str, question: Interrupt) -> InterruptRecord:
     body = body_of(question)
     digest = _digest(lane, checkpoint, question.id, body)
     row = InterruptRow(question.id, lane, checkpoint, digest, body, to_microseconds(context.now()))
-    return lambda store: store.interrupt(row)
+    return record_of(store.interrupt(row))
 
 
-def _lane_of(cursor: Cursor, checkpoint: str) -> Flow[LaneKey]:
-    rows = yield from ask(lambda store: store.find(Query(cursor.lane.namespace, ids=(checkpoint,))))
+def _lane_of(store: Backend, cursor: Cursor, checkpoint: str) -> LaneKey:
+    rows = store.find(Query(cursor.lane.namespace, ids=(checkpoint,)))
     if not rows or rows[0].lane[:3] != cursor.lane[:3]:
         raise NotFound(
             checkpoint,
@@ -146,10 +144,10 @@ def is_pause(name: str) -> bool:
     return name.startswith(f"{RESERVED}{PAUSE}:")
 
 
-def find(cursor: Cursor, asked: Interrupt) -> Flow[InterruptRecord | None]:
+def find(store: Backend, cursor: Cursor, asked: Interrupt) -> InterruptRecord | None:
     """Return the record of an interrupt whose id says all of it; None if it was not recorded."""
     namespace = cursor.lane.namespace
-    row = yield from ask(lambda store: store.find_interrupt(namespace, asked.id))
+    row = store.find_interrupt(namespace, asked.id)
     if row is None:
         return None
     found = record_of(row)
@@ -158,14 +156,14 @@ def find(cursor: Cursor, asked: Interrupt) -> Flow[InterruptRecord | None]:
     return found
 
 
-def keep(context: Context, cursor: Cursor, checkpoint: str, asked: Interrupt) -> Flow[InterruptRecord]:
+def keep(store: Backend, context: Context, cursor: Cursor, checkpoint: str, asked: Interrupt) -> InterruptRecord:
     """Record an interrupt with an id of ours on a checkpoint of this branch; IdTaken if it is there, on another one."""
-    lane = yield from _lane_of(cursor, checkpoint)
+    lane = _lane_of(store, cursor, checkpoint)
     if lane != cursor.lane:
         raise NotFound(
             checkpoint, checkpoint=checkpoint, thread=lane.thread, hint=f"It is of branch {lane.branch!r}, not of this"
         )
-    return record_of((yield from ask(_recording(context, lane, checkpoint, asked))))
+    return _record(store, context, lane, checkpoint, asked)
 
 
 # Lists ------------------------------------------------------------------------------------------------------------
@@ -186,34 +184,29 @@ class Inbox:
         if not isinstance(self.pending, bool):
             raise InvalidInput(f"pending must be True or False, not {type(self.pending).__name__}")
 
-    def next_page(self) -> Flow[list[InterruptRecord | Damaged]]:
+    def next_page(self, store: Backend) -> list[InterruptRecord | Damaged]:
         """Return the next page and remember where it ended."""
-        lost = [] if self.begun else (yield from unread(self.namespace, self.thread))
+        lost = [] if self.begun else (unread(store, self.namespace, self.thread))
         self.begun = True
-        rows = yield from ask(paging(self.namespace, self.thread, self.pending, self.after))
+        rows = store.interrupts(self.namespace, self.thread, self.pending, self.after, PAGE_ROWS)
         self.done = len(rows) < PAGE_ROWS
         if rows:
             self.after = rows[-1].number
         return [*lost, *read_each(rows, record_of, lambda row: (row.lane.thread, row.id, row.number))]
 
 
-def pending_checkpoints(namespace: str, thread: str | None) -> Flow[tuple[set[str], list[Damaged]]]:
+def pending_checkpoints(store: Backend, namespace: str, thread: str | None) -> tuple[set[str], list[Damaged]]:
     """Return the ids of the checkpoints that have an interrupt which is not consumed, and which cannot be read."""
     found: set[str] = set()
     damaged: list[Damaged] = []
     inbox = Inbox(namespace, thread, True)
     while not inbox.done:
-        for entry in (yield from inbox.next_page()):
+        for entry in inbox.next_page(store):
             if isinstance(entry, Damaged):
                 damaged.append(entry)
             else:
                 found.add(entry.checkpoint_id)
     return found, damaged
-
-
-def paging(namespace: str, thread: str | None, pending: bool, after: int) -> Callable[[Backend], list[InterruptRow]]:
-    """Return the call for one page of interrupts."""
-    return lambda store: store.interrupts(namespace, thread, pending, after, PAGE_ROWS)
 
 
 # Deciding ---------------------------------------------------------------------------------------------------------
@@ -231,16 +224,16 @@ def check_decision(
 
 
 def decide(
-    context: Context, cursor: Cursor, shown: InterruptRecord, decision: Decision, by: str
-) -> Flow[InterruptRecord]:
+    store: Backend, context: Context, cursor: Cursor, shown: InterruptRecord, decision: Decision, by: str
+) -> InterruptRecord:
     """Record the decision on what the person was shown, once."""
     check_id(by, "by")
     body = _bounded(decision.to_plain(), "decision")
     namespace, decided_us = cursor.lane.namespace, to_microseconds(context.now())
-    stored = yield from _stored_as_shown(cursor, shown)
+    stored = _stored_as_shown(store, cursor, shown)
     _check_fits(shown, decision)
     sealed = _seal(stored.digest, by, decided_us, body) + body
-    row = yield from ask(lambda store: store.decide(namespace, stored.id, stored.digest, sealed, by, decided_us))
+    row = store.decide(namespace, stored.id, stored.digest, sealed, by, decided_us)
     _check_place(shown, row)
     answered = record_of(row)
     if row.decision is not None and (row.decision[_SEAL_BYTES:], row.decided_by) == (body, by):
@@ -265,9 +258,9 @@ def _check_fits(shown: InterruptRecord, decision: Decision) -> None:
     raise InvalidInput(what, thread=shown.thread_id, checkpoint=shown.checkpoint_id, hint="Approve, reject or defer it")
 
 
-def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Flow[Decision]:
+def consume(store: Backend, context: Context, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Decision:
     """Take the decision in order to carry it out, once."""
-    stored = yield from _stored_as_shown(cursor, shown)
+    stored = _stored_as_shown(store, cursor, shown)
     hold = cursor.hold
     if hold is not None and (refusal := hold.refusal()) is not None:
         raise refusal
@@ -275,7 +268,7 @@ def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | 
     epoch = hold.epoch if hold is not None and hold.lane == stored.lane else 0
     name = _name(hold) if by is None else check_id(by, "by")
     now_us = to_microseconds(context.now())
-    row = yield from ask(lambda store: store.consume(stored.lane.namespace, stored.id, name, epoch, now_us))
+    row = store.consume(stored.lane.namespace, stored.id, name, epoch, now_us)
     _check_place(shown, row)
     answered = record_of(row)
     if answered.decision is None:
@@ -307,7 +300,7 @@ def _decided(answered: InterruptRecord) -> str:
     return f"{answered.decision.kind.value!r} by {answered.decided_by!r} at {_moment(answered.decided_at)}"
 
 
-def _stored_as_shown(cursor: Cursor, shown: InterruptRecord) -> Flow[InterruptRow]:
+def _stored_as_shown(store: Backend, cursor: Cursor, shown: InterruptRecord) -> InterruptRow:
     """Return the stored interrupt if it is the one that was shown, unchanged, and of this thread."""
     if not isinstance(shown, InterruptRecord) or not isinstance(shown.interrupt, Interrupt):
         raise InvalidInput(
@@ -317,7 +310,7 @@ def _stored_as_shown(cursor: Cursor, shown: InterruptRecord) -> Flow[InterruptRo
     namespace = cursor.lane.namespace
     if shown.thread_id != cursor.lane.thread:
         raise _something_else(shown, f"it is of thread {shown.thread_id!r}, not {cursor.lane.thread!r}")
-    row = yield from ask(lambda store: store.find_interrupt(namespace, check_id(shown.id, "interrupt id")))
+    row = store.find_interrupt(namespace, check_id(shown.id, "interrupt id"))
     if row is None:
         raise NotFound(
             f"interrupt {shown.id}",
@@ -362,14 +355,14 @@ def record_of(row: InterruptRow) -> InterruptRecord:
     if _digest(row.lane, row.checkpoint, row.id, row.body) != row.digest:
         raise _damaged(row, "the interrupt does not match its digest")
     try:
-        return _record_of(row)
+        return _read(row)
     except (DecodeError, InvalidInput) as error:
         raise _damaged(row, f"the interrupt cannot be read: {error.what}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(row, "the interrupt is not of the known form") from error
 
 
-def _record_of(row: InterruptRow) -> InterruptRecord:
+def _read(row: InterruptRow) -> InterruptRecord:
     question = Interrupt.from_plain(decode(row.body))
     decision = _decision_of(row)
     return InterruptRecord(

@@ -13,11 +13,10 @@ from backstay.errors import Conflict, Corrupted, DecodeError, InvalidInput, NotF
 from backstay.model.damaged import Damaged
 from backstay.model.effect import EffectRecord, EffectStatus, Outcome
 from backstay.model.ids import check_id, check_label
-from backstay.store.base import LaneKey
+from backstay.store.base import Backend, LaneKey
 from backstay.store.effects import EffectRow, digest_of, effect_id
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import read_each, unread
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import from_microseconds, to_microseconds
 
 KEY_LENGTH_MAX = 1000  # characters
@@ -69,23 +68,25 @@ def sealed(row: EffectRow, status: EffectStatus, ended_us: int, by: str | None, 
     return _seal(row, status.value, ended_us, by, payload) + payload
 
 
-def settle_row(context: Context, row: EffectRow, outcome: Outcome, by: str) -> Flow[EffectRow]:
+def settle_row(store: Backend, context: Context, row: EffectRow, outcome: Outcome, by: str) -> EffectRow:
     """Store what somebody found out about an intent, unless it has ended; return the row as it is then."""
     done = outcome.status is EffectStatus.DONE
     payload = RESULT + encode(outcome.result, "result") if done else ERROR + NOT_DONE.encode()
     ended_us, status = to_microseconds(context.now()), outcome.status.value
     body = sealed(row, outcome.status, ended_us, by, payload)
-    return ask(lambda store: store.settle_effect(row.lane, row.key, row.attempt, row.owner, status, body, ended_us, by))
+    return store.settle_effect(row.lane, row.key, row.attempt, row.owner, status, body, ended_us, by)
 
 
-def settle(context: Context, cursor: Cursor, shown: EffectRecord, outcome: Outcome, by: str) -> Flow[EffectRecord]:
+def settle(
+    store: Backend, context: Context, cursor: Cursor, shown: EffectRecord, outcome: Outcome, by: str
+) -> EffectRecord:
     """Record how an effect ended of which nobody knew, once."""
     check_id(by, "by")
     if check_outcome(outcome).status is EffectStatus.INTENDED:
         raise InvalidInput("not knowing does not settle an effect", hint="Find out, or leave it as it is")
-    row = yield from _stored(cursor, shown)
+    row = _stored(store, cursor, shown)
     if (row.attempt, row.owner) == (shown.attempt, shown.owner):
-        row = yield from settle_row(context, row, outcome, by)
+        row = settle_row(store, context, row, outcome, by)
     settled = record_of(row)
     if (row.attempt, row.owner, row.settled_by) == (shown.attempt, shown.owner, by) and _says(settled, outcome):
         return settled
@@ -97,7 +98,7 @@ def settle(context: Context, cursor: Cursor, shown: EffectRecord, outcome: Outco
     )
 
 
-def _stored(cursor: Cursor, shown: EffectRecord) -> Flow[EffectRow]:
+def _stored(store: Backend, cursor: Cursor, shown: EffectRecord) -> EffectRow:
     """Return what is stored of the effect that a record shows, which must be of this thread."""
     if not isinstance(shown, EffectRecord):
         raise InvalidInput(
@@ -107,7 +108,7 @@ def _stored(cursor: Cursor, shown: EffectRecord) -> Flow[EffectRow]:
     if shown.thread_id != cursor.lane.thread:
         raise InvalidInput(f"{shown} is not of thread {cursor.lane.thread!r}", hint="Settle it through its own thread")
     lane = LaneKey(cursor.lane.namespace, shown.thread_id, shown.scope, shown.branch)
-    row = yield from ask(lambda store: store.find_effect(lane, check_key(shown.key)))
+    row = store.find_effect(lane, check_key(shown.key))
     if row is None:
         raise NotFound(f"effect {shown.key!r}", thread=shown.thread_id, hint="It went with its thread or branch")
     record_of(row)
@@ -134,11 +135,11 @@ class Ledger:
     done: bool = False
     begun: bool = False
 
-    def next_page(self) -> Flow[list[EffectRecord | Damaged]]:
+    def next_page(self, store: Backend) -> list[EffectRecord | Damaged]:
         """Return the next page and remember where it ended."""
-        lost = [] if self.begun else (yield from unread(self.namespace, self.thread))
+        lost = [] if self.begun else (unread(store, self.namespace, self.thread))
         self.begun = True
-        rows = yield from ask(lambda store: store.effects(self.namespace, self.thread, self.after, PAGE_ROWS))
+        rows = store.effects(self.namespace, self.thread, self.after, PAGE_ROWS)
         self.done = len(rows) < PAGE_ROWS
         if rows:
             self.after = rows[-1].number

@@ -11,21 +11,19 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput
 from backstay.model.damaged import Damaged
 from backstay.model.ids import check_label
 from backstay.model.session import InterruptedRun, Session
-from backstay.store.base import Backend, LaneKey, Query, Row
+from backstay.store.base import Backend, Query
 from backstay.store.layout import UNREADABLE
 from backstay.store.sessions import SessionRow
-from backstay.thread.cursor import Context
+from backstay.thread.access import Handle, handle_of
 from backstay.thread.damage import read_each, unread
 from backstay.thread.heartbeat import Pulse
 from backstay.thread.lease import check_owner, check_ttl, note_beside, to_us
-from backstay.thread.perform import Flow, ask
 from backstay.thread.process import is_alive, this_process
 from backstay.thread.record import from_microseconds, meta_of, to_microseconds
 
@@ -46,16 +44,13 @@ _here: dict[str, weakref.ref[SessionBase]] = {}
 class SessionBase:
     """One run of one branch, from its begin to its end. It is used once."""
 
-    def __init__(
-        self, context: Context, backend: Backend, lane: LaneKey, owner: str | None, note: str, ttl: float
-    ) -> None:
-        self.id = context.new_id()
+    def __init__(self, handle: Handle, owner: str | None, note: str, ttl: float) -> None:
+        self.id = handle.context.new_id()
         self.owner = check_owner(owner)
         self.note = check_label(note, "note")
         self.ttl = check_ttl(ttl)
-        self._context = context
-        self._backend = backend
-        self._lane = lane
+        self._handle = handle
+        self._lane = handle.cursor.lane
         self._pulse: Pulse | None = None
         self._entered = False
         self._ended = False
@@ -67,7 +62,7 @@ class SessionBase:
         self._entered = True
         self._process = os.getpid()
 
-    def _beginning(self) -> Flow[None]:
+    def _beginning(self, store: Backend) -> None:
         """Begin it, and end those before it on this branch whose owner is gone; to be run with the handle's lock."""
         if self._ended:  # nobody waited for it
             return
@@ -75,22 +70,22 @@ class SessionBase:
         row = SessionRow(self.id, self._lane, self.owner, str(this_process()), self.note, now_us, now_us)
         me = _here[self.id] = weakref.ref(self)  # whom nobody can end any more must not be kept alive for ever
         self._pulse = Pulse(self.ttl, began, lambda: (run := me()) is not None and run._beat())
-        yield from ask(lambda store: store.begin(row, to_us(self.ttl)))
-        self._context.heartbeat.add(self._pulse)
+        store.begin(row, to_us(self.ttl))
+        self._handle.context.heartbeat.add(self._pulse)
         try:
-            yield from self._taking_over()
+            self._taking_over(store)
         except BackstayError:
             with contextlib.suppress(BackstayError):
-                yield from self._ending("failed to begin")
+                self._ending(store, "failed to begin")
             raise
 
-    def _taking_over(self) -> Flow[None]:
-        rows = yield from ask(lambda store: store.sessions(self._lane.namespace, self._lane.thread, True))
+    def _taking_over(self, store: Backend) -> None:
+        rows = store.sessions(self._lane.namespace, self._lane.thread, True)
         for row in rows:
             if row.lane == self._lane and row.id != self.id and is_gone(row):
-                yield from self._recording(row.id, TAKEN_OVER)
+                self._recording(store, row.id, TAKEN_OVER)
 
-    def _ending(self, reason: str) -> Flow[None]:
+    def _ending(self, store: Backend, reason: str) -> None:
         """Record the end, once; to be run with the handle's lock.
 
         A session that a forked child inherited is not the child's to end.
@@ -99,14 +94,14 @@ class SessionBase:
             return
         if self._pulse is not None:
             self._pulse.stopped = True
-            self._context.heartbeat.remove(self._pulse)
-            yield from self._recording(self.id, reason)
+            self._handle.context.heartbeat.remove(self._pulse)
+            self._recording(store, self.id, reason)
             _here.pop(self.id, None)
         self._ended = True
 
-    def _recording(self, name: str, reason: str) -> Flow[None]:
+    def _recording(self, store: Backend, name: str, reason: str) -> None:
         namespace, now_us = self._lane.namespace, self._now_us()
-        yield from ask(lambda store: store.end(namespace, name, now_us, reason))
+        store.end(namespace, name, now_us, reason)
 
     def _checked(self, reason: str) -> str:
         if not self._entered:
@@ -116,10 +111,10 @@ class SessionBase:
         return reason
 
     def _beat(self) -> bool:
-        return self._backend.beat(self._lane.namespace, self.id, self._now_us(), to_us(self.ttl))
+        return self._handle.access.store.beat(self._lane.namespace, self.id, self._now_us(), to_us(self.ttl))
 
     def _now_us(self) -> int:
-        return to_microseconds(self._context.now())
+        return to_microseconds(self._handle.context.now())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self._lane.thread!r} by {self.owner!r}>"
@@ -129,21 +124,21 @@ class RunSession(SessionBase):
     """A run of a branch, for as long as a ``with`` block runs. Attributes: ``id``, ``thread``, ``owner``, ``note``."""
 
     def __init__(self, thread: Thread, owner: str | None, note: str, ttl: float) -> None:
-        super().__init__(thread._store._context, thread._store._backend, thread._cursor.lane, owner, note, ttl)
+        super().__init__(handle_of(thread), owner, note, ttl)
         self.thread = thread
 
     def end(self, reason: str) -> None:
         """End it for a reason of your own; what comes after that changes nothing."""
-        self.thread._run(self._ending(self._checked(reason)))
+        self._handle.run(self._ending, self._checked(reason))
 
     def __enter__(self) -> RunSession:
         self._enter()
         try:
-            self.thread._run(self._beginning())
+            self._handle.run(self._beginning)
         except BackstayError:
             raise
         except BaseException as interrupt:
-            self.thread._run(self._ending(_reason(interrupt)))
+            self._handle.run(self._ending, _reason(interrupt))
             raise
         return self
 
@@ -151,13 +146,13 @@ class RunSession(SessionBase):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         try:
-            self.thread._run(self._ending(_reason(error)))
+            self._handle.run(self._ending, _reason(error))
         except Exception as failure:
             if error is None:
                 raise
             note_beside(error, failure)
         except BaseException as interrupt:  # once more: else it would seem to go on for as long as the process lives
-            self.thread._run(self._ending(_reason(interrupt)))
+            self._handle.run(self._ending, _reason(interrupt))
             raise
 
 
@@ -168,23 +163,23 @@ class AsyncRunSession(SessionBase):
     """
 
     def __init__(self, thread: AsyncThread, owner: str | None, note: str, ttl: float) -> None:
-        super().__init__(thread._store._context, thread._store._backend, thread._cursor.lane, owner, note, ttl)
+        super().__init__(handle_of(thread), owner, note, ttl)
         self.thread = thread
 
     async def end(self, reason: str) -> None:
         """End it for a reason of your own; what comes after that changes nothing."""
-        await self.thread._run(self._ending(self._checked(reason)))
+        await self._handle.arun(self._ending, self._checked(reason))
 
     async def __aenter__(self) -> AsyncRunSession:
         self._enter()
-        await self.thread._run(self._beginning(), self._ending("abandoned"))
+        await self._handle.arun_undoable(self._beginning, lambda store: self._ending(store, "abandoned"))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         try:
-            await self.thread._run(self._ending(_reason(error)))
+            await self._handle.arun(self._ending, _reason(error))
         except Exception as failure:
             if error is None:
                 raise
@@ -201,23 +196,23 @@ def _reason(error: BaseException | None) -> str:
 # Lists of sessions ------------------------------------------------------------------------------------------------
 
 
-def sessions(context: Context, active: bool) -> Flow[list[Session | Damaged]]:
+def sessions(store: Backend, namespace: str, active: bool) -> list[Session | Damaged]:
     """Return sessions, the one begun first first."""
     if not isinstance(active, bool):
         raise InvalidInput(f"active must be True or False, not {type(active).__name__}")
-    lost = yield from unread(context.namespace, None)
-    rows = yield from ask(lambda store: store.sessions(context.namespace, None, active))
+    lost = unread(store, namespace, None)
+    rows = store.sessions(namespace, None, active)
     return [*lost, *read_each(rows, session_of, _place)]
 
 
-def interrupted(context: Context) -> Flow[list[InterruptedRun | Damaged]]:
+def interrupted(store: Backend, namespace: str) -> list[InterruptedRun | Damaged]:
     """Return the runs that did not end and whose owner is gone, the one seen last first."""
-    lost = yield from unread(context.namespace, None)
-    rows = yield from ask(lambda store: store.sessions(context.namespace, None, True))
+    lost = unread(store, namespace, None)
+    rows = store.sessions(namespace, None, True)
     gone = sorted(filter(is_gone, rows), key=lambda row: row.seen_us, reverse=True)
     newest = {}
     for row in gone:
-        newest[row.id] = yield from ask(_finding(Query(*row.lane, limit=1)))
+        newest[row.id] = store.find(Query(*row.lane, limit=1))
 
     def read(row: SessionRow) -> InterruptedRun:
         run, found = session_of(row), newest[row.id]
@@ -270,7 +265,3 @@ def is_gone(row: SessionRow) -> bool:
     if here is not None and here() is None and row.process == str(this_process()):
         return True
     return row.left_us <= 0 if alive is None else not alive
-
-
-def _finding(query: Query) -> Callable[[Backend], list[Row]]:
-    return lambda store: store.find(query)

@@ -18,8 +18,8 @@ from backstay.store.finding import DAMAGED, GOOD
 from backstay.store.interrupts import InterruptRow
 from backstay.thread import interrupts as interrupts_of
 from backstay.thread import ledger
+from backstay.thread.access import access_of
 from backstay.thread.cursor import Context
-from backstay.thread.perform import Flow, ask
 from backstay.thread.session import session_of
 from backstay.thread.store import Store
 from backstay.thread.verify import walk_lanes
@@ -35,25 +35,26 @@ def check(store: Store, *, thread: str | None = None, every: bool = False) -> Ch
     """
     if thread is not None:
         check_id(thread, "thread id")
-    return store._run(checking(store._context, store.url, thread, every))
+    access = access_of(store)
+    return check_backend(access.store, access.context, thread, every)
 
 
-def checking(context: Context, url: str, thread: str | None, every: bool) -> Flow[CheckReport]:
-    """Check as ``check`` does, as a flow."""
+def check_backend(store: Backend, context: Context, thread: str | None, every: bool) -> CheckReport:
+    """Check as ``check`` does."""
     tally = _Tally(every)
     if thread is None:
         try:
-            tally.findings += yield from ask(lambda store: store.check())
+            tally.findings += store.check()
         except BackstayError as error:
             tally.findings.append(Finding(DAMAGED, "store", error.what))
-    tally.findings += yield from walk_lanes(context, thread, tally.note_checkpoint)
+    tally.findings += walk_lanes(store, context, thread, tally.note_checkpoint)
     for part in _PARTS:
         try:
-            yield from _read(part, context.namespace, thread, tally)
+            _read(store, part, context.namespace, thread, tally)
         except BackstayError as error:
             tally.findings.append(Finding(DAMAGED, part.word, error.what, thread, namespace=context.namespace))
     findings = tuple(dict.fromkeys(tally.findings))
-    return CheckReport(url, context.namespace, thread, tally.good, findings, tuple(tally.entries))
+    return CheckReport(store.url, context.namespace, thread, tally.good, findings, tuple(tally.entries))
 
 
 @dataclass(slots=True)
@@ -91,10 +92,10 @@ class _Part(NamedTuple):
     name: Callable[[Any], tuple[str, str | None, str | None]]  # where, checkpoint, key
 
 
-def _read(part: _Part, namespace: str, thread: str | None, tally: _Tally) -> Flow[None]:
+def _read(store: Backend, part: _Part, namespace: str, thread: str | None, tally: _Tally) -> None:
     after = 0
     while True:
-        rows = yield from ask(part.page(namespace, thread, after))
+        rows = part.page(namespace, thread, after)(store)
         for row in rows:
             where, checkpoint, key = part.name(row)
             try:

@@ -22,10 +22,10 @@ from backstay.pieces.piece import Piece, Range, grown_by
 from backstay.pieces.tip import Live
 from backstay.store.atomic import replacing
 from backstay.store.base import Backend, LaneKey, Query, Row
+from backstay.thread.access import access_of
 from backstay.thread.interrupts import record_of as interrupt_of
 from backstay.thread.ledger import payload_of
 from backstay.thread.load import expected_digest, is_there, open_tip
-from backstay.thread.perform import drive
 from backstay.thread.record import parent_digest, values_of
 from backstay.thread.store import Store
 from backstay.transfer.bundle import records, walk
@@ -63,7 +63,7 @@ def export_bundle(
     if on_damage not in get_args(OnDamage):
         raise InvalidInput(f"on_damage must be 'report' or 'refuse', not {on_damage!r}")
     target = Path(path)
-    backend = store._backend
+    backend = access_of(store).store
     named = walk.thread_names(backend, store.namespace)
     wanted = named if threads is None else _wanted(named, threads)
     pages, unlisted = _pages(backend, store.namespace, wanted)
@@ -160,7 +160,7 @@ class _Export:
             try:
                 self._export_row(thread, row)
             except (Corrupted, DecodeError) as error:
-                if drive(is_there(row), self.backend):  # else it was deleted while it was read
+                if is_there(self.backend, row):  # else it was deleted while it was read
                     thread.damaged.add(row.id)
                     self._report(name, row.id, error)
             self.teller.tell(self.checkpoints)
@@ -235,7 +235,7 @@ class _Export:
 
     def _change(self, base: State | None, row: Row, number: int | None, thread: _Thread) -> _Change:
         """Return what a checkpoint changes, all of it verified; the base is as before if that fails."""
-        tip = drive(open_tip(row, {}), self.backend)
+        tip = open_tip(self.backend, row, {})
         _check_row(row, tip.entries())
         if row.size > STATE_BYTES_MAX:
             raise DecodeError(f"checkpoint {row.id} is larger than the {STATE_BYTES_MAX} bytes a bundle can hold")

@@ -20,9 +20,9 @@ from backstay.pieces.tip import Change, Tip
 from backstay.store.base import Backend, Commit, LaneKey, Row
 from backstay.store.effects import INTENDED, EffectRow
 from backstay.store.interrupts import InterruptRow
+from backstay.thread.access import access_of
 from backstay.thread.cursor import Seen
 from backstay.thread.load import fill, find_row, open_tip
-from backstay.thread.perform import drive
 from backstay.thread.record import NO_PARENT, checkpoint_digest, meta_of
 from backstay.thread.store import Store
 from backstay.transfer.bundle import walk
@@ -61,7 +61,9 @@ def import_bundle(
                 f"the bundle is of namespace {reader.namespace!r}, the store was opened with {store.namespace!r}",
                 hint="Open the store with the bundle's namespace: a checkpoint's digest covers it",
             )
-        return _Import(store._backend, reader, wanted, Teller(progress, "importing", reader.size, "bytes")).run()
+        return _Import(
+            access_of(store).store, reader, wanted, Teller(progress, "importing", reader.size, "bytes")
+        ).run()
 
 
 @dataclass(slots=True)
@@ -225,25 +227,27 @@ class _Import:
         parent: Row | None = None
         tip = Tip()
         if head is not None and head.row is not None:
-            tip = drive(open_tip(head.row, head.owned), self.backend)
+            tip = open_tip(self.backend, head.row, head.owned)
         elif row.parent_id is not None and row.parent_id == step.origin:
-            found = drive(find_row(row.lane.namespace, row.parent_id), self.backend)
+            found = find_row(self.backend, row.lane.namespace, row.parent_id)
             if found is not None and found.digest == row.parent_digest:
-                parent, tip = found, drive(open_tip(found, {}), self.backend)
+                parent, tip = found, open_tip(self.backend, found, {})
         branch = self.thread.branches[step.number] = _Branch(row.lane, seen, tip)
         return branch, _whole_change(step, tip), parent
+
+    def _new_stream(self) -> int:
+        if not self.streams:
+            first = self.backend.reserve(STREAMS_AT_ONCE)
+            self.streams += range(first, first + STREAMS_AT_ONCE)
+        return self.streams.pop()
 
     def _plan(self, step: Step, branch: _Branch, change: Change, takes_over: Row | None) -> Commit:
         """Return the commit of a step, its digest computed from what is to be stored."""
         row, seen, tip = step.row, branch.seen, branch.tip
-        drive(fill(tip, tip.unloaded(change), row), self.backend)  # what waits to be committed is at hand: not these
-        wanted = tip.streams_wanted(change)
-        if len(self.streams) < wanted:
-            first = self.backend.reserve(wanted + STREAMS_AT_ONCE)
-            self.streams += range(first, first + wanted + STREAMS_AT_ONCE)
-        draft = tip.plan(change, self.streams.pop)
+        fill(self.backend, tip, tip.unloaded(change), row)  # what waits to be committed is at hand: not these
+        draft = tip.plan(change, self._new_stream)
         above = row.parent_digest or NO_PARENT
-        if checkpoint_digest(above, draft.root, draft.keys, meta_of(row), row.notes) != row.digest:
+        if checkpoint_digest(above, draft.root, draft.keys, meta_of(row), row.created_us, row.notes) != row.digest:
             raise Corrupted(
                 f"checkpoint {row.id} as it would be stored does not match its digest",
                 path=str(self.reader.path),

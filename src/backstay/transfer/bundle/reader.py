@@ -255,7 +255,9 @@ class BundleReader:
             writes,
         )
         meta = bare(CheckpointMeta, _checked_values(row))
-        expected = checkpoint_digest(above or NO_PARENT, root_digest(entries_of(state)), list(state), meta, row.notes)
+        expected = checkpoint_digest(
+            above or NO_PARENT, root_digest(entries_of(state)), list(state), meta, row.created_us, row.notes
+        )
         if expected != record.digest:
             raise DecodeError(f"checkpoint {row.id} does not match its digest")
         return row
