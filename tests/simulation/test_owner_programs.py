@@ -17,6 +17,7 @@ from backstay.store.sqlite.store import SqliteStore
 from backstay.store.sqlite.transactions import TIMEOUT_S
 from backstay.testing.machine import RAM_FOLDER
 from backstay.testing.owner_programs import OwnerProgram, owner_program
+from effort import effort
 
 MUST_HAPPEN = {
     *(f"acquire: {answer}" for answer in ("done", "Fenced")),
@@ -32,10 +33,10 @@ MUST_HAPPEN = {
 """Programs in which these do not come up prove nothing about them."""
 
 
-FIXED, FRESH = 200, 100
+FIXED, FRESH = 20 * effort(), 10 * effort()
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("C1", "C2", "C5", "C7", "C8")
 def test_stores_agree_on_who_may_write_whatever_the_clock_does(show: Callable[[str, object], None]) -> None:
     fresh = random.SystemRandom().randrange(FIXED, 2**32)

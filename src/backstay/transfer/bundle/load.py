@@ -238,15 +238,17 @@ class _Import:
         branch = self.thread.branches[step.number] = _Branch(row.lane, seen, tip)
         return branch, _whole_change(step, tip), parent
 
+    def _new_stream(self) -> int:
+        if not self.streams:
+            first = self.backend.reserve(STREAMS_AT_ONCE)
+            self.streams += range(first, first + STREAMS_AT_ONCE)
+        return self.streams.pop()
+
     def _plan(self, step: Step, branch: _Branch, change: Change, takes_over: Row | None) -> Commit:
         """Return the commit of a step, its digest computed from what is to be stored."""
         row, seen, tip = step.row, branch.seen, branch.tip
         fill(self.backend, tip, tip.unloaded(change), row)  # what waits to be committed is at hand: not these
-        wanted = tip.streams_wanted(change)
-        if len(self.streams) < wanted:
-            first = self.backend.reserve(wanted + STREAMS_AT_ONCE)
-            self.streams += range(first, first + wanted + STREAMS_AT_ONCE)
-        draft = tip.plan(change, self.streams.pop)
+        draft = tip.plan(change, self._new_stream)
         above = row.parent_digest or NO_PARENT
         if checkpoint_digest(above, draft.root, draft.keys, meta_of(row), row.created_us, row.notes) != row.digest:
             raise Corrupted(
