@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,12 +17,27 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import backstay
+from effort import effort
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import loop_guard
+from loop_guard import pytest_runtest_call as pytest_runtest_call
 
 if TYPE_CHECKING:
     from backstay.testing.postgres import PostgresServer
 
+loop_guard.install()
+
+EXAMPLES = 25
+"""How many examples a property gets that does not say so itself."""
+
+RAM_FOLDER = Path("/dev/shm")
+RAM_BYTES_MIN = 4 << 30
+
 settings.register_profile(
     "backstay",
+    max_examples=EXAMPLES * effort(),
     deadline=None,  # this machine's disk decides how long an example takes
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
@@ -31,7 +48,18 @@ settings.load_profile("backstay")
 def pytest_report_header() -> list[str]:
     import apsw
 
-    return [f"backstay {backstay.__version__}, SQLite {apsw.sqlite_lib_version()}, CI={os.environ.get('CI', '')!r}"]
+    return [
+        f"backstay {backstay.__version__}, SQLite {apsw.sqlite_lib_version()}, CI={os.environ.get('CI', '')!r}",
+        f"BACKSTAY_EFFORT={effort()}",
+    ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, and name at the end of the run, what takes too long for the effort of this run."""
+    for item in items:
+        least = max((mark.args[0] for mark in item.iter_markers("effort") if mark.args), default=1)
+        if effort() < least:
+            item.add_marker(pytest.mark.skip(reason=f"runs only with BACKSTAY_EFFORT >= {least}"))
 
 
 def skip_unless_ci(what: str) -> NoReturn:
@@ -98,17 +126,24 @@ def thread(store: backstay.Store) -> backstay.Thread:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """Start PostgreSQL, once for each worker of the run. A test that stops it starts it again."""
+    """Start PostgreSQL, once for each worker of the run. A test that stops it starts it again.
+
+    Its files are in memory if there is room, for speed: what a disk may do to a server is tested on others.
+    """
     try:
         from backstay.testing.postgres import PostgresServer, PostgresUnavailable
     except ImportError as missing:
         skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
-    try:
-        server = PostgresServer()
-    except PostgresUnavailable as missing:
-        skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
-    with server:
-        yield server
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if RAM_FOLDER.is_dir() and shutil.disk_usage(RAM_FOLDER).free >= RAM_BYTES_MIN:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="backstay-pg-", dir=RAM_FOLDER)))
+            folder.chmod(0o755)  # PostgreSQL may run as another user
+        try:
+            server = PostgresServer(folder and folder / "server")
+        except PostgresUnavailable as missing:
+            skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
+        yield stack.enter_context(server)
 
 
 @pytest.fixture

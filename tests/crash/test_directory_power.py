@@ -36,10 +36,11 @@ from backstay.store.directory.garbage import home_of
 from backstay.store.directory.record import encode
 from backstay.store.directory.store import DirectoryStore
 from backstay.store.memory.fact import Fact
+from effort import effort
 
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
-STATES_A_STEP = int(os.environ.get("BACKSTAY_POWER_STATES", "14"))
-SECOND_CUTS = 30
+STATES_A_STEP = 2 * effort()
+SECOND_CUTS = 3 * effort()
 
 Show = Callable[[str, object], None]
 
@@ -121,7 +122,7 @@ def record(folder: Path, patch: pytest.MonkeyPatch, fails: Callable[[str, str], 
         return recorder.ops
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 def test_no_power_cut_loses_what_was_acknowledged(folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show) -> None:
     prepare(patch=monkeypatch.setattr, in_parts=False)
     ops = record(folder, monkeypatch)
@@ -131,16 +132,16 @@ def test_no_power_cut_loses_what_was_acknowledged(folder: Path, monkeypatch: pyt
 
     show("power cuts", f"seed {SEED}, {len(ops)} operations, {cuts.tried} states, {len(cuts.broken)} broken")
     assert cuts.broken == []
-    assert cuts.tried >= 1000
+    assert cuts.tried >= 50 * STATES_A_STEP
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 def test_nor_does_another_cut_while_the_store_is_opened_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show
 ) -> None:
     prepare(patch=monkeypatch.setattr, in_parts=False)
     first, second = Cuts(folder), Cuts(folder)
-    first.everywhere(record(folder, monkeypatch), 3, share=0.5)
+    first.everywhere(record(folder, monkeypatch), 3, share=min(0.5, 0.1 * effort()))
     for tree, told in random.Random(SEED).sample(first.states, SECOND_CUTS):
         with _placed(folder, tree) as place, monkeypatch.context() as patched:
             recorder = Recorder(place, tree)
@@ -150,10 +151,10 @@ def test_nor_does_another_cut_while_the_store_is_opened_again(
 
     show("second power cuts", f"seed {SEED}, {second.tried} states, {len(second.broken)} broken")
     assert second.broken == []
-    assert second.tried >= 400
+    assert second.tried >= 10 * SECOND_CUTS
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("C12")
 @pytest.mark.parametrize(("call", "every"), [("pwrite", 13), ("fdatasync", 3), ("fsync", 5)])
 def test_nor_does_a_cut_after_the_disk_failed(
@@ -173,12 +174,12 @@ def test_nor_does_a_cut_after_the_disk_failed(
 
     ops = record(folder, monkeypatch, fails)
     cuts = Cuts(folder)
-    cuts.everywhere(ops, 4, share=0.5)
+    cuts.everywhere(ops, 4, share=min(0.5, 0.05 * effort()))
 
     show(f"power cuts after failures of {call}", f"{len(failed)} failures, {cuts.tried} states, 0 broken")
     assert len(failed) >= 3, "the disk did not fail"
     assert cuts.broken == []
-    assert cuts.tried >= 100
+    assert cuts.tried >= min(100, 10 * effort())
 
 
 # Stores that sync too little --------------------------------------------------------------------------------------

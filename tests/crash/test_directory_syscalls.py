@@ -24,8 +24,11 @@ from strace_bench import Bench, Fault, Run, need_strace
 import backstay
 from backstay.errors import Conflict, Corrupted, DecodeError, StoreError
 from backstay.store.directory import logs
+from effort import effort, spread
 
 CHANGES = ("pwrite64", "write", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "mkdir", "fallocate")
+ALL = sys.maxsize
+POINTS_A_CALL = 6 * effort()
 KILLED = (*CHANGES, "openat")
 FAILED = (*CHANGES, "openat")
 ERRORS = {
@@ -55,8 +58,8 @@ def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         yield make
 
 
-def faults(calls: dict[str, list[int]], names: tuple[str, ...], what: str) -> list[Fault]:
-    return [Fault(name, number, what) for name in names for number in calls[name]]
+def faults(calls: dict[str, list[int]], names: tuple[str, ...], what: str, most: int = POINTS_A_CALL) -> list[Fault]:
+    return [Fault(name, number, what) for name in names for number in spread(calls[name], most)]
 
 
 def judge(run: Run) -> None:
@@ -81,7 +84,7 @@ def judge_errors(run: Run, allowed: set[str]) -> list[str]:
     return raised
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G1")
 def test_a_kill_at_any_system_call_loses_and_breaks_nothing(make_bench: Callable[..., Bench], show: Show) -> None:
     with make_bench() as bench:
@@ -91,10 +94,10 @@ def test_a_kill_at_any_system_call_loses_and_breaks_nothing(make_bench: Callable
             judge(run)
 
     show("kill points of the directory store", f"{len(points)}, 0 bad, {count(points)}")
-    assert len(points) >= 200
+    assert len(points) >= min(200, 4 * POINTS_A_CALL)
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G2", "C12")
 @pytest.mark.parametrize("errno", ERRORS)
 def test_an_error_of_any_system_call_is_told_as_it_is_and_overcome(
@@ -114,15 +117,16 @@ def test_an_error_of_any_system_call_is_told_as_it_is_and_overcome(
             judge(run)
 
     show(f"{errno} points of the directory store", f"{len(points)}, 0 bad, raised {dict(raised)}, {count(points)}")
-    assert len(points) >= 80
+    assert len(points) >= min(80, 2 * POINTS_A_CALL)
     assert raised.keys() >= {"StoreError", "OutcomeUnknown"} if errno == "EIO" else {"StoreFull", "OutcomeUnknown"}
 
 
+@pytest.mark.effort
 @pytest.mark.row("G2")
 def test_an_error_of_a_read_or_of_the_lock_is_told_and_overcome(make_bench: Callable[..., Bench], show: Show) -> None:
     with make_bench() as bench:
         calls = bench.calls(("pread64", "flock"))
-        points = faults({"pread64": calls["pread64"][::4], "flock": calls["flock"][::12]}, tuple(calls), "error=EIO")
+        points = faults(calls, tuple(calls), "error=EIO")
         told = 0
         for run in bench.each(points):
             told += len(judge_errors(run, ERRORS["EIO"] | {"Corrupted"}))
@@ -132,11 +136,11 @@ def test_an_error_of_a_read_or_of_the_lock_is_told_and_overcome(make_bench: Call
     assert told >= len(points) // 2
 
 
+@pytest.mark.effort
 @pytest.mark.row("G2")
 def test_an_interrupted_call_is_simply_made_again(make_bench: Callable[..., Bench], show: Show) -> None:
     with make_bench() as bench:
         points = faults(bench.calls(("pwrite64", "fsync", "openat")), ("pwrite64", "fsync", "openat"), "error=EINTR")
-        points = points[::12]
         for run in bench.each(points):
             assert judge_errors(run, set()) == []
             judge(run)
@@ -145,6 +149,7 @@ def test_an_interrupted_call_is_simply_made_again(make_bench: Callable[..., Benc
     assert len(points) >= 10
 
 
+@pytest.mark.effort
 @pytest.mark.row("G2", "G11")
 def test_a_write_that_claims_more_than_it_did_is_noticed_by_whoever_reads(
     make_bench: Callable[..., Bench], show: Show
@@ -152,7 +157,7 @@ def test_a_write_that_claims_more_than_it_did_is_noticed_by_whoever_reads(
     """The disk says that one byte was written, and writes none: what was acknowledged may be unreadable, not wrong."""
     outcomes: Counter[str] = Counter()
     with make_bench("", "open", False) as bench:
-        points = faults(bench.calls(("pwrite64",)), ("pwrite64",), "retval=1")[::4]
+        points = faults(bench.calls(("pwrite64",)), ("pwrite64",), "retval=1")
         for run in bench.each(points):
             assert run.fired
             begun, done = steps_of(run.events)
@@ -163,7 +168,7 @@ def test_a_write_that_claims_more_than_it_did_is_noticed_by_whoever_reads(
 
     show("lying writes", f"{len(points)} points, {dict(outcomes)}")
     assert outcomes.keys() <= {"right", "refused"}
-    assert outcomes["right"] > 50
+    assert outcomes["right"] > 2 * POINTS_A_CALL
 
 
 def asked(store: backstay.Store, name: str) -> str:
@@ -218,7 +223,7 @@ class Watchers:
         return state
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G1", "C11")
 def test_a_process_that_had_it_open_goes_on_after_any_kill_of_another(
     make_bench: Callable[..., Bench], show: Show
@@ -236,7 +241,7 @@ def test_a_process_that_had_it_open_goes_on_after_any_kill_of_another(
                 raise AssertionError(f"after {run.fault}, {run.lines[-2:]}, {run.folder}") from error
 
     show("kill points beside an open store", f"{len(points)}, 0 bad, {count(points)}")
-    assert len(points) >= 80
+    assert len(points) >= min(80, 2 * POINTS_A_CALL)
 
 
 # The sweeps notice broken stores ----------------------------------------------------------------------------------
@@ -269,7 +274,7 @@ def test_a_broken_store_is_noticed(make_bench: Callable[..., Bench], show: Show,
         judge(run)
 
     with make_bench(mutant) as bench:
-        noticed = first_noticed(bench, faults(bench.calls((call,)), (call,), fault), look)
+        noticed = first_noticed(bench, faults(bench.calls((call,)), (call,), fault, ALL), look)
 
     show(f"a store that {mutant}", noticed)
     assert noticed
@@ -281,7 +286,7 @@ def test_a_store_that_keeps_torn_ends_is_noticed(
 ) -> None:
     """Here it is the next process that is broken, which opens what a kill left."""
     with make_bench() as bench:
-        points = faults(bench.calls(("pwrite64",)), ("pwrite64",), "signal=SIGKILL")
+        points = faults(bench.calls(("pwrite64",)), ("pwrite64",), "signal=SIGKILL", ALL)
         prepare("keeps torn ends", monkeypatch.setattr)
         noticed = first_noticed(bench, points, judge)
 
@@ -298,7 +303,7 @@ def test_a_store_that_notes_nothing_beforehand_is_noticed(
     watchers = Watchers()
     with make_bench("notes nothing beforehand", "o1") as bench:
         bench.prepare = watchers.begin
-        points = faults(bench.calls(("pwrite64",)), ("pwrite64",), "signal=SIGKILL")
+        points = faults(bench.calls(("pwrite64",)), ("pwrite64",), "signal=SIGKILL", ALL)
         noticed = first_noticed(bench, points, watchers.go_on)
     for story in watchers.stories.values():
         story.store.close()

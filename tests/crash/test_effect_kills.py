@@ -21,9 +21,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from effect_victims import IDEMPOTENT, NOWHERE, PLAIN, POINTS, RECONCILED, World
 from nursery import Nursery
 
-ROUNDS = 5
-EFFECTS = 400
-RANDOM_KILLS_MIN = 30
+from effort import effort
+
+ROUNDS = effort()
+EFFECTS = 50 * effort()
+RANDOM_KILLS_MIN = 4 * effort()
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
 DONE_BEFORE = {point: number >= 3 for number, point in enumerate(POINTS)}
@@ -79,6 +81,7 @@ def every_kill() -> list[tuple[str, str]]:
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 @pytest.mark.row("C9", "C10")
 def test_after_a_kill_an_effect_was_done_once_or_nobody_claims_to_know(tmp_path: Path, show: Show) -> None:
     told: Counter[str] = Counter()
@@ -105,6 +108,7 @@ def test_after_a_kill_an_effect_was_done_once_or_nobody_claims_to_know(tmp_path:
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 @pytest.mark.row("C9", "C10")
 def test_with_a_hook_that_finds_out_every_effect_is_done_exactly_once(tmp_path: Path, show: Show) -> None:
     with Nursery() as nursery:
@@ -120,6 +124,7 @@ def test_with_a_hook_that_finds_out_every_effect_is_done_exactly_once(tmp_path: 
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 @pytest.mark.row("C10")
 def test_an_idempotent_effect_is_repeated_under_its_own_key_until_it_is_known(tmp_path: Path, show: Show) -> None:
     with Nursery() as nursery:
@@ -135,7 +140,7 @@ def test_an_idempotent_effect_is_repeated_under_its_own_key_until_it_is_known(tm
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("C9", "C10")
 def test_killed_at_any_moment_and_restarted_all_effects_are_done_exactly_once(tmp_path: Path, show: Show) -> None:
     """Kills from outside come wherever they come, also into the middle of a transaction."""

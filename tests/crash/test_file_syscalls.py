@@ -25,6 +25,7 @@ from strace_bench import PLACE, Bench, Fault, Run, need_strace
 
 from backstay.compat.sessions import SyncCheckpointWriter
 from backstay.compat.workflow import FileCheckpointStore
+from effort import effort, spread
 
 CALLS = ("openat", "write", "fsync", "rename", "unlink", "mkdir")
 ERRORS = {
@@ -32,6 +33,7 @@ ERRORS = {
     "ENOSPC": {"StoreFull", "OutcomeUnknown", "StoreRefused"},
 }
 FILES = 3
+POINTS_A_CALL = 3 * effort()
 
 Show = Callable[[str, object], None]
 Have = Callable[[Path], set[str]]
@@ -122,19 +124,23 @@ def bench_for(victim: str, otherwise: Path) -> Iterator[Bench]:
         yield bench
 
 
+@pytest.mark.effort
 @pytest.mark.row("G1")
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_kill_at_any_system_call_leaves_whole_files_only(tmp_path: Path, show: Show, victim: str) -> None:
     with bench_for(victim, tmp_path) as bench:
         calls = bench.calls(CALLS)
-        points = [Fault(name, number, "signal=SIGKILL") for name in CALLS for number in calls[name]]
+        points = [
+            Fault(name, number, "signal=SIGKILL") for name in CALLS for number in spread(calls[name], POINTS_A_CALL)
+        ]
         for run in bench.each(points):
             judge(run, VICTIMS[victim])
 
     show(f"kill points of {victim}", f"{len(points)}, 0 bad, { ({name: len(calls[name]) for name in CALLS}) }")
-    assert len(points) >= 25
+    assert len(points) >= min(25, 4 * POINTS_A_CALL)
 
 
+@pytest.mark.effort
 @pytest.mark.row("G2")
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_an_error_of_any_system_call_is_told_and_overcome(tmp_path: Path, show: Show, victim: str) -> None:
@@ -146,7 +152,7 @@ def test_an_error_of_any_system_call_is_told_and_overcome(tmp_path: Path, show: 
             Fault(name, number, f"error={error}")
             for error, every in (("EIO", 1), ("ENOSPC", 2))
             for name in CALLS
-            for number in calls[name][::every]
+            for number in spread(calls[name], POINTS_A_CALL)[::every]
         ]
         for run in bench.each(points):
             where = f"after {run.fault}, {run.lines[-3:]}, {run.folder}"
@@ -159,7 +165,7 @@ def test_an_error_of_any_system_call_is_told_and_overcome(tmp_path: Path, show: 
             judge(run, VICTIMS[victim])
 
     show(f"error points of {victim}", f"{len(points)}, 0 bad, raised {dict(raised)}")
-    assert len(points) >= 30
+    assert len(points) >= min(30, 4 * POINTS_A_CALL)
     assert raised["StoreError"]
     assert raised["StoreFull"]
 

@@ -32,9 +32,10 @@ from graphs import FEATURES, Scenario, make
 from nursery import Nursery
 
 from backstay.store.base import Backend
+from effort import effort
 
-CHUNKS = 8
-SEEDS = 128
+CHUNKS = 2 * effort()
+SEEDS = 17 * CHUNKS
 KILLS_PER_GRAPH = 6
 KILLS_PER_RUN = (1, 1, 4, 4, *[1] * 20)
 """How often each run of a graph is killed; later runs make up for points that were not reached."""
@@ -47,7 +48,7 @@ DEADLY_VERBS = {
 """Where processes of each chunk died; "effect" is the world's side of one."""
 
 LIVES_MAX = 60
-FEATURE_COUNT_MIN = 8
+FEATURE_COUNT_MIN = SEEDS // 17
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 RAM_FOLDER = Path("/dev/shm")
 """Where the stores are, if it is there: a kill does not lose what was written, wherever that is."""
@@ -307,7 +308,7 @@ def kill_graph(nursery: Nursery, folder: Path, seed: int, tally: Tally) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("W2-01", "W2-02", "W2-12")
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_graph_killed_anywhere_ends_like_one_that_was_not(chunk: int, folder: Path, show: Show) -> None:

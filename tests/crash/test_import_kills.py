@@ -19,6 +19,9 @@ import backstay
 from backstay.model.checkpoint import Write
 from backstay.testing.machine import RAM_FOLDER
 from backstay.transfer import export_bundle, import_bundle
+from effort import effort, spread
+
+KILLS = 8 * effort()
 
 Show = Callable[[str, object], None]
 
@@ -55,6 +58,7 @@ def ram() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("kind", ["sqlite", "dir"])
 def test_an_import_that_is_killed_anywhere_is_completed_by_the_next(
     kind: str, tmp_path: Path, ram: Path, show: Show
@@ -63,7 +67,7 @@ def test_an_import_that_is_killed_anywhere_is_completed_by_the_next(
     make_bundle(bundle)
     folder = ram / "place"
     url = str(folder / "store.db") if kind == "sqlite" else f"dir:{folder / 'store'}"
-    kills = partial = 0
+    partial = 0
     with Nursery() as nursery:
 
         def run(deadline: int, after: bool) -> int:
@@ -76,9 +80,9 @@ def test_an_import_that_is_killed_anywhere_is_completed_by_the_next(
 
         assert run(0, False) == 0
         calls = int(counted.read_text(encoding="utf-8"))
-        for deadline in range(1, calls + 1):
-            assert run(deadline, after=deadline % 2 == 0) == -signal.SIGKILL
-            kills += 1
+        points = spread(range(1, calls + 1), KILLS)
+        for number, deadline in enumerate(points):
+            assert run(deadline, after=number % 2 == 1) == -signal.SIGKILL
             with backstay.open(url) as store:
                 assert store.verify(), "what an import has stored is whole at any moment"
                 report = import_bundle(bundle, store)
@@ -87,6 +91,6 @@ def test_an_import_that_is_killed_anywhere_is_completed_by_the_next(
                 partial += 0 < report.present < 14
                 export_bundle(store, again)
             assert again.read_bytes() == bundle.read_bytes()
-    show(f"imports killed ({kind})", f"{kills} at {calls} calls, {partial} of them half done")
+    show(f"imports killed ({kind})", f"{len(points)} at {calls} calls, {partial} of them half done")
 
-    assert partial > 4
+    assert partial > min(KILLS // 4, 4)

@@ -27,15 +27,16 @@ from backstay.testing.chain import chains_of, check_chain
 from backstay.testing.history import History
 from backstay.testing.verdict import Kind, Verdict
 from backstay.testing.waiting import wait_until
+from effort import effort
 
 TTL_S = 0.3
 WORK_TTL_S = 1.5
 WORK_S = 2 * WORK_TTL_S
 SLEEPERS = 4
-ROUNDS = 3
-DEATHS = 8
+ROUNDS = effort()
+DEATHS = 2 * effort()
 CLAIMERS = 4
-DEAD_RUNS = 50
+DEAD_RUNS = 20 * effort()
 
 Show = Callable[[str, object], None]
 
@@ -89,7 +90,7 @@ def fall_asleep(place: Place, sleepers: dict[str, Worker]) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G10")
 @pytest.mark.row("C5")
 @pytest.mark.row("C8")
@@ -190,7 +191,7 @@ def test_a_holder_that_works_longer_than_its_lease_is_never_claimed_while_its_he
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("C5")
 def test_a_killed_holder_is_found_and_replaced_by_one_of_four_who_goes_on_where_it_was(
     place: Place, show: Show
@@ -222,10 +223,10 @@ def test_a_killed_holder_is_found_and_replaced_by_one_of_four_who_goes_on_where_
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("C5")
 @pytest.mark.row("G10")
-def test_four_workers_share_fifty_dead_runs_each_exactly_once(place: Place, show: Show) -> None:
+def test_four_workers_share_dead_runs_each_exactly_once(place: Place, show: Show) -> None:
     victim = place.hire("victim")
     threads = [f"thread {number}" for number in range(DEAD_RUNS)]
     for thread in threads:

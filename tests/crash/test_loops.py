@@ -25,10 +25,11 @@ from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectStatus, Outcome
 from backstay.testing.waiting import wait_until
 from backstay.thread.loop import Loop
+from effort import effort, spread
 
 DEEDS = ["look", "quote", "pay 5", "mail ann", "mail bob"]
 STATE = {"log": [f"did {deed}" for deed in DEEDS], "answer": 42}
-KILLS_MIN = 40
+KILLS = 10 * effort()
 
 Show = Callable[[str, object], None]
 
@@ -145,13 +146,14 @@ def place(shared_url: str, tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("W4-02")
 @pytest.mark.row("S2x-22")
 def test_a_loop_killed_at_any_write_ends_like_one_that_was_not(place: Place, show: Show) -> None:
-    deaths = place.deaths()
+    every = place.deaths()
+    deaths = spread(every, KILLS)
     threads = {str(death): death for death in deaths}
-    assert len(threads) == len(deaths) >= KILLS_MIN
+    assert len(threads) == len(deaths) >= min(KILLS, 40)
     for thread, death in threads.items():
         place.kill(thread, death)
     for thread in threads:
@@ -159,9 +161,11 @@ def test_a_loop_killed_at_any_write_ends_like_one_that_was_not(place: Place, sho
 
     show(
         "loops killed",
-        f"{len(deaths)}, at {sorted({death.verb for death in deaths})}; {place.unknown} effects in doubt",
+        f"{len(deaths)} of {len(every)}, at {sorted({death.verb for death in deaths})}; {place.unknown} in doubt",
     )
-    assert place.unknown == 2 * len(DEEDS), "in doubt is what was begun and has no receipt, and nothing else"
+    in_doubt = 2 * len(DEEDS)  # what was begun and has no receipt, and nothing else
+    assert 0 < place.unknown <= in_doubt
+    assert place.unknown == in_doubt or len(deaths) < len(every)
 
 
 @pytest.mark.crash

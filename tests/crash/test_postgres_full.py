@@ -263,7 +263,6 @@ class Filler:
 
 
 @pytest.mark.crash
-@pytest.mark.slow
 def test_a_save_that_finds_the_servers_disk_full_says_so_and_works_again_when_there_is_room(
     squeezed: tuple[PostgresServer, Path], show: Show
 ) -> None:
@@ -293,7 +292,6 @@ def test_a_save_that_finds_the_servers_disk_full_says_so_and_works_again_when_th
 
 
 @pytest.mark.crash
-@pytest.mark.slow
 @pytest.mark.row("G6")
 def test_a_server_that_dies_of_a_full_disk_comes_back_with_everything_acknowledged(
     squeezed: tuple[PostgresServer, Path], show: Show

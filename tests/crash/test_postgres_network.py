@@ -37,6 +37,7 @@ from backstay.testing.history import Branch, RecordedThread, Recorder
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.proxy import Fault, Proxy
 from backstay.testing.waiting import wait_until
+from effort import effort
 
 Show = Callable[[str, object], None]
 Rows = dict[str, list[tuple[Any, ...]]]
@@ -44,9 +45,9 @@ Rows = dict[str, list[tuple[Any, ...]]]
 HASTY_S = 0.8
 PATIENT_S = 20
 GRACE_S = 1.0
-CUTS = 60
+CUTS = 6 * effort()
 WRITERS = 4
-RACES = 6
+RACES = effort()
 ACKS_BEFORE_CUT_MAX = 6
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 
@@ -290,7 +291,7 @@ class Load:
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G6", "G7")
 def test_connections_cut_at_any_moment_under_load_lose_nothing_and_never_fork(
     postgres_url: str, proxy: Proxy, show: Show
@@ -401,6 +402,7 @@ def test_a_save_that_arrives_late_but_first_is_found_by_its_writer_and_is_a_conf
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 @pytest.mark.row("G8", "C1", "C9")
 def test_when_a_late_save_and_another_writers_race_exactly_one_lands(late: Late, show: Show) -> None:
     won = 0

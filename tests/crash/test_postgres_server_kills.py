@@ -31,13 +31,14 @@ from backstay.testing.chain import chains_of, check_chain
 from backstay.testing.history import Action, History, Operation, Outcome, RecordedThread, Recorder
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
+from effort import effort
 
 Show = Callable[[str, object], None]
 
 PATIENT = ("p1", "p2", "p3")
 IMPATIENT = "i1"
 PATIENCE_S = {**dict.fromkeys(PATIENT, "20"), IMPATIENT: "0.2"}
-KILLS = 20
+KILLS = 2 * effort()
 ACKS_BEFORE_KILL_MAX = 60
 BACK_S_MAX = 1.0
 WAIT_S = 60.0
@@ -186,7 +187,7 @@ def proofs(server: PostgresServer, words: str) -> list[str]:
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G6", "C9")
 def test_a_server_killed_again_and_again_loses_nothing_and_its_writers_only_pause(
     server: PostgresServer, tmp_path: Path, show: Show
@@ -215,7 +216,7 @@ def test_a_server_killed_again_and_again_loses_nothing_and_its_writers_only_paus
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G6", "C9")
 def test_backends_killed_and_terminated_lose_nothing_and_their_writers_only_pause(
     server: PostgresServer, tmp_path: Path, show: Show

@@ -14,36 +14,33 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import backstay
 from effort import effort
 
 VICTIM = Path(__file__).parent / "real_signal_victim.py"
-INTERRUPTS = 500
-HANDLER_SAVES = 60
-TIMEOUT_S = 120
+INTERRUPTS = 200 * effort()
+HANDLER_SAVES = 24 * effort()
+TIMEOUT_S = 120 * max(1, effort() // 2)
 
 Show = Callable[[str, object], None]
 
 
 @pytest.mark.crash
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.effort
+@pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.mark.parametrize(("mode", "times"), [("interrupt", INTERRUPTS), ("save", HANDLER_SAVES)])
 def test_signals_at_any_moment_leave_no_lock_behind_and_lose_nothing(
     url: str, mode: str, times: int, show: Show
 ) -> None:
-    limit = TIMEOUT_S * max(1, effort() // 2)
-    command = [sys.executable, str(VICTIM), url, mode, str(times * effort()), "20261116", str(limit)]
+    command = [sys.executable, str(VICTIM), url, mode, str(times), "20261116", str(TIMEOUT_S)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as victim:
         beside = save_while(url, victim)
-        said, errors = victim.communicate(timeout=limit + 30)
+        said, errors = victim.communicate(timeout=TIMEOUT_S + 30)
 
     assert victim.returncode == 0, errors
     told = json.loads(said)
     show(f"signals, {mode}, {url.partition(':')[0][-40:]}", {**told, "in another process": beside})
-    assert told["fired"] >= times * effort(), "the fault fired"
+    assert told["fired"] >= times, "the fault fired"
     assert told["wrong"] == []
     assert told["raw"] == []
     assert not told["hung"]

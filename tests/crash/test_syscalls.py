@@ -16,10 +16,11 @@ from strace_bench import PLACE, Bench, Fault, Run, need_strace
 from syscall_victim import REMOVES, STATES, THREAD
 
 import backstay
+from effort import effort, spread
 
 CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "openat")
-KILL_POINTS_MAX = 300
-ERROR_POINTS_MAX = 100  # of each call and each error
+KILL_POINTS = 31 * effort()
+ERROR_POINTS_MAX = 10 * effort()  # of each call and each error
 
 Show = Callable[[str, object], None]
 
@@ -40,13 +41,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 def steps(run: Run, kind: str) -> set[str]:
     """Return the names of the steps that began, or that are done."""
     return {event[kind] for event in run.events if kind in event}
-
-
-def spread(numbers: list[int], most: int) -> list[int]:
-    """Return all the numbers, or so many of them, evenly spread and with both ends."""
-    if len(numbers) <= most:
-        return numbers
-    return [numbers[round(index * (len(numbers) - 1) / (most - 1))] for index in range(most)]
 
 
 def check_store(run: Run) -> None:
@@ -79,24 +73,24 @@ def check_store(run: Run) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G1")
 def test_a_kill_at_any_system_call_loses_and_breaks_nothing(bench: Bench, show: Show) -> None:
     calls = bench.calls(CALLS)
     counts = {call: len(numbers) for call, numbers in calls.items()}
-    share = KILL_POINTS_MAX / sum(counts.values())
-    points = {call: spread(numbers, max(12, int(len(numbers) * share))) for call, numbers in calls.items()}
+    share = KILL_POINTS / sum(counts.values())
+    points = {call: spread(numbers, max(3, int(len(numbers) * share))) for call, numbers in calls.items()}
     faults = [Fault(call, number, "signal=SIGKILL") for call, numbers in points.items() for number in numbers]
     for run in bench.each(faults):
         assert run.fired, f"{run.fault}: the kill did not fire"
         check_after(run)
 
     show("kill points", f"{len(faults)} of {sum(counts.values())}, 0 bad ({counts})")
-    assert len(faults) >= 200
+    assert len(faults) >= KILL_POINTS * 2 // 3
 
 
 @pytest.mark.crash
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G2", "C9", "C12")
 @pytest.mark.parametrize("errno", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])

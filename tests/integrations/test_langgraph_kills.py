@@ -5,7 +5,6 @@ was told, and takes the run up. Each step says in a file when it begins and when
 finished steps ran again. LangGraph hands a step's result to ``put_writes`` and the checkpoint after it to ``put`` at
 the same time, in two threads, and waits for one or none of them; so whoever is killed before either is stored must run
 the step again, with any saver. The tables count it for ours and for LangGraph's own, in the same harness.
-``BACKSTAY_LANGGRAPH_RUNS`` says how often each point is tried.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 from nursery import Nursery
 
 import backstay
+from effort import effort
 
 HERE = Path(__file__).parent
-ROUNDS = int(os.environ.get("BACKSTAY_LANGGRAPH_RUNS", "2"))
+ROUNDS = effort()
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 GOAL = 4
 UNDISTURBED = list(range(1, GOAL + 1))
@@ -158,6 +158,7 @@ def kill_everywhere(
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 def test_what_was_acknowledged_is_there_and_what_was_stored_does_not_run_again(
     nursery: Nursery, tmp_path: Path, show: Show
 ) -> None:
@@ -174,6 +175,7 @@ def test_what_was_acknowledged_is_there_and_what_was_stored_does_not_run_again(
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 def test_the_same_kills_of_the_saver_that_comes_with_langgraph(nursery: Nursery, tmp_path: Path, show: Show) -> None:
     """Only counted: what it acknowledged is there too, and nobody can keep what was not handed over yet."""
     theirs = kill_everywhere(nursery, tmp_path, lambda home: f"SqliteSaver:{home / 'agent.db'}", ROUNDS, MIDDLE)
@@ -183,6 +185,7 @@ def test_the_same_kills_of_the_saver_that_comes_with_langgraph(nursery: Nursery,
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 def test_kills_of_a_run_on_postgresql(nursery: Nursery, tmp_path: Path, postgres_url: str, show: Show) -> None:
     ours = kill_everywhere(nursery, tmp_path, lambda home: postgres_url, -(-ROUNDS // 2), MIDDLE)
 
@@ -207,6 +210,7 @@ def test_a_saver_that_acknowledges_too_early_is_caught(nursery: Nursery, tmp_pat
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 @pytest.mark.parametrize("url", ["sqlite", "dir", "postgres"], indirect=True)
 def test_a_finished_step_does_not_run_again_if_the_one_beside_it_dies(
     url: str, nursery: Nursery, tmp_path: Path
@@ -268,6 +272,7 @@ class Wanderer:
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 @pytest.mark.parametrize("place", KILLS)
 def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(
     place: str, nursery: Nursery, tmp_path: Path, show: Show, request: pytest.FixtureRequest

@@ -3,7 +3,7 @@
 Both have read the same head before either saves: a mixin before the saver lets each wait for the other. On SQLite, the
 directory store and PostgreSQL they are two processes, on the memory store two threads; as coroutines they are two
 tasks of one loop, or two loops. The same races run over LangGraph's own savers: a harness that cannot fail shows
-nothing. ``BACKSTAY_LANGGRAPH_RUNS`` says how often each race is run.
+nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from crew import Crew, Worker
 from langgraph_children import PATIENCE_S, Answer, Racer, at, build_talk, open_meeting, words_of
 
 from backstay.integrations.langgraph import BackstaySaver
+from effort import effort
 
 HERE = Path(__file__).parent
-ROUNDS = int(os.environ.get("BACKSTAY_LANGGRAPH_RUNS", "1"))
+ROUNDS = effort()
 NAMES = ("Anna", "Bela")
 DURABILITIES = ("sync", "async", "exit")
 STARTS = ("head", "fresh", "resume")
@@ -212,6 +213,7 @@ def race_all(pair: Pair, shapes: tuple[str, ...]) -> Outcomes:
     return found
 
 
+@pytest.mark.effort
 def test_of_two_runs_on_one_head_exactly_one_wins(pair: Pair, show: Show, request: pytest.FixtureRequest) -> None:
     found = race_all(pair, ("plain", "subgraph"))
 
@@ -232,6 +234,7 @@ def test_the_harness_sees_what_other_savers_lose(theirs: str, track: Track, show
     assert found.other_than("a silent loss") == {}
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("place", ["sqlite", "memory threads", "sqlite loops"])
 def test_two_runs_that_share_a_kept_subgraph_never_lose_in_silence(
     place: str, show: Show, request: pytest.FixtureRequest, tmp_path: Path
@@ -245,6 +248,7 @@ def test_two_runs_that_share_a_kept_subgraph_never_lose_in_silence(
     assert found.counts["one won"]
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("place", ["sqlite", "postgres", "memory threads", "sqlite loops"])
 def test_a_saver_that_branches_keeps_both_runs_whole(
     place: str, show: Show, request: pytest.FixtureRequest, tmp_path: Path
@@ -279,6 +283,7 @@ def saver(url: str) -> Iterator[BackstaySaver]:
         assert report, str(report)
 
 
+@pytest.mark.effort
 def test_going_on_from_the_past_is_never_a_conflict(saver: BackstaySaver) -> None:
     """Others save at the head all the while."""
     graph = build_talk("Anna", saver, "plain")
@@ -308,6 +313,7 @@ def test_going_on_from_the_past_is_never_a_conflict(saver: BackstaySaver) -> Non
         assert others.result(PATIENCE_S)
 
 
+@pytest.mark.effort
 def test_two_that_go_on_from_the_same_past_both_succeed(saver: BackstaySaver) -> None:
     graph = build_talk("before", saver, "plain")
     graph.invoke({"messages": ["question"]}, at("t"))
@@ -330,6 +336,7 @@ def test_two_that_go_on_from_the_same_past_both_succeed(saver: BackstaySaver) ->
 # Many at once -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_many_threads_of_one_saver_run_and_are_read_at_once(saver: BackstaySaver, show: Show) -> None:
     is_over = threading.Event()
@@ -363,6 +370,7 @@ def test_many_threads_of_one_saver_run_and_are_read_at_once(saver: BackstaySaver
     assert found == [expected] * WORKERS
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("order", ["put last", "put meanwhile", "put first"])
 def test_no_write_is_lost_that_comes_while_its_checkpoint_is_put(saver: BackstaySaver, order: str) -> None:
     checkpoint = empty_checkpoint()

@@ -78,6 +78,7 @@ def test_a_list_may_be_read_while_others_are_saved(saver: BackstaySaver) -> None
     assert len(list(saver.list(at("thread")))) == 120
 
 
+@pytest.mark.blocks_loop("it calls the sync API from a coroutine on purpose")
 def test_an_async_list_may_be_read_while_others_are_saved(saver: BackstaySaver) -> None:
     line = Line(Face(saver), "thread")
     for number in range(60):
@@ -141,6 +142,7 @@ def test_many_threads_use_one_saver(saver: BackstaySaver) -> None:
     assert len(list(saver.list(None))) == WORKERS * ROUNDS * 3
 
 
+@pytest.mark.blocks_loop("it calls the sync API from a coroutine on purpose")
 def test_several_event_loops_and_plain_threads_use_one_saver(saver: BackstaySaver) -> None:
     graph = counting(saver)
     together = threading.Barrier(4)
@@ -292,6 +294,7 @@ def test_a_closed_saver_leaves_a_store_that_it_did_not_open(url: str) -> None:
         again.close()
 
 
+@pytest.mark.blocks_loop("leaving the saver closes it in the loop's own thread, which test_loop_guard.py shows")
 def test_what_was_put_is_there_after_reopening(url: str) -> None:
     if url == "memory:":
         return
@@ -300,7 +303,7 @@ def test_what_was_put_is_there_after_reopening(url: str) -> None:
         expected = Stage(saver).run(chat(saver), graph_input)
 
     async def read() -> Any:
-        async with BackstaySaver(url) as reopened:
+        async with await asyncio.to_thread(BackstaySaver, url) as reopened:
             return (await chat(reopened).aget_state(Stage(reopened).config)).values
 
     assert asyncio.run(read()) == expected

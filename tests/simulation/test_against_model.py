@@ -24,18 +24,19 @@ from backstay.testing.machine import StoreMachine
 from backstay.thread.retention import Keep
 from backstay.thread.store import Store, make_context
 from backstay.thread.store import open as open_store
+from effort import effort
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("C1", "C2", "C3", "C4", "C8", "S2x-08")
 @pytest.mark.row("S3-22", "S3-23", "S3-24", "S3-25", "S3-26", "S3-28", "S3-29")
 @pytest.mark.row("W2-20", "W3-01", "W3-02", "W3-03", "W3-07", "W3-08", "W3-10", "W4-17")
 def test_every_store_gives_the_answers_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backstay.store.directory.store.GARBAGE_BYTES_MIN", 500)  # logs are written anew all the time
-    run_state_machine_as_test(StoreMachine, settings=programs(128))
+    run_state_machine_as_test(StoreMachine, settings=programs())
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("C1", "C2", "C3", "C4", "C8")
 def test_postgresql_gives_the_answers_of_the_model(postgres_url: str) -> None:
     class PostgresMachine(StoreMachine):
@@ -46,12 +47,12 @@ def test_postgresql_gives_the_answers_of_the_model(postgres_url: str) -> None:
             return [MemoryStore(), PostgresStore(postgres_url)]
 
     PostgresStore(postgres_url).close()
-    run_state_machine_as_test(PostgresMachine, settings=programs(48))
+    run_state_machine_as_test(PostgresMachine, settings=programs())
 
 
-def programs(count: int) -> settings:
+def programs() -> settings:
     return settings(
-        max_examples=count,
+        max_examples=30 * effort(),
         stateful_step_count=40,
         deadline=None,
         print_blob=True,
@@ -95,7 +96,7 @@ def grown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.row("W3-08", "W3-09", "S3-26", "S3-27")
 @given(changes=st.lists(st.tuples(st.integers(1, 120), st.sampled_from(["save", "fork", "delete"])), max_size=6))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5 * effort(), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_list_read_while_the_store_changes_repeats_and_skips_nothing(
     grown: Store, changes: list[tuple[int, str]]
 ) -> None:
@@ -129,7 +130,7 @@ def test_a_list_read_while_the_store_changes_repeats_and_skips_nothing(
 
 @pytest.mark.row("W3-08")
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), chance=st.randoms(use_true_random=False))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=5 * effort(), deadline=None)
 def test_pages_asked_for_one_by_one_give_what_existed_at_the_start_and_was_not_deleted(
     sizes: list[int], chance: Random
 ) -> None:

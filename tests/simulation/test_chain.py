@@ -51,11 +51,13 @@ from backstay.testing import chain as checker
 from backstay.testing.chain import chains_of, check_chain
 from backstay.testing.history import Action, Branch, History, RecordedThread, Recorder
 from backstay.testing.verdict import Kind, Verdict
+from effort import effort
 
 WORKERS = 4
-THREAD_ROUNDS = 400
-PROCESS_ROUNDS = 150
-KILLS = 16
+THREAD_ROUNDS = 100 * effort()
+PROCESS_ROUNDS = 50 * effort()
+KILLS = 6 * effort()
+SEARCHES = 150 * effort()
 ROUNDS_BEFORE_KILL_MAX = 12
 DEADLINE_S = 60.0
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
@@ -80,6 +82,7 @@ def impatient() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.effort
 @pytest.mark.row("C1", "C4")
 @pytest.mark.usefixtures("impatient")
 def test_racing_threads_leave_a_right_history(url: str, show: Show) -> None:
@@ -141,6 +144,7 @@ def await_rounds(pipe: int, rounds: int) -> None:
         rounds -= len(said)
 
 
+@pytest.mark.effort
 @pytest.mark.row("C1", "C4")
 def test_racing_processes_leave_a_right_history(arena: Arena, show: Show) -> None:
     racers = [arena.start(PROCESS_ROUNDS, held=True) for _ in range(WORKERS)]
@@ -160,6 +164,7 @@ def test_racing_processes_leave_a_right_history(arena: Arena, show: Show) -> Non
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 @pytest.mark.row("C1", "C4")
 def test_killed_processes_leave_a_right_history_with_unknown_outcomes(arena: Arena, show: Show) -> None:
     rng = Random(SEED)
@@ -408,7 +413,7 @@ def test_a_simulated_race_is_accepted(rng: Random, count: int) -> None:
 
 @pytest.mark.parametrize("spoil", SPOILERS, ids=lambda spoil: spoil.__name__)
 @given(st.randoms(use_true_random=True), st.integers(20, 60))
-@settings(max_examples=50)
+@settings(max_examples=50 * effort())
 def test_a_simulated_race_that_was_spoiled_is_refused(
     spoil: Callable[[Story, Random], Story], rng: Random, count: int
 ) -> None:
@@ -420,11 +425,12 @@ def test_a_simulated_race_that_was_spoiled_is_refused(
     assert spoiled.judged().kinds & SPOILERS[spoil]
 
 
+@pytest.mark.effort
 def test_the_verdict_is_that_of_a_search_through_all_orders(show: Show) -> None:
     agreed: Counter[bool] = Counter()
 
     @given(st.randoms(use_true_random=True), st.integers(2, 8), st.integers(0, 3))
-    @settings(max_examples=1500)
+    @settings(max_examples=SEARCHES)
     def compare(rng: Random, count: int, changes: int) -> None:
         story = simulate(rng, count, leases=False, retries=False)
         for _ in range(changes):
@@ -436,7 +442,7 @@ def test_the_verdict_is_that_of_a_search_through_all_orders(show: Show) -> None:
 
     compare()
     show("searched", f"{agreed[True]} right, {agreed[False]} wrong")
-    assert min(agreed[True], agreed[False]) > 100
+    assert min(agreed[True], agreed[False]) > SEARCHES // 15
 
 
 # Linear time --------------------------------------------------------------------------------------------------------

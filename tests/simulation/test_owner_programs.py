@@ -1,4 +1,4 @@
-"""Random programs of leases, sessions and interrupts, on every store whose clock a test can set."""
+"""Random programs of leases and records, on every store whose clock a test can set."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from backstay.store.sqlite.store import SqliteStore
 from backstay.store.sqlite.transactions import TIMEOUT_S
 from backstay.testing.machine import RAM_FOLDER
 from backstay.testing.owner_programs import OwnerProgram, owner_program
+from effort import effort
 
 MUST_HAPPEN = {
     *(f"acquire: {answer}" for answer in ("done", "Fenced")),
@@ -25,17 +26,17 @@ MUST_HAPPEN = {
     *(f"commit: {answer}" for answer in ("done", "Fenced", "Conflict", "IdTaken")),
     *(f"delete: {answer}" for answer in ("done", "Fenced")),
     *(f"delete_thread: {answer}" for answer in ("done", "Fenced")),
-    *(f"interrupt: {answer}" for answer in ("done", "NotFound", "IdTaken")),
-    *(f"decide: {answer}" for answer in ("done", "NotFound")),
-    *(f"consume: {answer}" for answer in ("done", "NotFound")),
+    *(f"put: {answer}" for answer in ("done", "NotFound")),
+    *(f"put_fenced: {answer}" for answer in ("done", "Fenced", "NotFound")),
+    *(f"put_again: {answer}" for answer in ("done", "Fenced", "NotFound")),
 }
 """Programs in which these do not come up prove nothing about them."""
 
 
-FIXED, FRESH = 200, 100
+FIXED, FRESH = 20 * effort(), 10 * effort()
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("C1", "C2", "C5", "C7", "C8")
 def test_stores_agree_on_who_may_write_whatever_the_clock_does(show: Callable[[str, object], None]) -> None:
     fresh = random.SystemRandom().randrange(FIXED, 2**32)

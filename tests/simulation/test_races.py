@@ -25,10 +25,11 @@ from race_work import Racer
 import backstay
 from backstay.testing.chain import chains_of, check_chain
 from backstay.testing.history import Branch, Recorder
+from effort import effort
 
 WRITERS = 4
-ROUNDS = 200
-ROUNDS_OF_OTHER_RACES = 25
+ROUNDS = 20 * effort()
+ROUNDS_OF_OTHER_RACES = 4 * effort()
 
 Show = Callable[[str, object], None]
 Answer = dict[str, Any]
@@ -107,7 +108,7 @@ def told(answer: Answer) -> Answer:
     return {name: answer[name] for name in ("id", "thread", "branch", "seq", "step", "parent", "digest", "created")}
 
 
-@pytest.mark.slow
+@pytest.mark.effort
 @pytest.mark.row("G10")
 @pytest.mark.row("C1")
 def test_of_four_writers_that_hold_the_same_head_one_succeeds_and_the_others_are_shown_it(
@@ -134,6 +135,7 @@ def test_of_four_writers_that_hold_the_same_head_one_succeeds_and_the_others_are
     assert race.met > ROUNDS // 10, "the writers hardly ever met"
 
 
+@pytest.mark.effort
 @pytest.mark.row("G10")
 def test_of_four_that_begin_a_thread_one_succeeds(race: Race, show: Show) -> None:
     for number in range(ROUNDS_OF_OTHER_RACES):
@@ -146,6 +148,7 @@ def test_of_four_that_begin_a_thread_one_succeeds(race: Race, show: Show) -> Non
     show("races for a new thread", f"{race.wins} wins, {race.losses} conflicts; {race.judge()}")
 
 
+@pytest.mark.effort
 @pytest.mark.row("G10")
 def test_of_four_that_begin_a_branch_one_succeeds(race: Race, show: Show) -> None:
     root = race.store.thread("thread").save({"by": "nobody", "log": ["x" * 1000]})
@@ -162,6 +165,7 @@ def test_of_four_that_begin_a_branch_one_succeeds(race: Race, show: Show) -> Non
     assert len(race.store.thread("thread").branches()) == ROUNDS_OF_OTHER_RACES + 1
 
 
+@pytest.mark.effort
 @pytest.mark.row("G10")
 @pytest.mark.row("C2")
 def test_four_that_save_the_same_under_the_same_id_all_get_the_same_result(race: Race, show: Show) -> None:
@@ -176,6 +180,7 @@ def test_four_that_save_the_same_under_the_same_id_all_get_the_same_result(race:
     assert len(list(race.store.thread("shared").history())) == ROUNDS_OF_OTHER_RACES
 
 
+@pytest.mark.effort
 @pytest.mark.row("G10")
 @pytest.mark.row("C2")
 @pytest.mark.row("W3-06")

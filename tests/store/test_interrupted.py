@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from breaking import Moment, Watch
 
@@ -236,6 +235,7 @@ def check(store: Store, outcomes: tuple[list[object], ...], verb: str) -> None:
             assert everything(other) == everything(store)
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("verb", VERBS)
 def test_ctrl_c_at_any_moment_leaves_no_lock_and_nothing_half_done(bench: Bench, verb: str) -> None:
     outcomes = bench.outcomes(verb)
@@ -255,6 +255,7 @@ def test_ctrl_c_at_any_moment_leaves_no_lock_and_nothing_half_done(bench: Bench,
                 raise
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_call_from_inside_another_is_refused_and_does_no_harm(bench: Bench, verb: str) -> None:
     outcomes = bench.outcomes(verb)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import backstay
@@ -183,11 +183,11 @@ def found(backend: Backend, name: str) -> tuple[WriteRow, ...]:
     return row.writes
 
 
+@pytest.mark.effort
 def test_any_sequence_of_calls_gives_what_the_memory_store_gives(backend: Backend) -> None:
     model = MemoryStore()
     numbers = iter(range(1_000_000))
 
-    @settings(max_examples=30)
     @given(calls([TASK, TASK.upper(), "task", "é", "a\0b"]))
     def run(story: list[Call]) -> None:
         name = f"c{next(numbers)}"

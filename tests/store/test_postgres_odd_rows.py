@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from odd_rows import call_all, fill_all
@@ -72,6 +71,7 @@ def original(postgres: PostgresServer) -> Iterator[Original]:
         yield Original(store, connection)
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("table", COLUMNS)
 def test_an_odd_value_gives_an_error_of_ours(original: Original, table: str) -> None:
     columns = COLUMNS[table]

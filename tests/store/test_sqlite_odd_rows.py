@@ -13,7 +13,6 @@ from typing import Any
 import apsw
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from odd_rows import call_all, fill_all
@@ -67,6 +66,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CASES = [(table, column) for table in sorted(TABLES) for column in columns_of(table)]
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize(("table", "column"), CASES)
 def test_an_odd_value_gives_an_error_of_ours(original: Path, tmp_path: Path, table: str, column: str) -> None:
     changed = 0

@@ -250,7 +250,6 @@ def test_two_stores_on_one_file_in_one_process_see_each_other_at_once(path: Path
         assert two.verify().checkpoints == 2 + 4 * SAVES
 
 
-@pytest.mark.slow
 def test_no_writer_starves_among_four_busy_ones(path: Path, record_property: Callable[[str, object], None]) -> None:
     """All are done at about the same time, and nobody ever waits for a large part of the whole."""
     backstay.open(path).close()

@@ -14,7 +14,7 @@ from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
 from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
-from backstay.thread.access import access_of
+from backstay.thread.access import access_of, handle_of
 from backstay.thread.effects import key_of
 from backstay.thread.offload import WORKERS_MAX
 from backstay.thread.store import make_context
@@ -55,7 +55,7 @@ def test_it_all_works_the_same_with_await(url: str, world: World) -> None:
     async def main() -> None:
         async with await backstay.aopen(url) as store:
             thread = store.thread("t")
-            expected = f"7 {key_of(thread._cursor, 'charge')}"
+            expected = f"7 {key_of(handle_of(thread).cursor, 'charge')}"
             for _ in range(2):
                 assert await thread.effect("charge", charge, 5) == expected
                 assert await thread.effect("plain", world.charge, 6) == RESULT
@@ -142,7 +142,7 @@ def test_a_cancelled_caller_never_tears_the_receipt(world: World) -> None:
         backend = Slow("end")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
-        access_of(store).offload.close()
+        await asyncio.to_thread(access_of(store).offload.close)
 
         assert await store.thread("t").effect("charge", world.charge) == RESULT
         assert len(world.done) == 1
@@ -176,8 +176,8 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
         with pytest.raises(asyncio.CancelledError):
             await task
         free.set()
-        access_of(store).offload.close()
-        row = backend.find_effect(store.thread("t")._cursor.lane, "charge")
+        await asyncio.to_thread(access_of(store).offload.close)
+        row = backend.find_effect(handle_of(store.thread("t")).cursor.lane, "charge")
 
         assert row is not None
         assert (row.status, len(world.done)) == ("done", 1)
@@ -191,7 +191,7 @@ def test_a_caller_cancelled_before_it_was_done_leaves_it_to_be_done(world: World
         backend = Slow("begin")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
-        access_of(store).offload.close()
+        await asyncio.to_thread(access_of(store).offload.close)
         assert world.done == []
 
         assert await store.thread("t").effect("charge", world.charge) == RESULT

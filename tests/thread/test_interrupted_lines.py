@@ -16,7 +16,6 @@ import backstay
 from backstay.errors import BackstayError
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from interrupted_runs import LINE, RUNS, Run, at_once
 from line_points import (
     ROOT,
@@ -34,7 +33,7 @@ from conftest import Show
 from effort import effort
 
 HANG_S = 30.0
-EVERY = effort() >= 10
+EVERY = effort() >= 40
 """Whether every line event is tried. Else some are, others on each store; fewer of code that knows no handle."""
 
 
@@ -67,7 +66,7 @@ def some(points: list[Point], store: backstay.Store) -> list[Point]:
     near = (f"{ROOT}thread/", f"{ROOT}pieces/tip")
     once = [point for point in chosen(points, False) if point.nth == 1]
     kind = ["memory", "sqlite", "dir", "postgresql"].index(kind_of(store))
-    share = 4 if kind == 0 else 16
+    share = (40 if kind == 0 else 160) // effort()
     return [
         point
         for number, point in enumerate(once)
@@ -86,6 +85,7 @@ def tries(store: backstay.Store, kind: type[Run]) -> list[Point]:
 
 
 # The second interrupt may hit a generator expression that is being thrown away, where Python tells it to nobody.
+@pytest.mark.effort
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", RUNS, ids=lambda kind: kind.name)
 def test_ctrl_c_at_any_line(opened: backstay.Store, kind: type[Run], show: Show) -> None:
@@ -130,6 +130,7 @@ def _another_handle(run: Run) -> None:
         run.append(handle, f"{LINE}of the handler")
 
 
+@pytest.mark.effort
 @pytest.mark.parametrize("kind", RUNS, ids=lambda kind: kind.name)
 def test_a_handler_that_saves_at_any_line(opened: backstay.Store, kind: type[Run], show: Show) -> None:
     """Save through the very same handle, or another: it is stored or refused, and so is what it interrupted."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 from psycopg import sql
@@ -24,6 +25,7 @@ from backstay.testing.programs import PICK, VALUES
 from backstay.testing.strategies import same
 from backstay.thread.ledger import RESULT, intent_of, sealed
 from backstay.transfer import export_bundle, import_bundle, read_bundle
+from effort import effort
 
 
 class MovingMachine(StoreMachine):
@@ -144,10 +146,12 @@ def programs(count: int) -> settings:
     )
 
 
+@pytest.mark.effort
 def test_a_bundle_is_the_same_from_every_store_and_goes_into_every_store() -> None:
-    run_state_machine_as_test(MovingMachine, settings=programs(10))
+    run_state_machine_as_test(MovingMachine, settings=programs(4 * effort()))
 
 
+@pytest.mark.effort
 def test_postgresql_gives_and_takes_the_same_bundle(postgres_url: str, tmp_path: Path) -> None:
     elsewhere = postgres_url.replace("t_", "u_")
 
@@ -165,7 +169,7 @@ def test_postgresql_gives_and_takes_the_same_bundle(postgres_url: str, tmp_path:
     for url in (postgres_url, elsewhere):
         PostgresStore(url).close()
     try:
-        run_state_machine_as_test(PostgresMachine, settings=programs(4))
+        run_state_machine_as_test(PostgresMachine, settings=programs(2 * effort()))
     finally:
         drop(elsewhere)
 

@@ -50,8 +50,7 @@ def draft(
     change.delete = {name for name in tip.lives if name not in change.put}
     if base is not None:
         fill(backend, tip, tip.unloaded(change), base)
-    first = backend.reserve(1 + tip.streams_wanted(change))
-    plan = tip.plan(change, itertools.count(first).__next__)
+    plan = tip.plan(change, lambda: backend.reserve(1))
     parent, above = (None if base is None else base.id), (NO_PARENT if base is None else base.digest)
     if replaces and base is not None:
         parent, above = base.parent_id, parent_digest(base) or NO_PARENT

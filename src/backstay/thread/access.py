@@ -40,18 +40,14 @@ class Access:
         return await self.offload.run(operation, self.store, *args, **kwargs)
 
 
-@dataclass(frozen=True, slots=True)
 class Handle:
     """One handle on one branch: what its operations need, and the lock that keeps them apart."""
 
-    access: Access
-    cursor: Cursor
-    blocking: bool = True  # False: an event loop uses it, so nothing may touch the store in that loop's thread
-
-    @property
-    def context(self) -> Context:
-        """Return what all threads of the store share."""
-        return self.access.context
+    def __init__(self, access: Access, cursor: Cursor, blocking: bool = True) -> None:
+        self.access = access
+        self.context = access.context  # what all threads of the store share
+        self.cursor = cursor
+        self.blocking = blocking  # False: an event loop uses it, so nothing may touch the store in that loop's thread
 
     def run(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation here and now, with the handle's lock."""

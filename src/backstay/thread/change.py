@@ -90,7 +90,8 @@ def append_change(
         if key not in tip.lives:
             raise InvalidInput(f"state.{key} cannot be deleted: it is not in the state", path=f"state.{key}")
         change.delete.add(key)
-    _add_system(change, notes)
+    if notes:
+        _add_system(change, notes)
     if not carry:
         change.delete |= {key for key in tip.lives if isinstance(key, int) and key not in change.put}
     return change

@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -42,23 +42,17 @@ class Context:
         self._streams = deque()
         self.heartbeat.renew()
 
-    def take_streams(self, count: int) -> list[int] | None:
-        """Return ``count`` unused stream numbers, or None if more must be reserved first.
+    def new_stream(self, store: Backend) -> int:
+        """Return a stream number that was never used; they are reserved a few at a time.
 
-        Each number leaves in one step, so that none is given out twice. An interrupt may lose some: there are enough.
+        Each leaves in one step, so that none is given out twice. An interrupt may lose some: there are enough.
         """
-        taken: list[int] = []
         try:
-            while len(taken) < count:
-                taken.append(self._streams.popleft())
+            return self._streams.popleft()
         except IndexError:
-            self._streams.extendleft(reversed(taken))
-            return None
-        return taken
-
-    def give_streams(self, streams: Sequence[int]) -> None:
-        """Put unused stream numbers back, or new ones in."""
-        self._streams.extend(streams)
+            first = store.reserve(STREAMS_AT_ONCE)
+            self._streams.extend(range(first + 1, first + STREAMS_AT_ONCE))
+            return first
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def latest(store: Backend, cursor: Cursor) -> Checkpoint | None:
 
 def _load_head(store: Backend, cursor: Cursor, head: Head, row: Row) -> Checkpoint:
     seen = Seen.of(head)
-    before, tip = cursor.take()
+    before, tip, cursor.tip = cursor.seen, cursor.tip, None  # take it out: see Cursor.take
     known = tip is not None and before is not None and before.same_place(seen)
     if tip is None or not known:
         tip = open_tip(store, row, head.owned)
@@ -105,7 +105,7 @@ def payload_at_hand(cursor: Cursor, name: str) -> dict[str, Any] | None:
             return None
         if any(live.parts is None for live in tip.lives.values()):
             return None
-        found = assemble(seen.head, {}, {key: partial(decode_live, live) for key, live in tip.lives.items()})
+        found = assemble(seen.head, {}, decoders(tip))
         return {field: getattr(found, field) for field in PAYLOAD_FIELDS if field != "writes"}
     finally:
         cursor.lock.release()
@@ -156,7 +156,7 @@ def at_step(store: Backend, lane: LaneKey, step: int) -> Checkpoint | None:
 def open_tip(store: Backend, row: Row, owned: Mapping[int, int]) -> Tip:
     """Return the pieces of a row's state; no value's bytes are read yet, except the inline ones."""
     try:
-        base_entries = _base_entries(row)
+        base_entries = {} if row.base is None else _base_entries(row, row.base)
         entries = decode_manifest(row.manifest, base_entries)
         named = [(entry.table, entry.table_size) for entry in entries.values() if entry.table is not None]
         blobs = (store.fetch([Range(name, 0, size) for name, size in named])) if named else []
@@ -179,6 +179,13 @@ def fill(store: Backend, tip: Tip, keys: Iterable[Key], row: Row) -> None:
         live.fill([part for piece in live.pieces for part in (next(found) if isinstance(piece, Range) else (piece,))])
         if live.hasher.digest() != live.entry.digest:
             raise _damaged(row, f"the bytes of {_key_name(key)} do not match their digest", key)
+
+
+def decoders(tip: Tip) -> dict[Key, Callable[[], Any]]:
+    """Return for each value the function that decodes it; all bytes are in memory."""
+    return {
+        key: partial(from_body, live.entry.kind, live.entry.count, live.parts or ()) for key, live in tip.lives.items()
+    }
 
 
 def decode_live(live: Live) -> Any:
@@ -205,7 +212,7 @@ def _finish(row: Row, tip: Tip, verify: bool) -> Checkpoint:
     values = values_of(row)
     if verify:
         verify_digest(row, values, tip.entries())
-    return assemble(row, values, {key: partial(decode_live, live) for key, live in tip.lives.items()})
+    return assemble(row, values, decoders(tip))
 
 
 def assemble(row: Row, values: dict[str, Any], payload: Mapping[Key, Callable[[], Any]]) -> Checkpoint:
@@ -227,7 +234,7 @@ def assemble(row: Row, values: dict[str, Any], payload: Mapping[Key, Callable[[]
         else:
             system[key] = value
     values["state"] = state
-    values["frames"] = frames.read(system.get(FRAMES, []), state)
+    values["frames"] = frames.read(system[FRAMES], state) if FRAMES in system else frames.NONE
     values["path"] = tuple(system.get(PATH, ()))
     values["run"] = system.get(RUN, {})
     values["writes"] = tuple(map(write_of, row.writes))
@@ -255,12 +262,10 @@ def _origin(store: Backend, lane: LaneKey) -> Row | None:
     return None
 
 
-def _base_entries(row: Row) -> Entries:
-    if row.base is None:
-        return {}
+def _base_entries(row: Row, base: bytes) -> Entries:
     if row.base_data is None:
         raise _damaged(row, "the base of its manifest is missing")
-    return decode_base(_checked(row.base, row.base_data, row, "the base of its manifest"))
+    return decode_base(_checked(base, row.base_data, row, "the base of its manifest"))
 
 
 def _checked(name: bytes, data: bytes, row: Row, what: str) -> bytes:

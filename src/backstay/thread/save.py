@@ -9,18 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
 from backstay.errors import Conflict, Corrupted, Fenced, IdTaken, InvalidInput, NotFound
 from backstay.model.checkpoint import NOTE_FIELDS, Notes, SavedCheckpoint, bare
 from backstay.model.ids import check_id
+from backstay.pieces.manifest import Key
 from backstay.pieces.tip import Change, Tip
 from backstay.store.base import Backend, Commit, LaneKey, Row
 from backstay.store.leases import fenced
 from backstay.thread.arguments import Which, check_mapping, check_notes, name_of, names_of
 from backstay.thread.change import append_change, check_state, state_change
-from backstay.thread.cursor import STREAMS_AT_ONCE, Context, Cursor, Seen
+from backstay.thread.cursor import Context, Cursor, Seen
 from backstay.thread.load import deleted_meanwhile, fill, find_row, is_there, open_tip, winner_of
 from backstay.thread.record import (
     NO_PARENT,
@@ -52,7 +54,7 @@ class Request:
 
 def request_of(notes: Notes, name: str | None, on: Which | None = None, replaces_head: bool = False) -> Request:
     """Return what a caller asked for, checked."""
-    return Request(check_notes(notes), name, None if on is None else name_of(on), replaces_head)
+    return Request(check_notes(notes) if notes else notes, name, None if on is None else name_of(on), replaces_head)
 
 
 def save_state(
@@ -91,12 +93,10 @@ def save_append(
     request: Request,
 ) -> SavedCheckpoint:
     """Save a known change: extend lists, replace keys, remove keys."""
-    extend, put, doomed = check_mapping(append, "append"), check_mapping(put, "set"), names_of(delete, "delete")
-
-    def make(tip: Tip) -> Change:
-        return append_change(extend, put, doomed, request.notes, tip)
-
-    return save_change(store, context, cursor, make, request)
+    extend = append if type(append) is dict else check_mapping(append, "append")
+    put = check_mapping(put, "set") if put else {}
+    doomed = names_of(delete, "delete") if delete != () else ()
+    return save_change(store, context, cursor, partial(append_change, extend, put, doomed, request.notes), request)
 
 
 def save_change(
@@ -105,11 +105,14 @@ def save_change(
     """Save a change that is made of the branch's tip; it may be made again, on another tip."""
     if request.name is not None and (same := _find_same(store, context, cursor, make, request)) is not None:
         return same
-    seen, tip = cursor.take()
+    seen, tip, cursor.tip = cursor.seen, cursor.tip, None  # take it out: see Cursor.take
     if tip is None or seen is None or request.on is not None:
         seen, tip = _look(store, cursor, seen, tip, request.on)
     parent = _parent_of_replaced(store, cursor, seen.head, request) if request.replaces_head else seen.head
-    return _commit_once(store, context, cursor, seen, tip, make, request, parent, _next_step(request, seen))
+    step = _next_step(request, seen)
+    if request.name is None:  # then nobody else can have its id
+        return commit_on(store, context, cursor, seen, tip, make(tip), request, parent, step)
+    return _commit_once(store, context, cursor, seen, tip, make, request, parent, step)
 
 
 def fork(
@@ -279,9 +282,9 @@ def commit_on(
     meta = new_meta(lane, name, parent_id, step, context.now(), given)
     created_us = to_microseconds(meta.created_at)
     notes = encode_notes(meta, created_us)
-    _load_for(store, cursor, tip, change, parent if takes_over else seen.head)
-    streams = _streams(store, context, tip.streams_wanted(change))
-    draft = tip.plan(change, streams.pop)
+    if unloaded := tip.unloaded(change):
+        _load_for(store, cursor, tip, unloaded, parent if takes_over else seen.head)
+    draft = tip.plan(change, partial(context.new_stream, store))
     digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, created_us, notes)
     commit = Commit(
         lane=lane,
@@ -321,7 +324,6 @@ def commit_on(
         raise _conflict(store, cursor, lost.what, lost) from lost
     if hold is not None and committed.fresh:  # a save under a lease extends it
         hold.extended(began)
-    context.give_streams(streams)
     row = commit.row(0, committed.seq)
     tip.items = request.items
     cursor.move(seen, Seen(committed.number, committed.seq, commit.epoch, row), tip)
@@ -330,26 +332,15 @@ def commit_on(
     )
 
 
-def _load_for(store: Backend, cursor: Cursor, tip: Tip, change: Change, row: Row | None) -> None:
+def _load_for(store: Backend, cursor: Cursor, tip: Tip, unloaded: list[Key], row: Row | None) -> None:
     """Bring the bytes that a change is compared with into memory."""
-    unloaded = tip.unloaded(change)
-    if not unloaded or row is None:
+    if row is None:
         return
     try:
         fill(store, tip, unloaded, row)
     except Corrupted:
         _conflict_unless_there(store, cursor, row)
         raise
-
-
-def _streams(store: Backend, context: Context, wanted: int) -> list[int]:
-    taken = context.take_streams(wanted)
-    if taken is not None:
-        return taken
-    size = wanted + STREAMS_AT_ONCE
-    first = store.reserve(size)
-    context.give_streams(range(first + wanted, first + size))
-    return list(range(first, first + wanted))
 
 
 def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:

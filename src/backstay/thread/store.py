@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 from backstay.errors import InvalidInput
@@ -25,7 +26,7 @@ from backstay.thread.arguments import lane_key
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import listed, told
 from backstay.thread.history import Filter, History, Wanted, history_of, listing_of_threads
-from backstay.thread.interrupts import Inbox, InterruptRecord
+from backstay.thread.interrupts import InterruptRecord, inbox_of
 from backstay.thread.lease import Lease, check_terms
 from backstay.thread.offload import Offload
 from backstay.thread.retention import Keep, Pruned
@@ -33,11 +34,6 @@ from backstay.thread.stats import Stats
 from backstay.thread.stats import stats as measure
 from backstay.thread.thread import OnLost, Thread
 from backstay.thread.verify import Report, verify_lanes
-
-
-def utc_now() -> datetime:
-    """Return the present moment."""
-    return datetime.now(UTC)
 
 
 def make_context(namespace: str, clock: Callable[[], datetime] | None) -> Context:
@@ -49,7 +45,7 @@ def make_context(namespace: str, clock: Callable[[], datetime] | None) -> Contex
     ):
         raise InvalidInput("clock must give datetimes with a time zone", hint="Use datetime.now(timezone.utc)")
     maker = IdMaker(lambda: time.time_ns() // 1_000_000, os.urandom)
-    return Context(namespace, clock or utc_now, maker.make)
+    return Context(namespace, clock or partial(datetime.now, UTC), maker.make)
 
 
 def open(url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None) -> Store:
@@ -80,7 +76,7 @@ class Store:
 
     def thread(self, thread_id: str, *, branch: str = MAIN, scope: str = "") -> Thread:
         """Return a handle on a thread's branch; nothing is read or written until it is used."""
-        return Thread(self._access, Cursor(lane_key(self.namespace, thread_id, branch, scope)))
+        return Thread(self._access, Cursor(lane_key(self._access.context.namespace, thread_id, branch, scope)))
 
     @overload
     def threads(self, *, on_damage: Literal["raise"] = ..., **wanted: Unpack[Wanted]) -> History[CheckpointMeta]: ...
@@ -187,7 +183,7 @@ class Store:
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
         """Iterate over the interrupts of all threads, oldest first; ``pending``: those that are not consumed yet."""
-        return listed(self._access, Inbox(self.namespace, None, pending), check_on_damage(on_damage))
+        return listed(self._access, inbox_of(self.namespace, None, pending), check_on_damage(on_damage))
 
     def verify(self) -> Report:
         """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
