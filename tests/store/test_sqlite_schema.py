@@ -70,8 +70,8 @@ CHANGES = {
     "without rowid": (made_anew("write_piece", "STRICT", "STRICT, WITHOUT ROWID"), "write_piece is not"),
     "with rowid": (made_anew("write", ", WITHOUT ROWID", ""), "write is not"),
     "foreign key": (
-        made_anew("effect", "REFERENCES thread (id)", "REFERENCES thread (id) ON DELETE CASCADE"),
-        "effect",
+        made_anew("record", "REFERENCES thread (id)", "REFERENCES thread (id) ON DELETE CASCADE"),
+        "record",
     ),
     **{
         f"trigger {when} {event} on {table}": (
