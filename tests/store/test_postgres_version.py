@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from backstay.store.sessions import SessionRow
 
 import backstay
 from backstay.errors import StoreRefused
@@ -21,7 +22,6 @@ from backstay.store.leases import Claim
 from backstay.store.postgres import schema as making
 from backstay.store.postgres.database import NO_WRITERS
 from backstay.store.postgres.store import PostgresStore
-from backstay.store.sessions import SessionRow
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
 from backstay.thread.access import access_of
