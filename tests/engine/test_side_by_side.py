@@ -171,7 +171,6 @@ class Broken:
 
 @pytest.mark.row("W2-23", "S2x-23")
 @pytest.mark.parametrize("on_error", ["fail_fast", "collect_all"])
-@pytest.mark.blocks_loop("the engine asks a sync thread in the loop's own thread, which test_loop_guard.py shows")
 def test_what_has_finished_when_another_branch_fails_is_kept_and_not_run_again(url: str, on_error: str) -> None:
     walk = Walk()
     graph = walk.fan("done", "broken", on_error=on_error)

@@ -91,7 +91,6 @@ def test_no_store_call_runs_in_the_event_loops_thread(tmp_path: Any, monkeypatch
 
 
 @pytest.mark.row("C9", "G7")
-@pytest.mark.blocks_loop("a saved checkpoint reads its state in the loop's own thread, which test_loop_guard.py shows")
 def test_a_save_cancelled_at_any_turn_is_stored_wholly_or_not_at_all_and_the_handle_goes_on(url: str) -> None:
     async def cancelled_after(turns: int, thread: backstay.AsyncThread, number: int) -> bool:
         task = asyncio.ensure_future(thread.append({"m": [number]}))
