@@ -24,6 +24,7 @@ from backstay.model.frame import Frame, FrameStack, Task
 from backstay.store.effects import EffectRow
 from backstay.thread import effects, ledger
 from backstay.thread.question import Question
+from backstay.thread.steps import Steps
 
 
 def _drops_finished_branches() -> None:
@@ -57,10 +58,8 @@ def _saves_before_the_commit() -> None:
 def _writes_no_receipts() -> None:
     """Do an effect and never tell the ledger."""
 
-    def end(
-        self: effects._Attempts, row: EffectRow, status: EffectStatus, payload: bytes
-    ) -> effects._Course[EffectRow]:
-        yield effects._Call(lambda: None)
+    def end(self: effects._Attempts, row: EffectRow, status: EffectStatus, payload: bytes) -> Steps[EffectRow]:
+        yield lambda: None
         return replace(row, status=status.value, body=ledger.sealed(row, status, 0, None, payload), ended_us=0)
 
     effects._Attempts.end = end  # type: ignore[method-assign]
@@ -134,7 +133,7 @@ def _counts_attempts_anew() -> None:
 def _does_what_is_in_doubt_again() -> None:
     """Do an effect without a receipt once more."""
 
-    def wrong(attempts: effects._Attempts, row: EffectRow, record: Any) -> effects._Course[EffectRow]:
+    def wrong(attempts: effects._Attempts, row: EffectRow, record: Any) -> Steps[EffectRow]:
         return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
 
     effects._over_unknown = wrong

@@ -6,8 +6,8 @@ import os
 import signal
 from typing import Any
 
-import backstay
-from backstay.thread.access import access_of
+from backstay.store.open import open_backend
+from backstay.thread.store import Store, make_context
 from backstay.transfer import import_bundle
 
 CHANGING = {"commit", "commit_all", "write", "interrupt", "decide", "consume", "begin_effect", "end_effect", "reserve"}
@@ -41,8 +41,7 @@ class Mortal:
 
 def import_until(url: str, bundle: str, deadline: int, after: bool) -> None:
     """Import, and die at the call; print how many calls there were if it was never reached."""
-    store = backstay.open(url)
-    mortal: Any = Mortal(access_of(store).store, deadline, after)
-    access_of(store).store = mortal
+    mortal = Mortal(open_backend(url), deadline, after)
+    store = Store(mortal, make_context("", None))
     assert import_bundle(bundle, store)
     os.write(1, f"{mortal.calls}\n".encode())

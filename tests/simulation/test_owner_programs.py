@@ -13,7 +13,8 @@ import pytest
 
 from backstay.store.directory.store import DirectoryStore
 from backstay.store.memory import MemoryStore
-from backstay.store.sqlite.store import TIMEOUT_S, SqliteStore
+from backstay.store.sqlite.store import SqliteStore
+from backstay.store.sqlite.transactions import TIMEOUT_S
 from backstay.testing.machine import RAM_FOLDER
 from backstay.testing.owner_programs import OwnerProgram, owner_program
 from effort import effort

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from backstay.errors import Fenced, OutcomeUnknown
+from backstay.store import boot
 from backstay.store.base import Backend
-from backstay.store.boot import BOOT_ID_PATH, WALL_CLOCK, Moment, boot_clock, boot_id, read_clock
+from backstay.store.boot import BOOT_ID_PATH, WALL_CLOCK, Moment, boot_clock, boot_id
 from backstay.store.leases import Claim
 from backstay.store.memory import MemoryStore
 from backstay.store.sessions import SessionRow
@@ -60,12 +61,13 @@ def test_all_processes_of_a_host_have_one_clock_that_counts_from_its_boot() -> N
     assert 0 < before.us <= int(us) <= boot_clock().us
 
 
-def test_where_a_boot_has_no_id_the_wall_clock_stands_in(tmp_path: Path) -> None:
+def test_where_a_boot_has_no_id_the_wall_clock_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").touch()
     for path in (tmp_path / "no such file", tmp_path / "empty", tmp_path):
         assert boot_id(path) == WALL_CLOCK
+    monkeypatch.setattr(boot, "boot_id", lambda: WALL_CLOCK)
     before = time.time_ns() // 1000
-    moment = read_clock(WALL_CLOCK)
+    moment = boot_clock()
 
     assert moment.boot == WALL_CLOCK
     assert before <= moment.us <= time.time_ns() // 1000

@@ -152,7 +152,7 @@ def test_every_write_after_a_migration_is_refused_and_stores_nothing(
         assert rows(admin, schema) == before, name
 
     assert {name.partition(":")[0] for name in calls} | READS == {
-        name for name in vars(PostgresStore) if not name.startswith("_")
+        name for name in dir(PostgresStore) if not name.startswith("_")
     }
     set_version(admin, schema, 1)  # each would have done something
     for name, call in calls.items():

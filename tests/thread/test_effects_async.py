@@ -14,7 +14,7 @@ from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
 from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
-from backstay.thread.access import access_of
+from backstay.thread.access import access_of, handle_of
 from backstay.thread.effects import key_of
 from backstay.thread.offload import WORKERS_MAX
 from backstay.thread.store import make_context
@@ -55,7 +55,7 @@ def test_it_all_works_the_same_with_await(url: str, world: World) -> None:
     async def main() -> None:
         async with await backstay.aopen(url) as store:
             thread = store.thread("t")
-            expected = f"7 {key_of(thread._cursor, 'charge')}"
+            expected = f"7 {key_of(handle_of(thread).cursor, 'charge')}"
             for _ in range(2):
                 assert await thread.effect("charge", charge, 5) == expected
                 assert await thread.effect("plain", world.charge, 6) == RESULT
@@ -177,7 +177,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
             await task
         free.set()
         await asyncio.to_thread(access_of(store).offload.close)
-        row = backend.find_effect(store.thread("t")._cursor.lane, "charge")
+        row = backend.find_effect(handle_of(store.thread("t")).cursor.lane, "charge")
 
         assert row is not None
         assert (row.status, len(world.done)) == ("done", 1)

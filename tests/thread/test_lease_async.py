@@ -34,7 +34,7 @@ def run(url: str, main: Callable[[backstay.AsyncStore], Awaitable[None]]) -> Non
 async def end_in_the_store(lease: AsyncLease) -> None:
     """Give a lease to somebody else behind its holder's back."""
     hold = lease._taken()
-    await asyncio.to_thread(lease._backend.release, hold.lane, hold.epoch, hold.claim.token)
+    await asyncio.to_thread(access_of(lease.thread).store.release, hold.lane, hold.epoch, hold.claim.token)
 
 
 async def until(condition: Callable[[], object]) -> None:

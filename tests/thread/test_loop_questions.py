@@ -390,12 +390,12 @@ def test_of_many_approvers_at_once_one_counts(store: backstay.Store, thread: bac
 
 
 @pytest.mark.row("T16")
-def test_a_record_that_the_client_made_is_refused(thread: backstay.Thread, shop: Shop) -> None:
+def test_a_record_that_the_client_made_is_refused(store: backstay.Store, thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     shop.amounts[0] = 5000
     expected = waits_for(run(thread, shop.body))
     thread.clear()
-    fresh = thread._store.thread(thread.id)
+    fresh = store.thread(thread.id)
     fresh.save({"log": []}, step=0)
     head = fresh.save({"log": ["turn 1"]})
     for record in (asked, expected):

@@ -15,6 +15,7 @@ from backstay.model.continuation import FanOut
 from backstay.model.frame import Frame, FrameStack
 from backstay.model.interrupt import Interrupt, InterruptKind
 from backstay.testing.strategies import same, states
+from effort import effort
 
 MESSAGES = [{"role": "user", "content": "hello " * 60}, {"role": "assistant", "content": "hi " * 100}]
 
@@ -36,7 +37,7 @@ def test_what_was_saved_is_what_latest_returns(thread: backstay.Thread) -> None:
     assert (latest.step, latest.next_node, latest.tags) == (1, "search", ("before-search",))
 
 
-@settings(max_examples=60)
+@settings(max_examples=10 * effort())
 @given(states())
 def test_any_state_the_codec_accepts_comes_back_the_same(state: dict[str, Any]) -> None:
     with backstay.open("memory:") as store:

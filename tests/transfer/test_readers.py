@@ -224,7 +224,7 @@ def test_records_that_are_none_are_named_and_unknown_keys_are_kept(target: backs
 
 def _as_dict(store: backstay.Store, name: str) -> dict[str, Any]:
     """Return a checkpoint as the face shows it."""
-    found = store._run(shelf.get(access_of(store).context, name))
+    found = shelf.get(access_of(store).store, access_of(store).context, name)
     assert found is not None
     return backend._checkpoint(found).to_dict()
 

@@ -423,8 +423,9 @@ def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
         with backstay.open("memory:", clock=damage.clock) as store:
             fill(store)
             right = ask(store)
-            assert isinstance(access_of(store).store, MemoryStore)
-            tables = access_of(store).store._tables
+            backend = access_of(store).store
+            assert isinstance(backend, MemoryStore)
+            tables = backend._tables
             row = tables.rows["", f"a{rng.randrange(STEPS)}"]
             if name == "tags":
                 tables.tags["", row.id] = ("", "\x1b[31m")
@@ -444,8 +445,9 @@ def test_a_page_full_of_damage_neither_ends_a_list_nor_counts() -> None:
         thread = store.thread("t")
         for number in range(700):
             thread.save({"n": number}, id=f"c{number}", metadata={"user": 1})
-        assert isinstance(access_of(store).store, MemoryStore)
-        (lane,) = access_of(store).store._tables.lanes.values()
+        backend = access_of(store).store
+        assert isinstance(backend, MemoryStore)
+        (lane,) = backend._tables.lanes.values()
         lane.rows = [row if row.seq % 300 < 3 else row._replace(notes=b"\xc1") for row in lane.rows]
         sound = [row.id for row in reversed(lane.rows) if row.notes != b"\xc1"]
         assert 5 < len(sound) < 20

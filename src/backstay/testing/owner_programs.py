@@ -194,12 +194,12 @@ class OwnerProgram:
             who = None if lease is None else lease.owner
         return None if who is None else Claim(who, who, ttl)
 
-    def delete(self, _: int, names: tuple[str, ...], spare: bool, who: str | None) -> object:
+    def delete(self, _: int, names: tuple[str, ...], protect: bool, who: str | None) -> object:
         """Delete checkpoints."""
         rows = self.backends[0].find(Query("", ids=names))
         claim = self._claim(rows[0].lane, who, 1) if rows else None
         token = claim and claim.token
-        return self.each(lambda store: replace(store.delete("", names, spare, token), bytes=0))
+        return self.each(lambda store: replace(store.delete("", names, protect, token), bytes=0))
 
     def delete_thread(self, _: int, thread: str, token: str | None, really: bool) -> object:
         """Delete a thread."""
