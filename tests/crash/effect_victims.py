@@ -6,9 +6,10 @@ import os
 import signal
 from pathlib import Path
 
+from backstay.store.effects import EffectRow
+
 from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
-from backstay.store.effects import EffectRow
 from backstay.store.sqlite.store import SqliteStore
 from backstay.thread.store import Store, make_context
 from backstay.thread.thread import Thread

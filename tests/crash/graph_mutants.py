@@ -10,6 +10,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from backstay.store.effects import EffectRow
+
 from backstay.engine import compat, launch, position
 from backstay.engine.context import BaseContext
 from backstay.engine.desk import Desk, finished
@@ -21,7 +23,6 @@ from backstay.model.checkpoint import Checkpoint, Write
 from backstay.model.continuation import NextNode
 from backstay.model.effect import EffectStatus
 from backstay.model.frame import Frame, FrameStack, Task
-from backstay.store.effects import EffectRow
 from backstay.thread import effects, ledger
 from backstay.thread.question import Question
 from backstay.thread.steps import Steps

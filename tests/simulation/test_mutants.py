@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
+from backstay.store.effects import DONE, INTENDED, EffectRow, intent
+from backstay.store.interrupts import InterruptRow
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from backstay.errors import Fenced
 from backstay.store.base import Backend, Commit, Committed, Head, LaneKey, Removed, Row
-from backstay.store.effects import DONE, INTENDED, EffectRow, intent
-from backstay.store.interrupts import InterruptRow
 from backstay.store.leases import Claim, Held
 from backstay.store.memory import MemoryStore
 from backstay.store.memory.chunks import Body, KeptBytes

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from backstay.store.sessions import SessionRow
 
 from backstay.errors import Fenced, OutcomeUnknown
 from backstay.store import boot
@@ -18,7 +19,6 @@ from backstay.store.base import Backend
 from backstay.store.boot import BOOT_ID_PATH, WALL_CLOCK, Moment, boot_clock, boot_id
 from backstay.store.leases import Claim
 from backstay.store.memory import MemoryStore
-from backstay.store.sessions import SessionRow
 from backstay.store.sqlite.store import SqliteStore
 from backstay.testing.drafts import draft, lane, put
 from backstay.testing.waiting import wait_until

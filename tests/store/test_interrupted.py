@@ -18,6 +18,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from backstay.store.effects import DONE, EffectRow
+from backstay.store.interrupts import InterruptRow
+from backstay.store.sessions import SessionRow
 from breaking import Moment, Watch
 
 import backstay.store
@@ -25,12 +28,9 @@ from backstay.errors import StoreError
 from backstay.store.base import Query
 from backstay.store.boot import Moment as Instant
 from backstay.store.directory.store import DirectoryStore
-from backstay.store.effects import DONE, EffectRow
-from backstay.store.interrupts import InterruptRow
 from backstay.store.leases import Claim
 from backstay.store.lock import DirectoryLock, is_mine
 from backstay.store.memory.store import MemoryStore
-from backstay.store.sessions import SessionRow
 from backstay.testing.drafts import damage, draft, lane, long_list, pending, put, state_of
 from effort import effort
 

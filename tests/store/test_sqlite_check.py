@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from backstay.store.interrupts import InterruptRow
+
 from backstay.store.leases import Claim
 from backstay.store.sqlite.store import SqliteStore
 from backstay.testing.drafts import lane, put

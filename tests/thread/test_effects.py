@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from backstay.store.effects import EffectRow
 
 import backstay
 from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, StoreError
 from backstay.model.effect import EffectRecord, EffectStatus, Outcome
-from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
 from backstay.thread.access import access_of
 from backstay.thread.effects import UNKNOWN_ON, key_of

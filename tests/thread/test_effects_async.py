@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from backstay.store.effects import EffectRow
 
 import backstay
 from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
-from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
 from backstay.thread.access import access_of, handle_of
 from backstay.thread.effects import key_of

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backstay.store.sessions import SessionRow
 
 import backstay
 from backstay.errors import InvalidInput
 from backstay.store.lane import LaneKey
-from backstay.store.sessions import SessionRow
 from backstay.thread.access import access_of
 from backstay.thread.process import Process, this_process
 
