@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import operator
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -30,9 +28,6 @@ from backstay.model.decision import DecisionKind
 from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.retention import Keep
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from meanwhile import Meanwhile
 
 Graph = Any
