@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 loop_guard.install()
 
-EXAMPLES = 50
+EXAMPLES = 25
 """How many examples a property gets that does not say so itself."""
 
 RAM_FOLDER = Path("/dev/shm")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,9 @@ BANNED_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "importlib.util", "sqlite3"}
 
 
-def modules() -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted(ROOT.rglob("*.py")):
-        yield path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+@functools.cache
+def modules() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text(encoding="utf-8"), str(path))) for path in sorted(ROOT.rglob("*.py"))]
 
 
 def layer_of(path: Path) -> str:

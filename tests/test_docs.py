@@ -101,7 +101,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     command = next(line for line in readme.splitlines() if ".[test]" in line and line.startswith("python3 -m venv"))
 
-    assert command in script
+    assert [part for part in command.split(" && ") if part not in script] == []
 
 
 def test_no_machine_path_or_lock_file_is_in_the_tree() -> None:

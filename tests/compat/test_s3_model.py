@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from backstay.compat.backend import Checkpoint, CheckpointMetadata, StoreBackend
 from backstay.errors import IdTaken
+from effort import effort
 
 THREADS = st.sampled_from(["t", "u"])
 NAMES = st.sampled_from(["main", "a", "b", "c", "d", "e", "f"])  # "main" is also the name of a branch
@@ -108,13 +109,13 @@ async def compare(backend: StoreBackend, model: Model) -> None:
 
 
 @pytest.mark.row("W3-06", "W3-07", "W3-10", "W3-11", "S3x-03")
-@settings(max_examples=40)
+@settings(max_examples=5 * effort())
 @given(st.lists(PUTS | DELETES, max_size=14))
 def test_any_sequence_of_calls_follows_the_rules_in_memory(operations: list[tuple[object, ...]]) -> None:
     asyncio.run(follow("memory:", operations))
 
 
-@settings(max_examples=8)
+@settings(max_examples=3 * effort())
 @given(st.lists(PUTS | DELETES, min_size=6, max_size=14))
 def test_any_sequence_of_calls_follows_the_rules_in_a_file(operations: list[tuple[object, ...]]) -> None:
     with TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.compat.backend import Checkpoint, CheckpointMetadata
@@ -103,7 +103,6 @@ def test_all_else_has_a_default() -> None:
 
 
 @pytest.mark.row("S3-19")
-@settings(max_examples=40)
 @given(messages=st.lists(OBJECTS, max_size=3), state=OBJECTS, tools=OBJECTS, node=st.text(max_size=5))
 def test_there_and_back_gives_an_equal_checkpoint(
     messages: list[dict[str, Any]], state: dict[str, Any], tools: dict[str, Any], node: str

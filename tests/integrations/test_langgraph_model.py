@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from langgraph_face import Face, at, id_of, make_checkpoint, new_id, opened
 
 from backstay.integrations.langgraph import BackstaySaver
+from effort import effort
 
 Step = tuple[Any, ...]
 
@@ -244,7 +245,7 @@ def saver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @given(program=st.lists(steps, min_size=1, max_size=12), verbs=st.sampled_from(("sync", "sync", "async")))
-@settings(max_examples=40)
+@settings(max_examples=5 * effort())
 def test_random_programs_give_the_models_answers(saver: BackstaySaver, program: list[Step], verbs: str) -> None:
     with asyncio.Runner() as runner:
         pair = Pair(Face(saver, runner if verbs == "async" else None))

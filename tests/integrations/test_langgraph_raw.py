@@ -9,7 +9,7 @@ from typing import Any
 
 import ormsgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -46,7 +46,6 @@ def packed(value: Any) -> bytes:
     return ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
-@settings(max_examples=60)
 @given(VALUES, st.binary(max_size=5))
 def test_a_value_ends_where_the_encoder_ended_it(value: Any, rest: bytes) -> None:
     data = packed(value)
@@ -55,13 +54,11 @@ def test_a_value_ends_where_the_encoder_ended_it(value: Any, rest: bytes) -> Non
     assert raw.end_of(rest + data, len(rest)) == len(rest) + len(data)
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(st.text(max_size=40), VALUES, max_size=3))
 def test_slices_of_a_map_are_the_values_encoded_alone(values: dict[str, Any]) -> None:
     assert dict(raw.msgpack_items(packed(values))) == {name: packed(value) for name, value in values.items()}
 
 
-@settings(max_examples=30)
 @given(VALUES)
 def test_no_shorter_bytes_are_a_value(value: Any) -> None:
     data = packed(value)
@@ -123,7 +120,6 @@ def test_plain_data_holds_no_extension() -> None:
         raw.plain_msgpack(packed([ormsgpack.Ext(2, packed(["os", "system", {}]))]))
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(st.text(max_size=20), PLAIN, max_size=6), st.sampled_from([None, 2]))
 def test_slices_of_an_object_are_its_own_text(values: dict[str, Any], indent: int | None) -> None:
     text = json.dumps(values, indent=indent).encode()

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.pieces.body import LIST, TEXT, Body, Encoded, from_body, to_body
@@ -98,7 +98,6 @@ LISTS = st.lists(st.text(max_size=300), max_size=30)
 STATES = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.one_of(LISTS, values()), max_size=4)
 
 
-@settings(max_examples=150)
 @given(st.lists(st.tuples(STATES, st.booleans()), min_size=1, max_size=6))
 def test_any_sequence_of_states_is_rebuilt_exactly(program: list[tuple[dict[str, Any], bool]]) -> None:
     shelf, tip = Shelf(), Tip()
@@ -116,7 +115,6 @@ def test_any_sequence_of_states_is_rebuilt_exactly(program: list[tuple[dict[str,
         assert list(rebuilt) == list(state)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_edits_of_a_long_list_are_rebuilt_exactly(data: st.DataObject) -> None:
     """Inserts, deletes, replacements and appends of long values: pieces, tables and consolidation."""
@@ -144,7 +142,6 @@ def test_edits_of_a_long_list_are_rebuilt_exactly(data: st.DataObject) -> None:
             tip = shelf.reopen(draft)
 
 
-@settings(max_examples=60)
 @given(st.lists(STATES, min_size=1, max_size=5))
 def test_the_root_depends_on_the_content_only(states: list[dict[str, Any]]) -> None:
     """However a state came about, wherever its bytes are, its root is the same."""
@@ -157,7 +154,6 @@ def test_the_root_depends_on_the_content_only(states: list[dict[str, Any]]) -> N
     assert draft.root == fresh.root == root_digest(shelf.entries(draft))
 
 
-@settings(max_examples=60)
 @given(st.lists(STATES, min_size=2, max_size=6), st.data())
 def test_what_coverage_calls_unneeded_can_go_without_harm(states: list[dict[str, Any]], data: st.DataObject) -> None:
     shelf, tip = Shelf(), Tip()
@@ -354,7 +350,6 @@ def test_a_value_that_was_a_part_of_one_that_goes_is_not_written_again() -> None
 NESTED = st.fixed_dictionaries({"a": st.binary(min_size=900, max_size=1200), "b": st.text(max_size=40)})
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(NESTED, st.integers(0, 3), st.booleans()), min_size=2, max_size=6))
 def test_values_that_move_between_keys_are_rebuilt_exactly(program: list[tuple[dict[str, Any], int, bool]]) -> None:
     shelf, tip = Shelf(), Tip()

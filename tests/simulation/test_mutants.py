@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
+from backstay.store.effects import DONE, INTENDED, EffectRow, intent
+from backstay.store.interrupts import InterruptRow
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from backstay.errors import Fenced
 from backstay.store.base import Backend, Commit, Committed, Head, LaneKey, Removed, Row
-from backstay.store.effects import DONE, INTENDED, EffectRow, intent
-from backstay.store.interrupts import InterruptRow
 from backstay.store.leases import Claim, Held
 from backstay.store.memory import MemoryStore
 from backstay.store.memory.chunks import Body, KeptBytes
@@ -58,11 +58,11 @@ class DropsSharedBlobs(MemoryStore):
     """Deletes all blobs of a deleted checkpoint's lane that its head does not name, whoever else needs them."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         kept = self._tables.bytes.blobs
         blobs = [b for row in self._doomed(namespace, checkpoints) for b in kept if b in row.manifest]
-        removed = super().delete(namespace, checkpoints, spare, token, **more)
+        removed = super().delete(namespace, checkpoints, protect, token, **more)
         for blob in blobs if removed.checkpoints else ():
             self._tables.bytes.blobs.pop(blob, None)
         return removed
@@ -75,9 +75,9 @@ class DropsNeededChunks(MemoryStore):
     """Deletes the beginning of every stream of a lane in which something is deleted."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        removed = super().delete(namespace, checkpoints, spare, token, **more)
+        removed = super().delete(namespace, checkpoints, protect, token, **more)
         for stream, chunks in self._tables.bytes.streams.items() if removed.checkpoints else ():
             self._tables.bytes.streams[stream] = chunks[1:] or chunks
         return removed
@@ -87,10 +87,10 @@ class DeletesHalf(MemoryStore):
     """Stops in the middle of a delete, yet says that all is done."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         names = list(checkpoints)
-        removed = super().delete(namespace, names[: (len(names) + 1) // 2], spare, token, **more)
+        removed = super().delete(namespace, names[: (len(names) + 1) // 2], protect, token, **more)
         return replace(removed, checkpoints=len(names))
 
 
@@ -220,7 +220,8 @@ class FencesBeforeIds(MemoryStore):
     def commit(self, commit: Commit) -> Committed:
         lane = self._tables.lanes.get(commit.lane)
         if lane is not None:
-            lane.tenure.check_commit(lane.key, commit.epoch, commit.claim, self._clock())
+            token = None if commit.claim is None else commit.claim.token
+            lane.tenure.check_writer(lane.key, commit.epoch, token, self._clock())
         return super().commit(commit)
 
 
@@ -275,22 +276,22 @@ class DeletesFromUnderLeases(MemoryStore):
     """Lets everybody delete, whoever holds the lane."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         for name in checkpoints:
             row = self._tables.rows.get((namespace, name))
             token = token if row is None else self._tables.lanes[row.lane].tenure.token
-        return super().delete(namespace, checkpoints, spare, token, **more)
+        return super().delete(namespace, checkpoints, protect, token, **more)
 
 
 class LeavesTheLease(MemoryStore):
     """Keeps the lease of a lane that is emptied for the next lane of that name."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         before = dict(self._tables.lanes)
-        removed = super().delete(namespace, checkpoints, spare, token, **more)
+        removed = super().delete(namespace, checkpoints, protect, token, **more)
         for key, lane in before.items():
             if key not in self._tables.lanes and lane.tenure.token is not None:
                 self._tables.lanes[key] = lane
@@ -364,18 +365,18 @@ class NeverHandsOver(MemoryStore):
 class SparesHeadsOnly(MemoryStore):
     """Deletes checkpoints that wait for a decision."""
 
-    def _is_spared(self, row: Row, alive: bool, tagged: bool, forked: bool) -> bool:
-        return alive and self._tables.is_head(row)
+    def _is_protected(self, row: Row, protect: bool, tagged: bool, forked: bool) -> bool:
+        return protect and self._tables.is_head(row)
 
 
 class LeavesInterrupts(MemoryStore):
     """Deletes checkpoints and keeps their interrupts."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         before = list(self._tables.interrupts)
-        removed = super().delete(namespace, checkpoints, spare, token, **more)
+        removed = super().delete(namespace, checkpoints, protect, token, **more)
         for row in before:
             self._tables.interrupts.put(row)
         return removed

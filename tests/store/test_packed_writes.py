@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import backstay
@@ -19,7 +19,7 @@ from backstay.store.base import Backend, Query, WriteRow
 from backstay.store.layout import pack_body
 from backstay.store.memory import MemoryStore
 from backstay.store.open import open_backend
-from backstay.store.postgres.pending import swap
+from backstay.store.postgres.commit import swap
 from backstay.store.postgres.store import PostgresStore
 from backstay.store.sqlite.pending import INLINE_BYTES_MAX, PIECE_BYTES
 from backstay.store.sqlite.store import SqliteStore
@@ -183,11 +183,11 @@ def found(backend: Backend, name: str) -> tuple[WriteRow, ...]:
     return row.writes
 
 
+@pytest.mark.effort
 def test_any_sequence_of_calls_gives_what_the_memory_store_gives(backend: Backend) -> None:
     model = MemoryStore()
     numbers = iter(range(1_000_000))
 
-    @settings(max_examples=30)
     @given(calls([TASK, TASK.upper(), "task", "é", "a\0b"]))
     def run(story: list[Call]) -> None:
         name = f"c{next(numbers)}"

@@ -19,6 +19,7 @@ import backstay
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
 from backstay.thread.access import access_of
+from effort import effort
 
 Show = Callable[[str, object], None]
 
@@ -26,6 +27,8 @@ OURS = str(Path(backstay.__file__).parent / "store" / "postgres")
 POOL = str(Path(psycopg_pool.__file__).parent)
 HANDLER_SAVES = 60
 SECONDS_MAX = 20.0
+STRIDE = max(1, 5 // effort())
+"""Of so many lines one is tried."""
 
 
 def is_place(frame: FrameType, event: str) -> bool:
@@ -81,6 +84,7 @@ def backends(server: PostgresServer, name: str) -> int:
     return int(rows[0][0])
 
 
+@pytest.mark.effort
 @pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")  # and so closed: that is the point
 @pytest.mark.parametrize("first", [True, False], ids=["the first save", "any save"])
 def test_ctrl_c_at_any_line_of_a_save_leaves_a_store_that_works(
@@ -88,9 +92,8 @@ def test_ctrl_c_at_any_line_of_a_save_leaves_a_store_that_works(
 ) -> None:
     url = f"{postgres_url}&pool=3&timeout=10&application_name=interrupted"
     store = backstay.open(url)
-    thread, log, number, stored = store.thread("agent"), [], 0, 0
+    thread, log, number, stored = store.thread("agent"), [], 1, 0
     while True:
-        number += 1
         if first:  # with a pool that is not made yet
             store.close()
             store = backstay.open(url)
@@ -106,13 +109,13 @@ def test_ctrl_c_at_any_line_of_a_save_leaves_a_store_that_works(
         in_time(store.thread("other").latest)
         if done:
             break
-        number += 2 * first  # opening takes its time: every third line
+        number += STRIDE * (3 if first else 1)  # opening takes its time
 
     newest = store.thread("agent").latest()
     assert newest is not None
     assert newest.state == {"log": log}
     assert store.verify()
-    assert len(log) > 50
+    assert len(log) > 50 // STRIDE
     assert 0 < stored < len(log)
     wait_until(lambda: backends(postgres, "interrupted") <= 3)  # what was given up is closed
     store.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from backstay.store.sessions import SessionRow
 
 import backstay
 from backstay.errors import StoreRefused
@@ -21,7 +22,6 @@ from backstay.store.leases import Claim
 from backstay.store.postgres import schema as making
 from backstay.store.postgres.database import NO_WRITERS
 from backstay.store.postgres.store import PostgresStore
-from backstay.store.sessions import SessionRow
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
 from backstay.thread.access import access_of
@@ -152,7 +152,7 @@ def test_every_write_after_a_migration_is_refused_and_stores_nothing(
         assert rows(admin, schema) == before, name
 
     assert {name.partition(":")[0] for name in calls} | READS == {
-        name for name in vars(PostgresStore) if not name.startswith("_")
+        name for name in dir(PostgresStore) if not name.startswith("_")
     }
     set_version(admin, schema, 1)  # each would have done something
     for name, call in calls.items():

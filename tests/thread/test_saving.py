@@ -17,6 +17,7 @@ from backstay.model.interrupt import Interrupt, InterruptKind
 from backstay.store.open import open_backend
 from backstay.testing.strategies import same, states
 from backstay.thread.store import Store, make_context
+from effort import effort
 from meanwhile import Meanwhile
 
 MESSAGES = [{"role": "user", "content": "hello " * 60}, {"role": "assistant", "content": "hi " * 100}]
@@ -57,7 +58,7 @@ def test_what_was_just_saved_is_shown_without_asking_the_store(url: str) -> None
         assert watched.calls > before
 
 
-@settings(max_examples=60)
+@settings(max_examples=10 * effort())
 @given(states())
 def test_any_state_the_codec_accepts_comes_back_the_same(state: dict[str, Any]) -> None:
     with backstay.open("memory:") as store:

@@ -177,6 +177,12 @@ ATTACKS: dict[str, tuple[Callable[[], Records], int]] = {
 }
 """What is in the file, and the bytes that its largest state or record may take."""
 
+LONG = {
+    "a byte of 100 MB changed ten times",
+    "forty branches of ten thousand empty values",
+    "600 MB of pending writes",
+}
+
 CHILD = """
 import sys
 import backstay
@@ -201,7 +207,9 @@ with backstay.open(sys.argv[2]) as store:
 
 
 @pytest.mark.row("T10")
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.effort(2) if name in LONG else ()) for name in ATTACKS]
+)
 def test_a_small_file_takes_no_more_memory_than_its_largest_state_and_the_window(
     name: str, tmp_path: Path, show: Show
 ) -> None:

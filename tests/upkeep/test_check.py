@@ -16,8 +16,8 @@ from damage import IDS, change, clock, fill, flip_column, make
 
 import backstay
 from backstay.store.finding import KINDS
+from backstay.thread.records import PAGE_ROWS
 from backstay.upkeep import check
-from backstay.upkeep.check import PAGE_ROWS
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from backstay.thread.access import access_of
 sys.path.insert(0, str(Path(__file__).parent))
 
 import damage
+from backstay.store.sessions import SessionRow
 
 import backstay
 from backstay import Corrupted, Keep
@@ -39,7 +40,6 @@ from backstay.store.base import LaneKey, Query
 from backstay.store.directory.frame import FILE_HEAD_BYTES, Frame, scan
 from backstay.store.leases import Claim
 from backstay.store.memory.store import MemoryStore
-from backstay.store.sessions import SessionRow
 from effort import effort
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from backstay.engine.options import RunOptions
 from backstay.engine.position import Job
 from backstay.errors import EffectUnknown
 from backstay.model.decision import Decision, DecisionKind
-from backstay.model.effect import EffectRecord, EffectStatus, Outcome
+from backstay.model.effect import EffectRecord, Outcome
 from backstay.model.interrupt import InterruptKind
 from backstay.store.base import Backend
 from backstay.thread import ledger
@@ -132,9 +132,9 @@ class Ledger:
         lane, request = desk.cursor.lane, request_of(call)
         for branch in self._options.effects_from:
             other = lane._replace(branch=branch)
-            row = store.find_effect(other, call.key)
-            if row is not None and row.status == EffectStatus.DONE and request and row.request == request:
-                record = ledger.record_of(row)
+            row = ledger.find(store, other, call.key)
+            if row is not None and row.status == ledger.DONE and request and row.request == request:
+                record = ledger.shown_of(row)
                 return record if record.error is None else None
         return None
 

@@ -42,6 +42,7 @@ from backstay.thread import interrupts
 from backstay.thread.access import handle_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.load import latest
+from backstay.thread.records import find_by_id
 from backstay.thread.thread import Thread
 from backstay.thread.thread_async import AsyncThread
 
@@ -277,8 +278,8 @@ def _asked(checkpoint: Checkpoint, waiting: list[InterruptRecord]) -> list[Inter
 
 
 def _found(store: Backend, namespace: str, name: str) -> InterruptRecord | None:
-    row = store.find_interrupt(namespace, name)
-    return None if row is None else interrupts.record_of(row)
+    stored = find_by_id(store, "interrupt", namespace, name)
+    return None if stored is None else interrupts.record_of(stored)
 
 
 async def _decide(desk: Desk, waiting: list[InterruptRecord], taking: Taking) -> None:

@@ -19,7 +19,7 @@ from backstay.model.frame import Frame
 from backstay.store.base import Backend
 from backstay.thread.arguments import fork_target, name_of
 from backstay.thread.damage import told
-from backstay.thread.ledger import Ledger
+from backstay.thread.ledger import ledger_of
 from backstay.thread.load import get_of_thread, latest
 from backstay.thread.save import Request, fork
 from backstay.thread.thread import Thread
@@ -126,7 +126,7 @@ def _next_nodes(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 def _effects(store: Backend, desk: Desk, checkpoint: Checkpoint) -> list[EffectRecord]:
     """Return the effects that the run did after a checkpoint, in the branch it is in."""
-    pages = Ledger(desk.cursor.lane.namespace, desk.cursor.lane.thread)
+    pages = ledger_of(desk.cursor.lane.namespace, desk.cursor.lane.thread)
     found: list[EffectRecord] = []
     frame = checkpoint.frames.frames[0] if checkpoint.frames else None
     while not pages.done:

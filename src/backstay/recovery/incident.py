@@ -22,6 +22,7 @@ from backstay.store.base import Backend, LaneKey, Query
 from backstay.thread import interrupts, ledger
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.records import find_by_id
 
 INCIDENT = "incident"
 BY_DECISION = "decision"
@@ -206,16 +207,16 @@ def _newest(store: Backend, cursor: Cursor) -> str:
 
 
 def _effect(store: Backend, cursor: Cursor, key: str) -> EffectRecord | None:
-    row = store.find_effect(cursor.lane, ledger.check_key(key))
-    return None if row is None else ledger.record_of(row)
+    row = ledger.find(store, cursor.lane, key)
+    return None if row is None else ledger.shown_of(row)
 
 
 def _find(store: Backend, cursor: Cursor, name: str) -> InterruptRecord | None:
-    row = store.find_interrupt(cursor.lane.namespace, name)
-    if row is None:
+    stored = find_by_id(store, "interrupt", cursor.lane.namespace, name)
+    if stored is None:
         return None
-    found = interrupts.record_of(row)
-    if row.lane != cursor.lane or not is_incident(found.interrupt.payload):
+    found = interrupts.record_of(stored)
+    if stored.lane != cursor.lane or not is_incident(found.interrupt.payload):
         raise Corrupted(f"interrupt {name} is not the incident it should be", thread=cursor.lane.thread)
     return found
 

@@ -31,21 +31,26 @@ from backstay.errors import (
 )
 from backstay.model.effect import EffectRecord, EffectStatus, Outcome
 from backstay.store.base import Backend
-from backstay.store.effects import EffectRow, digest_of
+from backstay.store.records import Fence, Record, digest_of
 from backstay.thread.access import Handle
 from backstay.thread.cursor import Cursor
 from backstay.thread.ledger import (
+    DONE,
     ERROR,
+    FAILED,
+    INTENDED,
     NO_RESULT,
     RESULT,
+    EffectRow,
     check_key,
     check_outcome,
+    ended,
+    find,
     idempotency_key,
     intent_of,
-    payload_of,
-    record_of,
-    sealed,
+    row_of,
     settle_row,
+    shown_of,
 )
 from backstay.thread.process import short_name
 from backstay.thread.record import to_microseconds
@@ -141,27 +146,33 @@ class _Attempts:
     owner: str
     request: bytes
 
-    def begin(self, attempt: int, retry_of: int | None = None) -> Steps[EffectRow]:
-        """Store an intent if it is the next one, and take it back if nobody waits for it; return what is there then."""
+    def begin(self, over: EffectRow | None = None) -> Steps[EffectRow]:
+        """Store the next intent unless somebody was faster, and take it back if nobody waits for it.
+
+        Return what the ledger has then.
+        """
         cursor = self.handle.cursor
-        now_us = to_microseconds(self.handle.context.now())
-        row = intent_of(cursor.lane, self.call.key, attempt, self.owner, self.request, now_us)
-        never_run = self._receipt(row, EffectStatus.FAILED, ERROR + CANCELLED)
-        begun: EffectRow = yield lambda: self.run(
-            lambda store: _begin(store, cursor, row, retry_of), lambda store: _without_error(store, never_run)
-        )
+        row = intent_of(cursor.lane, self.call.key, self.owner, self.request, self._now_us(), over)
+        begun: EffectRow = yield lambda: self.run(lambda store: _begin(store, cursor, row), self._take_back)
         return begun
 
-    def end(self, row: EffectRow, status: EffectStatus, payload: bytes) -> Steps[EffectRow]:
+    def end(self, row: EffectRow, status: str, payload: bytes) -> Steps[EffectRow]:
         """Store the receipt, also if nobody waits for it any more; return what the ledger has then."""
-        receipt = self._receipt(row, status, payload)
-        ended: EffectRow = yield lambda: self.run(receipt, lambda store: _without_error(store, receipt))
-        return ended
+        receipt = ended(row, status, payload, self._now_us()).sealed()
+        stored: EffectRow = yield lambda: self.run(
+            lambda store: row_of(store.put_record(receipt)), lambda store: _without_error(store, receipt)
+        )
+        return stored
 
-    def _receipt(self, row: EffectRow, status: EffectStatus, payload: bytes) -> Callable[[Backend], EffectRow]:
-        now_us = to_microseconds(self.handle.context.now())
-        body = sealed(row, status, now_us, None, payload)
-        return lambda store: store.end_effect(row.lane, row.key, row.attempt, row.owner, status.value, body, now_us)
+    def _take_back(self, store: Backend) -> None:
+        """Record that this call's intent was never run, if it was stored: whoever comes next may begin at once."""
+        with contextlib.suppress(BackstayError):
+            row = find(store, self.handle.cursor.lane, self.call.key)
+            if row is not None and self.may_run(row):
+                store.put_record(ended(row, FAILED, ERROR + CANCELLED, self._now_us()).sealed())
+
+    def _now_us(self) -> int:
+        return to_microseconds(self.handle.context.now())
 
     def settle(self, row: EffectRow, outcome: Outcome) -> Steps[EffectRow]:
         """Store what the hook found out; return what the ledger has then."""
@@ -173,22 +184,22 @@ class _Attempts:
 
     def may_run(self, row: EffectRow) -> bool:
         """Tell whether the intent in the ledger is this call's."""
-        return row.owner == self.owner and row.status == EffectStatus.INTENDED
+        return row.owner == self.owner and row.status == INTENDED
 
 
 def _course(handle: Handle, run: Run, call: EffectCall) -> Steps[Any]:
     """Do what an effect's place in the ledger asks for, until it is known to be done."""
     attempts = _Attempts(handle, run, call, f"{short_name()} {handle.context.new_id()}", request_of(call))
-    row = yield from attempts.begin(1)
+    row = yield from attempts.begin()
     while True:
-        record = record_of(row)
+        record = shown_of(row)
         if record.status is EffectStatus.DONE:
             _check_request(record, row, attempts.request)
             return _result_of(record)
         if attempts.may_run(row):
             return (yield from _attempt(attempts, row))
         if record.status is EffectStatus.FAILED:
-            row = yield from attempts.begin(row.attempt + 1)
+            row = yield from attempts.begin(row)
         else:
             row = yield from _over_unknown(attempts, row, record)
 
@@ -198,7 +209,7 @@ def _over_unknown(attempts: _Attempts, row: EffectRow, record: EffectRecord) -> 
     call = attempts.call
     if call.idempotent:
         _check_request(record, row, attempts.request)
-        return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
+        return (yield from attempts.begin(row))
     reconcile = call.reconcile
     if reconcile is None:
         raise _unknown(record)
@@ -207,33 +218,34 @@ def _over_unknown(attempts: _Attempts, row: EffectRow, record: EffectRecord) -> 
         raise _unknown(record)
     if outcome.status is EffectStatus.FAILED:
         # Not settled first and begun then: who has lost the lease meanwhile must do neither.
-        return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
+        return (yield from attempts.begin(row))
     return (yield from attempts.settle(row, outcome))
 
 
 def _attempt(attempts: _Attempts, row: EffectRow) -> Steps[Any]:
     """Do it, and store the receipt."""
     call = attempts.call
-    kwargs = _with_key(call, idempotency_key(row.lane, row.key))
+    lane, key = row.stored.lane, row.stored.key
+    kwargs = _with_key(call, idempotency_key(lane, key))
     try:
         result = yield lambda: call.fn(*call.args, **kwargs)
     except call.unknown_on:
         raise
     except Exception as error:
-        yield from attempts.end(row, EffectStatus.FAILED, ERROR + _type_name(error))
+        yield from attempts.end(row, FAILED, ERROR + _type_name(error))
         raise
     try:
         payload, refused = RESULT + encode(result, "result"), None
     except EncodeError as error:
         payload, refused = NO_RESULT + error.what.encode(), error
     try:
-        ended = yield from attempts.end(row, EffectStatus.DONE, payload)
+        stored = yield from attempts.end(row, DONE, payload)
     except NotFound as error:
-        raise NotFound(f"{error.what}: it was done, but is no longer in the ledger", thread=row.lane.thread) from error
-    if (ended.owner, ended.settled_by, b"".join(payload_of(ended))) != (row.owner, None, payload):
-        return _result_that_counts(record_of(ended))
+        raise NotFound(f"{error.what}: it was done, but is no longer in the ledger", thread=lane.thread) from error
+    if (stored.owner, stored.settled_by, stored.payload) != (row.owner, None, payload):
+        return _result_that_counts(shown_of(stored))
     if refused is not None:
-        raise _without_result(row.key, row.lane.thread, refused.what) from refused
+        raise _without_result(key, lane.thread, refused.what) from refused
     return result
 
 
@@ -258,7 +270,7 @@ def _result_of(record: EffectRecord) -> Any:
 # An intent, and a receipt that nobody waits for -------------------------------------------------------------------
 
 
-def _begin(store: Backend, cursor: Cursor, row: EffectRow, retry_of: int | None) -> EffectRow:
+def _begin(store: Backend, cursor: Cursor, row: EffectRow) -> EffectRow:
     """Store an intent as a checkpoint would be: under the handle's lease, or where nobody has one."""
     hold, seen = cursor.hold, cursor.seen
     epoch, token = None if seen is None else seen.epoch, None
@@ -267,17 +279,17 @@ def _begin(store: Backend, cursor: Cursor, row: EffectRow, retry_of: int | None)
             raise refusal
         epoch, token = hold.epoch, hold.claim.token
     try:
-        return store.begin_effect(row, epoch, token, retry_of)
+        return row_of(store.put_record(row.sealed(), fence=Fence(epoch, token)))
     except Fenced as error:
         if hold is not None:
             hold.fenced(error)
         raise
 
 
-def _without_error(store: Backend, operation: Callable[[Backend], object]) -> None:
-    # If it fails, the outcome stays what it was: unknown. There is nobody to be told but who asks for it next.
+def _without_error(store: Backend, receipt: Record) -> None:
+    # If it fails, the outcome stays what it was: unknown. Whoever asks for it next learns that.
     with contextlib.suppress(BackstayError):
-        operation(store)
+        store.put_record(receipt)
 
 
 # Arguments --------------------------------------------------------------------------------------------------------

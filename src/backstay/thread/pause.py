@@ -12,10 +12,11 @@ from backstay.model.decision import REASON_LENGTH_MAX, DecisionKind
 from backstay.model.ids import check_id, check_label
 from backstay.model.interrupt import Interrupt, InterruptKind
 from backstay.store.base import Backend, Query
-from backstay.store.interrupts import InterruptRow
+from backstay.store.records import Record
 from backstay.thread import interrupts
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.records import all_records
 
 
 def request_pause(store: Backend, context: Context, cursor: Cursor, reason: str, by: str) -> InterruptRecord:
@@ -24,9 +25,9 @@ def request_pause(store: Backend, context: Context, cursor: Cursor, reason: str,
     check_label(reason, "reason", length_max=REASON_LENGTH_MAX)
     while True:
         rows = _requests(store, cursor, pending=False)
-        newest = rows[-1] if rows else None
+        newest = interrupts.record_of(rows[-1]) if rows else None
         if newest is not None and newest.decision is None:
-            return interrupts.record_of(newest)
+            return newest
         payload = {"pause": True, "by": by, "reason": reason}
         recorded = _record(store, context, cursor, newest.id if newest else "", payload, reason)
         if recorded is not None:
@@ -55,16 +56,10 @@ def obey(store: Backend, context: Context, cursor: Cursor) -> InterruptRecord | 
             return found
 
 
-def _requests(store: Backend, cursor: Cursor, pending: bool) -> list[InterruptRow]:
+def _requests(store: Backend, cursor: Cursor, pending: bool) -> list[Record]:
     """Return the requests to pause this branch, oldest first."""
-    found: list[InterruptRow] = []
-    after = 0
-    while True:
-        rows = store.interrupts(cursor.lane.namespace, cursor.lane.thread, pending, after, interrupts.PAGE_ROWS)
-        found += [row for row in rows if row.lane == cursor.lane and interrupts.is_pause(row.id)]
-        if len(rows) < interrupts.PAGE_ROWS:
-            return found
-        after = rows[-1].number
+    found = all_records(store, "interrupt", cursor.lane.namespace, cursor.lane.thread, pending)
+    return [record for record in found if record.lane == cursor.lane and interrupts.is_pause(record.key)]
 
 
 def _record(

@@ -11,6 +11,7 @@ from backstay.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query, Removed,
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.interrupts import pending_checkpoints
 from backstay.thread.record import entry_of
+from backstay.thread.records import all_records
 from backstay.thread.retention import Keep, Pruned
 
 REBUILT_FROM = "counters_since_delta_snapshot"
@@ -157,12 +158,12 @@ def clear(store: Backend, context: Context) -> Removed:
     named = thread_names(store, context)
     # Runs that died before their first checkpoint leave no branch behind, but a lease or a session.
     leases = store.leases(context.namespace, None, False)
-    sessions = store.sessions(context.namespace, None, False)
+    sessions = all_records(store, "session", context.namespace, None)
     named += [row.lane.thread for row in leases] + [row.lane.thread for row in sessions]
     for name in dict.fromkeys(named):
         removed += store.delete_thread(context.namespace, name)
     # ... or effects only. One that is left names a thread of which nothing else is known.
-    while left := (store.effects(context.namespace, None, 0, 1)):
+    while left := (store.records("effect", context.namespace, None, False, 0, 1)):
         removed += store.delete_thread(context.namespace, left[0].lane.thread)
     return removed
 

@@ -11,21 +11,22 @@ import contextlib
 import os
 import time
 import weakref
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput
+from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.damaged import Damaged
 from backstay.model.ids import check_label
 from backstay.model.session import InterruptedRun, Session
 from backstay.store.base import Backend, Query
-from backstay.store.layout import UNREADABLE
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
 from backstay.thread.access import Handle, handle_of
 from backstay.thread.damage import read_each, unread
 from backstay.thread.heartbeat import Pulse
 from backstay.thread.lease import check_owner, check_ttl, note_beside, to_us
 from backstay.thread.process import is_alive, this_process
 from backstay.thread.record import from_microseconds, meta_of, to_microseconds
+from backstay.thread.records import all_records, damaged, find_by_id, seal, unseal
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -41,6 +42,54 @@ _here: dict[str, weakref.ref[SessionBase]] = {}
 """The sessions of this process. One whose object is gone was left by an interrupt before its end could be recorded."""
 
 
+_TYPES = (str, str, str, int, int, (int, type(None)), (str, type(None)))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as it is stored, every byte checked. Moments are the caller's clock, for people."""
+
+    stored: Record
+    owner: str
+    process: str  # names the process exactly; see ``process``
+    note: str
+    started_us: int
+    seen_us: int  # of the last beat
+    ended_us: int | None = None
+    reason: str | None = None  # why it ended; None while it has not
+
+    def sealed(self) -> Record:
+        """Return the record to be stored."""
+        return seal(
+            replace(self.stored, open=self.reason is None),
+            (self.owner, self.process, self.note, self.started_us, self.seen_us, self.ended_us, self.reason),
+        )
+
+
+def row_of(stored: Record) -> SessionRow:
+    """Return what a stored session says, every byte of it checked."""
+    row = SessionRow(stored, *unseal(stored, _TYPES))
+    if stored.open != (row.reason is None):
+        raise damaged(stored, "it is not of the known form")
+    return row
+
+
+def end(store: Backend, row: SessionRow, now_us: int, reason: str) -> None:
+    """Record why a session ended; the first reason stays. It may beat meanwhile, or be deleted."""
+    with contextlib.suppress(NotFound):
+        while row.reason is None:
+            row = row_of(store.put_record(replace(row, ended_us=now_us, reason=reason).sealed()))
+
+
+def end_by_id(store: Backend, namespace: str, name: str, now_us: int, reason: str) -> bool:
+    """Record why a session ended; return False if it is not there or had ended before."""
+    stored = find_by_id(store, "session", namespace, name)
+    if stored is None or not stored.open:
+        return False
+    end(store, row_of(stored), now_us, reason)
+    return True
+
+
 class SessionBase:
     """One run of one branch, from its begin to its end. It is used once."""
 
@@ -52,6 +101,7 @@ class SessionBase:
         self._handle = handle
         self._lane = handle.cursor.lane
         self._pulse: Pulse | None = None
+        self._row: SessionRow | None = None  # as it was when this process last wrote it
         self._entered = False
         self._ended = False
         self._process = os.getpid()
@@ -67,10 +117,11 @@ class SessionBase:
         if self._ended:  # nobody waited for it
             return
         began, now_us = time.monotonic(), self._now_us()
-        row = SessionRow(self.id, self._lane, self.owner, str(this_process()), self.note, now_us, now_us)
+        fresh = Record("session", self._lane, self.id, b"", True)
+        row = SessionRow(fresh, self.owner, str(this_process()), self.note, now_us, now_us)
         me = _here[self.id] = weakref.ref(self)  # whom nobody can end any more must not be kept alive for ever
         self._pulse = Pulse(self.ttl, began, lambda: (run := me()) is not None and run._beat())
-        store.begin(row, to_us(self.ttl))
+        self._row = row_of(store.put_record(row.sealed(), to_us(self.ttl)))
         self._handle.context.heartbeat.add(self._pulse)
         try:
             self._taking_over(store)
@@ -80,10 +131,12 @@ class SessionBase:
             raise
 
     def _taking_over(self, store: Backend) -> None:
-        rows = store.sessions(self._lane.namespace, self._lane.thread, True)
-        for row in rows:
-            if row.lane == self._lane and row.id != self.id and is_gone(row):
-                self._recording(store, row.id, TAKEN_OVER)
+        for stored in all_records(store, "session", self._lane.namespace, self._lane.thread, open_only=True):
+            if stored.lane == self._lane and stored.key != self.id:
+                with contextlib.suppress(Corrupted):  # whoever lists sessions, or checks the store, sees it
+                    row = row_of(stored)
+                    if is_gone(row):
+                        end(store, row, self._now_us(), TAKEN_OVER)
 
     def _ending(self, store: Backend, reason: str) -> None:
         """Record the end, once; to be run with the handle's lock.
@@ -95,13 +148,12 @@ class SessionBase:
         if self._pulse is not None:
             self._pulse.stopped = True
             self._handle.context.heartbeat.remove(self._pulse)
-            self._recording(store, self.id, reason)
+            if self._row is not None:
+                end(store, self._row, self._now_us(), reason)
+            else:  # interrupted before it was known whether it was stored
+                end_by_id(store, self._lane.namespace, self.id, self._now_us(), reason)
             _here.pop(self.id, None)
         self._ended = True
-
-    def _recording(self, store: Backend, name: str, reason: str) -> None:
-        namespace, now_us = self._lane.namespace, self._now_us()
-        store.end(namespace, name, now_us, reason)
 
     def _checked(self, reason: str) -> str:
         if not self._entered:
@@ -111,7 +163,15 @@ class SessionBase:
         return reason
 
     def _beat(self) -> bool:
-        return self._handle.access.store.beat(self._lane.namespace, self.id, self._now_us(), to_us(self.ttl))
+        """Say that it lives; return False if it is gone or has ended."""
+        row, now_us = self._row, self._now_us()
+        with contextlib.suppress(NotFound):
+            while row is not None and row.reason is None:
+                beaten = replace(row, seen_us=now_us)
+                self._row = row = row_of(self._handle.access.store.put_record(beaten.sealed(), to_us(self.ttl)))
+                if row.seen_us == now_us:
+                    return True
+        return False
 
     def _now_us(self) -> int:
         return to_microseconds(self._handle.context.now())
@@ -201,21 +261,20 @@ def sessions(store: Backend, namespace: str, active: bool) -> list[Session | Dam
     if not isinstance(active, bool):
         raise InvalidInput(f"active must be True or False, not {type(active).__name__}")
     lost = unread(store, namespace, None)
-    rows = store.sessions(namespace, None, active)
-    return [*lost, *read_each(rows, session_of, _place)]
+    return [*lost, *read_each(all_records(store, "session", namespace, None, active), session_of, _place)]
 
 
 def interrupted(store: Backend, namespace: str) -> list[InterruptedRun | Damaged]:
     """Return the runs that did not end and whose owner is gone, the one seen last first."""
     lost = unread(store, namespace, None)
-    rows = store.sessions(namespace, None, True)
-    gone = sorted(filter(is_gone, rows), key=lambda row: row.seen_us, reverse=True)
-    newest = {}
-    for row in gone:
-        newest[row.id] = store.find(Query(*row.lane, limit=1))
+    rows = read_each(all_records(store, "session", namespace, None, open_only=True), row_of, _place)
+    broken = [row for row in rows if isinstance(row, Damaged)]
+    gone = [row for row in rows if not isinstance(row, Damaged) and is_gone(row)]
+    gone.sort(key=lambda row: row.seen_us, reverse=True)
+    newest = {row.stored.key: store.find(Query(*row.stored.lane, limit=1)) for row in gone}
 
     def read(row: SessionRow) -> InterruptedRun:
-        run, found = session_of(row), newest[row.id]
+        run, found = _shown(row), newest[row.stored.key]
         return InterruptedRun(
             session_id=run.id,
             thread_id=run.thread_id,
@@ -228,19 +287,22 @@ def interrupted(store: Backend, namespace: str) -> list[InterruptedRun | Damaged
             checkpoint=meta_of(found[0]) if found else None,
         )
 
-    return [*lost, *read_each(gone, read, _place)]
+    return [*lost, *broken, *read_each(gone, read, lambda row: _place(row.stored))]
 
 
-def session_of(row: SessionRow) -> Session:
+def session_of(stored: Record) -> Session:
     """Return a stored session; Corrupted if it cannot be read."""
+    return _shown(row_of(stored))
+
+
+def _shown(row: SessionRow) -> Session:
+    lane = row.stored.lane
     try:
-        if UNREADABLE in row.id:
-            raise DecodeError("its id cannot be read")
         return Session(
-            id=row.id,
-            thread_id=row.lane.thread,
-            branch=row.lane.branch,
-            scope=row.lane.scope,
+            id=row.stored.key,
+            thread_id=lane.thread,
+            branch=lane.branch,
+            scope=lane.scope,
             owner=row.owner,
             note=row.note,
             started_at=from_microseconds(row.started_us),
@@ -249,19 +311,17 @@ def session_of(row: SessionRow) -> Session:
             reason=row.reason,
         )
     except DecodeError as error:
-        name = row.id.rstrip(UNREADABLE)
-        hint = "Nothing else is affected. Look at the thread itself to see how far it came"
-        raise Corrupted(f"session {name}: {error.what}", thread=row.lane.thread, hint=hint) from error
+        raise damaged(row.stored, error.what) from error
 
 
-def _place(row: SessionRow) -> tuple[str, str | None, int]:
-    return row.lane.thread, None if UNREADABLE in row.id else row.id, 0
+def _place(stored: Record) -> tuple[str, str | None, int]:
+    return stored.lane.thread, stored.key, 0
 
 
 def is_gone(row: SessionRow) -> bool:
     """Tell whether the owner of a session that did not end is gone: by the kernel if it can know, else by the beats."""
     alive = is_alive(row.process)
-    here = _here.get(row.id)
+    here = _here.get(row.stored.key)
     if here is not None and here() is None and row.process == str(this_process()):
         return True
-    return row.left_us <= 0 if alive is None else not alive
+    return row.stored.left_us <= 0 if alive is None else not alive

@@ -26,7 +26,7 @@ from backstay.thread.arguments import lane_key
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import listed, told
 from backstay.thread.history import Filter, History, Wanted, history_of, listing_of_threads
-from backstay.thread.interrupts import Inbox, InterruptRecord
+from backstay.thread.interrupts import InterruptRecord, inbox_of
 from backstay.thread.lease import Lease, check_terms
 from backstay.thread.offload import Offload
 from backstay.thread.retention import Keep, Pruned
@@ -183,7 +183,7 @@ class Store:
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
         """Iterate over the interrupts of all threads, oldest first; ``pending``: those that are not consumed yet."""
-        return listed(self._access, Inbox(self.namespace, None, pending), check_on_damage(on_damage))
+        return listed(self._access, inbox_of(self.namespace, None, pending), check_on_damage(on_damage))
 
     def verify(self) -> Report:
         """Check every byte of every checkpoint against its digest, and the store below; report all damage."""

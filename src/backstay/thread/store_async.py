@@ -21,7 +21,7 @@ from backstay.thread.arguments import lane_key
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import alisted
 from backstay.thread.history import Filter, Wanted, listing_of_threads
-from backstay.thread.interrupts import Inbox, InterruptRecord
+from backstay.thread.interrupts import InterruptRecord, inbox_of
 from backstay.thread.lease import AsyncLease, check_terms, claim
 from backstay.thread.store import Store, make_context
 from backstay.thread.thread_async import AsyncThread, OnLost
@@ -174,7 +174,7 @@ class AsyncStore:
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> AsyncIterator[Any]:
         """Iterate over the interrupts of all threads, oldest first; see ``Store.interrupts``."""
-        return alisted(self._access, Inbox(self.namespace, None, pending), check_on_damage(on_damage))
+        return alisted(self._access, inbox_of(self.namespace, None, pending), check_on_damage(on_damage))
 
     async def close(self) -> None:
         """Release everything. Closing twice is fine."""

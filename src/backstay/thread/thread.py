@@ -23,7 +23,7 @@ from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, perform
 from backstay.thread.history import Filter, History, WantedOfThread, history_of, listing_of_thread
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.lease import Lease, check_terms
-from backstay.thread.ledger import Ledger, settle
+from backstay.thread.ledger import ledger_of, settle
 from backstay.thread.loop import PAUSE_CHECK_S, Loop, check_plan
 from backstay.thread.offload import in_event_loop
 from backstay.thread.pause import request_pause
@@ -290,7 +290,7 @@ class Thread:
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
         """Iterate over the interrupts of all branches of this thread, oldest first; ``pending``: not consumed yet."""
-        inbox = interrupts.Inbox(self._cursor.lane.namespace, self.id, pending)
+        inbox = interrupts.inbox_of(self._cursor.lane.namespace, self.id, pending)
         return listed(self._access, inbox, check_on_damage(on_damage))
 
     def decide(
@@ -371,7 +371,7 @@ class Thread:
 
     def effects(self, *, on_damage: OnDamage = "raise") -> Iterator[Any]:
         """Iterate over the effects of all branches of this thread, in the order in which they were first begun."""
-        return listed(self._access, Ledger(self._cursor.lane.namespace, self.id), check_on_damage(on_damage))
+        return listed(self._access, ledger_of(self._cursor.lane.namespace, self.id), check_on_damage(on_damage))
 
     def settle(self, effect: EffectRecord, outcome: Outcome, *, by: str) -> EffectRecord:
         """Say how an effect ended of which nobody knew, once, and return it with the outcome.

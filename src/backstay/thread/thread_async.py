@@ -20,9 +20,9 @@ from backstay.thread.cursor import Cursor
 from backstay.thread.damage import alisted
 from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, aperform
 from backstay.thread.history import Filter, WantedOfThread, listing_of_thread
-from backstay.thread.interrupts import Inbox, InterruptRecord
+from backstay.thread.interrupts import InterruptRecord, inbox_of
 from backstay.thread.lease import AsyncLease, check_terms
-from backstay.thread.ledger import Ledger
+from backstay.thread.ledger import ledger_of
 from backstay.thread.loop import PAUSE_CHECK_S, AsyncLoop, check_plan
 from backstay.thread.session import AsyncRunSession
 from backstay.thread.thread import Thread
@@ -153,7 +153,7 @@ class AsyncThread:
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> AsyncIterator[Any]:
         """Iterate over the interrupts of all branches of this thread, oldest first; see ``Thread.interrupts``."""
-        inbox = Inbox(self._handle.cursor.lane.namespace, self.id, pending)
+        inbox = inbox_of(self._handle.cursor.lane.namespace, self.id, pending)
         return alisted(self._access, inbox, check_on_damage(on_damage))
 
     @overload
@@ -164,7 +164,7 @@ class AsyncThread:
 
     def effects(self, *, on_damage: OnDamage = "raise") -> AsyncIterator[Any]:
         """Iterate over the effects of all branches of this thread; see ``Thread.effects``."""
-        ledger = Ledger(self._handle.cursor.lane.namespace, self.id)
+        ledger = ledger_of(self._handle.cursor.lane.namespace, self.id)
         return alisted(self._access, ledger, check_on_damage(on_damage))
 
     def lease(

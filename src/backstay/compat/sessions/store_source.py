@@ -12,7 +12,7 @@ from backstay.model.damaged import Damaged
 from backstay.model.ids import check_label
 from backstay.model.session import InterruptedRun
 from backstay.thread.access import Access, access_of
-from backstay.thread.session import RunSession
+from backstay.thread.session import RunSession, end_by_id
 from backstay.thread.store import Store
 
 
@@ -68,7 +68,7 @@ class StoreSessions:
 
 
 def _end(access: Access, name: str, reason: str) -> bool:
-    return access.store.end(access.context.namespace, name, time.time_ns() // 1000, reason)
+    return end_by_id(access.store, access.context.namespace, name, time.time_ns() // 1000, reason)
 
 
 def _shown(run: InterruptedRun) -> InterruptedSession:

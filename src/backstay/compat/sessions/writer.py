@@ -109,7 +109,7 @@ class CheckpointWriter:
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
         """Tell whether the file at a path is intact; the verdict is false with a reason if not.
 
-        This one is not awaited, as in the system it replaces: it reads the file in the caller's thread. A coroutine
-        calls ``await asyncio.to_thread(writer.verify, path)``.
+        Not awaited, as in the system it replaces: it reads the file in the caller's thread, so a coroutine should call
+        it in a worker thread.
         """
         return self.sync.verify(path)

@@ -37,11 +37,11 @@ from backstay.integrations.langgraph.question import (
 from backstay.model.decision import Decision
 from backstay.model.interrupt import Interrupt
 from backstay.store.base import Backend, LaneKey, Query
-from backstay.store.layout import UNREADABLE
 from backstay.thread import interrupts
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import unread
-from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord, record_of
+from backstay.thread.interrupts import InterruptRecord, record_of
+from backstay.thread.records import all_records, find_by_id
 
 BY = "langgraph"
 """Who decided, if all that is known is that the answer came through LangGraph; and who consumes."""
@@ -156,15 +156,13 @@ class Inbox:
         found: list[InterruptRecord] = []
         for lost in unread(store, self.context.namespace, thread):
             raise lost.error
-        after, more = 0, True
-        while more:
-            rows = store.interrupts(self.context.namespace, thread, True, after, PAGE_ROWS)
-            for record in [record_of(row) for row in rows if is_langgraph(row.id) or UNREADABLE in row.id]:
+        for stored in all_records(store, "interrupt", self.context.namespace, thread, open_only=True):
+            if is_langgraph(stored.key):
+                record = record_of(stored)
                 if self._waits(store, record):
                     found.append(record)
                 else:
                     self._closed(store, record, gone_on(False))
-            after, more = rows[-1].number if rows else after, len(rows) == PAGE_ROWS
         return found
 
     # Questions and answers ----------------------------------------------------------------------------------------
@@ -245,13 +243,13 @@ class Inbox:
         namespace, turn = self.context.namespace, 0
         while True:
             name = question.name(turn)
-            row = store.find_interrupt(namespace, name)
-            if row is None:
+            stored = find_by_id(store, "interrupt", namespace, name)
+            if stored is None:
                 if turn == 0 or anew:
                     self._keep(store, spot, question, name)
                 return
             question.row = name
-            if row.consumed_us is None:
+            if stored.open:
                 return
             turn += 1
 
@@ -274,10 +272,10 @@ class Inbox:
         namespace, name = self.context.namespace, question.row
         if name is None:
             return
-        row = store.find_interrupt(namespace, name)
-        if row is not None and row.consumed_us is None:
-            with contextlib.suppress(Corrupted):  # who lists interrupts, or verifies the store, is told
-                self._closed(store, record_of(row), decision)
+        stored = find_by_id(store, "interrupt", namespace, name)
+        if stored is not None and stored.open:
+            with contextlib.suppress(Corrupted):  # whoever lists interrupts, or verifies the store, sees it
+                self._closed(store, record_of(stored), decision)
 
     def _closed(self, store: Backend, record: InterruptRecord, decision: Decision) -> None:
         with contextlib.suppress(Conflict, NotFound):  # somebody else has closed it, or it is gone

@@ -1,4 +1,4 @@
-"""Mending: what follows from rows and manifests is worked out anew, bytes and rows are put back, rows are taken out."""
+"""Repair: find damage, work out what follows from rows and manifests, put bytes and rows back, take rows out."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from backstay.pieces.manifest import Source
 from backstay.pieces.piece import OFFSET_BITS
 from backstay.store.base import Row
 from backstay.store.boot import Moment
-from backstay.store.finding import ORPHAN, REBUILD, Finding
+from backstay.store.finding import DAMAGED, ORPHAN, REBUILD, Finding
 from backstay.store.lane import LaneKey
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, pack_body, span_of
 from backstay.store.patch import patched
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.chunks import read_blob
 from backstay.store.sqlite.collect import keep_parents
+from backstay.store.sqlite.files import Connection
 from backstay.store.sqlite.lane import find_lane
+from backstay.store.sqlite.log import log_findings
+from backstay.store.sqlite.pages import adopt_pages, damaged_pages
 from backstay.store.sqlite.pending import drop_writes, lost_pieces
-from backstay.store.sqlite.rows import pack_id, unpack_id
-from backstay.store.sqlite.select import every, one, scalar
+from backstay.store.sqlite.rows import every, kind_of, one, pack_id, scalar, unpack_id
+from backstay.store.sqlite.transactions import Transactions, reading, writing
 from backstay.store.survey import (
     LaneFacts,
     References,
@@ -32,7 +35,7 @@ from backstay.store.survey import (
     number_is_used,
     out_of_reach,
     sources_of,
-    spare_bytes,
+    unneeded_bytes,
     without_checkpoint,
 )
 
@@ -53,6 +56,57 @@ class Rebuild:
         self.statements.extend(statements)
 
 
+class Repair(Transactions):
+    """The verbs that look for damage and repair it."""
+
+    @reading
+    def check(self, connection: Connection) -> list[Finding]:
+        findings = damaged_pages(connection)
+        try:
+            plan = plan_rebuild(connection, drop=True)
+            findings += [*plan.findings, *plan.hopeless]
+        except (apsw.CorruptError, apsw.IOError) as error:
+            if not findings:  # else it is reported already
+                findings.append(Finding(DAMAGED, "database", f"a page cannot be read: {error}"))
+        return [*findings, *log_findings(connection, self._database.path)]
+
+    def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
+        """Put pages right first, if any are damaged: only then can the rest be read, by the next rebuild."""
+        pages = self._read(lambda connection: [finding for finding in damaged_pages(connection) if finding.repair])
+        if pages and not dry_run:
+            self._alone(lambda connection: adopt_pages(connection, [str(finding.key) for finding in pages]))
+        if pages:
+            return pages
+        if dry_run:
+            return self._read(lambda connection: plan_rebuild(connection, drop).findings)
+        return self._write(lambda connection: rebuild(connection, drop))
+
+    @writing
+    def restore(
+        self,
+        connection: apsw.Connection,
+        blobs: Mapping[bytes, bytes],
+        chunks: Sequence[tuple[int, int, bytes]],
+        rows: Sequence[Row] = (),
+    ) -> None:
+        for name, data in blobs.items():
+            connection.execute(queries.PUT_BLOB, (name, len(data), pack_body(data)))
+        for stream, offset, data in chunks:
+            first = address_of(stream, 0)
+            bound = {"start": first + offset, "stream": first, "end": first + offset + len(data)}
+            stored = every(connection, queries.CHUNKS, bound)
+            patch = patched(stored, first + offset, data)
+            for number in patch.drop:
+                connection.execute(queries.DROP_CHUNK, (stored[number][0],))
+            for address, whole in [*((stored[number][0], whole) for number, whole in patch.change), *patch.add]:
+                connection.execute(queries.PUT_CHUNK, (address, len(whole), pack_body(whole)))
+        for row in rows:
+            _put_row(connection, row)
+
+    def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
+        self._write(lambda connection: quarantine(connection, namespace, checkpoint, force, self._clock()), checkpoint)
+
+
 def plan_rebuild(connection: apsw.Connection, drop: bool) -> Rebuild:
     """Return what is wrong in what can be worked out; changes nothing."""
     plan = Rebuild()
@@ -69,7 +123,7 @@ def plan_rebuild(connection: apsw.Connection, drop: bool) -> Rebuild:
         surveyed.append((facts, survey.add_lane(manifests, referred)))
     drop = drop and not survey.blind
     for facts, references in surveyed:
-        _plan_lane(plan, facts, references if drop else references._replace(spare=set()))
+        _plan_lane(plan, facts, references if drop else references._replace(unneeded=set()))
     for (number, next_seq, namespace, name), highest in numbers.items():
         if next_seq <= highest:
             plan.add(number_is_used(namespace, name), (queries.NUMBER_THREAD, (highest + 1, number)))
@@ -88,30 +142,7 @@ def rebuild(connection: apsw.Connection, drop: bool) -> list[Finding]:
     return plan.findings
 
 
-def restore(
-    connection: apsw.Connection,
-    blobs: Mapping[bytes, bytes],
-    chunks: Sequence[tuple[int, int, bytes]],
-    rows: Sequence[Row],
-) -> bool:
-    """See ``Mending.restore``."""
-    for name, data in blobs.items():
-        connection.execute(queries.PUT_BLOB, (name, len(data), pack_body(data)))
-    for stream, offset, data in chunks:
-        first = address_of(stream, 0)
-        bound = {"start": first + offset, "stream": first, "end": first + offset + len(data)}
-        stored = every(connection, queries.CHUNKS, bound)
-        patch = patched(stored, first + offset, data)
-        for number in patch.drop:
-            connection.execute(queries.DROP_CHUNK, (stored[number][0],))
-        for address, whole in [*((stored[number][0], whole) for number, whole in patch.change), *patch.add]:
-            connection.execute(queries.PUT_CHUNK, (address, len(whole), pack_body(whole)))
-    for row in rows:
-        _put_row(connection, row)
-    return True
-
-
-def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, force: bool, now: Moment) -> bool:
+def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, force: bool, now: Moment) -> None:
     """See ``Mending.quarantine``."""
     name = pack_id(namespace, checkpoint)
     found = one(connection, queries.IDENTITY, (name,))
@@ -125,7 +156,7 @@ def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, for
         if stored is not None and not force:
             stored.tenure.check_delete(LaneKey(*lane[1:]), None, now)
         drop_writes(connection, queries.DROP_WRITES, (lane[0], lane[3], name))
-        connection.execute(queries.DROP_INTERRUPTS, (lane[0], name))
+        connection.execute(queries.DROP_RECORDS_OF_CHECKPOINT, (lane[0], name))
     connection.execute(queries.DROP_TAGS, (key,))
     one(connection, queries.DROP_CHECKPOINT, (key,))
     keep_parents(connection, {name: digest}, [number])
@@ -135,7 +166,6 @@ def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, for
         connection.execute(queries.DROP_LANE, (number,))
     else:
         connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, number))
-    return True
 
 
 def _plan_lane(plan: Rebuild, facts: LaneFacts, references: References) -> None:
@@ -151,22 +181,22 @@ def _plan_lane(plan: Rebuild, facts: LaneFacts, references: References) -> None:
         plan.statements.append((queries.MOVE_LANE, (facts.newest, last, facts.number)))
     # Whether the lane owned the stream nobody can say. That it does not only makes its next save begin another one.
     plan.statements += [(queries.ADD_REF, (facts.number, source, False)) for source in references.lacking]
-    plan.statements += [(queries.DROP_REF, (facts.number, source)) for source in references.spare]
+    plan.statements += [(queries.DROP_REF, (facts.number, source)) for source in references.unneeded]
 
 
 def _plan_bytes(connection: apsw.Connection, plan: Rebuild, survey: Survey, drop: bool) -> None:
     blobs = {name for name, _ in every(connection, queries.BLOB_SIZES)}
     streams: set[int] = set()
-    spare: dict[Source, list[Statement]] = {}
+    unneeded: dict[Source, list[Statement]] = {}
     for address, size in connection.execute(queries.ALL_CHUNK_SIZES):
         stream = address >> OFFSET_BITS
         streams.add(stream)
-        if drop and survey.is_spare(stream, address - address_of(stream, 0), size):
-            spare.setdefault(stream, []).append((queries.DROP_CHUNK, (address,)))
-    for name in sorted(survey.spare_blobs(blobs)) if drop else ():
-        spare[name] = [(queries.DROP_BLOB, (name,))]
-    for source, statements in spare.items():
-        plan.add(spare_bytes(source), *statements)
+        if drop and survey.is_unneeded(stream, address - address_of(stream, 0), size):
+            unneeded.setdefault(stream, []).append((queries.DROP_CHUNK, (address,)))
+    for name in sorted(survey.unneeded_blobs(blobs)) if drop else ():
+        unneeded[name] = [(queries.DROP_BLOB, (name,))]
+    for source, statements in unneeded.items():
+        plan.add(unneeded_bytes(source), *statements)
     plan.hopeless += survey.missing(blobs, streams)
 
 
@@ -177,9 +207,9 @@ def _plan_rows(connection: apsw.Connection, plan: Rebuild) -> None:
         plan.add(what, (queries.DROP_REFS, (lane,)))
     for key, name in every(connection, queries.TAGS_WITHOUT_CHECKPOINT):
         plan.add(without_checkpoint("tag", repr(name), None), (queries.DROP_TAG, (key, name)))
-    for number, name, thread, checkpoint in every(connection, queries.INTERRUPTS_WITHOUT_CHECKPOINT):
-        what = without_checkpoint("interrupt", unpack_id(name), unpack_id(checkpoint), thread)
-        plan.add(what, (queries.DROP_INTERRUPT, (number,)))
+    for key, name, thread, checkpoint in every(connection, queries.RECORDS_WITHOUT_CHECKPOINT):
+        what = without_checkpoint(kind_of(key), name, unpack_id(checkpoint), thread)
+        plan.add(what, (queries.DROP_RECORD, (key,)))
     if pieces := lost_pieces(connection):
         what = Finding(ORPHAN, f"{len(pieces)} pieces of pending writes", "no row needs them", repair=REBUILD)
         plan.add(what, *((queries.DROP_PIECES, (number, number + 1)) for number in pieces))
