@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import operator
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -31,9 +29,6 @@ from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.retention import Keep
 from effort import effort
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from meanwhile import Meanwhile
 
 Graph = Any
