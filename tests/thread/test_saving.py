@@ -37,7 +37,7 @@ def test_what_was_saved_is_what_latest_returns(thread: backstay.Thread) -> None:
     assert (latest.step, latest.next_node, latest.tags) == (1, "search", ("before-search",))
 
 
-@settings(max_examples=10 * effort())
+@settings(max_examples=5 * effort())
 @given(states())
 def test_any_state_the_codec_accepts_comes_back_the_same(state: dict[str, Any]) -> None:
     with backstay.open("memory:") as store:
