@@ -470,7 +470,7 @@ def story_graph(saver: BackstaySaver) -> Graph:
 STEPS = st.sampled_from(["new", "again", "one", "one", "all", "all", "update", "travel", "restart"])
 
 
-@settings(max_examples=3 * effort())
+@settings(max_examples=max(2, effort() // 2))
 @given(steps=st.lists(st.tuples(STEPS, st.sampled_from("ab"), st.sampled_from(["sync", "async", "exit"])), max_size=12))
 @example([(step, "a", "sync") for step in ("new", "travel", "all", "one", "travel", "all", "all")])
 def test_whatever_is_done_the_list_is_what_the_graphs_states_say(steps: list[tuple[str, str, Any]]) -> None:

@@ -58,7 +58,7 @@ def test_what_was_just_saved_is_shown_without_asking_the_store(url: str) -> None
         assert watched.calls > before
 
 
-@settings(max_examples=10 * effort())
+@settings(max_examples=5 * effort())
 @given(states())
 def test_any_state_the_codec_accepts_comes_back_the_same(state: dict[str, Any]) -> None:
     with backstay.open("memory:") as store:
