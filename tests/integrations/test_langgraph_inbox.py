@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import operator
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -31,9 +29,6 @@ from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.retention import Keep
 from effort import effort
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from meanwhile import Meanwhile
 
 Graph = Any
@@ -475,7 +470,7 @@ def story_graph(saver: BackstaySaver) -> Graph:
 STEPS = st.sampled_from(["new", "again", "one", "one", "all", "all", "update", "travel", "restart"])
 
 
-@settings(max_examples=3 * effort())
+@settings(max_examples=max(2, effort() // 2))
 @given(steps=st.lists(st.tuples(STEPS, st.sampled_from("ab"), st.sampled_from(["sync", "async", "exit"])), max_size=12))
 @example([(step, "a", "sync") for step in ("new", "travel", "all", "one", "travel", "all", "all")])
 def test_whatever_is_done_the_list_is_what_the_graphs_states_say(steps: list[tuple[str, str, Any]]) -> None:

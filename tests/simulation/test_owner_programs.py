@@ -33,7 +33,7 @@ MUST_HAPPEN = {
 """Programs in which these do not come up prove nothing about them."""
 
 
-FIXED, FRESH = 20 * effort(), 10 * effort()
+FIXED, FRESH = max(60, 20 * effort()), 5 * effort()
 
 
 @pytest.mark.effort

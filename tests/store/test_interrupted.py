@@ -39,9 +39,9 @@ FILES = {
     for pattern in ("memory/*.py", "directory/*.py", "lock.py", "gate.py", "atomic.py")
     for path in FOLDER.glob(pattern)
 }
-EVERYTHING_FROM = 5
+EVERYTHING_FROM = 40
 FEW = 4
-ONE_IN = 8
+ONE_IN = 16
 """Which part of the places in the code is tried if not all moments are."""
 
 HOUR_US = 3_600_000_000

@@ -147,7 +147,7 @@ def programs(count: int) -> settings:
 
 @pytest.mark.effort
 def test_a_bundle_is_the_same_from_every_store_and_goes_into_every_store() -> None:
-    run_state_machine_as_test(MovingMachine, settings=programs(4 * effort()))
+    run_state_machine_as_test(MovingMachine, settings=programs(max(2, effort() // 2)))
 
 
 @pytest.mark.effort
@@ -168,7 +168,7 @@ def test_postgresql_gives_and_takes_the_same_bundle(postgres_url: str, tmp_path:
     for url in (postgres_url, elsewhere):
         PostgresStore(url).close()
     try:
-        run_state_machine_as_test(PostgresMachine, settings=programs(2 * effort()))
+        run_state_machine_as_test(PostgresMachine, settings=programs(max(2, effort() // 2)))
     finally:
         drop(elsewhere)
 

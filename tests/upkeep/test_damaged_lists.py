@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from backstay.testing.postgres import PostgresServer
 
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
+ROUNDS = max(1, effort() // 4)
 THREADS = ("alpha", "beta", "gamma")
 STEPS = 5
 Show = Callable[[str, object], None]
@@ -294,7 +295,7 @@ def fitting(rng: random.Random, table: str, column: str, old: Any) -> Any:
 def drawn(rng: random.Random) -> Iterator[tuple[str, str]]:
     for table, columns in COLUMNS.items():
         for column in columns:
-            for _ in range(effort()):
+            for _ in range(ROUNDS):
                 yield table, column
 
 
@@ -407,7 +408,7 @@ def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
     fields = ("parent_id", "parent_digest", "step", "created_us", "digest", "notes", "size", "manifest", "tags")
-    for name in (field for field in fields for _ in range(2 * effort())):
+    for name in (field for field in fields for _ in range(2 * ROUNDS)):
         with backstay.open("memory:", clock=damage.clock) as store:
             fill(store)
             right = ask(store)
