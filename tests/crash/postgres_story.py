@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
+from backstay.store.sessions import SessionRow
 from psycopg import sql
 
 import backstay
@@ -21,7 +22,6 @@ from backstay.store.base import Commit, Committed
 from backstay.store.lane import LaneKey
 from backstay.store.leases import Claim
 from backstay.store.memory import MemoryStore
-from backstay.store.sessions import SessionRow
 from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.store import Store, make_context

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from backstay.store.effects import EffectRow
 
 import backstay
 from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
-from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
+from backstay.store.records import Fence, Record
 from backstay.thread.access import access_of, handle_of
 from backstay.thread.effects import key_of
+from backstay.thread.ledger import find
 from backstay.thread.offload import WORKERS_MAX
 from backstay.thread.store import make_context
 from backstay.thread.store_async import AsyncStore
@@ -113,17 +114,11 @@ class Slow(MemoryStore):
         self.verb = verb
         self.inside, self.let_go = threading.Event(), threading.Event()
 
-    def begin_effect(self, *args: Any) -> EffectRow:
-        return self._waiting("begin", lambda: super(Slow, self).begin_effect(*args))
-
-    def end_effect(self, *args: Any) -> EffectRow:
-        return self._waiting("end", lambda: super(Slow, self).end_effect(*args))
-
-    def _waiting(self, verb: str, call: Callable[[], EffectRow]) -> EffectRow:
-        if verb == self.verb:
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        if self.verb == ("begin" if record.open else "end"):
             self.inside.set()
             assert self.let_go.wait(60)
-        return call()
+        return super().put_record(record, ttl_us, fence)
 
 
 async def cancelled_in(backend: Slow, store: AsyncStore, world: World) -> None:
@@ -177,7 +172,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
             await task
         free.set()
         await asyncio.to_thread(access_of(store).offload.close)
-        row = backend.find_effect(handle_of(store.thread("t")).cursor.lane, "charge")
+        row = find(backend, handle_of(store.thread("t")).cursor.lane, "charge")
 
         assert row is not None
         assert (row.status, len(world.done)) == ("done", 1)

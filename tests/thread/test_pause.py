@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +14,8 @@ from backstay.errors import InvalidInput
 from backstay.model.interrupt import InterruptKind
 from backstay.thread import pause
 from backstay.thread.access import access_of, handle_of
-from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.records import PAGE_ROWS
 from meanwhile import Meanwhile, dies_after
 
 
