@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
-from backstay.store.effects import DONE, INTENDED, EffectRow, intent
-from backstay.store.interrupts import InterruptRow
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 

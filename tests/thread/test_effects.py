@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from backstay.store.effects import EffectRow
 
 import backstay
 from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, StoreError

@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 import pytest
-from backstay.store.effects import EffectRow
 
 import backstay
 from backstay.errors import EffectUnknown
