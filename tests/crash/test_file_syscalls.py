@@ -33,7 +33,7 @@ ERRORS = {
     "ENOSPC": {"StoreFull", "OutcomeUnknown", "StoreRefused"},
 }
 FILES = 3
-POINTS_A_CALL = 3 * effort()
+POINTS_A_CALL = 4 * effort()
 
 Show = Callable[[str, object], None]
 Have = Callable[[Path], set[str]]
