@@ -19,7 +19,8 @@ from backstay.errors import EncodeError, IdTaken, InvalidInput
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.interrupt import Interrupt, InterruptKind
 from backstay.thread.access import access_of
-from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord, record_of
+from backstay.thread.interrupts import InterruptRecord, record_of, row_of
+from backstay.thread.records import PAGE_ROWS, find_by_id
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -39,9 +40,9 @@ def asked(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> Interrupt
 
 
 def stored(store: backstay.Store, name: str) -> InterruptRecord:
-    row = access_of(store).store.find_interrupt("", name)
-    assert row is not None
-    return record_of(row)
+    found = find_by_id(access_of(store).store, "interrupt", "", name)
+    assert found is not None
+    return record_of(found)
 
 
 # Asking -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from backstay.errors import InvalidInput
 from backstay.model.interrupt import InterruptKind
 from backstay.thread import pause
 from backstay.thread.access import access_of, handle_of
-from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord
+from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.records import PAGE_ROWS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -17,9 +17,10 @@ import pytest
 import backstay
 from backstay.errors import InvalidInput
 from backstay.store.lane import LaneKey
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
 from backstay.thread.access import access_of
 from backstay.thread.process import Process, this_process
+from backstay.thread.session import SessionRow, end_by_id
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,8 +55,8 @@ def running(url: str, ttl: float = 3600.0, save: bool = True) -> Iterator[subpro
             process.kill()
 
 
-def rows(store: backstay.Store) -> list[SessionRow]:
-    return access_of(store).store.sessions("", None, True)
+def rows(store: backstay.Store | backstay.AsyncStore) -> list[Record]:
+    return access_of(store).store.records("session", "", None, True, 0, 100)
 
 
 # Beginning and ending ---------------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def test_a_session_whose_begin_was_cancelled_has_ended(url: str) -> None:
                     await (await task).end("not cancelled")
                 except asyncio.CancelledError:
                     cancelled += 1
-                await asyncio.to_thread(eventually, lambda: not access_of(store).store.sessions("", None, True))
+                await asyncio.to_thread(eventually, lambda: not rows(store))
             assert cancelled > 0, "no cancellation fired"
 
     asyncio.run(main())
@@ -247,7 +248,8 @@ def begin(
     """Store a session as another process would."""
     lane = LaneKey("", thread, scope, branch)
     name = f"{thread}/{branch}/{process}"
-    access_of(store).store.begin(SessionRow(name, lane, "worker-7", str(process), "", 0, seen_us), ttl_us)
+    row = SessionRow(Record("session", lane, name, b"", True), "worker-7", str(process), "", 0, seen_us)
+    access_of(store).store.put_record(row.sealed(), ttl_us)
 
 
 @pytest.mark.row("W1-29")
@@ -292,7 +294,7 @@ def test_a_session_that_somebody_took_over_stops_beating_and_keeps_their_reason(
     store: backstay.Store, thread: backstay.Thread
 ) -> None:
     with thread.session(ttl=0.05) as session:
-        access_of(store).store.end("", session.id, 0, "taken over")
+        assert end_by_id(access_of(store).store, "", session.id, 0, "taken over")
         eventually(lambda: access_of(store).context.heartbeat._thread is None)
 
     assert [row.reason for row in store.sessions(active=False)] == ["taken over"]
