@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ import pytest
 import backstay
 from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
-from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
+from backstay.store.records import Fence, Record
 from backstay.thread.access import access_of, handle_of
 from backstay.thread.effects import key_of
+from backstay.thread.ledger import find
 from backstay.thread.offload import WORKERS_MAX
 from backstay.thread.store import make_context
 from backstay.thread.store_async import AsyncStore
@@ -106,24 +106,18 @@ def test_a_cancelled_effect_is_unknown(url: str) -> None:
 
 
 class Slow(MemoryStore):
-    """Waits before a verb on effects, until it is let go."""
+    """Waits before it stores an intent, or a receipt, until it is let go."""
 
-    def __init__(self, verb: str) -> None:
+    def __init__(self, wait_at: str) -> None:
         super().__init__()
-        self.verb = verb
+        self.wait_at = wait_at
         self.inside, self.let_go = threading.Event(), threading.Event()
 
-    def begin_effect(self, *args: Any) -> EffectRow:
-        return self._waiting("begin", lambda: super(Slow, self).begin_effect(*args))
-
-    def end_effect(self, *args: Any) -> EffectRow:
-        return self._waiting("end", lambda: super(Slow, self).end_effect(*args))
-
-    def _waiting(self, verb: str, call: Callable[[], EffectRow]) -> EffectRow:
-        if verb == self.verb:
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        if self.wait_at == ("intent" if record.open else "receipt"):
             self.inside.set()
             assert self.let_go.wait(60)
-        return call()
+        return super().put_record(record, ttl_us, fence)
 
 
 async def cancelled_in(backend: Slow, store: AsyncStore, world: World) -> None:
@@ -139,7 +133,7 @@ async def cancelled_in(backend: Slow, store: AsyncStore, world: World) -> None:
 @pytest.mark.row("C9")
 def test_a_cancelled_caller_never_tears_the_receipt(world: World) -> None:
     async def main() -> None:
-        backend = Slow("end")
+        backend = Slow("receipt")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
         await asyncio.to_thread(access_of(store).offload.close)
@@ -156,7 +150,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
     """All workers are busy, so the receipt is still in the queue when the caller leaves: it must not go with it."""
 
     async def main() -> None:
-        backend = Slow("none")
+        backend = MemoryStore()
         store = AsyncStore(backend, make_context("", None))
         free, busy = threading.Event(), threading.Semaphore(0)
 
@@ -177,7 +171,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
             await task
         free.set()
         await asyncio.to_thread(access_of(store).offload.close)
-        row = backend.find_effect(handle_of(store.thread("t")).cursor.lane, "charge")
+        row = find(backend, handle_of(store.thread("t")).cursor.lane, "charge")
 
         assert row is not None
         assert (row.status, len(world.done)) == ("done", 1)
@@ -188,7 +182,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
 
 def test_a_caller_cancelled_before_it_was_done_leaves_it_to_be_done(world: World) -> None:
     async def main() -> None:
-        backend = Slow("begin")
+        backend = Slow("intent")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
         await asyncio.to_thread(access_of(store).offload.close)

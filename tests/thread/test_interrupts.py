@@ -19,7 +19,7 @@ from backstay.errors import EncodeError, IdTaken, InvalidInput
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.interrupt import Interrupt, InterruptKind
 from backstay.thread.access import access_of
-from backstay.thread.interrupts import InterruptRecord, record_of, row_of
+from backstay.thread.interrupts import InterruptRecord, record_of
 from backstay.thread.records import PAGE_ROWS, find_by_id
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -334,23 +334,26 @@ def test_a_question_of_a_class_that_was_changed_since_can_still_be_decided(
     assert decided.decision is not None
 
 
-@pytest.mark.parametrize("part", ["body", "decision", "decided_by", "digest", "checkpoint"])
+@pytest.mark.parametrize("part", ["question", "decision", "decided by", "seal", "checkpoint", "version", "open"])
 def test_what_was_changed_in_the_store_is_detected(store: backstay.Store, thread: backstay.Thread, part: str) -> None:
     asked = thread.interrupt(thread.save({"n": 1}), payload={"tool": "rm"})
     thread.decide(asked, "reject", by="ann")
-    row = access_of(store).store.find_interrupt("", asked.id)
-    assert row is not None
-    changes: dict[str, Any] = {
-        "body": row.body.replace(b"rm", b"ls"),
-        "decision": (row.decision or b"").replace(b"reject", b"defer!"),
-        "decided_by": "bob",
-        "digest": bytes(32),
-        "checkpoint": "another",
-    }
-    assert record_of(row)
+    found = find_by_id(access_of(store).store, "interrupt", "", asked.id)
+    assert found is not None
+    changed = {
+        "question": replace(found, body=found.body.replace(b"rm", b"ls")),
+        "decision": replace(found, body=found.body.replace(b"reject", b"defer!")),
+        "decided by": replace(found, body=found.body.replace(b"ann", b"bob")),
+        "seal": replace(found, body=bytes(32) + found.body[32:]),
+        "checkpoint": replace(found, checkpoint="another"),
+        "version": replace(found, version=1),
+        "open": replace(found, open=False),
+    }[part]
+    assert changed != found
+    assert record_of(found)
 
     with pytest.raises(backstay.Corrupted, match="does not match its digest"):
-        record_of(replace(row, **{part: changes[part]}))
+        record_of(changed)
 
 
 # Consuming --------------------------------------------------------------------------------------------------------
