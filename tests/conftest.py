@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 loop_guard.install()
 
-EXAMPLES = 25
+EXAMPLES = 15 * effort()
 """How many examples a property gets that does not say so itself."""
 
 RAM_FOLDER = Path("/dev/shm")
@@ -37,7 +37,7 @@ RAM_BYTES_MIN = 4 << 30
 
 settings.register_profile(
     "backstay",
-    max_examples=EXAMPLES * effort(),
+    max_examples=EXAMPLES,
     deadline=None,  # this machine's disk decides how long an example takes
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],

@@ -1,4 +1,4 @@
-"""How much work crash, race, damage and random tests do: BACKSTAY_EFFORT=10 does ten times as much."""
+"""How much work crash, race, damage and random tests do: BACKSTAY_EFFORT=20 does twenty times as much."""
 
 import os
 from collections.abc import Sequence

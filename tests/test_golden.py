@@ -69,9 +69,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             connection.execute("drop schema golden cascade")
 
 
-def look(thread: backstay.Thread) -> None:
-    """Compare thread "chat" with the tables above."""
-    store = thread._store
+def look(store: backstay.Store) -> None:
+    """Compare what is stored with the tables above."""
+    thread = store.thread("chat")
     branches = [thread, store.thread("chat", branch="what-if")]
     found = [(branch.branch, meta) for branch in branches for meta in branch.history()]
     stored = {id: checkpoint for id in STATES if (checkpoint := store.get(id)) is not None}
@@ -112,7 +112,7 @@ def test_what_a_store_kept_is_all_there(url: str) -> None:
 
         assert (bool(report), report.checkpoints) == (True, CHECKPOINTS + talks), str(report)
         assert checked, str(checked)
-        look(store.thread("chat"))
+        look(store)
         assert [(s.thread_id, s.owner, s.note, s.reason) for s in store.sessions(active=False)] == [
             ("chat", "worker-1", "nightly", "completed"),
             ("left", "worker-2", "nobody ended it", None),
@@ -151,7 +151,7 @@ def test_a_bundle_is_read() -> None:
         assert report
         assert (totals.checkpoints, totals.interrupts, totals.effects) == (CHECKPOINTS, 4, 3)
         assert store.verify().checkpoints == CHECKPOINTS
-        look(store.thread("chat"))
+        look(store)
 
 
 def test_the_same_content_still_gives_the_same_bundle(tmp_path: Path) -> None:

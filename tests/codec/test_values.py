@@ -160,7 +160,7 @@ def test_the_table_above_has_an_example_of_every_type_of_the_codec() -> None:
 
 @pytest.mark.row("T2")
 @given(values())
-@settings(max_examples=50 * effort())
+@settings(max_examples=25 * effort())
 def test_any_value_comes_back_the_same_and_encodes_to_the_same_bytes_again(value: Any) -> None:
     data = encode(value)
 

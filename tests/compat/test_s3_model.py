@@ -109,13 +109,13 @@ async def compare(backend: StoreBackend, model: Model) -> None:
 
 
 @pytest.mark.row("W3-06", "W3-07", "W3-10", "W3-11", "S3x-03")
-@settings(max_examples=5 * effort())
+@settings(max_examples=4 * effort())
 @given(st.lists(PUTS | DELETES, max_size=14))
 def test_any_sequence_of_calls_follows_the_rules_in_memory(operations: list[tuple[object, ...]]) -> None:
     asyncio.run(follow("memory:", operations))
 
 
-@settings(max_examples=3 * effort())
+@settings(max_examples=max(2, effort() // 2))
 @given(st.lists(PUTS | DELETES, min_size=6, max_size=14))
 def test_any_sequence_of_calls_follows_the_rules_in_a_file(operations: list[tuple[object, ...]]) -> None:
     with TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ from backstay.store.open import open_backend
 from backstay.thread.store import Store, make_context
 from backstay.transfer import import_bundle
 
-CHANGING = {"commit", "commit_all", "write", "interrupt", "decide", "consume", "begin_effect", "end_effect", "reserve"}
+CHANGING = {"commit", "commit_all", "write", "put_record", "reserve"}
 
 
 class Mortal:
@@ -27,11 +27,11 @@ class Mortal:
         return self._watched(verb) if name in CHANGING else verb
 
     def _watched(self, verb: Any) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             self.calls += 1
             if self.calls == self._deadline and not self._after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            answer = verb(*arguments)
+            answer = verb(*arguments, **options)
             if self.calls == self._deadline:
                 os.kill(os.getpid(), signal.SIGKILL)
             return answer

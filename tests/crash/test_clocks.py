@@ -35,9 +35,9 @@ from effort import effort
 
 HOUR_S, DAY_S = 3600, 86_400
 OFFSETS_S = (0, HOUR_S, -HOUR_S, DAY_S, -DAY_S)
-STEPS = 10 * effort()
-LEASE_ROUNDS = effort()
-SERVER_ROUNDS = 2 * effort()
+STEPS = 6 * effort()
+LEASE_ROUNDS = max(1, effort() // 4)
+SERVER_ROUNDS = max(1, effort() // 2)
 TTL_S = 0.3
 LONG_TTL_S = 120.0
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))

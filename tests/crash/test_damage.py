@@ -27,9 +27,9 @@ from backstay.store.sqlite.database import CHECKSUM_VFS, PAGE_BYTES
 from effort import effort, spread
 
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
-RANDOM_FLIPS = 300 * effort()
-PAGE_FLIPS = 410 * effort()  # with ten times the effort every byte
-PAGES = effort()
+RANDOM_FLIPS = 150 * effort()
+PAGE_FLIPS = 205 * effort()  # with twenty times the effort, every byte
+PAGES = 2 * effort()
 LANES = 2
 
 Show = Callable[[str, object], None]

@@ -16,7 +16,7 @@ from test_prune_and_save import EVERYTHING, run_load
 
 from effort import effort
 
-LOAD_SECONDS = 2.0 * effort()
+LOAD_SECONDS = max(2.0, 0.5 * effort())
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
 Show = Callable[[str, object], None]

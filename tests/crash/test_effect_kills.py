@@ -23,9 +23,9 @@ from nursery import Nursery
 
 from effort import effort
 
-ROUNDS = effort()
-EFFECTS = 50 * effort()
-RANDOM_KILLS_MIN = 4 * effort()
+ROUNDS = max(1, effort() // 4)
+EFFECTS = 20 * effort()
+RANDOM_KILLS_MIN = 2 * effort()
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
 DONE_BEFORE = {point: number >= 3 for number, point in enumerate(POINTS)}

@@ -26,7 +26,7 @@ from nursery import Nursery
 from effort import effort
 
 WRITERS = 4
-KILLS = 30 * effort()
+KILLS = 20 * effort()
 LINES_BEFORE_KILL_MAX = 24
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 

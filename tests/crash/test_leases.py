@@ -33,10 +33,10 @@ TTL_S = 0.3
 WORK_TTL_S = 1.5
 WORK_S = 2 * WORK_TTL_S
 SLEEPERS = 4
-ROUNDS = effort()
-DEATHS = 2 * effort()
+ROUNDS = max(1, effort() // 5)
+DEATHS = 2 * ROUNDS
 CLAIMERS = 4
-DEAD_RUNS = 20 * effort()
+DEAD_RUNS = max(20, 3 * effort())
 
 Show = Callable[[str, object], None]
 

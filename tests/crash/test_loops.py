@@ -29,7 +29,7 @@ from effort import effort, spread
 
 DEEDS = ["look", "quote", "pay 5", "mail ann", "mail bob"]
 STATE = {"log": [f"did {deed}" for deed in DEEDS], "answer": 42}
-KILLS = 10 * effort()
+KILLS = 8 * effort()
 
 Show = Callable[[str, object], None]
 
@@ -164,7 +164,7 @@ def test_a_loop_killed_at_any_write_ends_like_one_that_was_not(place: Place, sho
         f"{len(deaths)} of {len(every)}, at {sorted({death.verb for death in deaths})}; {place.unknown} in doubt",
     )
     in_doubt = 2 * len(DEEDS)  # what was begun and has no receipt, and nothing else
-    assert 0 < place.unknown <= in_doubt
+    assert place.unknown <= in_doubt
     assert place.unknown == in_doubt or len(deaths) < len(every)
 
 

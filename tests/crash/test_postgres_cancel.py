@@ -87,7 +87,6 @@ def judge(show: Show, sweep: Sweep, name: str) -> None:
 
 @pytest.mark.crash
 @pytest.mark.row("G7", "C9")
-@pytest.mark.blocks_loop("a saved checkpoint reads its state in the loop's own thread, which test_loop_guard.py shows")
 def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all(
     postgres: PostgresServer, postgres_url: str, show: Show
 ) -> None:
@@ -110,7 +109,6 @@ def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all
 
 @pytest.mark.crash
 @pytest.mark.row("G7", "C9")
-@pytest.mark.blocks_loop("a saved checkpoint reads its state in the loop's own thread, which test_loop_guard.py shows")
 def test_a_save_to_sqlite_cancelled_at_every_turn_is_stored_once_or_not_at_all(tmp_path: Path, show: Show) -> None:
     async def main() -> Sweep:
         async with await backstay.aopen(tmp_path / "agent.db") as store:
@@ -124,7 +122,6 @@ def test_a_save_to_sqlite_cancelled_at_every_turn_is_stored_once_or_not_at_all(t
 
 @pytest.mark.crash
 @pytest.mark.row("C9")
-@pytest.mark.blocks_loop("a saved checkpoint reads its state in the loop's own thread, which test_loop_guard.py shows")
 def test_a_cancelled_save_lets_its_caller_go_while_the_database_still_keeps_it_waiting(
     postgres: PostgresServer, postgres_url: str
 ) -> None:

@@ -45,9 +45,9 @@ Rows = dict[str, list[tuple[Any, ...]]]
 HASTY_S = 0.8
 PATIENT_S = 20
 GRACE_S = 1.0
-CUTS = 6 * effort()
+CUTS = 3 * effort()
 WRITERS = 4
-RACES = effort()
+RACES = max(1, effort() // 3)
 ACKS_BEFORE_CUT_MAX = 6
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 

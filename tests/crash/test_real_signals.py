@@ -18,8 +18,8 @@ import backstay
 from effort import effort
 
 VICTIM = Path(__file__).parent / "real_signal_victim.py"
-INTERRUPTS = 200 * effort()
-HANDLER_SAVES = 24 * effort()
+INTERRUPTS = 100 * effort()
+HANDLER_SAVES = 12 * effort()
 TIMEOUT_S = 120 * max(1, effort() // 2)
 
 Show = Callable[[str, object], None]

@@ -19,8 +19,8 @@ import backstay
 from effort import effort, spread
 
 CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "openat")
-KILL_POINTS = 31 * effort()
-ERROR_POINTS_MAX = 10 * effort()  # of each call and each error
+KILL_POINTS = 16 * effort()
+ERROR_POINTS_MAX = 5 * effort()  # of each call and each error
 
 Show = Callable[[str, object], None]
 

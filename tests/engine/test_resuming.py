@@ -102,7 +102,6 @@ TRAIL = ["begin", "one", *"xyzxyz", "three"] * 2
 
 @pytest.mark.row("W2-01", "W2-12", "W2-13", "W2-14", "S2-12", "S2x-13", "S2x-24", "S2-01")
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.blocks_loop("the engine asks a sync thread in the loop's own thread, which test_loop_guard.py shows")
 def test_a_run_goes_on_in_the_third_level_of_a_subgraph_in_the_second_round_of_a_loop_in_a_branch(
     url: str, is_async: bool
 ) -> None:

@@ -361,7 +361,6 @@ def test_run_sync_inside_an_event_loop_says_what_to_do_instead() -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.blocks_loop("the engine asks a sync thread in the loop's own thread, which test_loop_guard.py shows")
 def test_a_failed_node_fails_the_run_and_keeps_what_was_committed(thread: backstay.Thread, is_async: bool) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", "c")
@@ -461,7 +460,6 @@ def test_attempts_are_counted_on_after_a_crash(thread: backstay.Thread) -> None:
     assert node.calls == [1, 2, 3, 1, 2, 3]
 
 
-@pytest.mark.blocks_loop("the engine asks a sync thread in the loop's own thread, which test_loop_guard.py shows")
 def test_attempts_are_counted_on_though_a_branch_beside_them_moved_on(thread: backstay.Thread) -> None:
     """The failed attempt is beside one checkpoint when the branch next to it stores another, and then all die."""
     node = Flaky(99)
@@ -647,7 +645,6 @@ def test_a_cancellation_that_comes_too_late_touches_nobody_else() -> None:
     assert asyncio.run(story()) is Status.COMPLETED
 
 
-@pytest.mark.blocks_loop("the engine asks a sync thread in the loop's own thread, which test_loop_guard.py shows")
 def test_cancelling_the_task_itself_raises_and_leaves_a_checkpoint(thread: backstay.Thread) -> None:
     graph = looping(Walk(), 100)
     began = asyncio.Event()
@@ -751,7 +748,6 @@ def test_who_stops_reading_a_stream_ends_the_run() -> None:
         assert len(walk.ran) in (1001, 1002)  # the node that was running when it ended may have run once more
 
 
-@pytest.mark.blocks_loop("the engine asks a sync thread in the loop's own thread, which test_loop_guard.py shows")
 def test_a_stream_goes_on_with_a_run_and_takes_answers(thread: backstay.Thread) -> None:
     graph = Walk().chain("a", "b", before=["b"])
     graph.run_sync(thread)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import Capability
@@ -31,7 +30,6 @@ TESTS = {
 """What the released suite, 0.0.2, asks; a later one may ask more."""
 
 
-@pytest.mark.blocks_loop("leaving the saver closes it in the loop's own thread, which test_loop_guard.py shows")
 def test_the_released_suite_passes_whole(url: str, show: Show) -> None:
     @checkpointer_test(name="BackstaySaver")
     async def ours() -> AsyncGenerator[BaseCheckpointSaver[str], None]:

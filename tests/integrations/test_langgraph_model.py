@@ -245,7 +245,7 @@ def saver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @given(program=st.lists(steps, min_size=1, max_size=12), verbs=st.sampled_from(("sync", "sync", "async")))
-@settings(max_examples=5 * effort())
+@settings(max_examples=4 * effort())
 def test_random_programs_give_the_models_answers(saver: BackstaySaver, program: list[Step], verbs: str) -> None:
     with asyncio.Runner() as runner:
         pair = Pair(Face(saver, runner if verbs == "async" else None))

@@ -34,7 +34,7 @@ from backstay.integrations.langgraph import BackstaySaver
 from effort import effort
 
 HERE = Path(__file__).parent
-ROUNDS = effort()
+ROUNDS = max(1, effort() // 4)
 NAMES = ("Anna", "Bela")
 DURABILITIES = ("sync", "async", "exit")
 STARTS = ("head", "fresh", "resume")

@@ -294,7 +294,6 @@ def test_a_closed_saver_leaves_a_store_that_it_did_not_open(url: str) -> None:
         again.close()
 
 
-@pytest.mark.blocks_loop("leaving the saver closes it in the loop's own thread, which test_loop_guard.py shows")
 def test_what_was_put_is_there_after_reopening(url: str) -> None:
     if url == "memory:":
         return

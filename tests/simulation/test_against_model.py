@@ -52,7 +52,7 @@ def test_postgresql_gives_the_answers_of_the_model(postgres_url: str) -> None:
 
 def programs() -> settings:
     return settings(
-        max_examples=30 * effort(),
+        max_examples=15 * effort(),
         stateful_step_count=40,
         deadline=None,
         print_blob=True,
@@ -96,7 +96,7 @@ def grown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.row("W3-08", "W3-09", "S3-26", "S3-27")
 @given(changes=st.lists(st.tuples(st.integers(1, 120), st.sampled_from(["save", "fork", "delete"])), max_size=6))
-@settings(max_examples=5 * effort(), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3 * effort(), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_list_read_while_the_store_changes_repeats_and_skips_nothing(
     grown: Store, changes: list[tuple[int, str]]
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_list_read_while_the_store_changes_repeats_and_skips_nothing(
 
 @pytest.mark.row("W3-08")
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), chance=st.randoms(use_true_random=False))
-@settings(max_examples=5 * effort(), deadline=None)
+@settings(max_examples=3 * effort(), deadline=None)
 def test_pages_asked_for_one_by_one_give_what_existed_at_the_start_and_was_not_deleted(
     sizes: list[int], chance: Random
 ) -> None:

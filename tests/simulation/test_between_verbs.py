@@ -8,9 +8,7 @@ loaded, and never speaks of damage where there is none.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +17,6 @@ import backstay
 from backstay import Conflict, Keep, NotFound
 from backstay.store.open import open_backend
 from backstay.thread.store import Store, make_context
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from meanwhile import Meanwhile
 
 DOCUMENT = "a document that is too long to stay in a manifest " * 100

@@ -1,4 +1,4 @@
-"""Random programs of leases, sessions and interrupts, on every store whose clock a test can set."""
+"""Random programs of leases and records, on every store whose clock a test can set."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MUST_HAPPEN = {
     *(f"commit: {answer}" for answer in ("done", "Fenced", "Conflict", "IdTaken")),
     *(f"delete: {answer}" for answer in ("done", "Fenced")),
     *(f"delete_thread: {answer}" for answer in ("done", "Fenced")),
-    *(f"interrupt: {answer}" for answer in ("done", "NotFound", "IdTaken")),
-    *(f"decide: {answer}" for answer in ("done", "NotFound")),
-    *(f"consume: {answer}" for answer in ("done", "NotFound")),
+    *(f"put: {answer}" for answer in ("done", "NotFound")),
+    *(f"put_fenced: {answer}" for answer in ("done", "Fenced", "NotFound")),
+    *(f"put_again: {answer}" for answer in ("done", "Fenced", "NotFound")),
 }
 """Programs in which these do not come up prove nothing about them."""
 
 
-FIXED, FRESH = 20 * effort(), 10 * effort()
+FIXED, FRESH = max(60, 20 * effort()), 5 * effort()
 
 
 @pytest.mark.effort

@@ -28,8 +28,8 @@ from backstay.testing.history import Branch, Recorder
 from effort import effort
 
 WRITERS = 4
-ROUNDS = 20 * effort()
-ROUNDS_OF_OTHER_RACES = 4 * effort()
+ROUNDS = 15 * effort()
+ROUNDS_OF_OTHER_RACES = 2 * effort()
 
 Show = Callable[[str, object], None]
 Answer = dict[str, Any]

@@ -21,7 +21,7 @@ from backstay.store.base import Backend
 from backstay.store.postgres import merge as postgres_merge
 from effort import effort
 
-PROGRAMS = 30 * effort()
+PROGRAMS = 15 * effort()
 """How many programs each store gets."""
 
 PLACES: dict[str, Callable[[], Place]] = {"memory": MemoryPlace, "sqlite": SqlitePlace, "dir": DirectoryPlace}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from backstay.thread.access import access_of
+from backstay.thread.session import SessionRow
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "upkeep"))
 
@@ -18,7 +19,7 @@ from backstay.model.checkpoint import Write
 from backstay.model.decision import Decision, DecisionKind
 from backstay.store.lane import LaneKey
 from backstay.store.leases import Claim
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
 
 
 def fill_all(store: backstay.Store) -> None:
@@ -28,7 +29,8 @@ def fill_all(store: backstay.Store) -> None:
     thread.write("a7", [Write("long", 0, "channel", text("long", 2000))])
     thread.interrupt("a7", payload={"q": 2}, id="open")
     backend = access_of(store).store
-    backend.begin(SessionRow("run", LaneKey("", "alpha", "", "main"), "ann", "host 1", "left open", 1, 1), 1)
+    fresh = Record("session", LaneKey("", "alpha", "", "main"), "run", b"", True)
+    backend.put_record(SessionRow(fresh, "ann", "host 1", "left open", 1, 1).sealed(), 1)
     backend.acquire(LaneKey("", "leased", "", "main"), Claim("ann", "token", 1))
 
 

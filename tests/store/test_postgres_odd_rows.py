@@ -30,7 +30,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "boolean": (True, False),
     "timestamp": ("infinity", "-infinity", "4713-01-01 BC", "290000-01-01"),
 }
-EFFORT = effort()
+EFFORT = max(1, effort() // 4)
 """With one, one value in half of the columns; with more, as many values in every column."""
 COLUMNS = {table: text.split(", ") for table, text in expected(schema_script()).columns.items()}
 

@@ -106,15 +106,15 @@ def test_a_cancelled_effect_is_unknown(url: str) -> None:
 
 
 class Slow(MemoryStore):
-    """Waits before it stores an intent, or a receipt, until it is let go."""
+    """Waits before a verb on effects, until it is let go."""
 
-    def __init__(self, wait_at: str) -> None:
+    def __init__(self, verb: str) -> None:
         super().__init__()
-        self.wait_at = wait_at
+        self.verb = verb
         self.inside, self.let_go = threading.Event(), threading.Event()
 
     def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
-        if self.wait_at == ("intent" if record.open else "receipt"):
+        if self.verb == ("begin" if record.open else "end"):
             self.inside.set()
             assert self.let_go.wait(60)
         return super().put_record(record, ttl_us, fence)
@@ -133,7 +133,7 @@ async def cancelled_in(backend: Slow, store: AsyncStore, world: World) -> None:
 @pytest.mark.row("C9")
 def test_a_cancelled_caller_never_tears_the_receipt(world: World) -> None:
     async def main() -> None:
-        backend = Slow("receipt")
+        backend = Slow("end")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
         await asyncio.to_thread(access_of(store).offload.close)
@@ -150,7 +150,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
     """All workers are busy, so the receipt is still in the queue when the caller leaves: it must not go with it."""
 
     async def main() -> None:
-        backend = MemoryStore()
+        backend = Slow("none")
         store = AsyncStore(backend, make_context("", None))
         free, busy = threading.Event(), threading.Semaphore(0)
 
@@ -182,7 +182,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
 
 def test_a_caller_cancelled_before_it_was_done_leaves_it_to_be_done(world: World) -> None:
     async def main() -> None:
-        backend = Slow("intent")
+        backend = Slow("begin")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
         await asyncio.to_thread(access_of(store).offload.close)

@@ -33,7 +33,7 @@ from conftest import Show
 from effort import effort
 
 HANG_S = 30.0
-EVERY = effort() >= 40
+EVERY = effort() >= 80
 """Whether every line event is tried. Else some are, others on each store; fewer of code that knows no handle."""
 
 
@@ -66,7 +66,7 @@ def some(points: list[Point], store: backstay.Store) -> list[Point]:
     near = (f"{ROOT}thread/", f"{ROOT}pieces/tip")
     once = [point for point in chosen(points, False) if point.nth == 1]
     kind = ["memory", "sqlite", "dir", "postgresql"].index(kind_of(store))
-    share = (40 if kind == 0 else 160) // effort()
+    share = (80 if kind == 0 else 320) // effort()
     return [
         point
         for number, point in enumerate(once)

@@ -106,7 +106,7 @@ def test_hostile_keys_and_values_mean_only_themselves(store: backstay.Store, tex
     assert [meta.thread_id for meta in store.threads()] == ["innocent"]
 
 
-@settings(max_examples=10 * effort())
+@settings(max_examples=5 * effort())
 @given(
     st.lists(
         st.dictionaries(st.sampled_from("ab"), st.sampled_from([0, 1, True, 1.0, "1", None, (1,), [1]])), max_size=8

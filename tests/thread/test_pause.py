@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +16,6 @@ from backstay.thread import pause
 from backstay.thread.access import access_of, handle_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.records import PAGE_ROWS
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from meanwhile import Meanwhile, dies_after
 
 

@@ -20,7 +20,6 @@ from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.question import BY_TIMEOUT, TIMEOUT_S_MAX, Question, check_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from waiting import expire, taken_over
 

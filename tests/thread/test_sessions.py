@@ -20,7 +20,9 @@ from backstay.store.lane import LaneKey
 from backstay.store.records import Record
 from backstay.thread.access import access_of
 from backstay.thread.process import Process, this_process
-from backstay.thread.session import SessionRow, end_by_id
+from backstay.thread.records import all_records
+from backstay.thread.session import SessionRow, end_by_id, row_of
+from backstay.thread.store_async import AsyncStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -55,8 +57,8 @@ def running(url: str, ttl: float = 3600.0, save: bool = True) -> Iterator[subpro
             process.kill()
 
 
-def rows(store: backstay.Store | backstay.AsyncStore) -> list[Record]:
-    return access_of(store).store.records("session", "", None, True, 0, 100)
+def rows(store: backstay.Store | AsyncStore) -> list[SessionRow]:
+    return [row_of(record) for record in all_records(access_of(store).store, "session", "", None, open_only=True)]
 
 
 # Beginning and ending ---------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def test_a_run_that_was_killed_is_found_at_once_with_where_to_go_on(url: str) ->
             assert store.interrupted() == []
             process.kill()
             assert process.wait() == -signal.SIGKILL
-        assert rows(store)[0].left_us > 0  # long before its beats are overdue
+        assert rows(store)[0].stored.left_us > 0  # long before its beats are overdue
         (run,) = store.interrupted()
         newest = store.thread("nightly").latest()
 
@@ -210,10 +212,10 @@ def test_a_run_that_died_before_its_first_checkpoint_is_found_too(url: str) -> N
 def test_a_run_that_is_merely_stopped_is_not_interrupted_although_its_beats_are_overdue(url: str) -> None:
     with backstay.open(url) as store, running(url, ttl=0.2) as process:
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: rows(store)[0].left_us < 0)
+        eventually(lambda: rows(store)[0].stored.left_us < 0)
         assert store.interrupted() == []
         process.send_signal(signal.SIGCONT)
-        eventually(lambda: rows(store)[0].left_us > 0)
+        eventually(lambda: rows(store)[0].stored.left_us > 0)
         process.kill()
 
         assert eventually(store.interrupted)[0].thread_id == "nightly"

@@ -16,8 +16,8 @@ from damage import IDS, change, clock, fill, flip_column, make
 
 import backstay
 from backstay.store.finding import KINDS
+from backstay.thread.records import PAGE_ROWS
 from backstay.upkeep import check
-from backstay.upkeep.check import PAGE_ROWS
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +96,14 @@ def test_a_report_is_plain_values_under_fixed_names(path: Path) -> None:
 
 
 def test_a_damaged_effect_is_found(path: Path) -> None:
-    flip_column(path, "effect", "body", "key = 'mail'")
+    flip_column(path, "record", "body", "key = 'mail'")
 
     assert found(path) == [("damaged", "effect 'mail'")]
 
 
-@pytest.mark.parametrize("column", ["body", "decision", "digest"])
-def test_a_damaged_interrupt_or_decision_is_found(path: Path, column: str) -> None:
-    flip_column(path, "interrupt", column, "id = 'ask'", 8)
+@pytest.mark.parametrize("at", [0, 8, 100])
+def test_a_damaged_interrupt_or_decision_is_found(path: Path, at: int) -> None:
+    flip_column(path, "record", "body", "key = 'ask'", at)
 
     assert found(path) == [("damaged", "interrupt ask")]
 

@@ -39,13 +39,15 @@ from backstay.store.base import LaneKey, Query
 from backstay.store.directory.frame import FILE_HEAD_BYTES, Frame, scan
 from backstay.store.leases import Claim
 from backstay.store.memory.store import MemoryStore
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
+from backstay.thread.session import SessionRow, end_by_id
 from effort import effort
 
 if TYPE_CHECKING:
     from backstay.testing.postgres import PostgresServer
 
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
+ROUNDS = max(1, effort() // 4)
 THREADS = ("alpha", "beta", "gamma")
 STEPS = 5
 Show = Callable[[str, object], None]
@@ -54,12 +56,7 @@ COLUMNS = {
     "checkpoint": ("id", "parent", "parent_digest", "step", "created", "digest", "size", "notes", "base", "manifest"),
     "lane": ("head", "last_seq", "epoch", "owner", "origin"),
     "tag": ("name",),
-    "interrupt": (
-        *("id", "checkpoint", "digest", "body", "created", "scope", "branch"),
-        *("decision", "decided_by", "decided", "consumer", "consumer_epoch", "consumed"),
-    ),
-    "effect": ("scope", "branch", "key", "attempt", "owner", "request", "created", "digest", "status", "ended", "body"),
-    "session": ("id", "owner", "process", "note", "started", "seen", "ended", "reason"),
+    "record": ("scope", "branch", "key", "version", "checkpoint", "open", "body"),
     "write": ("task", "size", "body"),
     "blob": ("size", "body"),
     "chunk": ("size", "body"),
@@ -68,11 +65,7 @@ COLUMNS = {
 SHOWN_AS_STORED = {
     ("tag", "name"): {"tagged"},
     ("lane", "head"): {"threads", "threads of a user"},  # a lower one: the thread is shown by another checkpoint
-    ("interrupt", "consumer"): {"waiting", "alpha waiting"},
-    ("interrupt", "consumed"): {"waiting", "alpha waiting"},
-    ("session", "ended"): {"active sessions", "interrupted"},
-    ("session", "process"): {"interrupted"},
-    ("session", "seen"): {"interrupted"},  # it gives their order
+    ("record", "open"): {"waiting", "alpha waiting", "active sessions", "interrupted"},
 }
 """Nothing seals these: they change, or are looked up, by themselves. A list that asks for them shows what they say."""
 
@@ -98,8 +91,9 @@ def fill(store: backstay.Store) -> None:
         lane = LaneKey("", name, "", "main")
         backend.acquire(lane, Claim("worker", f"{first}-token", 0))
         for number in range(2):
-            backend.begin(SessionRow(f"{first}-{number}", lane, "worker", "dead", "", 1, 1), 0)
-    backend.end("", "a-1", 2, "completed")
+            fresh = Record("session", lane, f"{first}-{number}", b"", True)
+            backend.put_record(SessionRow(fresh, "worker", "dead", "", 1, 1).sealed(), 0)
+    assert end_by_id(backend, "", "a-1", 2, "completed")
 
 
 # Asking -----------------------------------------------------------------------------------------------------------
@@ -293,8 +287,7 @@ def garbage(rng: random.Random, old: Any) -> Any:
 def fitting(rng: random.Random, table: str, column: str, old: Any) -> Any:
     """Return garbage that the column takes; a value where there was none is of its type."""
     if old is None:
-        texts, numbers = ("decided_by", "consumer", "reason", "owner"), ("decided", "consumed", "ended", "base")
-        old = "" if column in texts else 1 if column in numbers else b"\0"
+        old = "" if column == "owner" else 1 if column == "base" else b"\0"
     new = garbage(rng, old)
     return new if not (table in ("write", "blob", "chunk") and column == "size") else abs(new) % 2**31
 
@@ -302,7 +295,7 @@ def fitting(rng: random.Random, table: str, column: str, old: Any) -> Any:
 def drawn(rng: random.Random) -> Iterator[tuple[str, str]]:
     for table, columns in COLUMNS.items():
         for column in columns:
-            for _ in range(effort()):
+            for _ in range(ROUNDS):
                 yield table, column
 
 
@@ -323,9 +316,7 @@ OF_ALPHA = {
     "checkpoint": "key >> 32 IN (SELECT id FROM lane WHERE thread = 1)",
     "lane": "thread = 1",
     "tag": "checkpoint >> 32 IN (SELECT id FROM lane WHERE thread = 1)",
-    "interrupt": "thread = 1",
-    "effect": "thread = 1",
-    "session": "thread = 1",
+    "record": "thread = 1",
     "write": "thread = 1",
     "blob": "id = 1",
     "chunk": "true",
@@ -334,9 +325,7 @@ PRIMARY = {
     "checkpoint": "key",
     "lane": "id",
     "tag": "checkpoint, name",
-    "interrupt": "number",
-    "effect": "number",
-    "session": "number",
+    "record": "place",
     "write": "task",
     "blob": "id",
     "chunk": "address",
@@ -419,7 +408,7 @@ def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
     rng = random.Random(SEED)
     counts: Counter[str] = Counter()
     fields = ("parent_id", "parent_digest", "step", "created_us", "digest", "notes", "size", "manifest", "tags")
-    for name in (field for field in fields for _ in range(2 * effort())):
+    for name in (field for field in fields for _ in range(2 * ROUNDS)):
         with backstay.open("memory:", clock=damage.clock) as store:
             fill(store)
             right = ask(store)
@@ -513,9 +502,7 @@ def test_async_lists_tell_of_damage_as_the_others_do(tmp_path: Path) -> None:
     with backstay.open(path) as store:
         fill(store)
     damage.change(path, "UPDATE checkpoint SET notes = x'c1' WHERE id = 'a3'")
-    for table in ("interrupt", "effect"):
-        damage.change(path, f"UPDATE {table} SET digest = x'00' WHERE thread = 1")
-    damage.change(path, "UPDATE session SET seen = ? WHERE thread = 1", (2**62,))
+    damage.change(path, "UPDATE record SET version = 9 WHERE thread = 1")
     damage.change(path, "UPDATE lane SET head = 77 WHERE thread = 1")
 
     async def drain(entries: Any) -> list[Any]:

@@ -80,7 +80,7 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[backstay.Store]
 
 
 @pytest.mark.row("G11")
-@settings(max_examples=10 * effort())
+@settings(max_examples=4 * effort())
 @given(what=st.lists(damages, min_size=1, max_size=4), has_backup=st.booleans(), quarantines=st.booleans())
 def test_no_repair_makes_anything_worse(
     original: Path, backup: backstay.Store, what: list[Damage], has_backup: bool, quarantines: bool

@@ -29,7 +29,7 @@ from backstay.engine.schedule import commit, fails_fast, open_jobs, plan_commit,
 from backstay.engine.signals import Ask, Paused, Rerouted, TurnedDown
 from backstay.engine.task import Tasks
 from backstay.errors import BadUpdate, MergeConflict, NodeFailed, Rejected, StepsExceeded
-from backstay.model.continuation import End, NextNode
+from backstay.model.continuation import End, FanOut, NextNode
 from backstay.model.decision import Decision
 from backstay.model.interrupt import Interrupt
 
@@ -131,7 +131,7 @@ class Runner:
             self._check_limit(activation)
             open_jobs(activation)
             try:
-                if activation.is_side_by_side:
+                if isinstance(activation.todo, FanOut):
                     contexts = await self._side_by_side(activation)
                 else:
                     contexts = [await self._job(activation, activation.jobs[0])]

@@ -200,7 +200,8 @@ class SavedCheckpoint(Checkpoint):
     def __getattr__(self, name: str) -> Any:
         if name not in PAYLOAD_FIELDS:
             raise AttributeError(name)
-        self.__dict__.update(self.__dict__["_load"](name))
+        # A state that the caller has seen, and may have changed, stays.
+        self.__dict__.update({**self.__dict__["_load"](name), **self.__dict__})
         return self.__dict__[name]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -148,6 +148,8 @@ def _pack_entry(key: Key, entry: Entry) -> list[Any]:
         return [key, entry.kind, entry.count, entry.body]
     if entry.pieces is None:
         return [key, entry.kind, entry.count, entry.size, entry.digest]
+    if entry.table is None and len(entry.pieces) == 1 and type(piece := entry.pieces[0]) is Range:  # as pack_pieces
+        return [key, entry.kind, entry.count, entry.digest, [piece.length, piece.source, piece.start]]
     flat = pack_pieces(entry.pieces)
     if entry.table is None:
         return [key, entry.kind, entry.count, entry.digest, flat]

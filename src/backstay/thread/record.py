@@ -75,12 +75,13 @@ def new_meta(
     return bare(CheckpointMeta, values)
 
 
-def encode_notes(meta: CheckpointMeta, created_us: int) -> bytes:
+def encode_notes(meta: CheckpointMeta, created_us: int, described: bool = True) -> bytes:
     """Return the described fields as bytes, none for those at their defaults, and a checksum of all that lists show.
 
-    The checkpoint's digest covers more, but needs the manifest; a list of thousands must notice damage without it.
+    Of one that was not ``described``, only the checksum. The checkpoint's digest covers more, but needs the manifest; a
+    list of thousands must notice damage without it.
     """
-    plain = notes_to_plain(meta.__dict__)
+    plain = notes_to_plain(meta.__dict__) if described else {}
     run_id = plain.get(_RUN_ID)
     if run_id is not None:
         plain[_RUN_ID] = _packed(run_id)

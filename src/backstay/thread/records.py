@@ -16,7 +16,7 @@ import ormsgpack
 from backstay.codec.depth import has_more_items_than
 from backstay.errors import Corrupted
 from backstay.model.damaged import Damaged
-from backstay.store.base import PAGE_ROWS_MAX, Backend, LaneKey
+from backstay.store.base import Backend, LaneKey
 from backstay.store.layout import UNREADABLE
 from backstay.store.records import Kind, Record, digest_of
 from backstay.thread.damage import read_each, unread
@@ -89,9 +89,9 @@ def all_records(
 ) -> Iterator[Record]:
     """Give records, the one stored first first; between pages nothing is held."""
     after = 0
-    while page := store.records(kind, namespace, thread, open_only, after, PAGE_ROWS_MAX):
+    while page := store.records(kind, namespace, thread, open_only, after, PAGE_ROWS):
         yield from page
-        if len(page) < PAGE_ROWS_MAX:
+        if len(page) < PAGE_ROWS:
             return
         after = page[-1].number
 

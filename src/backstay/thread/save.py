@@ -109,7 +109,9 @@ def save_change(
     if tip is None or seen is None or request.on is not None:
         seen, tip = _look(store, cursor, seen, tip, request.on)
     parent = _parent_of_replaced(store, cursor, seen.head, request) if request.replaces_head else seen.head
-    step = _next_step(request, seen)
+    head = seen.head
+    plain = head is not None and not request.replaces_head and "step" not in request.notes
+    step = head.step + 1 if head is not None and plain else _next_step(request, seen)
     if request.name is None:  # then nobody else can have its id
         return commit_on(store, context, cursor, seen, tip, make(tip), request, parent, step)
     return _commit_once(store, context, cursor, seen, tip, make, request, parent, step)
@@ -281,7 +283,7 @@ def commit_on(
     name, parent_id = request.name or context.new_id(), parent.id if parent else None
     meta = new_meta(lane, name, parent_id, step, context.now(), given)
     created_us = to_microseconds(meta.created_at)
-    notes = encode_notes(meta, created_us)
+    notes = encode_notes(meta, created_us, described=bool(given))
     if unloaded := tip.unloaded(change):
         _load_for(store, cursor, tip, unloaded, parent if takes_over else seen.head)
     draft = tip.plan(change, partial(context.new_stream, store))
@@ -323,7 +325,7 @@ def commit_on(
     except Conflict as lost:
         raise _conflict(store, cursor, lost.what, lost) from lost
     if hold is not None and committed.fresh:  # a save under a lease extends it
-        hold.extended(began)
+        hold.pulse.extended(began)
     row = commit.row(0, committed.seq)
     tip.items = request.items
     cursor.move(seen, Seen(committed.number, committed.seq, commit.epoch, row), tip)

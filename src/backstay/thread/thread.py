@@ -395,7 +395,9 @@ class Thread:
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
         """Let a just saved checkpoint find its payload when somebody looks at it."""
-        store, blocking, handle = self._access.store, self._handle.blocking, weakref.ref(self._cursor)
+        store, blocking = self._access.store, self._handle.blocking
+        # The store can be read instead if the handle is gone, but not by an event loop.
+        handle = weakref.ref(self._cursor) if blocking else lambda cursor=self._cursor: cursor
         namespace, name = saved.namespace, saved.id
 
         def load_payload(field: str) -> dict[str, Any]:

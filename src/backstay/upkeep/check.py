@@ -1,6 +1,6 @@
 """Checking: a store, or one thread of it, as findings. It changes nothing and goes on after everything it meets.
 
-Checkpoints are verified by the flow that ``store.verify()`` uses. On top of that it reads what is kept beside them:
+Checkpoints are verified by the function that ``store.verify()`` uses. On top of that it reads what is kept beside them:
 pending writes, the ledger of effects, interrupts with their decisions, sessions. All lists are read page by page.
 """
 

@@ -54,7 +54,7 @@ PendingWrites = Sequence[tuple[str, str, Any]]
 
 @dataclass(slots=True)
 class Inbox:
-    """What a saver knows of questions that wait; all of it is in the store too. Flows may run side by side."""
+    """What a saver knows of questions that wait; all of it is in the store too. Calls may come side by side."""
 
     context: Context
     _open: dict[Spot, dict[str, list[Question]]] = field(default_factory=dict)  # by checkpoint and task

@@ -14,7 +14,7 @@ from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.failure import CHECKPOINT_IS_GONE
 from backstay.store.postgres.link import Link
 from backstay.store.postgres.rows import pack_id, unpack_id
-from backstay.store.records import Fence, Kind, Record, checkpoint_is_gone, record_id, record_is_gone
+from backstay.store.records import KINDS, Fence, Kind, Record, checkpoint_is_gone, record_id, record_is_gone
 
 RETURNED, FENCED, GONE = range(3)
 """What ``put_record`` answers."""
@@ -72,4 +72,5 @@ class Records:
 def _read(fields: tuple[Any, ...]) -> Record:
     kind, *lane, key, checkpoint, body, is_open, version, number, left_us = fields
     checkpoint = None if checkpoint is None else unpack_id(checkpoint)
+    kind = KINDS[KINDS.index(kind)]  # any other is a value that Backstay never writes
     return Record(kind, LaneKey(*lane), key, body, is_open, checkpoint, version, number, left_us)

@@ -66,14 +66,15 @@ EXPIRED_FIRST = " ORDER BY iif(l.boot = :boot, l.expires, 0), l.id LIMIT :limit"
 # Records ----------------------------------------------------------------------------------------------------------
 
 _RECORDS = """
-SELECT r.key, t.namespace, t.name, r.scope, r.branch, r.name, r.body, r.version, r.checkpoint, r.open, r.expires, r.boot
+SELECT r.place, t.namespace, t.name, r.scope, r.branch, r.key, r.body, r.version, r.checkpoint, r.open,
+  r.expires, r.boot
 FROM record r CROSS JOIN thread t ON t.id = r.thread"""
 RECORD = f"{_RECORDS} WHERE r.id = ?"
-_LISTED = f"{_RECORDS} WHERE r.key > :low AND r.key < :high AND t.namespace = :namespace"
+_LISTED = f"{_RECORDS} WHERE r.place > :low AND r.place < :high AND t.namespace = :namespace"
 _IN_THREAD = " AND r.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-# The ones that are open are found in their index, which tells their keys too; then they are looked up in order.
-_OPEN_ANYWHERE = " AND r.key IN (SELECT key FROM record WHERE open AND key > :low AND key < :high)"
-_FIRST_STORED_FIRST = " ORDER BY r.key LIMIT :limit"
+# The ones that are open are found in their index, which tells their places too; then they are looked up in order.
+_OPEN_ANYWHERE = " AND r.place IN (SELECT place FROM record WHERE open AND place > :low AND place < :high)"
+_FIRST_STORED_FIRST = " ORDER BY r.place LIMIT :limit"
 RECORDS = {  # of one thread or of all, only open ones or all
     (False, False): _LISTED + _FIRST_STORED_FIRST,
     (False, True): _LISTED + _OPEN_ANYWHERE + _FIRST_STORED_FIRST,
@@ -82,14 +83,14 @@ RECORDS = {  # of one thread or of all, only open ones or all
 }
 NEXT_RECORD = "UPDATE counter SET value = value + 1 WHERE name = 'record' RETURNING value"
 ADD_RECORD = """
-INSERT INTO record (key, id, thread, scope, branch, name, checkpoint, version, open, expires, boot, body)
+INSERT INTO record (place, id, thread, scope, branch, key, checkpoint, version, open, expires, boot, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 CHANGE_RECORD = "UPDATE record SET version = ?, open = ?, expires = ?, boot = ?, body = ? WHERE id = ?"
 HAS_OPEN_RECORD = """
 SELECT 1 FROM record WHERE thread = (SELECT thread FROM lane WHERE id = ?) AND open AND checkpoint = ? LIMIT 1"""
 DROP_RECORDS_OF_CHECKPOINT = "DELETE FROM record WHERE thread = ? AND checkpoint = ?"
 DROP_RECORDS_OF_LANE = """
-DELETE FROM record WHERE key > ? AND key < ?
+DELETE FROM record WHERE place > ? AND place < ?
   AND (thread, scope, branch) = (SELECT thread, scope, branch FROM lane WHERE id = ?)"""
 DROP_RECORDS_OF_THREAD = "DELETE FROM record WHERE thread = ?"
 
@@ -208,7 +209,7 @@ ALL_CHUNK_SIZES = "SELECT address, size FROM chunk ORDER BY address"
 PIECES = "SELECT number FROM write_piece ORDER BY number"
 PIECES_NEEDED = "SELECT body, pieces FROM write WHERE typeof(body) = 'integer'"
 RECORDS_WITHOUT_CHECKPOINT = """
-SELECT r.key, r.name, t.name, r.checkpoint FROM record r LEFT JOIN thread t ON t.id = r.thread
+SELECT r.place, r.key, t.name, r.checkpoint FROM record r LEFT JOIN thread t ON t.id = r.thread
 WHERE r.checkpoint IS NOT NULL AND NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.id = r.checkpoint)"""
 
 # Mending ----------------------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ PUT_BLOB = """
 INSERT INTO blob (digest, size, body) VALUES (?, ?, ?)
 ON CONFLICT (digest) DO UPDATE SET size = excluded.size, body = excluded.body"""
 PUT_CHUNK = "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?)"
-DROP_RECORD = "DELETE FROM record WHERE key = ?"
+DROP_RECORD = "DELETE FROM record WHERE place = ?"
 PUT_CHECKPOINT = """
 UPDATE checkpoint SET parent = ?, parent_digest = ?, step = ?, created = ?, digest = ?, size = ?, notes = ?,
   base = (SELECT id FROM blob WHERE digest = ?), manifest = ?

@@ -1,4 +1,4 @@
-"""Records: read, compared and written in one transaction. The kind is part of the key, so each kind is one stretch."""
+"""Records: read, compared and written in one transaction. Each kind is one stretch of the table."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Records(Transactions):
             return written(record, stored, 0, ttl_us)
         thread, checkpoint = _place(connection, record)
         number = int(scalar(connection, queries.NEXT_RECORD))
-        key = span_of_kind(record.kind)[0] | number
+        place = span_of_kind(record.kind)[0] | number
         connection.execute(
-            queries.ADD_RECORD, (key, name, thread, lane.scope, lane.branch, record.key, checkpoint, *changed)
+            queries.ADD_RECORD, (place, name, thread, lane.scope, lane.branch, record.key, checkpoint, *changed)
         )
         return written(record, None, number, ttl_us)
 
@@ -106,16 +106,16 @@ def _place(connection: apsw.Connection, record: Record) -> tuple[int, StoredId |
 
 def _read(fields: tuple[Any, ...], now: Moment) -> Record:
     _RECORD.check(fields)
-    key, *lane, name, body, version, checkpoint, is_open, expires, boot = fields
+    place, *lane, key, body, version, checkpoint, is_open, expires, boot = fields
     left_us = 0 if expires is None else now.left_us(expires, boot)
     return Record(
-        kind_of(key),
+        kind_of(place),
         LaneKey(*lane),
-        name,
+        key,
         body,
         bool(is_open),
         None if checkpoint is None else unpack_id(checkpoint),
         version,
-        key & NUMBER_MAX,
+        place & NUMBER_MAX,
         left_us,
     )

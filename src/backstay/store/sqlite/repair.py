@@ -207,9 +207,9 @@ def _plan_rows(connection: apsw.Connection, plan: Rebuild) -> None:
         plan.add(what, (queries.DROP_REFS, (lane,)))
     for key, name in every(connection, queries.TAGS_WITHOUT_CHECKPOINT):
         plan.add(without_checkpoint("tag", repr(name), None), (queries.DROP_TAG, (key, name)))
-    for key, name, thread, checkpoint in every(connection, queries.RECORDS_WITHOUT_CHECKPOINT):
-        what = without_checkpoint(kind_of(key), name, unpack_id(checkpoint), thread)
-        plan.add(what, (queries.DROP_RECORD, (key,)))
+    for place, key, thread, checkpoint in every(connection, queries.RECORDS_WITHOUT_CHECKPOINT):
+        what = without_checkpoint(kind_of(place), key, unpack_id(checkpoint), thread)
+        plan.add(what, (queries.DROP_RECORD, (place,)))
     if pieces := lost_pieces(connection):
         what = Finding(ORPHAN, f"{len(pieces)} pieces of pending writes", "no row needs them", repair=REBUILD)
         plan.add(what, *((queries.DROP_PIECES, (number, number + 1)) for number in pieces))

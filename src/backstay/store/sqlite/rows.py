@@ -88,18 +88,21 @@ def unpack_id(stored: StoredId) -> str:
 
 NUMBER_BITS = 48
 NUMBER_MAX = (1 << NUMBER_BITS) - 1
-"""Of a record's key: its kind is above these, so that each kind is one stretch of the table."""
+"""Of a record's place: its kind is above these, so that each kind is one stretch of the table."""
 
 
 def span_of_kind(kind: Kind, after: int = 0) -> tuple[int, int]:
-    """Return the exclusive bounds of the keys of records of a kind, optionally only those with higher numbers."""
+    """Return the exclusive bounds of the places of records of a kind, optionally only those with higher numbers."""
     place = KINDS.index(kind) + 1
     return place << NUMBER_BITS | min(max(after, 0), NUMBER_MAX), (place + 1) << NUMBER_BITS
 
 
-def kind_of(key: int) -> Kind:
-    """Return the kind of the record with this key."""
-    return KINDS[(key >> NUMBER_BITS) - 1]
+def kind_of(place: int) -> Kind:
+    """Return the kind of the record at this place."""
+    number = (place >> NUMBER_BITS) - 1
+    if not 0 <= number < len(KINDS):
+        raise Corrupted("a row of table record is of no known kind", hint="store.verify() shows what is affected")
+    return KINDS[number]
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"

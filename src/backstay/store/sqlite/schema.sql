@@ -99,17 +99,17 @@ CREATE TABLE write_piece (
   body   BLOB NOT NULL
 ) STRICT;
 
--- Sessions, interrupts and effects. key = kind << 48 | number, so each kind is one stretch of the table; kinds are
+-- Sessions, interrupts and effects. place = kind << 48 | number, so each kind is one stretch of the table; kinds are
 -- numbered from 1 as in store/records.py. `id` is the SHA-256 of what names the record, `body` is sealed and covers all
 -- columns but `id` and the time to live, which ends when the boot clock of the boot with that id says `expires`. Every
 -- index is a page of 4 KiB in the smallest file, so there are two for all lists.
 CREATE TABLE record (
-  key        INTEGER PRIMARY KEY,
+  place      INTEGER PRIMARY KEY,
   id         BLOB NOT NULL UNIQUE,
   thread     INTEGER NOT NULL REFERENCES thread (id),
   scope      TEXT NOT NULL,
   branch     TEXT NOT NULL,
-  name       TEXT NOT NULL,
+  key        TEXT NOT NULL,
   version    INTEGER NOT NULL,
   checkpoint ANY,
   open       INTEGER NOT NULL,

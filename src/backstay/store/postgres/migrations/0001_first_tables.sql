@@ -442,18 +442,17 @@ BEGIN
   SELECT t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number,
       coalesce(extract(epoch FROM r.expires - clock_timestamp()) * 1000000, 0)
     INTO thread, scope, branch, key, checkpoint, body, open, version, number, left_us
-    FROM {schema}.record r JOIN {schema}.thread t ON t.id = r.thread WHERE r.id = p_id FOR NO KEY UPDATE OF r;
+    FROM {schema}.record r JOIN {schema}.thread t ON t.id = r.thread WHERE r.id = p_id;
   v_exists := FOUND;
-  IF v_exists AND version = p_seen + 1 AND body = p_body THEN
-    RETURN;
-  END IF;
-  IF p_is_fenced AND (epoch <> p_epoch OR (p_token IS NULL AND v_held > clock_timestamp())
-                      OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token)) THEN
+  IF p_is_fenced AND NOT (v_exists AND version = p_seen + 1 AND body = p_body)
+     AND (epoch <> p_epoch OR (p_token IS NULL AND v_held > clock_timestamp())
+          OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token)) THEN
     outcome := 1;
     held_us := coalesce(extract(epoch FROM v_held - clock_timestamp()) * 1000000, 0);
     RETURN;
   END IF;
   IF v_exists AND (version <> p_seen OR number <> p_number) THEN
+    PERFORM 1 FROM {schema}.record r WHERE r.id = p_id FOR NO KEY UPDATE;
     RETURN;
   END IF;
   IF NOT v_exists AND p_seen <> 0 THEN
@@ -462,7 +461,11 @@ BEGIN
   END IF;
 
   IF v_exists THEN
-    UPDATE {schema}.record r SET version = p_seen + 1, body = p_body, open = p_open, expires = v_expires WHERE r.id = p_id;
+    UPDATE {schema}.record r SET version = p_seen + 1, body = p_body, open = p_open, expires = v_expires
+      WHERE r.id = p_id AND r.version = p_seen AND r.number = p_number;
+    IF NOT FOUND THEN
+      RAISE EXCEPTION 'another writer changed the record' USING ERRCODE = '40001';
+    END IF;
   ELSE
     SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
     IF p_is_fenced AND v_lane IS NULL THEN
