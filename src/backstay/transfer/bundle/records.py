@@ -242,10 +242,6 @@ def _bounded(value: Any, most: int) -> bytes:
     return data
 
 
-def _optional(value: Any, kind: type) -> Any:
-    return None if value is None else _of(value, kind)
-
-
 def _number(value: Any) -> int:
     number: int = _of(value, int)
     if number < 0:
