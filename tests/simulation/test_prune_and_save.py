@@ -34,7 +34,7 @@ from effort import effort
 
 EVERYTHING = ["Saver", "Saver", "Saver", "Deleter", "Deleter"]
 ONE_BLOB = ["Swapper", "Swapper", "Swapper"]
-SECONDS = max(3.0, 1.5 * effort())
+SECONDS = max(5.0, 1.5 * effort())
 TURN_SECONDS = 3.0
 MUTANT_SECONDS_MAX = 30.0
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
