@@ -188,7 +188,7 @@ def test_what_is_deleted_meanwhile_never_breaks_what_is_saved(
     show("prune and save", f"seed {SEED}, {load}{resolved}")
     assert load.told.wrong == [], load.told.wrong[0]
     assert load.found == []
-    assert load.counts["deleted"] > 6 * SECONDS
+    assert load.counts["deleted"] > min(100, 5 * effort())
     assert all(load.counts[f"{what} ok"] for what in ("append", "edit", "rewind", "replace", "prune", "delete_thread"))
     assert load.counts["fork_within ok"] + load.counts["fork_across ok"]
 
