@@ -19,8 +19,15 @@ from hypothesis import HealthCheck, settings
 import backstay
 from effort import effort
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import loop_guard
+from loop_guard import pytest_runtest_call as pytest_runtest_call
+
 if TYPE_CHECKING:
     from backstay.testing.postgres import PostgresServer
+
+loop_guard.install()
 
 EXAMPLES = 15 * effort()
 """How many examples a property gets that does not say so itself."""

@@ -30,6 +30,7 @@ from backstay.compat.workflow import (
 )
 from backstay.errors import Corrupted, DecodeError, EncodeError, IdTaken, InvalidInput
 from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.access import access_of
 
 T = TypeVar("T")
 SPOIL = "update blob set body = zeroblob(length(body)) returning 1"
@@ -448,7 +449,7 @@ def test_a_damaged_checkpoint_is_an_error_to_load_and_can_be_deleted(tmp_path: P
     kept, other = made(state_snapshot={"text": os.urandom(600).hex()}), made()
     for each in (kept, other):
         run(store.save(each))
-    backend = run(store._opened.store())._backend
+    backend = access_of(run(store._opened.store())).store
     assert isinstance(backend, SqliteStore)
     changed = backend._write(lambda connection: [*connection.execute(SPOIL)])
     assert changed

@@ -29,6 +29,7 @@ from backstay.errors import Conflict, OutcomeUnknown, StoreError
 from backstay.store.directory import logs, store
 from backstay.store.directory.control import Control, State
 from backstay.store.finding import LEFTOVER, Finding
+from backstay.thread.access import access_of
 
 MAIN_THREAD = "story"
 OTHER_THREAD = "other"
@@ -167,7 +168,7 @@ def check(url: str, begun: Collection[str], digests: Mapping[str, str]) -> list[
     """
     done = digests.keys()
     with backstay.open(url) as opened:
-        findings = opened._backend.check()
+        findings = access_of(opened).store.check()
         wrong = [finding for finding in (*findings, *opened.verify().findings) if finding.kind != LEFTOVER]
         assert not wrong, str(wrong)
         for name, state in STATES.items():

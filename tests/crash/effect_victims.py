@@ -8,7 +8,7 @@ from pathlib import Path
 
 from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
-from backstay.store.effects import EffectRow
+from backstay.store.records import Fence, Record
 from backstay.store.sqlite.store import SqliteStore
 from backstay.thread.store import Store, make_context
 from backstay.thread.thread import Thread
@@ -62,19 +62,12 @@ class Deadly(SqliteStore):
 
     world: World
 
-    def begin_effect(
-        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
-    ) -> EffectRow:
-        self.world.die_at(POINTS[0])
-        begun = super().begin_effect(row, epoch, token, retry_of)
-        self.world.die_at(POINTS[1])
-        return begun
-
-    def end_effect(self, *given: object) -> EffectRow:
-        self.world.die_at(POINTS[4])
-        ended = super().end_effect(*given)  # type: ignore[arg-type]  # as they came
-        self.world.die_at(POINTS[5])
-        return ended
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        before, after = (POINTS[0], POINTS[1]) if record.open else (POINTS[4], POINTS[5])
+        self.world.die_at(before)
+        stored = super().put_record(record, ttl_us, fence)
+        self.world.die_at(after)
+        return stored
 
 
 def opened(path: str, world: World) -> Thread:

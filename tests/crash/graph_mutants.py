@@ -19,11 +19,11 @@ from backstay.engine.recorder import Recorder
 from backstay.engine.run import Runner
 from backstay.model.checkpoint import Checkpoint, Write
 from backstay.model.continuation import NextNode
-from backstay.model.effect import EffectStatus
 from backstay.model.frame import Frame, FrameStack, Task
-from backstay.store.effects import EffectRow
-from backstay.thread import effects, ledger
+from backstay.thread import effects
+from backstay.thread.ledger import EffectRow, ended
 from backstay.thread.question import Question
+from backstay.thread.steps import Steps
 
 
 def _drops_finished_branches() -> None:
@@ -57,11 +57,9 @@ def _saves_before_the_commit() -> None:
 def _writes_no_receipts() -> None:
     """Do an effect and never tell the ledger."""
 
-    def end(
-        self: effects._Attempts, row: EffectRow, status: EffectStatus, payload: bytes
-    ) -> effects._Course[EffectRow]:
-        yield effects._Call(lambda: None)
-        return replace(row, status=status.value, body=ledger.sealed(row, status, 0, None, payload), ended_us=0)
+    def end(self: effects._Attempts, row: EffectRow, status: str, payload: bytes) -> Steps[EffectRow]:
+        yield lambda: None
+        return ended(row, status, payload, 0)
 
     effects._Attempts.end = end  # type: ignore[method-assign]
 
@@ -134,8 +132,8 @@ def _counts_attempts_anew() -> None:
 def _does_what_is_in_doubt_again() -> None:
     """Do an effect without a receipt once more."""
 
-    def wrong(attempts: effects._Attempts, row: EffectRow, record: Any) -> effects._Course[EffectRow]:
-        return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
+    def wrong(attempts: effects._Attempts, row: EffectRow, record: Any) -> Steps[EffectRow]:
+        return (yield from attempts.begin(row))
 
     effects._over_unknown = wrong
 

@@ -29,6 +29,7 @@ from backstay.model.continuation import End
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.frame import Frame
 from backstay.model.interrupt import InterruptKind
+from backstay.store.records import Record
 from backstay.store.sqlite.store import SqliteStore
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.store import Store, make_context
@@ -41,15 +42,15 @@ ROUNDS_MAX = 120
 
 WRITES = frozenset(
     {
-        *("acquire", "renew", "release", "claim", "begin", "beat", "end", "interrupt", "decide", "consume"),
-        *("begin_effect", "end_effect", "settle_effect", "reserve", "commit", "commit_all", "write", "tag", "delete"),
+        *("acquire", "renew", "release", "claim", "put_record"),
+        *("reserve", "commit", "commit_all", "write", "tag", "delete"),
         *("delete_thread", "compact", "rebuild", "restore", "quarantine"),
     }
 )
 READS = frozenset(
     {
-        *("head", "find", "lanes", "fetch", "leases", "sessions", "interrupts", "find_interrupt", "find_effect"),
-        *("effects", "sizes", "check", "close", "unread"),
+        *("head", "find", "lanes", "fetch", "leases", "record", "records"),
+        *("sizes", "check", "close", "unread"),
     }
 )
 """All verbs of the store contract are one or the other; a test says so."""
@@ -80,10 +81,11 @@ class Deadly:
                 number = self.writes
             if verb == "acquire":
                 self._world.tell("lease", arguments[1].token)
-            self._die_at(verb, "verb", number, False)
+            name = _name(arguments[0]) if verb == "put_record" else verb
+            self._die_at(name, "verb", number, False)
             answer = done(*arguments, **options)
-            self._world.tell("stored", verb, *self._details(verb, arguments))
-            self._die_at(verb, "verb", number, True)
+            self._world.tell("stored", name, *self._details(verb, arguments))
+            self._die_at(name, "verb", number, True)
             return answer
 
         return call
@@ -104,6 +106,13 @@ class Deadly:
         if verb == "write":
             return [word for row in arguments[2] for word in (row.channel, row.task_id, row.index)]
         return ()
+
+
+def _name(record: Record) -> str:
+    """Return what a write to a record does: effects begin and end, interrupts are asked, decided and consumed."""
+    if not record.open:
+        return f"close_{record.kind}"
+    return f"change_{record.kind}" if record.version else f"new_{record.kind}"
 
 
 # One life ---------------------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ import os
 import signal
 from typing import Any
 
-import backstay
+from backstay.store.open import open_backend
+from backstay.thread.store import Store, make_context
 from backstay.transfer import import_bundle
 
-CHANGING = {"commit", "commit_all", "write", "interrupt", "decide", "consume", "begin_effect", "end_effect", "reserve"}
+CHANGING = {"commit", "commit_all", "write", "put_record", "reserve"}
 
 
 class Mortal:
@@ -26,11 +27,11 @@ class Mortal:
         return self._watched(verb) if name in CHANGING else verb
 
     def _watched(self, verb: Any) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             self.calls += 1
             if self.calls == self._deadline and not self._after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            answer = verb(*arguments)
+            answer = verb(*arguments, **options)
             if self.calls == self._deadline:
                 os.kill(os.getpid(), signal.SIGKILL)
             return answer
@@ -40,8 +41,7 @@ class Mortal:
 
 def import_until(url: str, bundle: str, deadline: int, after: bool) -> None:
     """Import, and die at the call; print how many calls there were if it was never reached."""
-    store = backstay.open(url)
-    mortal: Any = Mortal(store._backend, deadline, after)
-    store._backend = mortal
+    mortal = Mortal(open_backend(url), deadline, after)
+    store = Store(mortal, make_context("", None))
     assert import_bundle(bundle, store)
     os.write(1, f"{mortal.calls}\n".encode())

@@ -23,10 +23,7 @@ DEADLY = (
     "release",
     "reserve",
     "commit",
-    "interrupt",
-    "consume",
-    "begin_effect",
-    "end_effect",
+    "put_record",
 )
 """The verbs by which a loop writes. Renewals come from another thread, at any time."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +21,8 @@ from backstay.store.base import Commit, Committed
 from backstay.store.lane import LaneKey
 from backstay.store.leases import Claim
 from backstay.store.memory import MemoryStore
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
+from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.store import Store, make_context
 
@@ -31,9 +32,10 @@ LEASED, EXPIRING, RELEASED, NEVER_SAVED = (LaneKey("", name, "", "main") for nam
 CLAIM = Claim("ann", "token-1", 3_600_000_000)
 EXPIRED = Claim("bob", "token-2", 1)
 TAKER = Claim("eve", "token-3", 3_600_000_000)
-SESSION = SessionRow("session-1", LEASED, "ann", "process", "note", 1, 1)
+SESSION = Record("session", LEASED, "session-1", b"begun", True)
 
 COMMIT = b"COMMIT"
+RECORD = b".put_record("
 IMPORTED = 30
 STREAMS_OF_IMPORT = 1_000_000  # nobody else comes so far
 UNTOLD_TABLES = ("counter", "meta")  # numbers given out, some of them for nothing
@@ -86,7 +88,7 @@ def found_interrupt(store: backstay.Store, name: str) -> InterruptRecord:
 
 def set_stage(store: backstay.Store) -> None:
     """Make what the story needs to be there."""
-    thread, backend = store.thread("t"), store._backend
+    thread, backend = store.thread("t"), access_of(store).store
     thread.save({"messages": ["first" * 200], "n": 1}, id="c-1")
     thread.append({"messages": ["second"]}, id="c-2")
     thread.interrupt("c-2", prompt="may I?", id="i-1")
@@ -114,8 +116,12 @@ def _fork(store: backstay.Store) -> object:
     return head and (head.seq, head.digest)
 
 
-def _end(store: backstay.Store) -> None:
-    store._backend.end("", SESSION.id, 3, "done")  # its answer, whether it had ended before, is lost with the first one
+def _change(store: backstay.Store, seen: int, body: bytes, is_open: bool) -> object:
+    backend = access_of(store).store
+    stored = backend.record("session", LEASED, SESSION.key)
+    assert stored is not None
+    changed = backend.put_record(replace(stored, version=seen, body=body, open=is_open), CLAIM.ttl_us)
+    return changed.version, changed.body
 
 
 WRITES = [
@@ -127,25 +133,25 @@ WRITES = [
     Step("untag", b"WITH found AS", lambda store: store.thread("t").untag("c-1", "seen")),
     Step("write", b".put_writes(", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", [1, 2])])),
     Step("put", b"p_was =>", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", 3)], replace=True)),
-    Step("acquire", b".acquire_lease(", lambda store: store._backend.acquire(LEASED, CLAIM)),
-    Step("renew", b".lane l SET expires", lambda store: store._backend.renew(LEASED, 1, CLAIM)),
-    Step("claim", b"WITH mine AS", lambda store: store._backend.claim("", 9, TAKER)),
-    Step("begin", b".session AS s", lambda store: store._backend.begin(SESSION, 3_600_000_000)),
-    Step("beat", b".session SET seen", lambda store: store._backend.beat("", SESSION.id, 2, 3_600_000_000)),
-    Step("end", b".session SET ended", _end),
-    Step("interrupt", b"WITH place AS", lambda store: store.thread("t").interrupt("c-1", prompt="?", id="i-2").digest),
+    Step("acquire", b".acquire_lease(", lambda store: access_of(store).store.acquire(LEASED, CLAIM)),
+    Step("renew", b".lane l SET expires", lambda store: access_of(store).store.renew(LEASED, 1, CLAIM)),
+    Step("claim", b"WITH mine AS", lambda store: access_of(store).store.claim("", 9, TAKER)),
+    Step("session", RECORD, lambda store: access_of(store).store.put_record(SESSION, CLAIM.ttl_us).version),
+    Step("beat", RECORD, lambda store: _change(store, 1, b"beat", True)),
+    Step("end", RECORD, lambda store: _change(store, 2, b"ended", False)),
+    Step("interrupt", RECORD, lambda store: store.thread("t").interrupt("c-1", prompt="?", id="i-2").digest),
     Step(
         "decide",
-        b".interrupt SET decision",
+        RECORD,
         lambda store: store.thread("t").decide(found_interrupt(store, "i-1"), "approve", by="ann").decided_by,
     ),
+    Step("consume", RECORD, lambda store: store.thread("t").consume(found_interrupt(store, "i-1"), by="worker")),
+    Step("release", COMMIT, lambda store: access_of(store).store.release(RELEASED, 1, CLAIM.token)),
     Step(
-        "consume",
-        b".interrupt SET consumer",
-        lambda store: store.thread("t").consume(found_interrupt(store, "i-1"), by="worker"),
+        "release of what was never saved",
+        COMMIT,
+        lambda store: access_of(store).store.release(NEVER_SAVED, 1, CLAIM.token),
     ),
-    Step("release", COMMIT, lambda store: store._backend.release(RELEASED, 1, CLAIM.token)),
-    Step("release of what was never saved", COMMIT, lambda store: store._backend.release(NEVER_SAVED, 1, CLAIM.token)),
 ]
 """Each gives its first result again when it is repeated; the last ones are transactions of several statements."""
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ import backstay
 from backstay.testing.chain import chains_of, check_chain
 from backstay.testing.history import History
 from backstay.testing.waiting import wait_until
+from backstay.thread.access import access_of
 from effort import effort
 
 HOUR_S, DAY_S = 3600, 86_400
@@ -258,7 +260,8 @@ def test_never_do_two_save_under_one_lease_also_if_the_clock_of_the_server_is_se
 
 def server_time(store: backstay.Store) -> float:
     """Return what time it is for the server of a store."""
-    found = store._backend._link.read(lambda connection: connection.execute("SELECT clock_timestamp()").fetchone())  # type: ignore[attr-defined]
+    backend: Any = access_of(store).store
+    found = backend._link.read(lambda connection: connection.execute("SELECT clock_timestamp()").fetchone())
     value: datetime = found[0]
     return value.timestamp()
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from directory_story import folder_in_memory
@@ -260,7 +262,7 @@ def test_an_acknowledged_end_that_is_cut_off_is_damage(original: Original, folde
                     store.thread(thread, branch=branch).latest()
                 with pytest.raises(Corrupted):
                     store.thread(thread, branch=branch).save({"n": 0})
-                assert DAMAGED in {finding.kind for finding in store._backend.check()}
+                assert DAMAGED in {finding.kind for finding in access_of(store).store.check()}
             assert (place / name).read_bytes() == data[:length], "nothing is cut off that may be needed"
             outcome, wrong = judge(original, place, {"a1", "a2"} if thread == "beta" else {"b2", "b3"})
             assert (outcome, wrong) == ("partly refused", [])
@@ -300,7 +302,7 @@ def test_a_torn_end_of_which_nobody_knows_is_cut_off_and_told(original: Original
         for length in spread(range(last.start + 1, len(data)), CUTS):
             place = original.write(folder, {name: data[:length], "control": None})
             with backstay.open(f"dir:{place}") as store:
-                assert {finding.kind for finding in store._backend.check()} == {LEFTOVER}
+                assert {finding.kind for finding in access_of(store).store.check()} == {LEFTOVER}
                 head = store.thread(thread, branch=branch).latest()
                 before = original.answers[f"history {thread} {branch}"][1:]
                 assert (head.id if head else None) == (before[0] if before else None)

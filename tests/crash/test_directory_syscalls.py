@@ -158,7 +158,7 @@ def test_a_write_that_claims_more_than_it_did_is_noticed_by_whoever_reads(
     outcomes: Counter[str] = Counter()
     with make_bench("", "open", False) as bench:
         points = spread(faults(bench.calls(("pwrite64",)), ("pwrite64",), "retval=1", ALL)[::4], POINTS_A_CALL)
-        for run in bench.each(points):
+        for run in bench.each(list(points)):
             assert run.fired
             begun, done = steps_of(run.events)
             kept = STATES.keys() & done.keys() - {name for step in REMOVES.keys() & begun for name in REMOVES[step]}

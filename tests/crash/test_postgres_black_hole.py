@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from postgres_story import IMPORTED, make_import
@@ -214,7 +216,7 @@ def test_calls_whose_answers_never_arrive_end_in_time(place: Place, show: Show) 
     place.warm()
     for request in (b".append_checkpoint(", b"WITH found AS", b"COMMIT", b".acquire_lease("):
         place.proxy.swallow_answer(request, then="silence")
-    backend = place.store._backend
+    backend = access_of(place.store).store
     acquire = asyncio.to_thread if place.way == "async" else lambda call, *given: call(*given)
     ended = place.run(
         lambda: handle.append({"log": ["there"]}),
@@ -270,7 +272,7 @@ def test_a_large_import_that_stops_on_its_way_ends_in_time_and_has_stored_nothin
     place = Place(postgres, proxy, postgres_url, "sync")
     commits = make_import(item_bytes=LARGE_BYTES // IMPORTED)
     with place.stalled_at(request_):
-        ended = place.run(lambda: place.store._backend.commit_all(commits))
+        ended = place.run(lambda: access_of(place.store).store.commit_all(commits))
 
     judge(show, place, f"during an import of {LARGE_BYTES >> 20} MiB", ended, StoreBusy)
     place.proxy.heal()

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from postgres_story import CHANGES, COMMIT, WRITES, Step, dump, fixed_clock, make_import, set_stage
@@ -221,13 +223,13 @@ def test_an_import_that_breaks_anywhere_is_done_once(
 ) -> None:
     struck, commits = stage(PATIENT_S), make_import()
     (proxy.swallow_answer if fault == "swallow_answer" else proxy.cut_before)(request_)
-    done = struck.store._backend.commit_all(commits)
+    done = access_of(struck.store).store.commit_all(commits)
 
     assert proxy.fired[fault] == 1
     assert [place.seq for place in done] == list(range(1, len(commits) + 1))
     stored = [meta.id for meta in struck.direct.thread("imported").history()]
     assert stored[::-1] == [commit.id for commit in commits]
-    assert [place.fresh for place in struck.direct._backend.commit_all(commits)] == [False] * len(commits)
+    assert [place.fresh for place in access_of(struck.direct).store.commit_all(commits)] == [False] * len(commits)
 
 
 @pytest.mark.crash
@@ -237,8 +239,8 @@ def test_stream_numbers_are_never_given_out_twice_though_answers_are_lost(
     struck, taken = stage(PATIENT_S), []
     for _ in range(5):
         proxy.swallow_answer(b".counter SET value")
-        taken.append(struck.store._backend.reserve(10))
-        taken.append(struck.direct._backend.reserve(10))
+        taken.append(access_of(struck.store).store.reserve(10))
+        taken.append(access_of(struck.direct).store.reserve(10))
 
     assert proxy.fired["swallow_answer"] == 5
     assert all(after - before >= 10 for before, after in pairwise(taken))
@@ -325,25 +327,25 @@ class Late:
         self.near = backstay.open(url)
         self.far = backstay.open(proxy.url(f"{url}&timeout={HASTY_S}"))
         with self.recorder.append(Branch("t"), id="first", parent=None) as call:
-            put(self.near._backend, self.lane, {"n": 0}, "first")
+            put(access_of(self.near).store, self.lane, {"n": 0}, "first")
             call.ok()
 
     def prepare(self, name: str) -> Commit:
         """Return a commit that builds on what is there now, and takes the quick way."""
-        commit = draft(self.near._backend, self.lane, {"n": name}, name)
+        commit = draft(access_of(self.near).store, self.lane, {"n": name}, name)
         assert is_plain(commit)
         return commit
 
     def commit(self, store: backstay.Store, commit: Commit) -> bool:
         """Commit and tell whether that gave a new checkpoint."""
         with self.recorder.append(Branch("t"), id=commit.id, parent=commit.parent_id) as call:
-            committed = store._backend.commit(commit)
+            committed = access_of(store).store.commit(commit)
             call.ok(seq=committed.seq)
         return committed.fresh
 
     def hang(self, commit: Commit) -> None:
         """Commit into a network that stands still, until that is given up. The request is on its way from then on."""
-        self.far._backend.head(self.lane)  # so that there is a connection
+        access_of(self.far).store.head(self.lane)  # so that there is a connection
         stalled = self.proxy.fired["stall"]
         self.proxy.stall()
         with pytest.raises(OutcomeUnknown):

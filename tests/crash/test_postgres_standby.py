@@ -22,6 +22,7 @@ from backstay.store.base import LaneKey
 from backstay.store.leases import Claim
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
+from backstay.thread.access import access_of
 
 Show = Callable[[str, object], None]
 
@@ -81,7 +82,7 @@ def calls(store: backstay.Store) -> dict[str, Callable[[], object]]:
     with pytest.raises(TimeoutError):
         asking.effect("mail", slow)
     effect = next(iter(asking.effects()))
-    backend = store._backend
+    backend = access_of(store).store
     return {
         "save": lambda: thread.append(set={"n": 2}, id="second"),
         "save with tags": lambda: store.thread("tagged").save({"n": 1}, id="tagged", tags=["a"]),

@@ -16,6 +16,7 @@ from backstay.engine.parked import ParkedRun
 from backstay.engine.result import Status
 from backstay.engine.verdict import Verdict
 from backstay.store.memory import MemoryStore
+from backstay.thread.access import access_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -114,7 +115,7 @@ def test_a_damaged_run_is_named_and_hides_no_other() -> None:
 
 def damage(store: backstay.Store, thread: str) -> None:
     """Put something else in the place of a thread's newest manifest."""
-    backend = store._backend
+    backend = access_of(store).store
     assert isinstance(backend, MemoryStore)
     lane = next(lane for key, lane in backend._tables.lanes.items() if key.thread == thread)
     lane.rows[-1] = lane.rows[-1]._replace(manifest=b"no manifest")

@@ -18,6 +18,7 @@ from backstay.errors import MigrationFailed, NodeFailed, NotFound
 from backstay.model.continuation import FanOut
 from backstay.model.effect import Outcome
 from backstay.model.frame import Frame
+from backstay.thread.access import access_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -382,7 +383,7 @@ def test_a_worker_that_lost_its_lease_stores_nothing_more(url: str) -> None:
                 return
             hold = slow._cursor.hold
             assert hold is not None
-            store._backend.renew(hold.lane, hold.epoch, hold.claim._replace(ttl_us=1))
+            access_of(store).store.renew(hold.lane, hold.epoch, hold.claim._replace(ttl_us=1))
             other = threading.Thread(target=lambda: graph.resume_sync(store.thread("t"), wait_s=30.0))
             other.start()
             other.join()

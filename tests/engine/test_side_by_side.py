@@ -16,6 +16,7 @@ from backstay.engine.event import Event, EventLog, NodeFinished, RunEnded
 from backstay.engine.sink import tell
 from backstay.errors import MergeConflict, NodeFailed
 from backstay.model.continuation import FanOut
+from backstay.testing.waiting import wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -154,19 +155,14 @@ def test_after_a_conflict_the_two_writers_run_again_and_the_others_do_not(mended
 # Failing ----------------------------------------------------------------------------------------------------------
 
 
-class Broken:
-    """A branch that fails until it is mended, and only after the others have finished or wait."""
+def fails_after(ready: asyncio.Event) -> Any:
+    """Return a branch that fails, but only after the others are where the test wants them."""
 
-    def __init__(self, ready: asyncio.Event | None = None) -> None:
-        self.is_mended = False
-        self.ready = ready
+    async def node(state: Any) -> None:
+        await ready.wait()
+        raise ValueError("broken")
 
-    async def __call__(self, state: Any) -> dict[str, Any]:
-        if self.ready is not None:
-            await self.ready.wait()
-        if not self.is_mended:
-            raise ValueError("broken")
-        return {"seen": ["broken"]}
+    return node
 
 
 @pytest.mark.row("W2-23", "S2x-23")
@@ -174,23 +170,20 @@ class Broken:
 def test_what_has_finished_when_another_branch_fails_is_kept_and_not_run_again(url: str, on_error: str) -> None:
     walk = Walk()
     graph = walk.fan("done", "broken", on_error=on_error)
-    finished = asyncio.Event()
-    broken = Broken(finished)
-    replace_node(graph, "broken", broken)
-
-    def watch(event: Event) -> None:
-        # With a store that answers at once, what a branch returned is stored before the loop turns to anything else.
-        if type(event).__name__ == "NodeFinished" and getattr(event, "node", "") == "done":
-            asyncio.get_running_loop().call_soon(finished.set)
-
     with backstay.open(url) as store:
         thread = store.thread("t")
-        failed = asyncio.run(graph.run(thread, on_event=watch))
+
+        async def breaks(state: Any) -> None:
+            await asyncio.to_thread(wait_until, lambda: head(store.thread("t")).writes)  # what the other one returned
+            raise ValueError("broken")
+
+        replace_node(graph, "broken", breaks)
+        failed = asyncio.run(graph.run(thread))
         assert isinstance(failed.error, NodeFailed)
         assert (failed.error.node, type(failed.error.error)) == ("broken", ValueError)
         assert failed.values["seen"] == ["split"]  # of a fan-out all is committed, or nothing
         assert isinstance(head(thread).continuation, FanOut)
-        broken.is_mended = True
+        replace_node(graph, "broken", lambda state: {"seen": ["broken"]})
 
         result = graph.resume_sync(store.thread("t"))
 
@@ -212,7 +205,7 @@ def test_fail_fast_ends_the_others_at_once() -> None:
             ended.append("l")
 
     log = EventLog()
-    result = fan(waits, Broken(running), state=State).run_sync(None, on_event=log)
+    result = fan(waits, fails_after(running), state=State).run_sync(None, on_event=log)
 
     assert isinstance(result.error, NodeFailed)
     assert ended == ["l"]
@@ -273,7 +266,7 @@ def test_nothing_runs_on_after_the_run_has_ended() -> None:
     outer = Graph("outer", state=State)
     outer.node("split", lambda state: None)
     outer.subgraph("deep", inner)
-    outer.node("broken", Broken(both))
+    outer.node("broken", fails_after(both))
     outer.parallel("split", ["deep", "broken"])
     outer.start("split")
 

@@ -18,8 +18,8 @@ from backstay.engine.node import NodeKind
 from backstay.model.interrupt import InterruptKind
 
 ENGINE = Path(backstay.__file__).parent / "engine"
-KNOWS_STORES = {"parked.py"}
-"""Lists the runs of a whole store, and is no part of running one."""
+KNOWS_STORES = {"desk.py", "effects.py", "launch.py", "parked.py", "replay.py", "store_sink.py"}
+"""What starts a run on a thread, and keeps it there. Nothing that runs nodes is among them."""
 
 
 class State(TypedDict, total=False):

@@ -157,7 +157,7 @@ def test_a_plan_and_a_replay_can_be_awaited() -> None:
     assert world.done == ["book", "parcel"]
 
 
-def test_a_replay_stops_at_the_same_gates_and_none_is_open(thread: backstay.Thread) -> None:
+def test_a_replay_stops_at_the_same_gates_and_none_is_open(store: backstay.Store, thread: backstay.Thread) -> None:
     walk = Walk()
     graph = walk.chain("a", "b", "c", before=["b", "c"])
     graph.run_sync(thread)
@@ -166,7 +166,7 @@ def test_a_replay_stops_at_the_same_gates_and_none_is_open(thread: backstay.Thre
 
     result = graph.replay_sync(thread, at(thread, 1), branch="again")
     assert result.status is Status.INTERRUPTED
-    fork = thread._store.thread("customer-42", branch="again")
+    fork = store.thread("customer-42", branch="again")
     result = graph.resume_sync(fork, Approve())
 
     assert result.status is Status.INTERRUPTED  # what was allowed for the rest of the old run is not allowed here
@@ -174,7 +174,7 @@ def test_a_replay_stops_at_the_same_gates_and_none_is_open(thread: backstay.Thre
 
 
 def test_a_replay_from_where_a_branch_waited_asks_again_and_takes_nothing_that_rests_on_the_old_answer(
-    thread: backstay.Thread,
+    store: backstay.Store, thread: backstay.Thread
 ) -> None:
     walk = Walk()
     graph = walk.fan("l", "r", before=["r"])
@@ -187,7 +187,7 @@ def test_a_replay_from_where_a_branch_waited_asks_again_and_takes_nothing_that_r
 
     assert (again.status, asked(again)) == (Status.INTERRUPTED, ["r"])
     assert "r" not in walk.ran
-    result = graph.resume_sync(thread._store.thread("customer-42", branch="again"), Approve())
+    result = graph.resume_sync(store.thread("customer-42", branch="again"), Approve())
     assert result.values["seen"] == ["split", "l", "r", "join"]
     assert (walk.ran.count("split"), walk.ran.count("r")) == (0, 1)
 

@@ -30,7 +30,7 @@ WAYS = (("memory", "sync"), ("sqlite", "sync"), ("sqlite", "async"), ("dir", "sy
 
 
 def spread(metafunc: pytest.Metafunc) -> None:
-    """Run each test on every store, and once with the async verbs: they run the same flows on any store."""
+    """Run each test on every store, and once with the async verbs: they run the same functions on any store."""
     if "verbs" in metafunc.fixturenames:
         metafunc.parametrize(("saver", "verbs"), WAYS, indirect=["saver"], ids=map("-".join, WAYS), scope="module")
     elif "saver" in metafunc.fixturenames:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from import_victims import Mortal
 
-import backstay
 from backstay.integrations.langgraph.stock.moving import import_langgraph
+from backstay.store.open import open_backend
+from backstay.thread.store import Store, make_context
 
 
 def import_until(url: str, source: str, deadline: int, after: bool) -> None:
     """Import, and die at the call; print how many calls there were if it was never reached."""
-    store = backstay.open(url)
-    mortal: Any = Mortal(store._backend, deadline, after)
-    store._backend = mortal
+    mortal = Mortal(open_backend(url), deadline, after)
+    store = Store(mortal, make_context("", None))
     report = import_langgraph(store, source)
     assert report, str(report)
     os.write(1, f"{mortal.calls}\n".encode())

@@ -23,6 +23,8 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
 
@@ -270,10 +272,10 @@ def test_under_encryption_no_result_is_stored_in_clear() -> None:
     with BackstaySaver("memory:", serde=serde) as saver:
         graph = one_node(asks_after(lambda: {"ssn": "078-05-1120"}), saver)
         graph.invoke({"found": []}, AT)
-        rows = saver.store._backend.effects("", "t", 0, 10)
+        rows = access_of(saver.store).store.records("effect", "", "t", False, 0, 10)
 
         assert len(rows) == 1
-        assert b"078-05-1120" not in (rows[0].body or b"")
+        assert b"078-05-1120" not in rows[0].body
         assert graph.invoke(Command(resume="yes"), AT)["found"] == [{"ssn": "078-05-1120"}, "yes"]
 
 

@@ -25,9 +25,11 @@ from backstay.integrations.langgraph.inbox import BY, Inbox
 from backstay.integrations.langgraph.names import Place
 from backstay.integrations.langgraph.question import interrupt_id_of, resume_of
 from backstay.model.decision import DecisionKind
+from backstay.thread.access import access_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.retention import Keep
 from effort import effort
+from meanwhile import Meanwhile
 
 Graph = Any
 NEW: Any = {"found": []}
@@ -312,11 +314,14 @@ def test_an_answer_that_is_stored_late_is_not_taken_for_one_to_the_next_question
 
 
 def test_a_run_without_questions_asks_the_store_nothing() -> None:
-    inbox, place = Inbox(backstay.open("memory:")._context), Place("t", "")
-    assert list(inbox.wrote(place, "1", "task", "", [("found", [1]), ("branch:to:x", None)])) == []
-    assert list(inbox.wrote(place, "1", "00000000-0000-0000-0000-000000000000", "", [("__resume__", 1)])) == []
-    assert list(inbox.stored(place, "2", "1", "loop")) == []
-    assert list(inbox.read(place, "2", [("task", "found", [1]), ("task", "__error__", "x")])) == []
+    opened = access_of(backstay.open("memory:"))
+    inbox, store, place = Inbox(opened.context), Meanwhile(opened.store), Place("t", "")
+    inbox.wrote(store, place, "1", "task", "", [("found", [1]), ("branch:to:x", None)])
+    inbox.wrote(store, place, "1", "00000000-0000-0000-0000-000000000000", "", [("__resume__", 1)])
+    inbox.stored(store, place, "2", "1", "loop")
+    inbox.read(store, place, "2", [("task", "found", [1]), ("task", "__error__", "x")])
+
+    assert store.calls == 0
 
 
 def test_a_thread_that_is_deleted_takes_its_questions_along(saver: BackstaySaver) -> None:
@@ -350,12 +355,12 @@ def test_under_encryption_neither_question_nor_answer_is_stored_in_clear() -> No
         graph = builder(ask=asks({"ssn": "078-05-1120"}, "078-05-1120 really?")).compile(checkpointer=saver)
         graph.invoke(NEW, at())
         graph.invoke(Command(resume="secret answer"), at())
-        rows = saver.store._backend.interrupts("", None, False, 0, 10)
+        rows = access_of(saver.store).store.records("interrupt", "", None, False, 0, 10)
 
         assert len(rows) == 2
         for row in rows:
             assert b"078-05" not in row.body
-            assert b"secret" not in (row.decision or b"")
+            assert b"secret" not in row.body
         record = saver.interrupts()[0]
         assert record.interrupt.node == "ask"
         assert record.interrupt.payload["encrypted"] is True
@@ -394,11 +399,11 @@ def test_any_payload_is_shown_once_and_as_far_as_it_is_plain(payload: Any) -> No
     asked: Any = [("__interrupt__", (Interrupt(payload, "e" * 32),))]
     with BackstaySaver("memory:") as saver:
         saver.put(at(), checkpoint := empty_checkpoint(), {"source": "loop", "step": 0, "parents": {}}, {})
-        inbox = saver._inbox
-        saver._run(inbox.wrote(place, checkpoint["id"], "task", "", asked))
+        inbox, store = saver._inbox, access_of(saver.store).store
+        inbox.wrote(store, place, checkpoint["id"], "task", "", asked)
         before = shown(saver)
         inbox.forget("t")
-        saver._run(inbox.read(place, checkpoint["id"], [("task", *copy.deepcopy(asked[0]))]))
+        inbox.read(store, place, checkpoint["id"], [("task", *copy.deepcopy(asked[0]))])
         assert shown(saver) == before
         assert len(before) == 1
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from moving_origins import Origin, postgres_origin, sqlite_origin
@@ -46,7 +48,7 @@ def row_of(store: backstay.Store, config: Any) -> Row:
     """Return a stored checkpoint with its writes as they are stored."""
     where = config["configurable"]
     name = Place(where["thread_id"], where["checkpoint_ns"]).name(where["checkpoint_id"])
-    (row,) = store._backend.find(Query(store.namespace, ids=(name,), payload=True, writes=True))
+    (row,) = access_of(store).store.find(Query(store.namespace, ids=(name,), payload=True, writes=True))
     return row
 
 
@@ -69,7 +71,7 @@ def test_every_thread_looks_the_same_and_goes_on(origin: Origin, store: backstay
     assert report.stored == seen
     for name in STORIES:
         assert go_on(saver, name) == go_on(origin.saver, name)
-    show(f"checkpoints that look the same ({origin.kind} to {type(store._backend).__name__})", seen)
+    show(f"checkpoints that look the same ({origin.kind} to {type(access_of(store).store).__name__})", seen)
 
 
 def test_the_second_import_finds_all_there_and_stores_nothing(origin: Origin, target: backstay.Store) -> None:

@@ -21,6 +21,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Interrupt, Send
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from langgraph_graphs import STORIES, Stage
@@ -36,7 +38,6 @@ from backstay.integrations.langgraph.serde.safe import Opened, SafeSerializer, h
 from backstay.integrations.langgraph.values import load
 from backstay.store.base import Query
 from backstay.thread.load import fill, open_tip
-from backstay.thread.perform import drive
 
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_V1, PYDANTIC_V2, NUMPY, SNAPSHOT = range(8)
 KEY = b"0123456789abcdef"
@@ -168,9 +169,9 @@ def test_an_element_of_an_encrypted_list_under_another_tag_is_refused() -> None:
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
         checkpoint = {**empty_checkpoint(), "channel_values": {"m": ["one", "two"]}, "channel_versions": {"m": 1}}
         saver.put(config, checkpoint, {}, {"m": 1})  # type: ignore[arg-type]  # a plain dict
-        (row,) = store._backend.find(Query("", "t", payload=True))
-        tip = drive(open_tip(row, {}), store._backend)
-        drive(fill(tip, {"m"}, row), store._backend)
+        (row,) = access_of(store).store.find(Query("", "t", payload=True))
+        tip = open_tip(access_of(store).store, row, {})
+        fill(access_of(store).store, tip, {"m"}, row)
         frames = frames_of(tip.lives["m"])
 
         assert [tag for tag, _ in frames] == ["msgpack+aes"] * 2

@@ -78,6 +78,7 @@ def test_a_list_may_be_read_while_others_are_saved(saver: BackstaySaver) -> None
     assert len(list(saver.list(at("thread")))) == 120
 
 
+@pytest.mark.blocks_loop("it calls the sync API from a coroutine on purpose")
 def test_an_async_list_may_be_read_while_others_are_saved(saver: BackstaySaver) -> None:
     line = Line(Face(saver), "thread")
     for number in range(60):
@@ -141,6 +142,7 @@ def test_many_threads_use_one_saver(saver: BackstaySaver) -> None:
     assert len(list(saver.list(None))) == WORKERS * ROUNDS * 3
 
 
+@pytest.mark.blocks_loop("it calls the sync API from a coroutine on purpose")
 def test_several_event_loops_and_plain_threads_use_one_saver(saver: BackstaySaver) -> None:
     graph = counting(saver)
     together = threading.Barrier(4)
@@ -300,7 +302,7 @@ def test_what_was_put_is_there_after_reopening(url: str) -> None:
         expected = Stage(saver).run(chat(saver), graph_input)
 
     async def read() -> Any:
-        async with BackstaySaver(url) as reopened:
+        async with await asyncio.to_thread(BackstaySaver, url) as reopened:
             return (await chat(reopened).aget_state(Stage(reopened).config)).values
 
     assert asyncio.run(read()) == expected

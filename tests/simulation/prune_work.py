@@ -24,7 +24,7 @@ from backstay.errors import BackstayError, Conflict, InvalidInput, NotFound, Sto
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta
 from backstay.store.base import Commit, Committed
 from backstay.store.sqlite import queries as sqlite_queries
-from backstay.store.sqlite.select import one
+from backstay.store.sqlite.rows import one
 from backstay.store.sqlite.store import SqliteStore
 
 KEPT = ("kept 0", "kept 1")

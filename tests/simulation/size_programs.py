@@ -47,6 +47,7 @@ from backstay.store.directory import logs
 from backstay.store.directory.control import RING_ENTRIES
 from backstay.store.lane import LaneKey
 from backstay.store.postgres import merge as postgres_merge
+from backstay.thread.access import access_of
 from backstay.thread.retention import Keep
 from backstay.thread.store import Store, make_context
 from backstay.thread.store import open as open_store
@@ -297,7 +298,7 @@ class Game:
 
     def stream_end(self, branch: Branch, key: str) -> int:
         """Return where the stream ends that a key's next bytes go to; the value's size if it has none yet."""
-        head = self.store._backend.head(LaneKey("", branch[0], "", branch[1]))
+        head = access_of(self.store).store.head(LaneKey("", branch[0], "", branch[1]))
         if head is None or head.row is None:
             return 0
         entry = self.entries(head.row.id).get(key)
@@ -354,7 +355,7 @@ class Game:
     def row_ends(self, branch: Branch, key: str) -> list[int]:
         """Return the places in the newest value of a key at which one stored row ends and another begins."""
         entry = self.entries(self.lines[branch][-1]).get(key)
-        rows = self.place.look(self.store._backend).rows
+        rows = self.place.look(access_of(self.store).store).rows
         ends, at = set(), 0
         for piece in (entry.pieces or ()) if entry else ():
             if isinstance(piece, Range):
@@ -613,7 +614,7 @@ class Game:
         gone = [name] if chance.random() < 0.5 else self.lines[branch][:-1]
         self.say("take out", len(gone), "of", len(self.lines[branch]), "of", branch)
         for each in gone:
-            self.store._backend.quarantine("", each, False)
+            access_of(self.store).store.quarantine("", each, False)
         self.remove(gone)
         report = repair(self.store, dry_run=False)
         assert not report.left, str(report)
@@ -636,13 +637,13 @@ class Game:
         self.say("spoil", size, "B of stream", stream, "from", at, "on")
         with self.bundle() as path, open_store("memory:") as copy:
             import_bundle(path, copy)
-            self.store._backend.restore({}, [(stream, at, chance.randbytes(size))])
+            access_of(self.store).store.restore({}, [(stream, at, chance.randbytes(size))])
             report = repair(self.store, backup=copy, dry_run=False)
         assert not report.left, str(report)
 
     def entries(self, name: str) -> Entries:
         """Return where the values of a checkpoint are stored."""
-        row = self.store._backend.find(Query("", ids=(name,), payload=True))[0]
+        row = access_of(self.store).store.find(Query("", ids=(name,), payload=True))[0]
         return decode_manifest(row.manifest, decode_base(row.base_data) if row.base_data else {})
 
     def ranges(self, name: str) -> list[Range]:
@@ -660,7 +661,7 @@ class Game:
         """Export everything, delete it, and import it again: from then on the bytes are where an import puts them."""
         with self.bundle() as path:
             self.store.clear()
-            assert not (left := self.place.look(self.store._backend, at_end=True).left()), (
+            assert not (left := self.place.look(access_of(self.store).store, at_end=True).left()), (
                 f"left when all was deleted: {left}"
             )
             assert not import_bundle(path, self.store).refused
@@ -685,7 +686,7 @@ class Game:
                 self.assert_holds(store)
         else:
             self.assert_holds(self.reader if through == 1 else self.store)
-        spare = self.place.look(self.store._backend).spare()
+        spare = self.place.look(access_of(self.store).store).spare()
         assert not spare, f"{len(spare)} rows that nothing needs: {spare[:5]}"
 
     def assert_holds(self, store: Store) -> None:
@@ -718,5 +719,5 @@ class Game:
         assert report, str(report)
         for thread in {branch[0] for branch in self.lines}:
             self.store.delete_thread(thread)
-        left = self.place.look(self.store._backend, at_end=True).left()
+        left = self.place.look(access_of(self.store).store, at_end=True).left()
         assert not left, f"left when all was deleted: {left}"

@@ -17,30 +17,9 @@ import backstay
 from backstay import Conflict, Keep, NotFound
 from backstay.store.open import open_backend
 from backstay.thread.store import Store, make_context
+from meanwhile import Meanwhile
 
 DOCUMENT = "a document that is too long to stay in a manifest " * 100
-
-
-class Meanwhile:
-    """A store between whose verbs somebody else acts."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-        self._actions: dict[str, Callable[[], object]] = {}
-
-    def before(self, verb: str, action: Callable[[], object]) -> None:
-        """Let this be done right before the verb is next called."""
-        self._actions[verb] = action
-
-    def __getattr__(self, verb: str) -> Any:
-        action = self._actions.pop(verb, None)
-        if action is not None:
-            action()
-        return getattr(self._backend, verb)
-
-    @property
-    def is_over(self) -> bool:
-        return not self._actions
 
 
 class Two:

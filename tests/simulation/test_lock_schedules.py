@@ -123,7 +123,7 @@ def interrupt_what_is_being_pruned(schedule: Schedule) -> Expected:
 
 def prune_what_is_being_interrupted(schedule: Schedule) -> Expected:
     first = _leave_behind(schedule.store, {"n": 1})
-    schedule.stop_before("INSERT", "interrupt")
+    schedule.stop_before("INSERT", "record")
     asked, _ = schedule.play(lambda store: store.thread("a").interrupt(first, id="question"), prune("a"))
     return {"a": {}, **_awaited(schedule.store, asked, first)}
 
@@ -255,8 +255,10 @@ LOCKS: dict[str, Take] = {
     "fork holds the thread of its source": function("commit_checkpoint", "t.id = v_source"),
     "delete holds threads": lambda _, patch: patch.setattr(collect, "lock_threads", lambda *_: None),
     "delete holds the threads that share a stream": statement("THREADS_SHARING", lambda _: NO_THREADS),
-    "interrupt holds checkpoint and thread": statement(
-        "ADD_INTERRUPT", lambda text: text.replace("FOR NO KEY UPDATE OF t FOR KEY SHARE OF c", "")
+    "interrupt holds the thread": lambda schedule, _: schedule.change_function(
+        "put_record",
+        "SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m",
+        "SELECT t.id INTO v_thread FROM {schema}.thread t WHERE t.namespace = p_namespace AND t.name = p_thread",
     ),
     "delete holds the checkpoints": statement("LOCK_CHECKPOINTS", lambda _: NO_BLOBS),
     "tag holds the checkpoint": statement("TAG", lambda text: text.replace(" FOR KEY SHARE", "")),
@@ -279,8 +281,8 @@ SCENES = [
         extend_a_stream_whose_other_user_is_pruned,
         ("delete holds threads", "delete holds the threads that share a stream"),
     ),
-    Scene(interrupt_what_is_being_pruned, ("interrupt holds checkpoint and thread",)),
-    Scene(prune_what_is_being_interrupted, ("interrupt holds checkpoint and thread",)),
+    Scene(interrupt_what_is_being_pruned, ("interrupt holds the thread",)),
+    Scene(prune_what_is_being_interrupted, ("interrupt holds the thread",)),
     Scene(tag_what_is_being_pruned, ("delete holds the checkpoints",)),
     Scene(prune_what_is_being_tagged, ("delete holds the checkpoints", "tag holds the checkpoint")),
     Scene(fork_what_is_being_pruned, ("fork holds the thread of its source", "delete holds threads")),

@@ -13,12 +13,12 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from backstay.errors import Fenced
 from backstay.store.base import Backend, Commit, Committed, Head, LaneKey, Removed, Row
-from backstay.store.effects import DONE, INTENDED, EffectRow, intent
-from backstay.store.interrupts import InterruptRow
 from backstay.store.leases import Claim, Held
 from backstay.store.memory import MemoryStore
 from backstay.store.memory.chunks import Body, KeptBytes
 from backstay.store.memory.lane import KeptLane
+from backstay.store.memory.records import KeptRecord
+from backstay.store.records import Fence, Record
 from backstay.store.tenure import Tenure
 from backstay.testing.contract import StoreContract
 from backstay.testing.drafts import damage
@@ -58,11 +58,11 @@ class DropsSharedBlobs(MemoryStore):
     """Deletes all blobs of a deleted checkpoint's lane that its head does not name, whoever else needs them."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         kept = self._tables.bytes.blobs
         blobs = [b for row in self._doomed(namespace, checkpoints) for b in kept if b in row.manifest]
-        removed = super().delete(namespace, checkpoints, spare, token, **more)
+        removed = super().delete(namespace, checkpoints, protect, token, **more)
         for blob in blobs if removed.checkpoints else ():
             self._tables.bytes.blobs.pop(blob, None)
         return removed
@@ -75,9 +75,9 @@ class DropsNeededChunks(MemoryStore):
     """Deletes the beginning of every stream of a lane in which something is deleted."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        removed = super().delete(namespace, checkpoints, spare, token, **more)
+        removed = super().delete(namespace, checkpoints, protect, token, **more)
         for stream, chunks in self._tables.bytes.streams.items() if removed.checkpoints else ():
             self._tables.bytes.streams[stream] = chunks[1:] or chunks
         return removed
@@ -87,10 +87,10 @@ class DeletesHalf(MemoryStore):
     """Stops in the middle of a delete, yet says that all is done."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         names = list(checkpoints)
-        removed = super().delete(namespace, names[: (len(names) + 1) // 2], spare, token, **more)
+        removed = super().delete(namespace, names[: (len(names) + 1) // 2], protect, token, **more)
         return replace(removed, checkpoints=len(names))
 
 
@@ -220,7 +220,8 @@ class FencesBeforeIds(MemoryStore):
     def commit(self, commit: Commit) -> Committed:
         lane = self._tables.lanes.get(commit.lane)
         if lane is not None:
-            lane.tenure.check_commit(lane.key, commit.epoch, commit.claim, self._clock())
+            token = None if commit.claim is None else commit.claim.token
+            lane.tenure.check_writer(lane.key, commit.epoch, token, self._clock())
         return super().commit(commit)
 
 
@@ -275,173 +276,137 @@ class DeletesFromUnderLeases(MemoryStore):
     """Lets everybody delete, whoever holds the lane."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         for name in checkpoints:
             row = self._tables.rows.get((namespace, name))
             token = token if row is None else self._tables.lanes[row.lane].tenure.token
-        return super().delete(namespace, checkpoints, spare, token, **more)
+        return super().delete(namespace, checkpoints, protect, token, **more)
 
 
 class LeavesTheLease(MemoryStore):
     """Keeps the lease of a lane that is emptied for the next lane of that name."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
         before = dict(self._tables.lanes)
-        removed = super().delete(namespace, checkpoints, spare, token, **more)
+        removed = super().delete(namespace, checkpoints, protect, token, **more)
         for key, lane in before.items():
             if key not in self._tables.lanes and lane.tenure.token is not None:
                 self._tables.lanes[key] = lane
         return removed
 
 
-# Sessions and interrupts ------------------------------------------------------------------------------------------
+# Records ----------------------------------------------------------------------------------------------------------
 
 
-class KeepsTheLastReason(MemoryStore):
-    """Lets a session end again."""
+class Broken(MemoryStore):
+    """Looks at the record that is stored before a write."""
 
-    def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
-        kept = self._tables.sessions._kept
-        if (namespace, session) in kept:
-            row = kept[namespace, session].row
-            kept[namespace, session] = kept[namespace, session]._replace(row=replace(row, ended_us=None, reason=None))
-        return super().end(namespace, session, ended_us, reason)
+    def stored(self, record: Record) -> Record | None:
+        kept = self._tables.records.find(record.kind, record.lane, record.key)
+        return None if kept is None else kept.record
 
 
-class WakesTheDead(MemoryStore):
-    """Takes a beat of a session that has ended for a sign of life."""
+class IgnoresVersions(Broken):
+    """Lets the last writer win, whatever it saw."""
 
-    def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
-        return super().beat(namespace, session, seen_us, ttl_us) or (namespace, session) in self._tables.sessions._kept
-
-
-class DecidesAgain(MemoryStore):
-    """Lets the last decision win."""
-
-    def decide(
-        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
-    ) -> InterruptRow:
-        row = self._tables.interrupts.find(namespace, interrupt)
-        if row is not None:
-            self._tables.interrupts.put(replace(row, decision=None))
-        return super().decide(namespace, interrupt, digest, decision, by, decided_us)
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        stored = self.stored(record)
+        if stored is not None:
+            record = replace(record, version=stored.version, number=stored.number)
+        return super().put_record(record, ttl_us, fence)
 
 
-class DecidesTheUnseen(MemoryStore):
-    """Does not look what a decision is about."""
+class IgnoresNumbers(Broken):
+    """Takes a record that was made again under its name for the one that its writer saw."""
 
-    def decide(
-        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
-    ) -> InterruptRow:
-        row = self._tables.interrupts.find(namespace, interrupt)
-        shown = digest if row is None else row.digest
-        return super().decide(namespace, interrupt, shown, decision, by, decided_us)
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        stored = self.stored(record)
+        number = 0 if stored is None else stored.number
+        return super().put_record(replace(record, number=number), ttl_us, fence)
 
 
-class ConsumesTwice(MemoryStore):
-    """Hands a decision out to everybody who asks."""
+class WritesUnfenced(MemoryStore):
+    """Lets everybody write a record, whoever holds the lane."""
 
-    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
-        row = self._tables.interrupts.find(namespace, interrupt)
-        if row is not None:
-            self._tables.interrupts.put(replace(row, consumer=None))
-        return super().consume(namespace, interrupt, by, epoch, consumed_us)
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        return super().put_record(record, ttl_us, None)
 
 
-class NeverHandsOver(MemoryStore):
-    """Keeps a decision for its first consumer, also if that one was fenced out."""
+class AnswersTheFenced(Broken):
+    """Looks whether a record is there before it looks who asks."""
 
-    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
-        row = self._tables.interrupts.find(namespace, interrupt)
-        if row is not None and row.consumer is not None:
-            return row
-        return super().consume(namespace, interrupt, by, epoch, consumed_us)
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        stored = self.stored(record)
+        if stored is not None and stored.version != record.version:
+            fence = None
+        return super().put_record(record, ttl_us, fence)
+
+
+class FencesRepetitions(MemoryStore):
+    """Refuses the repetition of a write by who lost the lease since."""
+
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        if fence is not None:
+            lane = self._tables.lanes.get(record.lane)
+            (lane.tenure if lane else Tenure()).check_writer(record.lane, *fence, self._clock())
+        return super().put_record(record, ttl_us, fence)
+
+
+class MakesWhatIsGone(Broken):
+    """Stores a record that went as a new one."""
+
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        if self.stored(record) is None:
+            record = replace(record, version=0)
+        return super().put_record(record, ttl_us, fence)
+
+
+class LivesForEver(MemoryStore):
+    """Keeps the first time to live."""
+
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        return super().put_record(record, None if record.version else ttl_us, fence)
+
+
+class NeverCloses(MemoryStore):
+    """Takes every record for an open one."""
+
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        return super().put_record(replace(record, open=True), ttl_us, fence)
 
 
 class SparesHeadsOnly(MemoryStore):
     """Deletes checkpoints that wait for a decision."""
 
-    def _is_spared(self, row: Row, alive: bool, tagged: bool, forked: bool) -> bool:
-        return alive and self._tables.is_head(row)
+    def _is_protected(self, row: Row, protect: bool, tagged: bool, forked: bool) -> bool:
+        return protect and self._tables.is_head(row)
 
 
-class LeavesInterrupts(MemoryStore):
-    """Deletes checkpoints and keeps their interrupts."""
+class LeavesRecords(MemoryStore):
+    """Deletes checkpoints and branches, and keeps their records."""
 
     def delete(
-        self, namespace: str, checkpoints: Collection[str], spare: bool, token: str | None = None, **more: Any
+        self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        before = list(self._tables.interrupts)
-        removed = super().delete(namespace, checkpoints, spare, token, **more)
-        for row in before:
-            self._tables.interrupts.put(row)
+        before = list(self._tables.records)
+        removed = super().delete(namespace, checkpoints, protect, token, **more)
+        for record in before:
+            self._tables.records.put(KeptRecord(record, None))
         return removed
 
 
-# Effects ----------------------------------------------------------------------------------------------------------
+class LeavesThreadsRecords(MemoryStore):
+    """Deletes threads and keeps their records."""
 
-
-class BeginsUnderway(MemoryStore):
-    """Lets anybody begin what somebody else has begun."""
-
-    def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
-        answer = super().begin_effect(row, *given, **named)
-        return self._keep_effect(intent(row, answer.number)) if answer.status == INTENDED else answer
-
-
-class RepeatsDoneEffects(MemoryStore):
-    """Takes a done effect for a failed one."""
-
-    def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
-        answer = super().begin_effect(row, *given, **named)
-        return self._keep_effect(intent(row, answer.number)) if answer.status == DONE else answer
-
-
-class BeginsUnfenced(MemoryStore):
-    """Asks nobody for a lease who begins an effect."""
-
-    def begin_effect(
-        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
-    ) -> EffectRow:
-        return self._keep_effect(self._tables.effects.begun(row, retry_of))
-
-
-class ReplaysToTheFenced(MemoryStore):
-    """Looks whether the effect is there before it looks who asks."""
-
-    def begin_effect(self, row: EffectRow, *given: Any, **named: Any) -> EffectRow:
-        return self._tables.effects.find(row.lane, row.key) or super().begin_effect(row, *given, **named)
-
-
-class TakesAnyReceipt(MemoryStore):
-    """Lets anybody end an effect."""
-
-    def end_effect(self, lane: LaneKey, key: str, attempt: int, owner: str, *given: Any) -> EffectRow:
-        row = self._tables.effects.find(lane, key)
-        return super().end_effect(lane, key, row.attempt if row else 0, row.owner if row else "", *given)
-
-
-class ReplacesReceipts(MemoryStore):
-    """Takes the last receipt, not the first."""
-
-    def settle_effect(self, lane: LaneKey, key: str, *given: Any) -> EffectRow:
-        row = self._tables.effects.find(lane, key)
-        if row is not None:
-            self._tables.effects.put(replace(row, status=INTENDED))
-        return super().settle_effect(lane, key, *given)
-
-
-class FencesReceipts(MemoryStore):
-    """Refuses the receipt of who lost the lease."""
-
-    def end_effect(self, lane: LaneKey, *given: Any) -> EffectRow:
-        found = self._tables.lanes.get(lane)
-        if found is not None and found.tenure.epoch > 1:
-            raise found.tenure.refusal(lane, 1, self._clock())
-        return super().end_effect(lane, *given)
+    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
+        before = list(self._tables.records)
+        removed = super().delete_thread(namespace, thread, token)
+        for record in before:
+            self._tables.records.put(KeptRecord(record, None))
+        return removed
 
 
 class ForgetsEffectsWithTheLease(MemoryStore):
@@ -450,18 +415,7 @@ class ForgetsEffectsWithTheLease(MemoryStore):
     def release(self, lane: LaneKey, epoch: int, token: str) -> None:
         super().release(lane, epoch, token)
         if lane not in self._tables.lanes:
-            self._tables.effects.drop(*lane)
-
-
-class LeavesEffects(MemoryStore):
-    """Deletes threads and keeps their effects."""
-
-    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
-        before = self._tables.effects.listed(namespace, thread, 0, 1000)
-        removed = super().delete_thread(namespace, thread, token)
-        for row in before:
-            self._tables.effects.put(row)
-        return removed
+            self._tables.records.drop(lambda record: record.lane == lane)
 
 
 def caught_by_machine(mutant: type[MemoryStore]) -> bool:
@@ -555,27 +509,18 @@ class TestMutants:
         ClaimsLeasesThatRun,
         DeletesFromUnderLeases,
         LeavesTheLease,
-        KeepsTheLastReason,
-        WakesTheDead,
-        DecidesAgain,
-        DecidesTheUnseen,
-        ConsumesTwice,
-        NeverHandsOver,
+        IgnoresVersions,
+        WritesUnfenced,
+        AnswersTheFenced,
+        MakesWhatIsGone,
+        LivesForEver,
+        NeverCloses,
         SparesHeadsOnly,
-        LeavesInterrupts,
-    ]
-    effects: ClassVar = [
-        BeginsUnderway,
-        RepeatsDoneEffects,
-        BeginsUnfenced,
-        ReplaysToTheFenced,
-        TakesAnyReceipt,
-        ReplacesReceipts,
-        FencesReceipts,
+        LeavesRecords,
+        LeavesThreadsRecords,
         ForgetsEffectsWithTheLease,
-        LeavesEffects,
     ]
-    contract: ClassVar = [*machine, ReplacesSilently, *owners, *effects]
+    contract: ClassVar = [*machine, ReplacesSilently, *owners, IgnoresNumbers, FencesRepetitions]
 
     @pytest.mark.row("C1", "C3", "C4")
     @pytest.mark.parametrize("mutant", machine, ids=lambda mutant: mutant.__name__)

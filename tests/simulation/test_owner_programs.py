@@ -1,4 +1,4 @@
-"""Random programs of leases, sessions and interrupts, on every store whose clock a test can set."""
+"""Random programs of leases and records, on every store whose clock a test can set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from backstay.store.directory.store import DirectoryStore
 from backstay.store.memory import MemoryStore
-from backstay.store.sqlite.store import TIMEOUT_S, SqliteStore
+from backstay.store.sqlite.store import SqliteStore
+from backstay.store.sqlite.transactions import TIMEOUT_S
 from backstay.testing.machine import RAM_FOLDER
 from backstay.testing.owner_programs import OwnerProgram, owner_program
 from effort import effort
@@ -25,9 +26,9 @@ MUST_HAPPEN = {
     *(f"commit: {answer}" for answer in ("done", "Fenced", "Conflict", "IdTaken")),
     *(f"delete: {answer}" for answer in ("done", "Fenced")),
     *(f"delete_thread: {answer}" for answer in ("done", "Fenced")),
-    *(f"interrupt: {answer}" for answer in ("done", "NotFound", "IdTaken")),
-    *(f"decide: {answer}" for answer in ("done", "NotFound")),
-    *(f"consume: {answer}" for answer in ("done", "NotFound")),
+    *(f"put: {answer}" for answer in ("done", "NotFound")),
+    *(f"put_fenced: {answer}" for answer in ("done", "Fenced", "NotFound")),
+    *(f"put_again: {answer}" for answer in ("done", "Fenced", "NotFound")),
 }
 """Programs in which these do not come up prove nothing about them."""
 

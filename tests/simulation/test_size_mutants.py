@@ -27,7 +27,6 @@ from backstay.store.postgres import collect as postgres_collect
 from backstay.store.postgres import compact as postgres_compact
 from backstay.store.postgres import merge as postgres_merge
 from backstay.store.postgres import queries as postgres_queries
-from backstay.store.postgres.select import every
 from backstay.store.sqlite import chunks as sqlite_chunks
 from backstay.store.sqlite import collect as sqlite_collect
 from backstay.store.sqlite import queries as sqlite_queries
@@ -342,18 +341,18 @@ SELECT * FROM small UNION ALL SELECT * FROM large"""
 def old_trim(connection: Any, kept: dict[int, list[tuple[int, int]]]) -> int:
     """Do what the collector of PostgreSQL once did: judge rows of both tables by address, and delete from both."""
     doomed = []
-    for address, size in every(connection, OLD_ROW_SIZES, {"streams": list(kept)}):
+    for address, size in connection.every(OLD_ROW_SIZES, {"streams": list(kept)}):
         stream = address >> OFFSET_BITS
         start = address - (stream << OFFSET_BITS)
         if not is_needed(start, start + size, kept[stream]):
             doomed.append(address)
-    return sum(length for (length,) in every(connection, OLD_DROP, {"addresses": doomed})) if doomed else 0
+    return sum(length for (length,) in connection.every(OLD_DROP, {"addresses": doomed})) if doomed else 0
 
 
-def old_drop(spare: postgres_collect.SpareRows, connection: Any) -> int:
+def old_drop(unneeded: postgres_collect.UnneededRows, connection: Any) -> int:
     """Do what a rebuild of PostgreSQL once did: the same, with rows that were judged apart."""
-    addresses = [*spare.chunks, *spare.fresh]
-    return sum(length for (length,) in every(connection, OLD_DROP, {"addresses": addresses})) if addresses else 0
+    addresses = [*unneeded.chunks, *unneeded.fresh]
+    return sum(length for (length,) in connection.every(OLD_DROP, {"addresses": addresses})) if addresses else 0
 
 
 def with_old_collector(patch: pytest.MonkeyPatch) -> None:
@@ -365,12 +364,12 @@ def with_old_rebuild(patch: pytest.MonkeyPatch) -> None:
 
     def mended(connection: Any, kept: dict[int, list[tuple[int, int]]]) -> int:
         with pytest.MonkeyPatch.context() as back:
-            back.setattr(postgres_collect.SpareRows, "drop", drop)
+            back.setattr(postgres_collect.UnneededRows, "drop", drop)
             return trim(connection, kept)
 
-    drop = postgres_collect.SpareRows.drop
+    drop = postgres_collect.UnneededRows.drop
     patch.setattr(postgres_collect, "_trim", mended)
-    patch.setattr(postgres_collect.SpareRows, "drop", old_drop)
+    patch.setattr(postgres_collect.UnneededRows, "drop", old_drop)
 
 
 class Special(NamedTuple):

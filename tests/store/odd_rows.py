@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from backstay.thread.access import access_of
+from backstay.thread.session import SessionRow
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "upkeep"))
 
 from damage import fill, text
@@ -16,7 +19,7 @@ from backstay.model.checkpoint import Write
 from backstay.model.decision import Decision, DecisionKind
 from backstay.store.lane import LaneKey
 from backstay.store.leases import Claim
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
 
 
 def fill_all(store: backstay.Store) -> None:
@@ -25,8 +28,9 @@ def fill_all(store: backstay.Store) -> None:
     thread = store.thread("alpha")
     thread.write("a7", [Write("long", 0, "channel", text("long", 2000))])
     thread.interrupt("a7", payload={"q": 2}, id="open")
-    backend = store._backend
-    backend.begin(SessionRow("run", LaneKey("", "alpha", "", "main"), "ann", "host 1", "left open", 1, 1), 1)
+    backend = access_of(store).store
+    fresh = Record("session", LaneKey("", "alpha", "", "main"), "run", b"", True)
+    backend.put_record(SessionRow(fresh, "ann", "host 1", "left open", 1, 1).sealed(), 1)
     backend.acquire(LaneKey("", "leased", "", "main"), Claim("ann", "token", 1))
 
 
@@ -56,8 +60,8 @@ def verbs(store: backstay.Store) -> Iterator[Callable[[], object]]:
     yield lambda: thread.write("a7", [Write("task", 0, "channel", 43), Write("long", 0, "channel", "z")])
     yield lambda: [thread.decide(each, ask, by="bob") for each in store.interrupts()]
     yield lambda: thread.effect("mail", lambda: 1)
-    yield lambda: store._backend.claim("", 2, Claim("bob", "third", 1))
-    yield lambda: store._backend.acquire(LaneKey("", "leased", "", "main"), Claim("bob", "other", 1))
+    yield lambda: access_of(store).store.claim("", 2, Claim("bob", "third", 1))
+    yield lambda: access_of(store).store.acquire(LaneKey("", "leased", "", "main"), Claim("bob", "other", 1))
     yield lambda: store.prune(backstay.Keep(last=2))
     yield lambda: store.thread("gamma").delete("c1")
     yield lambda: store.compact()

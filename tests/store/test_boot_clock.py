@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from backstay.errors import Fenced, OutcomeUnknown
+from backstay.store import boot
 from backstay.store.base import Backend
-from backstay.store.boot import BOOT_ID_PATH, WALL_CLOCK, Moment, boot_clock, boot_id, read_clock
+from backstay.store.boot import BOOT_ID_PATH, WALL_CLOCK, Moment, boot_clock, boot_id
 from backstay.store.leases import Claim
 from backstay.store.memory import MemoryStore
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
 from backstay.store.sqlite.store import SqliteStore
 from backstay.testing.drafts import draft, lane, put
 from backstay.testing.waiting import wait_until
@@ -60,12 +61,13 @@ def test_all_processes_of_a_host_have_one_clock_that_counts_from_its_boot() -> N
     assert 0 < before.us <= int(us) <= boot_clock().us
 
 
-def test_where_a_boot_has_no_id_the_wall_clock_stands_in(tmp_path: Path) -> None:
+def test_where_a_boot_has_no_id_the_wall_clock_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").touch()
     for path in (tmp_path / "no such file", tmp_path / "empty", tmp_path):
         assert boot_id(path) == WALL_CLOCK
+    monkeypatch.setattr(boot, "boot_id", lambda: WALL_CLOCK)
     before = time.time_ns() // 1000
-    moment = read_clock(WALL_CLOCK)
+    moment = boot_clock()
 
     assert moment.boot == WALL_CLOCK
     assert before <= moment.us <= time.time_ns() // 1000
@@ -76,13 +78,13 @@ def test_where_a_boot_has_no_id_the_wall_clock_stands_in(tmp_path: Path) -> None
 def test_a_lease_and_a_session_of_an_earlier_boot_are_over(backend: Backend, host: HostClock, uptime_us: int) -> None:
     put(backend, lane(), {"n": 1})
     backend.acquire(lane(), Claim("old", "old", HOUR_US))
-    backend.begin(SessionRow("run", lane(), "old", "1", "", 1, 1), HOUR_US)
+    backend.put_record(Record("session", lane(), "run", b"", True), HOUR_US)
     late = replace(draft(backend, lane(), {"n": 2}), claim=Claim("old", "old", HOUR_US))
     assert backend.leases("", None, True) == []
     host.moment = Moment(uptime_us, "second boot")
 
     assert [row.left_us for row in backend.leases("", None, True)] == [-uptime_us]
-    assert [row.left_us for row in backend.sessions("", None, True)] == [-uptime_us]
+    assert [row.left_us for row in backend.records("session", "", None, True, 0, 10)] == [-uptime_us]
     assert backend.acquire(lane(), Claim("new", "new", HOUR_US)).epoch == 2
     with pytest.raises(Fenced):
         backend.commit(late)
@@ -120,6 +122,7 @@ def test_a_lease_ends_at_its_very_moment(backend: Backend, host: HostClock) -> N
 HOLDER = """
 import sys
 from backstay.store.leases import Claim
+from backstay.store.records import Record
 from backstay.store.sqlite.store import SqliteStore
 from backstay.testing.drafts import lane
 store = SqliteStore(sys.argv[1])

@@ -17,6 +17,7 @@ from backstay.store.directory.root import Root
 from backstay.store.directory.store import DirectoryStore
 from backstay.store.leases import Claim
 from backstay.testing.drafts import lane, long_list, put, state_of
+from backstay.thread.access import access_of
 
 HOUR_US = 3_600_000_000
 
@@ -177,7 +178,7 @@ def test_a_child_of_a_checkpoint_that_was_replaced_keeps_its_digest_whichever_lo
             thread.save({"n": 3}, id="parent", replace=True)
         elif fate == "is deleted":
             store.delete_thread("a")
-        backend = store._backend
+        backend = access_of(store).store
         assert isinstance(backend, DirectoryStore)
         for _ in range(2):
             number = min(number for number in backend._logs.known if number)  # that of thread "a"

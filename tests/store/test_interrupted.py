@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,10 @@ from backstay.errors import StoreError
 from backstay.store.base import Query
 from backstay.store.boot import Moment as Instant
 from backstay.store.directory.store import DirectoryStore
-from backstay.store.effects import DONE, EffectRow
-from backstay.store.interrupts import InterruptRow
 from backstay.store.leases import Claim
 from backstay.store.lock import DirectoryLock, is_mine
 from backstay.store.memory.store import MemoryStore
-from backstay.store.sessions import SessionRow
+from backstay.store.records import KINDS, Fence, Kind, Record
 from backstay.testing.drafts import damage, draft, lane, long_list, pending, put, state_of
 from effort import effort
 
@@ -46,7 +45,6 @@ ONE_IN = 16
 """Which part of the places in the code is tried if not all moments are."""
 
 HOUR_US = 3_600_000_000
-DIGEST = bytes(32)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # a lock is given back by dropping it
@@ -69,11 +67,9 @@ def fill(store: Store) -> None:
     put(store, lane("alone"), {"list": long_list(9)}, "alone")
     store.tag("", "c1", ["kept"], [])
     store.write(lane(), "c4", [pending("task", 0)], False)
-    for name in ("asked", "decided"):
-        store.interrupt(InterruptRow(name, lane(), "c4", DIGEST, b"body", 5))
-    store.decide("", "decided", DIGEST, b"yes", "somebody", 6)
-    store.begin_effect(EffectRow(lane(), "begun", 1, "me", b"request", 5, DIGEST), None, None)
-    store.begin(SessionRow("session", lane(), "me", "process", "", 1, 1), HOUR_US)
+    store.put_record(record("interrupt", "asked", "c4"))
+    store.put_record(record("effect", "begun"))
+    store.put_record(record("session", "session"), HOUR_US)
     store.acquire(lane("leased"), Claim("me", "token", HOUR_US))
     store.acquire(lane("expired"), Claim("me", "old token", -5))
 
@@ -96,6 +92,16 @@ def committed(store: Store, thread: str, **options: object) -> Verb:
 def replaced(store: Store) -> Verb:
     commit = draft(store, lane(), {"list": long_list(20), "m": 1}, "c4", replaces=True)
     return lambda: store.commit(commit)
+
+
+def record(kind: Kind, key: str, checkpoint: str | None = None) -> Record:
+    return Record(kind, lane(), key, b"body", True, checkpoint)
+
+
+def changed(store: Store, kind: Kind, key: str, ttl_us: int | None = None) -> Verb:
+    seen = store.record(kind, lane(), key)
+    assert seen is not None
+    return lambda: store.put_record(replace(seen, body=b"changed", open=False), ttl_us)
 
 
 def mended(store: Store) -> Verb:
@@ -121,16 +127,12 @@ VERBS: dict[str, Callable[[Store], Verb]] = {
     "renew": lambda store: lambda: store.renew(lane("leased"), 1, Claim("me", "token", 2 * HOUR_US)),
     "release": lambda store: lambda: store.release(lane("leased"), 1, "token"),
     "claim": lambda store: lambda: store.claim("", 5, Claim("me", "new token", HOUR_US)),
-    "begin": lambda store: lambda: store.begin(SessionRow("new", lane(), "me", "process", "", 1, 1), HOUR_US),
-    "beat": lambda store: lambda: store.beat("", "session", 9, HOUR_US),
-    "end": lambda store: lambda: store.end("", "session", 9, "done"),
-    "interrupt": lambda store: lambda: store.interrupt(InterruptRow("new", lane(), "c4", DIGEST, b"body", 7)),
-    "decide": lambda store: lambda: store.decide("", "asked", DIGEST, b"no", "me", 8),
-    "consume": lambda store: lambda: store.consume("", "decided", "me", 1, 8),
-    "begin an effect": lambda store: (
-        lambda: store.begin_effect(EffectRow(lane(), "new", 1, "me", b"request", 5, DIGEST), None, None)
-    ),
-    "end an effect": lambda store: lambda: store.end_effect(lane(), "begun", 1, "me", DONE, b"body", 9),
+    "put a new session": lambda store: lambda: store.put_record(record("session", "new"), HOUR_US),
+    "put a new interrupt": lambda store: lambda: store.put_record(record("interrupt", "new", "c4")),
+    "put a new effect": lambda store: lambda: store.put_record(record("effect", "new"), fence=Fence()),
+    "put a session again": lambda store: changed(store, "session", "session", HOUR_US),
+    "put an interrupt again": lambda store: changed(store, "interrupt", "asked"),
+    "put an effect again": lambda store: changed(store, "effect", "begun"),
     "read": lambda store: lambda: state_of(store, "c3"),
     "check": lambda store: store.check,
     "close": lambda store: store.close,
@@ -144,9 +146,7 @@ def everything(store: Store) -> list[object]:
         lanes,
         rows,
         [state_of(store, row.id) for row in rows],
-        store.sessions("", None, False),
-        store.interrupts("", None, False, 0, 100),
-        store.effects("", None, 0, 100),
+        *(store.records(kind, "", None, False, 0, 100) for kind in KINDS),
         store.leases("", None, False),
     ]
 

@@ -19,7 +19,7 @@ from backstay.store.base import Backend, Query, WriteRow
 from backstay.store.layout import pack_body
 from backstay.store.memory import MemoryStore
 from backstay.store.open import open_backend
-from backstay.store.postgres.pending import swap
+from backstay.store.postgres.commit import swap
 from backstay.store.postgres.store import PostgresStore
 from backstay.store.sqlite.pending import INLINE_BYTES_MAX, PIECE_BYTES
 from backstay.store.sqlite.store import SqliteStore

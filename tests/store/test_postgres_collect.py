@@ -14,11 +14,10 @@ from backstay.pieces.coverage import is_needed, merge_ranges
 from backstay.pieces.piece import Range
 from backstay.store.layout import address_of, pack_body
 from backstay.store.postgres import collect, compact
-from backstay.store.postgres.chunks import read_ranges
 from backstay.store.postgres.connection import DeadlineConnection
+from backstay.store.postgres.find import read_ranges
 from backstay.store.postgres.link import Link
 from backstay.store.postgres.merge import WINDOW_BYTES
-from backstay.store.postgres.select import every, run
 from backstay.store.postgres.target import parse_url
 from backstay.testing.postgres import PostgresServer
 from backstay.upkeep.repair import repair
@@ -62,13 +61,13 @@ def laid_out(connection: DeadlineConnection, rng: random.Random, data: bytes) ->
     held: Ranges = []
     for start, end in itertools.pairwise(places):
         if rng.random() < 0.7:
-            run(connection, ADD_CHUNK, (address_of(STREAM, start), end - start, pack_body(data[start:end])))
+            connection.run(ADD_CHUNK, (address_of(STREAM, start), end - start, pack_body(data[start:end])))
             held.append((start, end))
     for place in {*cuts(rng, len(data), 40), *(start for start, _ in held)}:
         length = rng.choice([1, 100, SLOT_BYTES, 2000])
         slot = STREAM * SLOTS + (place // SLOT_BYTES) % SLOTS
         body = data[place : place + length]
-        if body and run(connection, ADD_FRESH, (slot, address_of(STREAM, place), body)):
+        if body and connection.run(ADD_FRESH, (slot, address_of(STREAM, place), body)):
             held.append((place, place + len(body)))
     return merge_ranges(held)
 
@@ -85,7 +84,7 @@ def needed(rng: random.Random, held: Ranges) -> Ranges:
 
 
 def left(connection: DeadlineConnection) -> list[tuple[bool, int, int]]:
-    return [(fresh, place - address_of(STREAM, 0), size) for fresh, place, size in every(connection, ROWS)]
+    return [(fresh, place - address_of(STREAM, 0), size) for fresh, place, size in connection.every(ROWS)]
 
 
 def read(connection: DeadlineConnection, ranges: Ranges) -> list[bytes]:

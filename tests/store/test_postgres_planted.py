@@ -16,6 +16,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 from planted import calls, plant
 from pooler import Pooler
@@ -93,7 +95,7 @@ def use(url: str, folder: Path) -> set[str]:
         store.compact()
         report = store.verify()
         assert report, str(report)
-        backend = store._backend
+        backend = access_of(store).store
         assert isinstance(backend, PostgresStore)
         again = PostgresStore(url)
         again.close()
@@ -123,7 +125,7 @@ def save_and_find(store: backstay.Store) -> None:
     assert list(thread.history(limit=3))
     assert list(store.threads())
     assert thread.branches()
-    backend = store._backend
+    backend = access_of(store).store
     for payload in (False, True):
         for writes in (False, True):
             assert backend.find(Query("", ids=(newest.id,), payload=payload, writes=writes))
@@ -153,7 +155,7 @@ def talk(store: backstay.Store) -> None:
             pass
     with store.thread("unused").lease(ttl=30):
         pass
-    backend = store._backend
+    backend = access_of(store).store
     lane = LaneKey("", "talk", "", "main")
     held = backend.acquire(lane, Claim("dead", "token", 1))
     with pytest.raises(Fenced):
@@ -163,8 +165,7 @@ def talk(store: backstay.Store) -> None:
         backend.release(claimed.lane, claimed.epoch, "another")
         backend.release(claimed.lane, claimed.epoch, "another")
     with thread.session(owner="me"):
-        (session,) = store.sessions()
-        assert backend.beat("", session.id, 0, 60_000_000)
+        assert store.sessions()
 
 
 def slow() -> None:
@@ -216,12 +217,12 @@ def damage_and_repair(store: backstay.Store, url: str) -> None:
             "insert into lane (thread, head, last_seq, scope, branch) select id, 1, 1, '', 'empty' from thread"
         )
         admin.execute(
-            "insert into interrupt (id, thread, scope, branch, checkpoint, digest, body, created)"
-            " select 'odd', id, '', 'main', 'gone', 'd', 'b', 0 from thread limit 1"
+            "insert into record (id, thread, version, open, kind, scope, branch, key, checkpoint, body)"
+            " select 'odd', id, 1, true, 'interrupt', '', 'main', 'odd', 'gone', 'b' from thread limit 1"
         )
     assert not check(store)
     assert repair(store, dry_run=False)
-    backend = store._backend
+    backend = access_of(store).store
     row = backend.find(Query("", ids=(newest.id,), payload=True))[0]
     stream = next(source for source in backend.sizes().sources if isinstance(source, int))
     data = b"".join(backend.fetch([Range(stream, 0, 10)])[0])

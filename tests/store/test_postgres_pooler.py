@@ -21,6 +21,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 from pooler import BACKENDS, PREPARES_SINCE, Pooler
 
@@ -304,7 +306,7 @@ def test_parent_and_child_of_a_fork_go_on_with_connections_of_their_own(
 def test_a_child_is_not_stopped_by_a_lock_that_a_thread_of_its_parent_held(postgres_url: str) -> None:
     with backstay.open(postgres_url) as store:
         store.thread("parent").save({"n": 1})
-        pools = store._backend._link._pools  # type: ignore[attr-defined]
+        pools = access_of(store).store._link._pools  # type: ignore[attr-defined]
         (lock,) = [pool._lock for pool in pools.values()]  # the one that every call takes for a moment
         with lock:
             child = forked(lambda: store.thread("child").save({"n": 2}))

@@ -18,6 +18,7 @@ import pytest
 import backstay
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
+from backstay.thread.access import access_of
 from effort import effort
 
 Show = Callable[[str, object], None]
@@ -161,7 +162,7 @@ def test_a_handler_that_saves_in_the_middle_of_a_save_works_at_every_place(
 @contextmanager
 def pool_lock_held(store: backstay.Store) -> Iterator[None]:
     """Be in the middle of a call that has the pool's lock."""
-    link = store._backend._link  # type: ignore[attr-defined]
+    link = access_of(store).store._link  # type: ignore[attr-defined]
     (pool,) = link._pools.values()
     link._local.inside = True
     with pool._lock:

@@ -21,9 +21,10 @@ from backstay.store.leases import Claim
 from backstay.store.postgres import schema as making
 from backstay.store.postgres.database import NO_WRITERS
 from backstay.store.postgres.store import PostgresStore
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Fence, Record
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
+from backstay.thread.access import access_of
 from backstay.transfer import export_bundle, import_bundle
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -59,8 +60,7 @@ def store(postgres_url: str) -> Iterator[backstay.Store]:
         thread.decide(decided, Decision(kind=DecisionKind.APPROVE), by="bob")
         with pytest.raises(TimeoutError):
             thread.effect("mail", fail)
-        backend = opened._backend
-        backend.begin(SessionRow("run", LANE, "ann", "host 1", "note", 1, 1), 60_000_000)
+        backend = access_of(opened).store
         backend.acquire(LaneKey("", "expired", "", "main"), Claim("ann", "old", 1))
         backend.acquire(LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000))
         yield opened
@@ -72,13 +72,11 @@ def fail() -> None:
 
 def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object]]:
     """Return calls of every method that writes, by its name. Made in this order, each changes something."""
-    thread, backend = store.thread("agent"), store._backend
+    thread, backend = store.thread("agent"), access_of(store).store
     leased, claim = LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000)
-    (effect,) = backend.effects("", None, 0, 9)
+    (effect,) = backend.records("effect", "", None, True, 0, 9)
     (row,) = backend.find(Query("", ids=("c1",), payload=True))
-    asked = backend.find_interrupt("", "open")
-    assert asked is not None
-    other = replace(effect, key="other", owner="ann", attempt=1)
+    session = Record("session", LaneKey("", "x", "", "main"), "run", b"", True)
     written = [WriteRow("task", 1, "channel", "none", 1, b"x")]
     return {
         "commit: replaces the head": lambda: store.thread("agent").save({"n": 1}, id="c3", replace=True),
@@ -96,15 +94,9 @@ def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object
         "renew": lambda: backend.renew(leased, 1, claim),
         "release": lambda: backend.release(leased, 1, "token"),
         "claim": lambda: backend.claim("", 5, Claim("bob", "new", 60_000_000)),
-        "begin": lambda: backend.begin(SessionRow("two", LaneKey("", "x", "", "main"), "a", "h", "", 1, 1), 1),
-        "beat": lambda: backend.beat("", "run", 2, 60_000_000),
-        "end": lambda: backend.end("", "run", 3, "done"),
-        "interrupt": lambda: thread.interrupt("c2", payload={"q": 3}, id="third"),
-        "decide": lambda: backend.decide("", "open", asked.digest, b"yes", "bob", 5),
-        "consume": lambda: backend.consume("", "decided", "ann", 1, 6),
-        "begin_effect": lambda: backend.begin_effect(other, 0, None),
-        "end_effect": lambda: backend.end_effect(LANE, "mail", effect.attempt, effect.owner, "done", b"x", 7),
-        "settle_effect": lambda: backend.settle_effect(LANE, "other", 1, "ann", "done", b"x", 7, "bob"),
+        "put_record": lambda: backend.put_record(session, 60_000_000),
+        "put_record: of a checkpoint": lambda: thread.interrupt("c2", payload={"q": 3}, id="third"),
+        "put_record: over another": lambda: backend.put_record(replace(effect, body=b"x", open=False), fence=Fence()),
         "restore": lambda: backend.restore({row.digest: b"blob"}, [], [row]),
         "rebuild": lambda: backend.rebuild(False, True),
         "compact": backend.compact,
@@ -113,8 +105,7 @@ def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object
     }
 
 
-READS = {"head", "find", "unread", "lanes", "fetch", "sizes", "leases", "sessions", "interrupts", "find_interrupt"}
-READS |= {"find_effect", "effects", "check", "close"}
+READS = {"head", "find", "unread", "lanes", "fetch", "sizes", "leases", "record", "records", "check", "close"}
 
 
 @pytest.fixture
@@ -151,7 +142,7 @@ def test_every_write_after_a_migration_is_refused_and_stores_nothing(
         assert rows(admin, schema) == before, name
 
     assert {name.partition(":")[0] for name in calls} | READS == {
-        name for name in vars(PostgresStore) if not name.startswith("_")
+        name for name in dir(PostgresStore) if not name.startswith("_")
     }
     set_version(admin, schema, 1)  # each would have done something
     for name, call in calls.items():
@@ -160,7 +151,7 @@ def test_every_write_after_a_migration_is_refused_and_stores_nothing(
         assert rows(admin, schema) != before, name
 
 
-@pytest.mark.parametrize("name", ["commit: appends", "commit_all", "tag", "renew", "delete", "begin"])
+@pytest.mark.parametrize("name", ["commit: appends", "commit_all", "tag", "renew", "delete", "put_record"])
 def test_a_write_that_waits_for_a_migration_is_refused(
     store: backstay.Store, admin: Connection, schema: str, bundle: Path, name: str
 ) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backstay.store.interrupts import InterruptRow
 from backstay.store.leases import Claim
+from backstay.store.records import Record
 from backstay.store.sqlite.store import SqliteStore
 from backstay.testing.drafts import lane, put
 
@@ -17,7 +17,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
     with contextlib.closing(SqliteStore(str(tmp_path / "agent.db"))) as opened:
         for name in ("one", "two"):
             put(opened, lane(), {"n": 1}, name)
-        opened.interrupt(InterruptRow("ask", lane(), "one", b"digest", b"body", 1))
+        opened.put_record(Record("interrupt", lane(), "ask", b"body", True, "one"))
         opened.acquire(lane("u"), Claim("a", "a", 1))
         assert opened.check() == []
         yield opened

@@ -16,6 +16,7 @@ import backstay
 from backstay.errors import StoreWarning
 from backstay.store.finding import LEFTOVER
 from backstay.store.sqlite.log import LOG_BYTES, REPORTED_BYTES
+from backstay.thread.access import access_of
 
 READER = """
 import sqlite3, sys
@@ -77,11 +78,11 @@ def test_a_reader_that_stays_is_reported_once_and_saves_go_on(path: Path) -> Non
             assert str(path) in str(told.message)
             report = store.verify()
             assert report, "a long log is no damage"
-            findings = store._backend.check()
+            findings = access_of(store).store.check()
             assert [(finding.kind, finding.where) for finding in findings] == [(LEFTOVER, "write-ahead log")]
         fill(store, 3 * LOG_BYTES)
         assert log_bytes(path) <= LOG_BYTES, "it is not cut when the reader has gone"
-        assert store._backend.check() == []
+        assert access_of(store).store.check() == []
 
 
 def test_a_program_that_makes_errors_of_warnings_keeps_its_saves(path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from forking import ended_well, forked
@@ -289,7 +291,7 @@ def test_it_is_noticed_too_after_the_folder_was_left_alone_for_long(
     while time.time_ns() - path.parent.stat().st_ctime_ns < 60_000_000:
         os.sched_yield()
     victim.save("settled")
-    backend = victim.store._backend
+    backend = access_of(victim.store).store
     assert isinstance(backend, SqliteStore)
     assert backend._readers[0].files is not None
     assert backend._readers[0].files._folder is not None, "the shorter way was not taken"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
 import pytest
 
 import backstay
+from backstay.errors import InvalidInput
+from backstay.model.checkpoint import Write
+from backstay.store.open import open_backend
+from backstay.thread.store import make_context
+from backstay.thread.store_async import AsyncStore
+from meanwhile import Meanwhile
 
 
 def test_an_agent_loop_works_the_same_with_await(url: str) -> None:
@@ -88,6 +95,36 @@ def test_no_store_call_runs_in_the_event_loops_thread(tmp_path: Any, monkeypatch
 
     assert threads
     assert threading.get_ident() not in threads
+
+
+def test_what_was_just_saved_is_shown_from_memory_and_never_read_by_the_loop(url: str) -> None:
+    watched = Meanwhile(open_backend(url))
+    write = Write("task", 0, "out", 7)
+
+    async def main() -> None:
+        async with AsyncStore(watched, make_context("", None)) as store:
+            thread = store.thread("t")
+            first = await thread.save({"items": [1]})
+            await thread.write(first, [write])
+            second = await thread.append({"items": [2]})
+            of_no_handle = await store.thread("other").save({"n": 1})
+            gc.collect()
+            before = watched.calls
+            assert second.state == {"items": [1, 2]}
+            assert of_no_handle.state == {"n": 1}
+            for checkpoint, field in ((first, "state"), (first, "frames"), (first, "writes"), (second, "writes")):
+                with pytest.raises(InvalidInput, match=f"the {field} of a checkpoint saved earlier") as refused:
+                    getattr(checkpoint, field)
+                assert f"(await thread.get(checkpoint.id)).{field}" in str(refused.value)
+            assert watched.calls == before
+
+            loaded = await thread.get(first.id)
+            assert loaded is not None
+            assert (loaded.state, loaded.writes) == ({"items": [1]}, (write,))
+            assert await asyncio.to_thread(lambda: first.writes) == (write,)  # a worker may read
+            assert first.state == {"items": [1]}
+
+    asyncio.run(main())
 
 
 @pytest.mark.row("C9", "G7")

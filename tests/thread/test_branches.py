@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import backstay
+from backstay.thread.access import access_of
 
 BIG = ["message " * 60] * 20
 
@@ -184,10 +185,10 @@ def test_branches_and_lineage_draw_the_tree(store: backstay.Store) -> None:
 def test_a_forked_branch_shares_its_bytes(store: backstay.Store) -> None:
     thread = store.thread("t")
     saved = thread.save({"doc": "x" * 100_000, "m": BIG})
-    before = store._backend.sizes()
+    before = access_of(store).store.sizes()
     for number in range(20):
         thread.fork(saved, branch=f"b{number}")
-    after = store._backend.sizes()
+    after = access_of(store).store.sizes()
 
     assert sum(after.sources.values()) == sum(before.sources.values())
     assert (after.rows - before.rows) / 20 < 400

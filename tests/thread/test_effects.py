@@ -18,10 +18,13 @@ import pytest
 import backstay
 from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, StoreError
 from backstay.model.effect import EffectRecord, EffectStatus, Outcome
-from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
+from backstay.store.memory.records import KeptRecord
+from backstay.store.records import Fence, Record
+from backstay.thread.access import access_of
 from backstay.thread.effects import UNKNOWN_ON, key_of
-from backstay.thread.ledger import KEY_LENGTH_MAX, NOT_DONE, PAGE_ROWS, record_of
+from backstay.thread.ledger import KEY_LENGTH_MAX, NOT_DONE, record_of
+from backstay.thread.records import PAGE_ROWS
 from backstay.thread.store import make_context
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -71,8 +74,8 @@ def died(thread: backstay.Thread, world: World, key: str = "charge") -> EffectRe
     return record
 
 
-def stored(store: backstay.Store, thread: backstay.Thread, key: str = "charge") -> EffectRow:
-    row = store._backend.find_effect(thread._cursor.lane, key)
+def stored(store: backstay.Store, thread: backstay.Thread, key: str = "charge") -> Record:
+    row = access_of(store).store.record("effect", thread._cursor.lane, key)
     assert row is not None
     return row
 
@@ -604,13 +607,12 @@ def test_what_was_changed_in_the_store_is_detected(
         thread.settle(only(thread), outcome, by="ann")
     row = stored(store, thread)
     assert record_of(row).status is status
-    body = row.body or b""
+    body = row.body
     changes: list[dict[str, Any]] = [
         {"lane": row.lane._replace(**{part: "else"})} for part in ("namespace", "thread", "scope", "branch")
     ]
-    changes += [{"key": "else"}, {"attempt": 2}, {"owner": "else"}, {"request": b""}, {"created_us": 1}]
-    changes += [{"digest": bytes(32)}, {"ended_us": 1}, {"settled_by": "bob"}, {"settled_by": ""}]
-    changes += [{"status": other.value} for other in EffectStatus if other is not status] + [{"status": "else"}]
+    changes += [{"key": "else"}, {"kind": "session"}, {"version": row.version + 1}, {"version": 0}]
+    changes += [{"open": not row.open}, {"checkpoint": ""}, {"checkpoint": "else"}, {"body": b""}]
     changes += [{"body": body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]} for at in range(len(body))]
     changes += [{"body": body + b"x"}, {"body": body[:-1] if body else b"x"}]
     for change in changes:
@@ -622,8 +624,8 @@ def test_a_damaged_effect_is_neither_done_nor_replayed(world: World) -> None:
     backend = MemoryStore()
     thread = backstay.Store(backend, make_context("", None)).thread("t")
     died(thread, world)
-    (name,) = backend._tables.effects._rows
-    backend._tables.effects._rows[name] = replace(backend._tables.effects._rows[name], status="failed", body=b"")
+    (row,) = backend._tables.records
+    backend._tables.records.put(KeptRecord(replace(row, open=False), None))
     with pytest.raises(backstay.Corrupted):
         thread.effect("charge", world.charge, idempotent=True)
 
@@ -673,8 +675,10 @@ def test_a_plain_function_that_gives_a_coroutine_was_not_done(thread: backstay.T
 
 def test_a_receipt_that_cannot_be_written_leaves_it_unknown(world: World) -> None:
     class Full(MemoryStore):
-        def end_effect(self, *_: Any) -> EffectRow:
-            raise StoreError("no")
+        def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+            if not record.open:
+                raise StoreError("no")
+            return super().put_record(record, ttl_us, fence)
 
     thread = backstay.Store(Full(), make_context("", None)).thread("t")
     for error in (None, ValueError()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,11 @@ import pytest
 import backstay
 from backstay.errors import EffectUnknown
 from backstay.model.effect import EffectRecord, Outcome
-from backstay.store.effects import EffectRow
 from backstay.store.memory import MemoryStore
+from backstay.store.records import Fence, Record
+from backstay.thread.access import access_of, handle_of
 from backstay.thread.effects import key_of
+from backstay.thread.ledger import find
 from backstay.thread.offload import WORKERS_MAX
 from backstay.thread.store import make_context
 from backstay.thread.store_async import AsyncStore
@@ -54,7 +55,7 @@ def test_it_all_works_the_same_with_await(url: str, world: World) -> None:
     async def main() -> None:
         async with await backstay.aopen(url) as store:
             thread = store.thread("t")
-            expected = f"7 {key_of(thread._cursor, 'charge')}"
+            expected = f"7 {key_of(handle_of(thread).cursor, 'charge')}"
             for _ in range(2):
                 assert await thread.effect("charge", charge, 5) == expected
                 assert await thread.effect("plain", world.charge, 6) == RESULT
@@ -112,17 +113,11 @@ class Slow(MemoryStore):
         self.verb = verb
         self.inside, self.let_go = threading.Event(), threading.Event()
 
-    def begin_effect(self, *args: Any) -> EffectRow:
-        return self._waiting("begin", lambda: super(Slow, self).begin_effect(*args))
-
-    def end_effect(self, *args: Any) -> EffectRow:
-        return self._waiting("end", lambda: super(Slow, self).end_effect(*args))
-
-    def _waiting(self, verb: str, call: Callable[[], EffectRow]) -> EffectRow:
-        if verb == self.verb:
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        if self.verb == ("begin" if record.open else "end"):
             self.inside.set()
             assert self.let_go.wait(60)
-        return call()
+        return super().put_record(record, ttl_us, fence)
 
 
 async def cancelled_in(backend: Slow, store: AsyncStore, world: World) -> None:
@@ -141,7 +136,7 @@ def test_a_cancelled_caller_never_tears_the_receipt(world: World) -> None:
         backend = Slow("end")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
-        store._offload.close()
+        await asyncio.to_thread(access_of(store).offload.close)
 
         assert await store.thread("t").effect("charge", world.charge) == RESULT
         assert len(world.done) == 1
@@ -165,7 +160,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
 
         async def charge() -> Any:
             for _ in range(WORKERS_MAX):
-                store._offload._workers().submit(block)
+                access_of(store).offload._workers().submit(block)
             for _ in range(WORKERS_MAX):
                 assert await asyncio.to_thread(busy.acquire, True, 60)
             asyncio.get_running_loop().call_soon(task.cancel)
@@ -175,8 +170,8 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
         with pytest.raises(asyncio.CancelledError):
             await task
         free.set()
-        store._offload.close()
-        row = backend.find_effect(store.thread("t")._cursor.lane, "charge")
+        await asyncio.to_thread(access_of(store).offload.close)
+        row = find(backend, handle_of(store.thread("t")).cursor.lane, "charge")
 
         assert row is not None
         assert (row.status, len(world.done)) == ("done", 1)
@@ -190,7 +185,7 @@ def test_a_caller_cancelled_before_it_was_done_leaves_it_to_be_done(world: World
         backend = Slow("begin")
         store = AsyncStore(backend, make_context("", None))
         await cancelled_in(backend, store, world)
-        store._offload.close()
+        await asyncio.to_thread(access_of(store).offload.close)
         assert world.done == []
 
         assert await store.thread("t").effect("charge", world.charge) == RESULT

@@ -18,7 +18,9 @@ import backstay
 from backstay.errors import EncodeError, IdTaken, InvalidInput
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.interrupt import Interrupt, InterruptKind
-from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord, record_of
+from backstay.thread.access import access_of
+from backstay.thread.interrupts import InterruptRecord, record_of
+from backstay.thread.records import PAGE_ROWS, find_by_id
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -38,7 +40,7 @@ def asked(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> Interrupt
 
 
 def stored(store: backstay.Store, name: str) -> InterruptRecord:
-    row = store._backend.find_interrupt("", name)
+    row = find_by_id(access_of(store).store, "interrupt", "", name)
     assert row is not None
     return record_of(row)
 
@@ -332,23 +334,24 @@ def test_a_question_of_a_class_that_was_changed_since_can_still_be_decided(
     assert decided.decision is not None
 
 
-@pytest.mark.parametrize("part", ["body", "decision", "decided_by", "digest", "checkpoint"])
+@pytest.mark.parametrize("part", ["body", "key", "checkpoint", "version", "open"])
 def test_what_was_changed_in_the_store_is_detected(store: backstay.Store, thread: backstay.Thread, part: str) -> None:
     asked = thread.interrupt(thread.save({"n": 1}), payload={"tool": "rm"})
     thread.decide(asked, "reject", by="ann")
-    row = store._backend.find_interrupt("", asked.id)
+    row = find_by_id(access_of(store).store, "interrupt", "", asked.id)
     assert row is not None
-    changes: dict[str, Any] = {
-        "body": row.body.replace(b"rm", b"ls"),
-        "decision": (row.decision or b"").replace(b"reject", b"defer!"),
-        "decided_by": "bob",
-        "digest": bytes(32),
-        "checkpoint": "another",
+    changes: dict[str, list[Any]] = {
+        "body": [row.body.replace(*each) for each in ((b"rm", b"ls"), (b"reject", b"defer!"), (b"ann", b"bob"))],
+        "key": ["another"],
+        "checkpoint": ["another", None],
+        "version": [1, 3],
+        "open": [False],
     }
     assert record_of(row)
-
-    with pytest.raises(backstay.Corrupted, match="does not match its digest"):
-        record_of(replace(row, **{part: changes[part]}))
+    assert row.body not in changes["body"]
+    for change in changes[part]:
+        with pytest.raises(backstay.Corrupted, match="does not match its digest"):
+            record_of(replace(row, **{part: change}))
 
 
 # Consuming --------------------------------------------------------------------------------------------------------

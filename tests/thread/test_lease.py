@@ -15,6 +15,7 @@ import pytest
 
 import backstay
 from backstay.errors import InvalidInput, StoreError
+from backstay.thread.access import access_of, handle_of
 from backstay.thread.lease import CLAIMS_MAX, TTL_S_MAX, TTL_S_MIN, Lease
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -418,7 +419,7 @@ def test_the_holder_may_delete_its_head_and_go_on(thread: backstay.Thread) -> No
 def end_in_the_store(lease: Lease) -> None:
     """End a lease behind its holder's back."""
     hold = lease._taken()
-    lease._backend.release(hold.lane, hold.epoch, hold.claim.token)
+    access_of(lease.thread).store.release(hold.lane, hold.epoch, hold.claim.token)
 
 
 # The heartbeat ----------------------------------------------------------------------------------------------------
@@ -443,7 +444,7 @@ def test_the_heartbeat_keeps_a_lease_alive_for_much_longer_than_its_time(
 
 def test_a_save_extends_the_lease(store: backstay.Store, thread: backstay.Thread) -> None:
     def left_us() -> int:
-        (row,) = store._backend.leases("", None, False)
+        (row,) = access_of(store).store.leases("", None, False)
         return row.left_us
 
     with thread.lease(ttl=60, heartbeat=False) as lease:
@@ -476,7 +477,7 @@ def test_a_lease_that_cannot_be_renewed_for_its_whole_time_counts_as_lost(url: s
     told: list[tuple[bool, float]] = []
     lease = thread.lease(ttl=1.0, on_lost=lambda lease: told.append((lease.lost, time.monotonic()))).__enter__()
     begin = time.monotonic()
-    store._backend.close()  # the store cannot be reached any more
+    access_of(store).store.close()  # the store cannot be reached any more
     eventually(lambda: told)
 
     assert told[0][0]
@@ -527,12 +528,12 @@ def test_closing_ends_the_heartbeat_and_gives_nothing_back(tmp_path: Path) -> No
 def test_an_acquisition_that_comes_after_its_undoing_takes_nothing(
     store: backstay.Store, thread: backstay.Thread
 ) -> None:
-    """A cancelled caller's flows run in two workers, in any order."""
+    """A cancelled caller's operations run in two workers, in any order."""
     lease = thread.lease()
-    thread._run(lease._abandoning())
-    thread._run(lease._acquiring())
+    handle_of(thread).run(lease._abandoning)
+    handle_of(thread).run(lease._acquiring)
 
-    assert store._backend.leases("", None, False) == []
+    assert access_of(store).store.leases("", None, False) == []
     assert thread._cursor.hold is None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import backstay
+from backstay.thread.access import access_of
 from backstay.thread.lease import AsyncLease
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,7 +34,7 @@ def run(url: str, main: Callable[[backstay.AsyncStore], Awaitable[None]]) -> Non
 async def end_in_the_store(lease: AsyncLease) -> None:
     """Give a lease to somebody else behind its holder's back."""
     hold = lease._taken()
-    await asyncio.to_thread(lease._backend.release, hold.lane, hold.epoch, hold.claim.token)
+    await asyncio.to_thread(access_of(lease.thread).store.release, hold.lane, hold.epoch, hold.claim.token)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -207,7 +208,7 @@ def test_claimed_leases_are_used_like_others(url: str) -> None:
             thread = store.thread(name)
             await thread.save({"name": name})
             await thread.lease(ttl=0.05, owner="died", heartbeat=False).__aenter__()
-        await until(lambda: len(store._backend.leases("", None, True)) == 3)
+        await until(lambda: len(access_of(store).store.leases("", None, True)) == 3)
         assert [row.owner for row in await store.expired()] == ["died"] * 3
         first, second, third = await store.claim(5, owner="rescuer", ttl=0.3)
         async with first:
@@ -230,7 +231,7 @@ def test_a_lost_claim_cancels_the_body_that_uses_it(url: str) -> None:
         thread = store.thread("t")
         await thread.save({"n": 1})
         await thread.lease(ttl=0.05, heartbeat=False).__aenter__()
-        await until(lambda: store._backend.leases("", None, True))
+        await until(lambda: access_of(store).store.leases("", None, True))
         (lease,) = await store.claim(ttl=0.2)
 
         async def body() -> None:

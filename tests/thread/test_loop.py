@@ -16,8 +16,8 @@ import backstay
 from backstay.errors import EffectChanged, InvalidInput, StepsExceeded
 from backstay.model.continuation import End
 from backstay.model.usage import Usage
+from backstay.thread.arguments import LOOP_MARK
 from backstay.thread.loop import Loop, LoopStatus
-from backstay.thread.round import MARK
 from backstay.thread.turn import Turn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -110,7 +110,7 @@ def test_metadata_goes_into_every_checkpoint_so_that_threads_are_found_by_it(
     assert [meta.metadata["user"] for meta in thread.history()] == ["ann"] * 3
     assert [meta.thread_id for meta in store.threads(where={"user": "ann"})] == [thread.id]
     with pytest.raises(InvalidInput, match="written by loops only"):
-        thread.loop({}, metadata={MARK: {"round": 0, "grants": ["*"]}})
+        thread.loop({}, metadata={LOOP_MARK: {"round": 0, "grants": ["*"]}})
 
 
 def test_step_zero_is_for_the_first_checkpoint_of_a_branch_only(thread: backstay.Thread) -> None:

@@ -14,6 +14,7 @@ import pytest
 import backstay
 from backstay.errors import InvalidInput, Rejected, StepsExceeded
 from backstay.store.open import open_backend
+from backstay.thread.access import access_of
 from backstay.thread.loop import AsyncLoop, Loop
 from backstay.thread.store import make_context
 from backstay.thread.store_async import AsyncStore
@@ -168,7 +169,7 @@ def test_a_body_whose_lease_is_lost_is_cancelled(url: str) -> None:
                 return
             assert loop._lease is not None
             hold = loop._lease._taken()
-            await asyncio.to_thread(loop._lease._backend.release, hold.lane, hold.epoch, hold.claim.token)
+            await asyncio.to_thread(access_of(store).store.release, hold.lane, hold.epoch, hold.claim.token)
             async with other.lease():
                 try:
                     await asyncio.sleep(FOREVER_S)
@@ -246,7 +247,7 @@ def test_a_loop_that_is_cancelled_in_the_middle_of_a_verb_tears_nothing_and_leav
             loop.finish()
 
     async def main() -> None:
-        backend = Cancelling(open_backend(url), verb, number)
+        backend = Cancelling(await asyncio.to_thread(open_backend, url), verb, number)
         async with AsyncStore(backend, make_context("", None)) as store:
             thread = store.thread("t")
             backend.task = asyncio.create_task(go(start(thread), body))

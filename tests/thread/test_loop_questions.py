@@ -13,10 +13,10 @@ import pytest
 import backstay
 from backstay.errors import InvalidInput, Rejected
 from backstay.model.interrupt import InterruptKind
+from backstay.thread.arguments import LOOP_MARK
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.loop import Loop
 from backstay.thread.question import BY_TIMEOUT
-from backstay.thread.round import MARK
 from backstay.thread.turn import Turn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -179,7 +179,7 @@ def test_an_approval_with_scope_holds_for_the_round_and_no_longer(thread: backst
     assert other.interrupt.payload["tool"] == "refund"
     newest = thread.latest()
     assert newest is not None
-    assert (newest.metadata[MARK]["grants"], newest.state) == (["pay"], {"log": []})
+    assert (newest.metadata[LOOP_MARK]["grants"], newest.state) == (["pay"], {"log": []})
     thread.decide(other, "approve", by="ann", scope="*")
     assert run(thread, body).status == "completed"
     first_again = waits_for(run(thread, body, input={}))
@@ -208,7 +208,7 @@ def test_what_was_granted_or_approved_does_not_hold_for_a_copy_of_the_position(
     assert run(thread, body).status == "completed"
     middle = thread.at(step=1)
     assert middle is not None
-    assert middle.metadata[MARK]["grants"] == ["pay"]
+    assert middle.metadata[LOOP_MARK]["grants"] == ["pay"]
     copied = thread.fork(middle, branch="side") if copy == "fork" else thread
     if copy == "rewind":
         thread.rewind(middle)
@@ -390,12 +390,12 @@ def test_of_many_approvers_at_once_one_counts(store: backstay.Store, thread: bac
 
 
 @pytest.mark.row("T16")
-def test_a_record_that_the_client_made_is_refused(thread: backstay.Thread, shop: Shop) -> None:
+def test_a_record_that_the_client_made_is_refused(store: backstay.Store, thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     shop.amounts[0] = 5000
     expected = waits_for(run(thread, shop.body))
     thread.clear()
-    fresh = thread._store.thread(thread.id)
+    fresh = store.thread(thread.id)
     fresh.save({"log": []}, step=0)
     head = fresh.save({"log": ["turn 1"]})
     for record in (asked, expected):
@@ -412,7 +412,7 @@ def test_a_grant_that_the_client_made_is_refused(thread: backstay.Thread, shop: 
     waits_for(run(thread, shop.body))
     newest = thread.latest()
     assert newest is not None
-    forged = {MARK: {"round": 0, "grants": ["*"]}}
+    forged = {LOOP_MARK: {"round": 0, "grants": ["*"]}}
     calls: list[Callable[[], Any]] = [
         lambda: thread.save(newest.state, metadata=forged),
         lambda: thread.append({"log": []}, metadata=forged),

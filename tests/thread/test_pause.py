@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ import backstay
 from backstay.errors import InvalidInput
 from backstay.model.interrupt import InterruptKind
 from backstay.thread import pause
-from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cut import Cut
+from backstay.thread.access import access_of, handle_of
+from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.records import PAGE_ROWS
+from meanwhile import Meanwhile, dies_after
 
 
 @pytest.fixture
@@ -27,11 +25,13 @@ def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
 
 
 def obey(thread: backstay.Thread) -> InterruptRecord | None:
-    return thread._run(pause.obey(thread._store._context, thread._cursor))
+    handle = handle_of(thread)
+    return handle.run(pause.obey, handle.context, handle.cursor)
 
 
 def requested(thread: backstay.Thread) -> InterruptRecord | None:
-    return thread._run(pause.pause_requested(thread._store._context, thread._cursor))
+    handle = handle_of(thread)
+    return handle.run(pause.pause_requested, handle.context, handle.cursor)
 
 
 # Asking -----------------------------------------------------------------------------------------------------------
@@ -79,14 +79,19 @@ def test_who_asks_after_an_approval_is_not_answered_by_it(
 def test_of_two_who_ask_at_once_one_is_recorded(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
+    fast: list[InterruptRecord] = []
+
+    def ask_first() -> None:
+        thread.append({"log": ["a"]})
+        fast.append(store.thread(thread.id).request_pause("fast", by="bob"))
+
     for calls in range(1, 4):
-        slow = Cut(pause.request_pause(store._context, thread._cursor, "slow", "ann"), store, calls)
-        assert not slow.is_over
-        thread.append({"log": [calls]})
-        fast = store.thread(thread.id).request_pause("fast", by="bob")
-        assert slow.finish() == fast
-        assert list(thread.interrupts()) == [fast]
-        thread.decide(fast, "approve", by="ann")
+        slow = Meanwhile(access_of(store).store)
+        slow.before(calls + 1, ask_first)
+        asked = pause.request_pause(slow, access_of(store).context, handle_of(thread).cursor, "slow", "ann")
+        assert slow.is_over
+        assert [asked] == fast[-1:] == list(thread.interrupts())
+        thread.decide(asked, "approve", by="ann")
         assert obey(thread) is None
 
 
@@ -95,9 +100,10 @@ def test_a_checkpoint_that_goes_meanwhile_is_no_reason_to_fail(
 ) -> None:
     doomed = thread.append({"log": ["a"]})
     for calls in (2, 3):
-        slow = Cut(pause.request_pause(store._context, thread._cursor, "", "ann"), store, calls)
-        thread.delete(doomed)
-        asked = slow.finish()
+        slow = Meanwhile(access_of(store).store)
+        slow.before(calls + 1, partial(thread.delete, doomed))
+        asked = pause.request_pause(slow, access_of(store).context, handle_of(thread).cursor, "", "ann")
+        assert slow.is_over
         assert asked.checkpoint_id == checkpoint.id
         thread.decide(asked, "approve", by="ann")
         assert obey(thread) is None
@@ -150,8 +156,9 @@ def test_looking_costs_one_read_also_among_other_questions(thread: backstay.Thre
     for number in range(PAGE_ROWS - 2):
         thread.interrupt(saved, payload=number)
     asked = thread.request_pause(by="ann")
-    looking = Cut(pause.pause_requested(store._context, thread._cursor), store, 1)
-    assert looking.is_over
+    looking = Meanwhile(access_of(store).store)
+    assert pause.pause_requested(looking, access_of(store).context, handle_of(thread).cursor) == asked
+    assert looking.calls == 1
     for number in range(PAGE_ROWS):
         thread.interrupt(saved, payload=number)
     thread.decide(asked, "approve", by="ann")
@@ -189,10 +196,9 @@ def test_a_crash_while_deferring_never_lets_the_run_go_on(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     thread.decide(thread.request_pause(by="ann"), "defer", by="bob")
-    cuts = 0
+    context, cursor, cuts = access_of(store).context, handle_of(thread).cursor, 0
     for calls in range(1, 10):
-        cuts += not Cut(pause.obey(store._context, thread._cursor), store, calls).is_over
-
+        cuts += dies_after(calls, store, lambda dying: pause.obey(dying, context, cursor))
         assert requested(thread) is not None
     assert cuts >= 3
     assert len(list(thread.interrupts(pending=False))) == 2

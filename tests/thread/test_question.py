@@ -15,13 +15,15 @@ from backstay.errors import InvalidInput
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.interrupt import Interrupt, InterruptKind
 from backstay.thread import interrupts, question
+from backstay.thread.access import access_of, handle_of
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.question import BY_TIMEOUT, TIMEOUT_S_MAX, Question, check_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cut import Cut
 from waiting import expire, taken_over
+
+from meanwhile import Meanwhile, dies_after
 
 PAY = Question("0/1/pay/1", InterruptKind.TOOL_APPROVAL, "pay", {"tool": "pay", "args": {"amount": 5}}, "Really?")
 
@@ -32,11 +34,13 @@ def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
 
 
 def settle(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> Decision | InterruptRecord:
-    return thread._run(question.settle(thread._store._context, thread._cursor, on.id, asked))
+    handle = handle_of(thread)
+    return handle.run(question.settle, handle.context, handle.cursor, on.id, asked)
 
 
 def waiting(thread: backstay.Thread, asked: Question) -> InterruptRecord | None:
-    return thread._run(question.waiting(thread._store._context, thread._cursor, "", asked))
+    handle = handle_of(thread)
+    return handle.run(question.waiting, handle.context, handle.cursor, "", asked)
 
 
 def ask(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> InterruptRecord:
@@ -107,12 +111,17 @@ def test_another_branch_scope_or_thread_asks_for_itself(
 def test_two_that_ask_at_once_on_different_checkpoints_get_one_interrupt(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
-    slow = Cut(question.settle(store._context, thread._cursor, checkpoint.id, PAY), store, 2)
-    later = thread.append(set={"plan": "edited"})
-    first = ask(store.thread(thread.id), PAY, later)
+    first: list[InterruptRecord] = []
 
-    assert slow.finish() == first
-    assert list(thread.interrupts()) == [first]
+    def ask_first() -> None:
+        later = thread.append(set={"plan": "edited"})
+        first.append(ask(store.thread(thread.id), PAY, later))
+
+    slow = Meanwhile(access_of(store).store)
+    slow.before(3, ask_first)
+    found = question.settle(slow, access_of(store).context, handle_of(thread).cursor, checkpoint.id, PAY)
+
+    assert [found] == first == list(thread.interrupts())
 
 
 @pytest.mark.row("T16")
@@ -127,10 +136,11 @@ def test_nobody_can_put_a_question_of_their_own_in_the_place_of_one(
         )
     assert list(thread.interrupts(pending=False)) == []
     planted = replace(coming, payload={"tool": "pay", "args": {"amount": 5000}})
-    forged = thread._run(interrupts.keep(store._context, thread._cursor, checkpoint.id, planted))
+    handle = handle_of(thread)
+    forged = handle.run(interrupts.keep, handle.context, handle.cursor, checkpoint.id, planted)
     thread.decide(forged, "approve", by="mallory")
     for look in (lambda: settle(thread, PAY, checkpoint), lambda: waiting(thread, PAY)):
-        with pytest.raises(backstay.Corrupted, match="another question stands under its id"):
+        with pytest.raises(backstay.Corrupted, match="another question has its id"):
             look()
 
     assert [record.pending for record in thread.interrupts()] == [True]
@@ -142,8 +152,9 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_stored(
     with pytest.raises(backstay.EncodeError) as caught:
         settle(thread, replace(PAY, payload={"deep": [object()]}), checkpoint)
     assert caught.value.path == "interrupt.payload.deep[0]"
+    handle = handle_of(thread)
     with pytest.raises(backstay.NotFound):
-        thread._run(question.settle(thread._store._context, thread._cursor, "no such checkpoint", PAY))
+        handle.run(question.settle, handle.context, handle.cursor, "no such checkpoint", PAY)
 
     assert list(thread.interrupts(pending=False)) == []
 
@@ -264,10 +275,12 @@ def test_of_a_person_and_the_clock_the_first_counts(
     late = replace(PAY, timeout_s=1.0)
     asked = ask(thread, late, checkpoint)
     clock.step(seconds=2)
-    slow = Cut(question.settle(store._context, thread._cursor, checkpoint.id, late), store, 2)
-    thread.decide(asked, "approve", by="ann")
+    slow = Meanwhile(access_of(store).store)
+    slow.before(3, lambda: thread.decide(asked, "approve", by="ann"))
+    found = question.settle(slow, access_of(store).context, handle_of(thread).cursor, checkpoint.id, late)
 
-    assert slow.finish() == Decision(kind=DecisionKind.APPROVE)
+    assert found == Decision(kind=DecisionKind.APPROVE)
+    assert slow.is_over
 
 
 @pytest.mark.parametrize("kind", [DecisionKind.APPROVE, DecisionKind.MODIFY, "maybe"])
@@ -382,8 +395,11 @@ def test_every_step_of_a_crash_leaves_a_question_that_can_be_settled(
     """Cut off after any of its calls to the store, settling again gives what it would have given."""
 
     def cut_everywhere() -> int:
-        flows = (question.settle(store._context, thread._cursor, checkpoint.id, PAY) for _ in range(10))
-        return sum(not Cut(flow, store, calls).is_over for calls, flow in enumerate(flows, 1))
+        context, cursor = access_of(store).context, handle_of(thread).cursor
+        return sum(
+            dies_after(calls, store, lambda dying: question.settle(dying, context, cursor, checkpoint.id, PAY))
+            for calls in range(1, 11)
+        )
 
     cuts = cut_everywhere()
     asked = ask(thread, PAY, checkpoint)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import backstay
 from backstay.model.checkpoint import CheckpointMeta
 from backstay.testing.waiting import wait_until
+from backstay.thread.access import access_of
 
 BIG = random.Random(1).randbytes(25_000).hex()
 
@@ -108,14 +109,14 @@ def test_clear_empties_the_store_and_gives_the_space_back(store: backstay.Store)
 
     assert (removed.checkpoints, removed.lanes) == (3, 3)
     assert list(store.threads()) == []
-    assert store._backend.sizes().sources == {}
+    assert access_of(store).store.sizes().sources == {}
     wait_until(is_smaller)  # ... which it cannot be while anybody in the whole server still looks at an older state
 
 
 def test_bytes_shared_by_threads_go_with_the_last_one(store: backstay.Store) -> None:
     for name in "abc":
         store.thread(name).save({"doc": BIG})
-    assert len(store._backend.sizes().sources) == 1
+    assert len(access_of(store).store.sizes().sources) == 1
     store.delete_thread("a")
     store.delete_thread("b")
     left = store.thread("c").latest()
@@ -123,7 +124,7 @@ def test_bytes_shared_by_threads_go_with_the_last_one(store: backstay.Store) -> 
     assert left is not None
     assert left.state == {"doc": BIG}
     store.delete_thread("c")
-    assert store._backend.sizes().sources == {}
+    assert access_of(store).store.sizes().sources == {}
 
 
 def test_what_was_summarised_away_is_freed_by_pruning(store: backstay.Store) -> None:
@@ -132,14 +133,14 @@ def test_what_was_summarised_away_is_freed_by_pruning(store: backstay.Store) -> 
     state = thread.latest()
     assert state is not None
     thread.save({"m": ["summary", *state.state["m"][-5:]], "n": 0})
-    before = sum(store._backend.sizes().sources.values())
+    before = sum(access_of(store).store.sizes().sources.values())
     pruned = thread.prune(backstay.Keep(last=1))
     latest = store.thread("t").latest()
 
     assert latest is not None
     assert len(latest.state["m"]) == 6
     assert pruned.deleted == 100
-    assert sum(store._backend.sizes().sources.values()) < before / 2
+    assert sum(access_of(store).store.sizes().sources.values()) < before / 2
 
 
 @pytest.mark.row("S2x-10", "S3x-06", "W2-08", "W3-02")

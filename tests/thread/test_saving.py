@@ -14,8 +14,11 @@ from backstay.errors import IdTaken
 from backstay.model.continuation import FanOut
 from backstay.model.frame import Frame, FrameStack
 from backstay.model.interrupt import Interrupt, InterruptKind
+from backstay.store.open import open_backend
 from backstay.testing.strategies import same, states
+from backstay.thread.store import Store, make_context
 from effort import effort
+from meanwhile import Meanwhile
 
 MESSAGES = [{"role": "user", "content": "hello " * 60}, {"role": "assistant", "content": "hi " * 100}]
 
@@ -35,6 +38,24 @@ def test_what_was_saved_is_what_latest_returns(thread: backstay.Thread) -> None:
     assert latest is not None
     assert latest.state == {"messages": MESSAGES, "plan": "search"}
     assert (latest.step, latest.next_node, latest.tags) == (1, "search", ("before-search",))
+
+
+def test_what_was_just_saved_is_shown_without_asking_the_store(url: str) -> None:
+    watched = Meanwhile(open_backend(url))
+    with Store(watched, make_context("", None)) as store:
+        thread = store.thread("t")
+        first = thread.save({"items": [1], "plan": "a"})
+        second = thread.append({"items": [2]}, set={"plan": "b"})
+        before = watched.calls
+        assert second.state == {"items": [1, 2], "plan": "b"}
+        assert second.frames == FrameStack()
+        assert watched.calls == before
+
+        second.state["mine"] = True
+        assert second.writes == ()  # only the store knows whether there are any
+        assert second.state["mine"]
+        assert first.state == {"items": [1], "plan": "a"}  # the handle has another one in memory now
+        assert watched.calls > before
 
 
 @settings(max_examples=5 * effort())

@@ -17,8 +17,12 @@ import pytest
 import backstay
 from backstay.errors import InvalidInput
 from backstay.store.lane import LaneKey
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
+from backstay.thread.access import access_of
 from backstay.thread.process import Process, this_process
+from backstay.thread.records import all_records
+from backstay.thread.session import SessionRow, end_by_id, row_of
+from backstay.thread.store_async import AsyncStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -53,8 +57,8 @@ def running(url: str, ttl: float = 3600.0, save: bool = True) -> Iterator[subpro
             process.kill()
 
 
-def rows(store: backstay.Store) -> list[SessionRow]:
-    return store._backend.sessions("", None, True)
+def rows(store: backstay.Store | AsyncStore) -> list[SessionRow]:
+    return [row_of(record) for record in all_records(access_of(store).store, "session", "", None, open_only=True)]
 
 
 # Beginning and ending ---------------------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ def test_a_session_whose_begin_was_cancelled_has_ended(url: str) -> None:
                     await (await task).end("not cancelled")
                 except asyncio.CancelledError:
                     cancelled += 1
-                await asyncio.to_thread(eventually, lambda: not store._backend.sessions("", None, True))
+                await asyncio.to_thread(eventually, lambda: not rows(store))
             assert cancelled > 0, "no cancellation fired"
 
     asyncio.run(main())
@@ -174,7 +178,7 @@ def test_a_run_that_was_killed_is_found_at_once_with_where_to_go_on(url: str) ->
             assert store.interrupted() == []
             process.kill()
             assert process.wait() == -signal.SIGKILL
-        assert rows(store)[0].left_us > 0  # long before its beats are overdue
+        assert rows(store)[0].stored.left_us > 0  # long before its beats are overdue
         (run,) = store.interrupted()
         newest = store.thread("nightly").latest()
 
@@ -208,10 +212,10 @@ def test_a_run_that_died_before_its_first_checkpoint_is_found_too(url: str) -> N
 def test_a_run_that_is_merely_stopped_is_not_interrupted_although_its_beats_are_overdue(url: str) -> None:
     with backstay.open(url) as store, running(url, ttl=0.2) as process:
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: rows(store)[0].left_us < 0)
+        eventually(lambda: rows(store)[0].stored.left_us < 0)
         assert store.interrupted() == []
         process.send_signal(signal.SIGCONT)
-        eventually(lambda: rows(store)[0].left_us > 0)
+        eventually(lambda: rows(store)[0].stored.left_us > 0)
         process.kill()
 
         assert eventually(store.interrupted)[0].thread_id == "nightly"
@@ -246,7 +250,8 @@ def begin(
     """Store a session as another process would."""
     lane = LaneKey("", thread, scope, branch)
     name = f"{thread}/{branch}/{process}"
-    store._backend.begin(SessionRow(name, lane, "worker-7", str(process), "", 0, seen_us), ttl_us)
+    row = SessionRow(Record("session", lane, name, b"", True), "worker-7", str(process), "", 0, seen_us)
+    access_of(store).store.put_record(row.sealed(), ttl_us)
 
 
 @pytest.mark.row("W1-29")
@@ -291,8 +296,8 @@ def test_a_session_that_somebody_took_over_stops_beating_and_keeps_their_reason(
     store: backstay.Store, thread: backstay.Thread
 ) -> None:
     with thread.session(ttl=0.05) as session:
-        store._backend.end("", session.id, 0, "taken over")
-        eventually(lambda: store._context.heartbeat._thread is None)
+        assert end_by_id(access_of(store).store, "", session.id, 0, "taken over")
+        eventually(lambda: access_of(store).context.heartbeat._thread is None)
 
     assert [row.reason for row in store.sessions(active=False)] == ["taken over"]
 

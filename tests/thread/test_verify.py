@@ -13,6 +13,7 @@ import pytest
 import backstay
 from backstay.store.memory import MemoryStore
 from backstay.store.memory.chunks import Whole
+from backstay.thread.access import access_of
 from backstay.thread.store import Store, make_context
 
 
@@ -155,9 +156,9 @@ def test_compacting_changes_nothing_but_the_size(tmp_path: Path) -> None:
         for number in range(400):
             thread.append({"m": [f"{number:05}" * 120]})
         states = [(meta.id, store.get(meta.id).state) for meta in thread.history(limit=20)]  # type: ignore[union-attr]
-        before = store._backend.sizes()
+        before = access_of(store).store.sizes()
         store.compact()
-        after = store._backend.sizes()
+        after = access_of(store).store.sizes()
 
         assert sum(after.sources.values()) < sum(before.sources.values())
         assert store.compact() == 0

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import backstay
 from backstay.testing.waiting import wait_until
+from backstay.thread.access import access_of
 from backstay.thread.lease import Lease
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def entered(thread: backstay.Thread, ttl: float = 60.0, owner: str = "new owner"
 def expire(lease: Lease) -> None:
     """Let the time of a lease run out at once; its holder does not know."""
     hold = lease._taken()
-    lease._backend.renew(hold.lane, hold.epoch, hold.claim._replace(ttl_us=1))
+    access_of(lease.thread).store.renew(hold.lane, hold.epoch, hold.claim._replace(ttl_us=1))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from backstay.errors import Conflict, Corrupted, Fenced, InvalidInput, NotFound,
 from backstay.model.checkpoint import Write
 from backstay.store.base import Query
 from backstay.store.sqlite.rows import pack_id
+from backstay.thread.access import access_of
 from backstay.transfer import export_bundle, import_bundle, read_bundle, verify_bundle
 from backstay.transfer.bundle.state import Window
 
@@ -194,7 +195,7 @@ def test_parents_and_origins_that_are_gone_keep_their_names_and_digests(
     source.thread("chat").prune(backstay.Keep(last=2))
     export_bundle(source, tmp_path / "some.bundle", threads=["elsewhere"])
     import_bundle(tmp_path / "some.bundle", store)
-    rows = store._backend.find(Query("", "elsewhere"))
+    rows = access_of(store).store.find(Query("", "elsewhere"))
 
     assert [row.parent_digest is not None for row in rows] == [False, True]
     assert store.verify()
@@ -216,7 +217,7 @@ def test_a_fork_takes_its_parents_bytes_over(source: backstay.Store, store: back
     import_bundle(tmp_path / "all.bundle", store)
 
     assert size < 215_000
-    assert sum(store._backend.sizes().sources.values()) < 215_000
+    assert sum(access_of(store).store.sizes().sources.values()) < 215_000
 
 
 def test_a_bundle_costs_what_is_new(source: backstay.Store, tmp_path: Path, show: Show) -> None:

@@ -62,7 +62,7 @@ class Forge:
         state = self.states[branch] = follow(before, record, new, base == branch)
         values: dict[str, Any] = {"id": name, "thread_id": "t", "branch": f"b{branch}", "step": 1}
         meta = bare(CheckpointMeta, {**values, "created_at": from_microseconds(0)})
-        record.digest = checkpoint_digest(NO_PARENT, root_digest(entries_of(state)), list(state), meta, notes)
+        record.digest = checkpoint_digest(NO_PARENT, root_digest(entries_of(state)), list(state), meta, 0, notes)
         yield records.CHECKPOINT, record.pack()
         yield from ((records.VALUE_BYTES, data) for (data,) in new.values())
 

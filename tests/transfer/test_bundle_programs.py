@@ -14,16 +14,16 @@ from psycopg import sql
 import backstay
 from backstay.codec import encode
 from backstay.model.checkpoint import Checkpoint, Write
-from backstay.model.effect import EffectStatus
 from backstay.store.base import Backend, LaneKey
 from backstay.store.memory import MemoryStore
 from backstay.store.postgres.store import PostgresStore
 from backstay.store.postgres.target import parse_url
+from backstay.store.records import Fence
 from backstay.testing.machine import BRANCHES, THREADS, StoreMachine, agree
 from backstay.testing.model import Point
 from backstay.testing.programs import PICK, VALUES
 from backstay.testing.strategies import same
-from backstay.thread.ledger import RESULT, intent_of, sealed
+from backstay.thread.ledger import DONE, RESULT, ended, intent_of, row_of
 from backstay.transfer import export_bundle, import_bundle, read_bundle
 from effort import effort
 
@@ -65,12 +65,11 @@ class MovingMachine(StoreMachine):
         """Begin an effect of some branch, and end it, or not."""
         self.effects += 1
         lane = LaneKey("", THREADS[pick % 2], "", BRANCHES[pick // 2 % 2])
-        row = intent_of(lane, f"effect {self.effects}", 1, f"owner {pick}", b"request", self.effects)
+        row = intent_of(lane, f"effect {self.effects}", f"owner {pick}", b"request", self.effects)
         for backend in self.backends:
-            backend.begin_effect(row, None, None)
+            begun = row_of(backend.put_record(row.sealed(), fence=Fence()))
             if pick % 3:
-                body = sealed(row, EffectStatus.DONE, 7, None, RESULT + encode(result))
-                backend.end_effect(lane, row.key, 1, row.owner, "done", body, 7)
+                backend.put_record(ended(begun, DONE, RESULT + encode(result), 7).sealed())
 
     def targets(self) -> list[str]:
         """Return where everything is moved to."""

@@ -20,6 +20,7 @@ from backstay.compat.sessions.data import CheckpointData
 from backstay.compat.sessions.sync import SyncCheckpointWriter
 from backstay.compat.workflow import StoreCheckpointStore
 from backstay.errors import Conflict, StoreError, StoreRefused
+from backstay.thread.access import access_of
 from backstay.transfer.agentos import import_agentos
 from backstay.transfer.report import ImportReport
 from backstay.transfer.sessions import export_sessions, import_sessions
@@ -223,7 +224,7 @@ def test_records_that_are_none_are_named_and_unknown_keys_are_kept(target: backs
 
 def _as_dict(store: backstay.Store, name: str) -> dict[str, Any]:
     """Return a checkpoint as the face shows it."""
-    found = store._run(shelf.get(store._context, name))
+    found = shelf.get(access_of(store).store, access_of(store).context, name)
     assert found is not None
     return backend._checkpoint(found).to_dict()
 

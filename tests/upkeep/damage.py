@@ -88,7 +88,7 @@ def flip(data: bytes, place: int) -> bytes:
 
 def flip_column(path: Path, table: str, column: str, where: str, place: int = 40) -> None:
     """Flip a bit in one column of one row."""
-    key = {"blob": "id", "chunk": "address", "checkpoint": "key", "effect": "number", "interrupt": "number"}[table]
+    key = {"blob": "id", "chunk": "address", "checkpoint": "key", "record": "place"}[table]
     ((number, data),) = change(path, f"SELECT {key}, {column} FROM {table} WHERE {where}")
     change(path, f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (flip(data, place), number))
 

@@ -16,8 +16,8 @@ from damage import IDS, change, clock, fill, flip_column, make
 
 import backstay
 from backstay.store.finding import KINDS
+from backstay.thread.records import PAGE_ROWS
 from backstay.upkeep import check
-from backstay.upkeep.check import PAGE_ROWS
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +96,14 @@ def test_a_report_is_plain_values_under_fixed_names(path: Path) -> None:
 
 
 def test_a_damaged_effect_is_found(path: Path) -> None:
-    flip_column(path, "effect", "body", "key = 'mail'")
+    flip_column(path, "record", "body", "key = 'mail'")
 
     assert found(path) == [("damaged", "effect 'mail'")]
 
 
-@pytest.mark.parametrize("column", ["body", "decision", "digest"])
-def test_a_damaged_interrupt_or_decision_is_found(path: Path, column: str) -> None:
-    flip_column(path, "interrupt", column, "id = 'ask'", 8)
+@pytest.mark.parametrize("at", [0, 8, 100])
+def test_a_damaged_interrupt_or_decision_is_found(path: Path, at: int) -> None:
+    flip_column(path, "record", "body", "key = 'ask'", at)
 
     assert found(path) == [("damaged", "interrupt ask")]
 
@@ -114,10 +114,10 @@ def test_a_pending_write_that_cannot_be_read_is_found(path: Path) -> None:
     assert found(path) == [("damaged", "checkpoint a7, writes[task][0]")]
 
 
-def test_a_session_with_an_impossible_moment_is_found(path: Path) -> None:
-    with backstay.open(path) as store, store.thread("alpha").session(owner="worker"):
+def test_a_damaged_session_is_found(path: Path) -> None:
+    with backstay.open(path) as store, store.thread("alpha").session(owner="worker") as session:
         pass
-    change(path, "UPDATE session SET started = 9223372036854775807")
+    flip_column(path, "record", "body", f"key = '{session.id}'")
 
     assert [kind for kind, where in found(path) if where.startswith("session ")] == ["damaged"]
 

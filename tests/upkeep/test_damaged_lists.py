@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ormsgpack
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 import damage
@@ -37,7 +39,8 @@ from backstay.store.base import LaneKey, Query
 from backstay.store.directory.frame import FILE_HEAD_BYTES, Frame, scan
 from backstay.store.leases import Claim
 from backstay.store.memory.store import MemoryStore
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
+from backstay.thread.session import SessionRow, end_by_id
 from effort import effort
 
 if TYPE_CHECKING:
@@ -53,12 +56,7 @@ COLUMNS = {
     "checkpoint": ("id", "parent", "parent_digest", "step", "created", "digest", "size", "notes", "base", "manifest"),
     "lane": ("head", "last_seq", "epoch", "owner", "origin"),
     "tag": ("name",),
-    "interrupt": (
-        *("id", "checkpoint", "digest", "body", "created", "scope", "branch"),
-        *("decision", "decided_by", "decided", "consumer", "consumer_epoch", "consumed"),
-    ),
-    "effect": ("scope", "branch", "key", "attempt", "owner", "request", "created", "digest", "status", "ended", "body"),
-    "session": ("id", "owner", "process", "note", "started", "seen", "ended", "reason"),
+    "record": ("scope", "branch", "key", "version", "checkpoint", "open", "body"),
     "write": ("task", "size", "body"),
     "blob": ("size", "body"),
     "chunk": ("size", "body"),
@@ -67,18 +65,14 @@ COLUMNS = {
 SHOWN_AS_STORED = {
     ("tag", "name"): {"tagged"},
     ("lane", "head"): {"threads", "threads of a user"},  # a lower one: the thread is shown by another checkpoint
-    ("interrupt", "consumer"): {"waiting", "alpha waiting"},
-    ("interrupt", "consumed"): {"waiting", "alpha waiting"},
-    ("session", "ended"): {"active sessions", "interrupted"},
-    ("session", "process"): {"interrupted"},
-    ("session", "seen"): {"interrupted"},  # it gives their order
+    ("record", "open"): {"waiting", "alpha waiting", "active sessions", "interrupted"},
 }
 """Nothing seals these: they change, or are looked up, by themselves. A list that asks for them shows what they say."""
 
 
 def fill(store: backstay.Store) -> None:
     """Save three threads that have everything in them."""
-    backend = store._backend
+    backend = access_of(store).store
     for name in THREADS:
         thread, first = store.thread(name), name[0]
         for number in range(STEPS):
@@ -97,8 +91,9 @@ def fill(store: backstay.Store) -> None:
         lane = LaneKey("", name, "", "main")
         backend.acquire(lane, Claim("worker", f"{first}-token", 0))
         for number in range(2):
-            backend.begin(SessionRow(f"{first}-{number}", lane, "worker", "dead", "", 1, 1), 0)
-    backend.end("", "a-1", 2, "completed")
+            fresh = Record("session", lane, f"{first}-{number}", b"", True)
+            backend.put_record(SessionRow(fresh, "worker", "dead", "", 1, 1).sealed(), 0)
+    assert end_by_id(backend, "", "a-1", 2, "completed")
 
 
 # Asking -----------------------------------------------------------------------------------------------------------
@@ -292,8 +287,7 @@ def garbage(rng: random.Random, old: Any) -> Any:
 def fitting(rng: random.Random, table: str, column: str, old: Any) -> Any:
     """Return garbage that the column takes; a value where there was none is of its type."""
     if old is None:
-        texts, numbers = ("decided_by", "consumer", "reason", "owner"), ("decided", "consumed", "ended", "base")
-        old = "" if column in texts else 1 if column in numbers else b"\0"
+        old = "" if column == "owner" else 1 if column == "base" else b"\0"
     new = garbage(rng, old)
     return new if not (table in ("write", "blob", "chunk") and column == "size") else abs(new) % 2**31
 
@@ -322,9 +316,7 @@ OF_ALPHA = {
     "checkpoint": "key >> 32 IN (SELECT id FROM lane WHERE thread = 1)",
     "lane": "thread = 1",
     "tag": "checkpoint >> 32 IN (SELECT id FROM lane WHERE thread = 1)",
-    "interrupt": "thread = 1",
-    "effect": "thread = 1",
-    "session": "thread = 1",
+    "record": "thread = 1",
     "write": "thread = 1",
     "blob": "id = 1",
     "chunk": "true",
@@ -333,9 +325,7 @@ PRIMARY = {
     "checkpoint": "key",
     "lane": "id",
     "tag": "checkpoint, name",
-    "interrupt": "number",
-    "effect": "number",
-    "session": "number",
+    "record": "place",
     "write": "task",
     "blob": "id",
     "chunk": "address",
@@ -422,8 +412,9 @@ def test_memory_tells_of_damage_in_any_field(show: Show) -> None:
         with backstay.open("memory:", clock=damage.clock) as store:
             fill(store)
             right = ask(store)
-            assert isinstance(store._backend, MemoryStore)
-            tables = store._backend._tables
+            backend = access_of(store).store
+            assert isinstance(backend, MemoryStore)
+            tables = backend._tables
             row = tables.rows["", f"a{rng.randrange(STEPS)}"]
             if name == "tags":
                 tables.tags["", row.id] = ("", "\x1b[31m")
@@ -443,8 +434,9 @@ def test_a_page_full_of_damage_neither_ends_a_list_nor_counts() -> None:
         thread = store.thread("t")
         for number in range(700):
             thread.save({"n": number}, id=f"c{number}", metadata={"user": 1})
-        assert isinstance(store._backend, MemoryStore)
-        (lane,) = store._backend._tables.lanes.values()
+        backend = access_of(store).store
+        assert isinstance(backend, MemoryStore)
+        (lane,) = backend._tables.lanes.values()
         lane.rows = [row if row.seq % 300 < 3 else row._replace(notes=b"\xc1") for row in lane.rows]
         sound = [row.id for row in reversed(lane.rows) if row.notes != b"\xc1"]
         assert 5 < len(sound) < 20
@@ -510,9 +502,7 @@ def test_async_lists_tell_of_damage_as_the_others_do(tmp_path: Path) -> None:
     with backstay.open(path) as store:
         fill(store)
     damage.change(path, "UPDATE checkpoint SET notes = x'c1' WHERE id = 'a3'")
-    for table in ("interrupt", "effect"):
-        damage.change(path, f"UPDATE {table} SET digest = x'00' WHERE thread = 1")
-    damage.change(path, "UPDATE session SET seen = ? WHERE thread = 1", (2**62,))
+    damage.change(path, "UPDATE record SET version = 9 WHERE thread = 1")
     damage.change(path, "UPDATE lane SET head = 77 WHERE thread = 1")
 
     async def drain(entries: Any) -> list[Any]:
@@ -555,7 +545,7 @@ def test_langgraph_gives_what_comes_before_a_damaged_checkpoint(tmp_path: Path) 
         for _ in range(3):
             graph.compile(checkpointer=saver).invoke({"n": 1}, config)
         right = [found.config["configurable"]["checkpoint_id"] for found in saver.list(config)]
-        rows = saver.store._backend.find(Query("", "t"))
+        rows = access_of(saver.store).store.find(Query("", "t"))
     hurt = rows[4].id
     damage.change(path, "UPDATE checkpoint SET notes = x'c1' WHERE key & 4294967295 = ?", (rows[4].seq,))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import IDS, clock, fill, loaded, text
@@ -38,7 +40,7 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[backstay.Store]
 
 
 def row_of(store: backstay.Store, name: str) -> Row:
-    (row,) = store._backend.find(Query("", ids=(name,), payload=True))
+    (row,) = access_of(store).store.find(Query("", ids=(name,), payload=True))
     return row
 
 
@@ -49,7 +51,7 @@ def damage(store: backstay.Store) -> None:
     assert isinstance(last.source, int)
     rows = [row_of(store, "a6")._replace(notes=b"\xc1"), row_of(store, "c5")._replace(manifest=b"\xc1")]
     spoiled = [(last.source, last.start + last.length - 5, b"wrong")]
-    store._backend.restore({DOCUMENT: b"wrong" * 400, bytes(32): b"nobody's" * 50}, spoiled, rows)
+    access_of(store).store.restore({DOCUMENT: b"wrong" * 400, bytes(32): b"nobody's" * 50}, spoiled, rows)
 
 
 def test_everything_is_found_and_made_good(filled: backstay.Store, backup: backstay.Store) -> None:

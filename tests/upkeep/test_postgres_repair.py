@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from damage import IDS, clock, fill, loaded, text
@@ -148,7 +150,7 @@ def test_savers_go_on_while_a_store_is_rebuilt_and_lose_nothing(store: backstay.
     try:
         while rounds < 12:
             sql("INSERT INTO blob (digest, size, body) VALUES (decode(repeat('00', 32), 'hex'), 1, 'x')")
-            found = store._backend.rebuild(False, True)
+            found = access_of(store).store.rebuild(False, True)
             assert [finding.kind for finding in found] == ["orphan"]
             rounds += 1
     finally:
@@ -174,7 +176,7 @@ def test_a_check_beside_savers_finds_nothing(store: backstay.Store) -> None:
     worker = threading.Thread(target=work)
     worker.start()
     try:
-        found = [finding for _ in range(10) for finding in store._backend.check()]
+        found = [finding for _ in range(10) for finding in access_of(store).store.check()]
     finally:
         stop.set()
         worker.join()

@@ -65,18 +65,18 @@ def decode_stored(data: bytes) -> Any:
 class _Run:
     """The decoding of one value."""
 
-    __slots__ = ("_depth", "_failure")
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._failure: BaseException | None = None
+    _depth = 0
+    _failure: BaseException | None = None
 
     def top(self, parts: tuple[bytes, ...], size: int) -> Any:
         """Decode the outermost level."""
         if size <= _SMALL_BYTES:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             if not may_be_deeper_than(data, DEPTH_MAX):
-                return unpack_whole(data, self._extend)
+                value, end = ormsgpack.unpackb(PAIR + data + END_BYTES, ext_hook=self._extend)  # as in unpack_whole
+                if end != END:
+                    raise DecodeError("bytes are left over after a value")
+                return value
         pair = ormsgpack.unpackb(b"".join((_WRAPPED, *parts, END_BYTES)), ext_hook=self._extend)
         for _ in range(_WRAPPERS):
             (pair,) = pair

@@ -33,9 +33,9 @@ from backstay.compat.record import Checkpoint, CheckpointMetadata, check, moment
 from backstay.compat.shelf import Draft, Found
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import MAIN, Notes
-from backstay.thread import front
-from backstay.thread.cursor import Cursor
-from backstay.thread.history import EVERY_BRANCH, Listing
+from backstay.thread.access import access_of
+from backstay.thread.arguments import lane_key
+from backstay.thread.history import EVERY_BRANCH, Listing, listing_of_thread, listing_of_threads
 
 __all__ = [
     "Checkpoint",
@@ -105,20 +105,20 @@ class StoreBackend(CheckpointBackend):
         thread.
         """
         draft = _draft(check(checkpoint))
-        store = await self._opened.store()
-        await store._run(shelf.put(store._context, _FACE, draft, _wire))
+        access = access_of(await self._opened.store())
+        await access.arun(shelf.put, access.context, _FACE, draft, _wire)
         return draft.id
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
         """Return a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
-        store = await self._opened.store()
-        found = await store._run(shelf.get(store._context, checkpoint_id))
+        access = access_of(await self._opened.store())
+        found = await access.arun(shelf.get, access.context, checkpoint_id)
         return None if found is None else _checkpoint(found)
 
     async def get_latest(self, thread_id: str) -> Checkpoint | None:
         """Return the checkpoint of the thread that was put last; None if there is none."""
-        store = await self._opened.store()
-        newest = await store._run(shelf.newest(store._context, thread_id))
+        access = access_of(await self._opened.store())
+        newest = await access.arun(shelf.newest, access.context, thread_id)
         return None if newest is None else await self.get(newest.id)
 
     async def list_threads(self, limit: int = 50, offset: int = 0) -> Listed[CheckpointMetadata]:
@@ -150,9 +150,9 @@ class StoreBackend(CheckpointBackend):
         """
         if type(before_step) is not int:
             raise InvalidInput(f"before_step must be a whole number, not {type(before_step).__name__}")
-        store = await self._opened.store()
+        access = access_of(await self._opened.store())
         doomed = [item.checkpoint_id async for item in self.checkpoints(thread_id) if item.step < before_step]
-        return (await store._run(shelf.delete(store._context, doomed, spare=True))).checkpoints
+        return (await access.arun(shelf.delete, access.context, doomed, spare=True)).checkpoints
 
     async def close(self) -> None:
         """Close the store, if this backend opened it."""
@@ -165,33 +165,31 @@ class StoreBackend(CheckpointBackend):
         return f"<StoreBackend {getattr(self._opened.place, 'url', self._opened.place)}>"
 
     async def _threads(self) -> Listing:
-        store = await self._opened.store()
-        return front.threads(store._context, None, None, None, None, None, None)
+        return listing_of_threads((await self._opened.store()).namespace)
 
     async def _history(self, thread_id: str) -> Listing:
         store = await self._opened.store()
-        cursor = Cursor(front.lane_key(store.namespace, thread_id, MAIN, ""))
-        return front.history(cursor, None, None, EVERY_BRANCH, None, None, None, None, None)
+        return listing_of_thread(lane_key(store.namespace, thread_id, MAIN, ""), None, None, EVERY_BRANCH)
 
     async def _page(self, listing: Listing, limit: int, offset: int) -> Listed[CheckpointMetadata]:
         for name, value in (("limit", limit), ("offset", offset)):
             if type(value) is not int or value < 0:
                 raise InvalidInput(f"{name} must be a whole number from 0 on, not {value!r}")
-        store = await self._opened.store()
+        access = access_of(await self._opened.store())
         listing.left = offset + limit
         items: list[Found] = []
         problems: list[Problem] = []
         while listing.left and not listing.done:
-            page = await store._run(shelf.next_page(store._context, listing))
+            page = await access.arun(shelf.next_page, access.context, listing)
             items += page.items
             problems += [Problem("damaged", entry.id or "?", entry.error.what) for entry in page.damaged]
         return Listed(map(_metadata, items[offset:]), problems)
 
     async def _walk(self, thread_id: str | None) -> AsyncIterator[CheckpointMetadata]:
-        store = await self._opened.store()
+        access = access_of(await self._opened.store())
         listing = await (self._threads() if thread_id is None else self._history(thread_id))
         while not listing.done:
-            page = await store._run(shelf.next_page(store._context, listing))
+            page = await access.arun(shelf.next_page, access.context, listing)
             for found in page.items:
                 yield _metadata(found)
             if page.damaged:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TypeVar
 
 from backstay.compat.worker import in_worker
 from backstay.errors import InvalidInput, StoreError
 from backstay.store.open import open_backend
-from backstay.thread.perform import Flow
 from backstay.thread.store import Store, make_context
-from backstay.thread.store_async import AsyncStore
+from backstay.thread.store_async import AsyncStore, async_twin
 
-T = TypeVar("T")
 Place = Store | AsyncStore | str | os.PathLike[str]
 
 
 class OpenedStore:
-    """Runs a face's flows on a store. It closes what it opened, and leaves alone what it was given."""
+    """The store that a face works on. It closes what it opened, and leaves alone what it was given."""
 
     def __init__(self, place: Place, namespace: str = "") -> None:
         if not isinstance(place, Store | AsyncStore | str | os.PathLike):
@@ -40,18 +37,12 @@ class OpenedStore:
         store = self._store
         return await in_worker(self._open) if store is None else store
 
-    async def run(self, flow: Flow[T]) -> T:
-        """Run a flow on the store."""
-        return await (await self.store())._run(flow)
-
     async def close(self) -> None:
         """Close what was opened here. Closing twice is fine."""
         if self._owned:
             store = await in_worker(self._shut)
             if store is not None:
                 await store.close()
-        elif isinstance(self.place, Store) and self._store is not None:
-            await in_worker(self._store._offload.close)  # the workers are ours, the store is not
 
     def _open(self) -> AsyncStore:
         with self._lock:
@@ -70,5 +61,5 @@ class OpenedStore:
 
 def _wrapped(place: Place) -> AsyncStore | None:
     if isinstance(place, Store):
-        return AsyncStore(place._backend, place._context)
+        return async_twin(place)
     return place if isinstance(place, AsyncStore) else None

@@ -23,13 +23,12 @@ from backstay.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
 from backstay.model.checkpoint import MAIN, Checkpoint, CheckpointMeta, Notes, Write
 from backstay.model.damaged import Damaged
 from backstay.model.ids import check_id
-from backstay.store.base import LaneKey, Query, Removed
-from backstay.thread import front
+from backstay.store.base import Backend, LaneKey, Query, Removed
+from backstay.thread import load, record, save
+from backstay.thread.arguments import lane_key
 from backstay.thread.cursor import Context, Cursor, Seen
 from backstay.thread.damage import told
-from backstay.thread.history import EVERY_BRANCH, Listing
-from backstay.thread.perform import Flow, ask
-from backstay.thread.record import meta_of
+from backstay.thread.history import EVERY_BRANCH, Listing, listing_of_thread
 
 RESERVED = "backstay."
 """Metadata keys and tags that begin so are ours; callers cannot set them."""
@@ -130,25 +129,23 @@ def check_names(names: Iterable[str], what: str) -> None:
 # Reading ----------------------------------------------------------------------------------------------------------
 
 
-def get(context: Context, name: str) -> Flow[Found | None]:
+def get(store: Backend, context: Context, name: str) -> Found | None:
     """Return a checkpoint by its id, with its payload and every byte verified."""
-    checkpoint = yield from front.get(context.namespace, name)
+    checkpoint = load.get(store, context.namespace, check_id(name, "checkpoint id"))
     return None if checkpoint is None else _found(checkpoint)
 
 
-def look(context: Context, name: str) -> Flow[CheckpointMeta | None]:
+def look(store: Backend, context: Context, name: str) -> CheckpointMeta | None:
     """Return a checkpoint's metadata by its id; nothing else of it is read, so it may be damaged."""
     check_id(name, "checkpoint id")
-    rows = yield from ask(lambda store: store.find(Query(context.namespace, ids=(name,))))
-    return meta_of(rows[0]) if rows else None
+    rows = store.find(Query(context.namespace, ids=(name,)))
+    return record.meta_of(rows[0]) if rows else None
 
 
-def newest(context: Context, thread: str) -> Flow[CheckpointMeta | None]:
+def newest(store: Backend, context: Context, thread: str) -> CheckpointMeta | None:
     """Return the checkpoint of a thread that was put last, of all its branches."""
-    cursor = Cursor(front.lane_key(context.namespace, thread, MAIN, ""))
-    listing = front.history(cursor, 1, None, EVERY_BRANCH, None, None, None, None, None)
-    newest = yield from listing.next_page()
-    return next(told(newest, "raise"), None)
+    listing = listing_of_thread(_lane(context, thread, MAIN), 1, None, EVERY_BRANCH)
+    return next(told(listing.next_page(store), "raise"), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +156,17 @@ class FoundPage:
     damaged: list[Damaged]
 
 
-def next_page(context: Context, listing: Listing) -> Flow[FoundPage]:
+def next_page(store: Backend, context: Context, listing: Listing) -> FoundPage:
     """Return the next page of a list of the store's; payloads are read only of what was replaced."""
     items, damaged = [], []
-    for meta in (yield from listing.next_page()):
+    for meta in listing.next_page(store):
         if isinstance(meta, Damaged):
             damaged.append(meta)
             continue
         found: Found | None = Found(meta)
         if REPLACED in meta.tags:
             try:
-                found = yield from get(context, meta.id)
+                found = get(store, context, meta.id)
             except Corrupted as error:
                 damaged.append(Damaged(thread_id=meta.thread_id, id=meta.id, seq=meta.seq, error=error))
                 continue
@@ -189,20 +186,21 @@ def _found(checkpoint: Checkpoint) -> Found:
 # Putting ----------------------------------------------------------------------------------------------------------
 
 
-def put(context: Context, face: str, draft: Draft, wire: Wire) -> Flow[None]:
+def put(store: Backend, context: Context, face: str, draft: Draft, wire: Wire) -> None:
     """Store a checkpoint, or let it take the place of the one with its id; the same again changes nothing."""
     attempt = 0
     while True:
-        there = yield from get(context, draft.id)
-        if there is None:
-            storing = _add(context, face, draft, attempt)
-        else:
+        there = get(store, context, draft.id)
+        if there is not None:
             _check_same_place(face, draft, there)
             if there.parent == (draft.parent or there.parent) and wire(there) == draft.wire:
                 return
-            storing = _replace(context, face, draft, there)
         try:
-            return (yield from storing)
+            if there is None:
+                _add(store, context, face, draft, attempt)
+            else:
+                _replace(store, context, face, draft, there)
+            return
         except (Conflict, NotFound):
             attempt += 1
             if attempt == ATTEMPTS_MAX:
@@ -223,43 +221,44 @@ def _check_same_place(face: str, draft: Draft, there: Found) -> None:
     )
 
 
-def _add(context: Context, face: str, draft: Draft, attempt: int) -> Flow[None]:
-    last = yield from newest(context, draft.thread)
+def _add(store: Backend, context: Context, face: str, draft: Draft, attempt: int) -> None:
+    last = newest(store, context, draft.thread)
     if draft.parent is not None and (last is None or draft.parent != last.id):
-        source = yield from front.get(context.namespace, draft.parent)
+        source = load.get(store, context.namespace, check_id(draft.parent, "checkpoint id"))
         if source is not None:
             branch = MAIN if last is None else draft.id if attempt == 0 else context.new_id()
-            yield from _branch_off(context, face, draft, source, branch)
+            _branch_off(store, context, face, draft, source, branch)
             return
     cursor = Cursor(_lane(context, draft.thread, MAIN if last is None else last.branch))
-    yield from _stand_on(cursor, last)
+    _stand_on(store, cursor, last)
     step = draft.step if last is None else max(draft.step, last.step + 1)
     notes = _notes(face, draft, step, None if last is None else last.id)
-    yield from front.save(context, cursor, draft.state, draft.id, None, False, False, notes)
+    save.save_state(store, context, cursor, draft.state, False, save.request_of(notes, draft.id))
 
 
-def _branch_off(context: Context, face: str, draft: Draft, source: Checkpoint, branch: str) -> Flow[None]:
+def _branch_off(store: Backend, context: Context, face: str, draft: Draft, source: Checkpoint, branch: str) -> None:
     """Begin a branch of the thread with a checkpoint whose parent is not the newest one, or is in another thread."""
-    cursor = Cursor(_lane(context, draft.thread, MAIN))
     gone = [key for key in source.state if key not in draft.state]
     notes: Notes = {**_BLANK, **_notes(face, draft, draft.step, source.id)}
-    yield from front.fork(context, cursor, source.id, branch, draft.thread, draft.state, gone, draft.id, notes)
+    target, request = _lane(context, draft.thread, branch), save.request_of(notes, draft.id)
+    save.fork(store, context, source.id, target, draft.state, gone, request)
 
 
-def _replace(context: Context, face: str, draft: Draft, there: Found) -> Flow[None]:
-    last = yield from newest(context, draft.thread)
+def _replace(store: Backend, context: Context, face: str, draft: Draft, there: Found) -> None:
+    last = newest(store, context, draft.thread)
     cursor = Cursor(_lane(context, draft.thread, there.meta.branch))
     parent = draft.parent or there.parent
     if last is not None and last.id == draft.id and there.wire is None:
-        yield from _stand_on(cursor, there.meta)
+        _stand_on(store, cursor, there.meta)
         notes = _notes(face, draft, max(draft.step, there.meta.step), None)
         notes["metadata"][TOLD]["parent"] = parent
-        yield from front.save(context, cursor, draft.state, draft.id, None, False, True, notes)
+        request = save.request_of(notes, draft.id, replaces_head=True)
+        save.save_state(store, context, cursor, draft.state, False, request)
         return
     # First the mark, then the version, which is what counts: a mark with nothing beside it is harmless.
-    yield from front.tag(cursor, draft.id, (REPLACED,), ())
+    record.tag(store, context.namespace, draft.id, (REPLACED,), ())
     beside = Write(REPLACED, 0, REPLACED, _packed(parent, draft.wire))
-    yield from front.write(cursor, draft.id, (beside,), True)
+    record.write(store, cursor.lane, draft.id, (beside,), True)
 
 
 def _notes(face: str, draft: Draft, step: int, parent: str | None) -> Notes:
@@ -272,19 +271,19 @@ def _notes(face: str, draft: Draft, step: int, parent: str | None) -> Notes:
     return {**draft.notes, "step": step, "metadata": metadata}
 
 
-def _stand_on(cursor: Cursor, last: CheckpointMeta | None) -> Flow[None]:
+def _stand_on(store: Backend, cursor: Cursor, last: CheckpointMeta | None) -> None:
     """Let the next save build on this very version of this very checkpoint, or on nothing; else Conflict."""
     if last is None:
         cursor.seen, cursor.tip = Seen(), None
         return
-    head = yield from ask(lambda store: store.head(cursor.lane))
+    head = store.head(cursor.lane)
     if head is None or head.row is None or (head.row.id, head.row.seq) != (last.id, last.seq):
         raise Conflict("the branch has moved on since it was looked at", thread=last.thread_id)
     cursor.seen, cursor.tip = Seen.of(head), None
 
 
 def _lane(context: Context, thread: str, branch: str) -> LaneKey:
-    return front.lane_key(context.namespace, thread, branch, "")
+    return lane_key(context.namespace, thread, branch, "")
 
 
 def _packed(parent: str | None, wire: dict[str, Any]) -> bytes:
@@ -307,6 +306,6 @@ def _unpacked(data: Any, checkpoint: Checkpoint) -> tuple[str | None, dict[str, 
 # Deleting ---------------------------------------------------------------------------------------------------------
 
 
-def delete(context: Context, names: Collection[str], spare: bool) -> Flow[Removed]:
+def delete(store: Backend, context: Context, names: Collection[str], spare: bool) -> Removed:
     """Delete checkpoints, all in one step; with ``spare`` no branch's newest and none that waits for a decision."""
-    return ask(lambda store: store.delete(context.namespace, names, spare))
+    return store.delete(context.namespace, names, spare)

@@ -35,14 +35,6 @@ class Built:
     inner: Mapping[str, Built]  # by subgraph node
     migrations: Mapping[int, Migration]  # by the fingerprint they come from; more may be added later
 
-    def pauses_before(self, node: str) -> bool:
-        """Tell whether a run stops before a node."""
-        return "*" in self.before or node in self.before
-
-    def pauses_after(self, node: str) -> bool:
-        """Tell whether a run stops after a node."""
-        return "*" in self.after or node in self.after
-
 
 def all_graphs(built: Built) -> Iterator[Built]:
     """Yield a graph and all those inside it."""

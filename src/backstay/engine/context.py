@@ -7,6 +7,7 @@ does not repeat it.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -49,7 +50,10 @@ class BaseContext:
         self._wants_checkpoint = False
         self.attempt = attempt
         self.error = error  # what the node failed with, for its fallback
-        self._ledger = Ledger(desk, options, job, self._answered, self._replayed)
+
+    @functools.cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self._desk, self._options, self._job, self._answered, self._replayed)
 
     @property
     def node(self) -> str:

@@ -1,24 +1,26 @@
 """What a run asks of its thread besides saving: decisions, finished jobs, attempts, pauses.
 
-A run without a thread has no desk. A thread of a synchronous store is asked at once; one of an asynchronous store is
-awaited. Nodes that are plain functions ask at once in either case: they run where nobody else waits for them.
+A run without a thread has no desk. In a loop of the caller's the store is asked in worker threads; ``run_sync`` asks it
+at once. Nodes that are plain functions ask at once in either case: they run where nobody else waits for them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backstay.model.checkpoint import Write
 from backstay.model.decision import Decision
-from backstay.thread import front, pause, question
+from backstay.store.base import Backend
+from backstay.thread import pause, question, record
+from backstay.thread.access import handle_of
 from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.perform import Flow, drive
 from backstay.thread.question import Question
 from backstay.thread.thread import Thread
 from backstay.thread.thread_async import AsyncThread
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 UPDATE, ATTEMPT = "update", "attempt"
@@ -29,31 +31,21 @@ class Desk:
     """The durable side of a run."""
 
     def __init__(self, thread: Thread | AsyncThread, pause_check_s: float) -> None:
-        self.thread = thread
-        self.context = thread._store._context
-        self.cursor = thread._cursor
+        self.handle = handle_of(thread)
+        self.context = self.handle.context
+        self.cursor = self.handle.cursor
         self._pause_check_s = pause_check_s
         self._pause_checked = float("-inf")
 
-    async def ask(self, flow: Flow[T]) -> T:
-        """Run a flow on the store."""
-        if isinstance(self.thread, AsyncThread):
-            return await self.thread._run(flow)
-        return self.thread._run(flow)
-
-    async def ask_cancellable(self, flow: Flow[T], on_cancel: Flow[object] | None = None) -> T:
-        """Run a flow on the store; if the caller is cancelled meanwhile, run the other one too."""
-        if isinstance(self.thread, AsyncThread):
-            return await self.thread._run(flow, on_cancel)
-        return self.thread._run(flow)
-
-    def ask_now(self, flow: Flow[T], on_cancel: Flow[object] | None = None) -> T:
-        """Run a flow on the store, here and now, from whichever thread of the program."""
-        return drive(flow, self.thread._store._backend, self.cursor.lock)
+    async def run(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation on the store."""
+        if self.handle.blocking:
+            return self.handle.run(operation, *args, **kwargs)
+        return await self.handle.arun(operation, *args, **kwargs)
 
     async def settle(self, checkpoint_id: str, asked: Question) -> Decision | InterruptRecord:
         """Return the decision on a question, or the record that waits for one."""
-        return await self.ask(question.settle(self.context, self.cursor, checkpoint_id, asked))
+        return await self.run(question.settle, self.context, self.cursor, checkpoint_id, asked)
 
     async def keep(self, checkpoint_id: str, position: str, value: Mapping[str, Any]) -> None:
         """Store what a finished job returned beside the checkpoint the run stands at."""
@@ -69,10 +61,10 @@ class Desk:
         if now - self._pause_checked < self._pause_check_s:
             return None
         self._pause_checked = now
-        return await self.ask(pause.obey(self.context, self.cursor))
+        return await self.run(pause.obey, self.context, self.cursor)
 
     async def _write(self, checkpoint_id: str, write: Write) -> None:
-        await self.ask(front.write(self.cursor, checkpoint_id, [write], True))
+        await self.run(record.write, self.cursor.lane, checkpoint_id, [write], True)
 
 
 def finished(writes: Iterable[Write]) -> dict[str, Mapping[str, Any]]:

@@ -19,11 +19,11 @@ from backstay.engine.options import RunOptions
 from backstay.engine.position import Job
 from backstay.errors import EffectUnknown
 from backstay.model.decision import Decision, DecisionKind
-from backstay.model.effect import EffectRecord, EffectStatus, Outcome
+from backstay.model.effect import EffectRecord, Outcome
 from backstay.model.interrupt import InterruptKind
+from backstay.store.base import Backend
 from backstay.thread import ledger
 from backstay.thread.effects import EffectCall, Reconcile, aperform, perform, request_of
-from backstay.thread.perform import Flow, ask
 from backstay.thread.question import Question
 
 BY_DECISION = "decision"
@@ -76,16 +76,16 @@ class Ledger:
         desk = self._desk
         if desk is None:
             return call.fn(*call.args, **call.kwargs)
-        call = self._taken_over(call, desk.ask_now(self._earlier(desk, call)))
+        call = self._taken_over(call, desk.handle.run(self._earlier, desk, call))
         watched = self._watched(call)
         while True:
             try:
-                result = perform(desk.ask_now, desk.context, desk.cursor, watched)
+                result = perform(desk.handle, watched)
                 break
             except EffectUnknown as unknown:
                 record = unknown.record
                 outcome = self._outcome(record)
-                desk.ask_now(ledger.settle(desk.context, desk.cursor, record, outcome, BY_DECISION))
+                desk.handle.run(ledger.settle, desk.context, desk.cursor, record, outcome, BY_DECISION)
         return self._told(watched, result)
 
     async def aperform(self, call: EffectCall) -> Any:
@@ -94,16 +94,16 @@ class Ledger:
         if desk is None:
             answer = call.fn(*call.args, **call.kwargs)
             return await answer if inspect.isawaitable(answer) else answer
-        call = self._taken_over(call, await desk.ask(self._earlier(desk, call)))
+        call = self._taken_over(call, await desk.run(self._earlier, desk, call))
         watched = self._watched(call)
         while True:
             try:
-                result = await aperform(desk.ask_cancellable, desk.context, desk.cursor, watched)
+                result = await aperform(desk.handle, watched)
                 break
             except EffectUnknown as unknown:
                 record = unknown.record
                 outcome = self._outcome(record)
-                await desk.ask(ledger.settle(desk.context, desk.cursor, record, outcome, BY_DECISION))
+                await desk.run(ledger.settle, desk.context, desk.cursor, record, outcome, BY_DECISION)
         return self._told(watched, result)
 
     def _outcome(self, record: EffectRecord) -> Outcome:
@@ -127,14 +127,14 @@ class Ledger:
 
     # What a fork takes over ---------------------------------------------------------------------------------------
 
-    def _earlier(self, desk: Desk, call: EffectCall) -> Flow[EffectRecord | None]:
+    def _earlier(self, store: Backend, desk: Desk, call: EffectCall) -> EffectRecord | None:
         """Return what another branch did at this very place with these very arguments."""
         lane, request = desk.cursor.lane, request_of(call)
         for branch in self._options.effects_from:
             other = lane._replace(branch=branch)
-            row = yield from ask(lambda store, other=other: store.find_effect(other, call.key))  # type: ignore[misc]
-            if row is not None and row.status == EffectStatus.DONE and request and row.request == request:
-                record = ledger.record_of(row)
+            row = ledger.find(store, other, call.key)
+            if row is not None and row.status == ledger.DONE and request and row.request == request:
+                record = ledger.shown_of(row)
                 return record if record.error is None else None
         return None
 

@@ -44,8 +44,8 @@ class Gate:
         node = activation.graph.nodes[job.node]
         if node.wait is not None:
             return self._barrier(activation, job, node)
-        named = self._recorder.options.before
-        if not (activation.graph.pauses_before(job.node) or job.node in named or "*" in named):
+        named = activation.graph.before | self._recorder.options.before
+        if not (job.node in named or "*" in named):
             return None
         payload = {"graph": activation.graph.name, "node": job.node, "visit": job.visit}
         return self._question(
@@ -54,8 +54,8 @@ class Gate:
 
     def after(self, activation: Activation, node: str, visit: int, position: str) -> Question | None:
         """Return what must be asked after a node, or None."""
-        named = self._recorder.options.after
-        if not (activation.graph.pauses_after(node) or node in named or "*" in named):
+        named = activation.graph.after | self._recorder.options.after
+        if not (node in named or "*" in named):
             return None
         payload = {"graph": activation.graph.name, "node": node, "visit": visit}
         return self._question(f"{position}:after", InterruptKind.AFTER_NODE, node, payload, f"Go on after {node}?")

@@ -34,8 +34,11 @@ from backstay.engine.stream import stream
 from backstay.engine.trigger import Trigger
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import CheckpointMeta
+from backstay.thread.access import access_of, handle_of
 from backstay.thread.store import Store
 from backstay.thread.store_async import AsyncStore
+from backstay.thread.thread import Thread
+from backstay.thread.thread_async import AsyncThread
 
 T = TypeVar("T")
 
@@ -268,6 +271,8 @@ class Graph(Declaration):
 
     def _setup(self, thread: AnyThread | None, how: How, blocking: bool = False) -> Setup:
         _check_thread(thread)
+        if isinstance(thread, Thread) and not blocking:  # a loop runs here, which a commit must not hold up
+            thread = AsyncThread(access_of(thread), handle_of(thread).cursor)
         return Setup(built=self.build(), thread=thread, blocking=blocking, **how)
 
     def _options(
@@ -281,7 +286,7 @@ class Graph(Declaration):
         known = identity(self.build())
         _check_thread(thread)
         return RunOptions(
-            str(uuid.uuid4()) if thread is None else thread._store._context.new_id(),
+            str(uuid.uuid4()) if thread is None else access_of(thread).context.new_id(),
             known.hash,
             known.shape,
             limit=None if limit is None else check_limit(limit),

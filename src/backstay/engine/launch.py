@@ -37,9 +37,12 @@ from backstay.model.continuation import NextNode
 from backstay.model.decision import Decision
 from backstay.model.frame import FrameStack
 from backstay.model.interrupt import Interrupt
-from backstay.thread import front, interrupts
+from backstay.store.base import Backend
+from backstay.thread import interrupts
+from backstay.thread.access import handle_of
 from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.perform import Flow, ask
+from backstay.thread.load import latest
+from backstay.thread.records import find_by_id
 from backstay.thread.thread import Thread
 from backstay.thread.thread_async import AsyncThread
 
@@ -76,7 +79,7 @@ async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions) -> Re
     """Begin a run on a thread that is new or whose last run is over."""
     async with _held(setup):
         desk = _desk(setup)
-        before = None if desk is None else await desk.ask(front.latest(desk.cursor))
+        before = None if desk is None else await desk.run(latest, desk.cursor)
         root = _beginning(setup, before)
         check_keys(setup.built, "runtime", setup.runtime)
         store = None if setup.thread is None else StoreSink(setup.thread)
@@ -166,7 +169,7 @@ async def resume(setup: Setup, taking: Taking) -> Result:
     desk = _desk(setup)
     assert desk is not None
     async with _held(setup):
-        found = await desk.ask(front.latest(desk.cursor))
+        found = await desk.run(latest, desk.cursor)
         checkpoint = _resumable(setup.thread, found)
         if taking.writes_of is not None:
             checkpoint = _copied(checkpoint, taking.writes_of, taking.is_edited)
@@ -260,7 +263,7 @@ async def _waiting(desk: Desk, frames: FrameStack) -> list[InterruptRecord]:
     """Return the interrupts that a run waits for."""
     records = []
     for name in frames.frames[0].waits:
-        record = await desk.ask(_found(desk.cursor.lane.namespace, name))
+        record = await desk.run(_found, desk.cursor.lane.namespace, name)
         if record is not None:
             records.append(record)
     return records
@@ -274,15 +277,15 @@ def _asked(checkpoint: Checkpoint, waiting: list[InterruptRecord]) -> list[Inter
     return asked
 
 
-def _found(namespace: str, name: str) -> Flow[InterruptRecord | None]:
-    row = yield from ask(lambda store: store.find_interrupt(namespace, name))
-    return None if row is None else interrupts.record_of(row)
+def _found(store: Backend, namespace: str, name: str) -> InterruptRecord | None:
+    stored = find_by_id(store, "interrupt", namespace, name)
+    return None if stored is None else interrupts.record_of(stored)
 
 
 async def _decide(desk: Desk, waiting: list[InterruptRecord], taking: Taking) -> None:
     """Record the answers that were handed in, each on the interrupt it is meant for."""
     for record, decision in _matched(desk, waiting, taking.answers):
-        await desk.ask(front.decide(desk.context, desk.cursor, record, decision, taking.by, None, None, "", None))
+        await desk.run(interrupts.decide, desk.context, desk.cursor, record, decision, taking.by)
 
 
 def _matched(desk: Desk, waiting: list[InterruptRecord], answers: Answers) -> list[tuple[InterruptRecord, Decision]]:
@@ -333,7 +336,7 @@ def _desk(setup: Setup) -> Desk | None:
 async def _held(setup: Setup) -> AsyncIterator[None]:
     """Hold the thread's lease, unless the caller does or does not want it."""
     thread = setup.thread
-    if thread is None or setup.lease_s is None or thread._cursor.hold is not None:
+    if thread is None or setup.lease_s is None or handle_of(thread).cursor.hold is not None:
         yield
     elif isinstance(thread, AsyncThread):
         async with thread.lease(ttl=setup.lease_s, wait_s=setup.wait_s):

@@ -106,13 +106,14 @@ class LiveState:
             plan.grown.pop(key, None)
             plan.gone.add(key)
             return
-        old = MISSING if key in plan.gone else plan.put.get(key, self.values.get(key, MISSING))
+        old: Any = MISSING if key in plan.gone else plan.put.get(key, self.values.get(key, MISSING))
         reducer = self.schema.reducer(key)
         try:
             if isinstance(reducer, Append) and old is not MISSING and key not in plan.put:
                 plan.grown.setdefault(key, []).extend(reducer.tail(old, value))
                 return
-            folded = reducer.fold(self._grown(plan, key, old), value)
+            tail = plan.grown.get(key)
+            folded = reducer.fold(old if tail is None or key in plan.put else [*old, *tail], value)
         except Refusal as refusal:
             raise BadUpdate(writer, key, str(refusal)) from None
         except Exception as error:
@@ -120,7 +121,3 @@ class LiveState:
         plan.grown.pop(key, None)
         plan.gone.discard(key)
         plan.put[key] = folded
-
-    def _grown(self, plan: Plan, key: str, old: Any) -> Any:
-        tail = plan.grown.get(key)
-        return old if tail is None or key in plan.put else [*old, *tail]

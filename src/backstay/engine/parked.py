@@ -15,9 +15,9 @@ from backstay.engine.verdict import FrameVerdict, Judgement, Verdict
 from backstay.errors import Corrupted, DecodeError, MigrationFailed, NotFound
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta
 from backstay.store.base import PAGE_ROWS_MAX, Backend, Lane, Query, Row
+from backstay.thread.access import access_of
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.load import latest
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import meta_of
 
 if TYPE_CHECKING:
@@ -40,39 +40,34 @@ class ParkedRun:
 
 def check(graph: Graph, store: Store) -> list[ParkedRun]:
     """Judge every unfinished run of this graph in a store, in all threads and branches."""
-    return store._run(parked_runs(graph.build(), store._context))
+    access = access_of(store)
+    return parked_runs(access.store, graph.build(), access.context)
 
 
 async def acheck(graph: Graph, store: AsyncStore) -> list[ParkedRun]:
     """Judge every unfinished run of this graph in a store, in all threads and branches."""
-    return await store._run(parked_runs(graph.build(), store._context))
+    access = access_of(store)
+    return await access.arun(parked_runs, graph.build(), access.context)
 
 
-def parked_runs(built: Built, context: Context) -> Flow[list[ParkedRun]]:
+def parked_runs(store: Backend, built: Built, context: Context) -> list[ParkedRun]:
     """Return the unfinished runs of a graph, the branch made first first."""
-    lanes = yield from ask(lambda store: store.lanes(context.namespace, None, None))
+    lanes = store.lanes(context.namespace, None, None)
     found: list[ParkedRun] = []
     for start in range(0, len(lanes), PAGE_ROWS_MAX):
         page = lanes[start : start + PAGE_ROWS_MAX]
-        names = yield from _candidates(built, context, page)
+        names = _candidates(store, built, context, page)
         for lane in page:
             if lane.head is None or lane.head in names:
-                found += yield from _judged(built, lane)
+                found += _judged(store, built, lane)
     return found
 
 
-def _candidates(built: Built, context: Context, lanes: list[Lane]) -> Flow[set[str]]:
+def _candidates(store: Backend, built: Built, context: Context, lanes: list[Lane]) -> set[str]:
     """Return the ids of the heads that may be unfinished runs of the graph, by their metadata alone."""
     ids = tuple(lane.head for lane in lanes if lane.head is not None)
-    rows = yield from _heads(Query(context.namespace, ids=ids))
+    rows = store.find(Query(context.namespace, ids=ids))
     return {row.id for row in rows if _may_be_parked(built, row)}
-
-
-def _heads(query: Query) -> Flow[list[Row]]:
-    def find(store: Backend) -> list[Row]:
-        return store.find(query)
-
-    return (yield from ask(find))
 
 
 def _may_be_parked(built: Built, row: Row) -> bool:
@@ -86,10 +81,10 @@ def _is_parked(built: Built, meta: CheckpointMeta) -> bool:
     return meta.graph == built.name and not meta.is_over
 
 
-def _judged(built: Built, lane: Lane) -> Flow[list[ParkedRun]]:
+def _judged(store: Backend, built: Built, lane: Lane) -> list[ParkedRun]:
     """Load a branch's newest checkpoint, which may be another one by now, and judge it."""
     try:
-        checkpoint = yield from latest(Cursor(lane.key))
+        checkpoint = latest(store, Cursor(lane.key))
     except NotFound:
         return []  # it was deleted meanwhile
     except (Corrupted, DecodeError) as error:

@@ -71,7 +71,8 @@ class Activation:
     def job(self, node: str, key: str | None = None, item: Any = None, left: int = 0) -> Job:
         """Return the job of a node that is entered now; ``left`` is the last visit that the job was sent away from."""
         visit = max(self.visits.get(node, 0), left) + 1
-        return Job(node, visit, self.position(node, visit, key), key, item)
+        place = f"{self.prefix}{self.graph.name}/{node}#{visit}"  # as ``position`` says
+        return Job(node, visit, place if key is None else f"{place}[{key}]", key, item)
 
     @property
     def is_side_by_side(self) -> bool:
@@ -96,8 +97,8 @@ def inner_prefix(job: Job) -> str:
 
 def plain_frames(root: Activation, steps: int, waits: Sequence[str]) -> list[dict[str, Any]]:
     """Return the stack as plain values, the outermost without state and path, which are stored on their own."""
-    outermost = _plain(root, None)
-    frames = [outermost, *_stack(_inside(root), None)]
+    outermost, inside = _plain(root, None), _inside(root)
+    frames = [outermost] if inside is None else [outermost, *_stack(inside, None)]
     outermost["steps"] = steps
     if waits:
         outermost["waits"] = list(waits)
@@ -118,18 +119,20 @@ def _stack(activation: Activation | None, key: str | None) -> list[dict[str, Any
 
 def _inside(activation: Activation) -> Activation | None:
     """Return the graph that runs inside the only job of another."""
-    alone = len(activation.jobs) == 1 and not activation.is_side_by_side
-    return activation.jobs[0].inner if alone else None
+    jobs = activation.jobs
+    return jobs[0].inner if len(jobs) == 1 and not isinstance(activation.todo, FanOut) else None
 
 
 def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
     """Return a frame without its state and path; what there is nothing of is left out."""
-    node, todo = activation.here, activation.todo
+    todo = activation.todo
+    is_next = isinstance(todo, NextNode)
+    node = todo.node if isinstance(todo, NextNode) else activation.here
     plain: dict[str, Any] = {
         "graph_id": activation.graph.name,
         "node_id": node,
         "cursor": activation.cursor,
-        "visit": activation.visits.get(node, 0) + 1 if isinstance(todo, NextNode) else 1,
+        "visit": activation.visits.get(node, 0) + 1 if is_next else 1,
     }
     if key is not None:
         plain["fanout_key"] = key
@@ -141,7 +144,7 @@ def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
         plain["visits"] = activation.visits
     if activation.passed:
         plain["passed"] = True
-    alone = not activation.is_side_by_side
+    alone = not isinstance(todo, FanOut)
     tasks = [_plain_task(job, alone) for job in activation.jobs if job.has_begun()]
     if tasks:
         plain["tasks"] = tasks

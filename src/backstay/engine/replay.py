@@ -16,10 +16,12 @@ from backstay.model.checkpoint import Checkpoint, CheckpointMeta
 from backstay.model.continuation import FanOut, NextNode
 from backstay.model.effect import EffectRecord, EffectStatus
 from backstay.model.frame import Frame
-from backstay.thread import front
+from backstay.store.base import Backend
+from backstay.thread.arguments import fork_target, name_of
 from backstay.thread.damage import told
-from backstay.thread.ledger import Ledger
-from backstay.thread.perform import Flow
+from backstay.thread.ledger import ledger_of
+from backstay.thread.load import get_of_thread, latest
+from backstay.thread.save import Request, fork
 from backstay.thread.thread import Thread
 from backstay.thread.thread_async import AsyncThread
 
@@ -51,8 +53,8 @@ async def plan_of(setup: Setup, which: CheckpointMeta | str) -> ReplayPlan:
     """Look at what running from a checkpoint would do."""
     desk = _desk(setup)
     checkpoint = await _load(desk, which)
-    newest = await desk.ask(front.latest(desk.thread._cursor))
-    effects = await desk.ask(_effects(desk, checkpoint))
+    newest = await desk.run(latest, desk.cursor)
+    effects = await desk.run(_effects, desk, checkpoint)
     after = newest.path[len(checkpoint.path) :] if newest is not None and newest.run_id == checkpoint.run_id else ()
     return ReplayPlan(
         checkpoint=checkpoint.meta,
@@ -80,14 +82,10 @@ async def replay(
     checkpoint = await _load(desk, which)
     check_keys(setup.built, "set", put or {})
     require(migrate(setup.built, checkpoint)[2], taking.compatible)  # before there is a branch
-    forking = front.fork(desk.context, desk.cursor, checkpoint, branch, None, put, (), None, {})
-    cursor = await desk.ask(forking)
-    thread = setup.thread
-    assert thread is not None
-    if isinstance(thread, AsyncThread):
-        setup.thread = AsyncThread(thread._store, cursor)
-    else:
-        setup.thread = Thread(thread._store, cursor)
+    target = fork_target(desk.cursor.lane, branch, None)
+    cursor = await desk.run(fork, desk.context, checkpoint.id, target, put, (), Request({}))
+    handle = desk.handle
+    setup.thread = (Thread if handle.blocking else AsyncThread)(handle.access, cursor)
     earlier: Iterable[str] = checkpoint.run.get("effects_from", ())
     taking.effects_from = (checkpoint.branch, *earlier) if effects == REPLAY else ()
     taking.writes_of, taking.is_edited = checkpoint, bool(put)
@@ -101,8 +99,8 @@ def _desk(setup: Setup) -> Desk:
 
 
 async def _load(desk: Desk, which: CheckpointMeta | str) -> Checkpoint:
-    name = front.name_of(which)
-    found = await desk.ask(front.get_of_thread(desk.cursor, name))
+    name = name_of(which)
+    found = await desk.run(get_of_thread, desk.cursor.lane, name)
     if found is None:
         raise NotFound(name, checkpoint=name, thread=desk.cursor.lane.thread, hint="See thread.history()")
     if found.is_over:
@@ -126,13 +124,13 @@ def _next_nodes(checkpoint: Checkpoint) -> tuple[str, ...]:
             return () if checkpoint.next_node is None else (checkpoint.next_node,)
 
 
-def _effects(desk: Desk, checkpoint: Checkpoint) -> Flow[list[EffectRecord]]:
+def _effects(store: Backend, desk: Desk, checkpoint: Checkpoint) -> list[EffectRecord]:
     """Return the effects that the run did after a checkpoint, in the branch it is in."""
-    pages = Ledger(desk.cursor.lane.namespace, desk.cursor.lane.thread)
+    pages = ledger_of(desk.cursor.lane.namespace, desk.cursor.lane.thread)
     found: list[EffectRecord] = []
     frame = checkpoint.frames.frames[0] if checkpoint.frames else None
     while not pages.done:
-        page = told((yield from pages.next_page()), "raise")
+        page = told(pages.next_page(store), "raise")
         found += [each for each in page if each.branch == checkpoint.branch and _is_after(each, checkpoint, frame)]
     return found
 

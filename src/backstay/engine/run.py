@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from backstay.engine import event
@@ -29,7 +29,7 @@ from backstay.engine.schedule import commit, fails_fast, open_jobs, plan_commit,
 from backstay.engine.signals import Ask, Paused, Rerouted, TurnedDown
 from backstay.engine.task import Tasks
 from backstay.errors import BadUpdate, MergeConflict, NodeFailed, Rejected, StepsExceeded
-from backstay.model.continuation import End, NextNode
+from backstay.model.continuation import End, FanOut, NextNode
 from backstay.model.decision import Decision
 from backstay.model.interrupt import Interrupt
 
@@ -131,7 +131,7 @@ class Runner:
             self._check_limit(activation)
             open_jobs(activation)
             try:
-                if activation.is_side_by_side:
+                if isinstance(activation.todo, FanOut):
                     contexts = await self._side_by_side(activation)
                 else:
                     contexts = [await self._job(activation, activation.jobs[0])]
@@ -341,8 +341,8 @@ class Runner:
             try:
                 was_done = job.done
                 context = await self._job(activation, job)
-                if not was_done:
-                    await self._keep(job)
+                if not was_done and self.desk is not None:
+                    await _to_its_end(self._keep(self.desk, job))
                 await self._look(activation, job)
                 return context
             except Rerouted as reroute:
@@ -362,13 +362,21 @@ class Runner:
             job.edited = given
             job.looked = True
 
-    async def _keep(self, job: Job) -> None:
-        if self.desk is None:
-            return
+    async def _keep(self, desk: Desk, job: Job) -> None:
         async with self.recorder.saving:  # what is just being saved does not have it yet
             if self.recorder.is_current:
                 kept = {"update": dict(job.update), "given": dict(job.given), "path": job.path}
-                await self.desk.keep(self.recorder.head_id, job.position, kept)
+                await desk.keep(self.recorder.head_id, job.position, kept)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await work that a cancelled caller must not leave undone: what a branch has finished is kept, whoever fails."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

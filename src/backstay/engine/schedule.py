@@ -125,7 +125,7 @@ def plan_commit(activation: Activation) -> Plan:
     updates = [
         (job.writer, update) for job in activation.jobs for update in (job.given, job.update, job.edited) if update
     ]
-    if activation.is_side_by_side:
+    if isinstance(activation.todo, FanOut):
         return activation.live.plan_together(updates)
     return activation.live.plan(updates)
 

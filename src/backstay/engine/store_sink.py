@@ -8,16 +8,18 @@ What is saved is encoded before anything is awaited: meanwhile the run's other b
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from backstay.engine.live import LiveState
 from backstay.engine.moment import Moment, StepRecord
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta, SavedCheckpoint
+from backstay.store.base import Backend
+from backstay.thread.access import handle_of
 from backstay.thread.change import StepChange, encode_snapshot, encode_step, fit_snapshot, fit_step
-from backstay.thread.perform import Flow
-from backstay.thread.save import Request, save_change
+from backstay.thread.save import MakeChange, Request, save_change
 from backstay.thread.thread import Thread
 from backstay.thread.thread_async import AsyncThread
 
@@ -31,6 +33,7 @@ class StoreSink:
                 f"a run is kept in a thread, not in {type(thread).__name__}", hint='Pass store.thread("name")'
             )
         self.thread = thread
+        self._handle = handle_of(thread)
         self.head: CheckpointMeta | None = None
         self._kept: dict[str, tuple[int, int]] = {}  # key -> the version that replaced it, and its length then
         self._version = 0
@@ -57,16 +60,20 @@ class StoreSink:
         """Save what is new."""
         assert moment.record is not None
         record = moment.record()
-        flow = self._save(state, moment.live, record)
+        make, handle = self._encoded(state, moment.live, record), self._handle
         self._is_sure = False
-        if isinstance(self.thread, AsyncThread):
-            return self._save_async(flow, moment.live, record)
-        self._saved(self.thread._run(flow), moment.live, record)
+        save = partial(
+            save_change, context=handle.context, cursor=handle.cursor, make=make, request=Request(record.notes)
+        )
+        if not handle.blocking:
+            return self._save_async(save, moment.live, record)
+        self._saved(handle.run(save), moment.live, record)
         return None
 
-    async def _save_async(self, flow: Flow[SavedCheckpoint], live: LiveState, record: StepRecord) -> None:
-        assert isinstance(self.thread, AsyncThread)
-        self._saved(await self.thread._run(flow), live, record)
+    async def _save_async(
+        self, save: Callable[[Backend], SavedCheckpoint], live: LiveState, record: StepRecord
+    ) -> None:
+        self._saved(await self._handle.arun(save), live, record)
 
     def _saved(self, saved: SavedCheckpoint, live: LiveState, record: StepRecord) -> None:
         self.head = saved
@@ -82,7 +89,7 @@ class StoreSink:
             for key, version in live.replaced.items()
         }
 
-    def _save(self, state: Mapping[str, Any], live: LiveState, record: StepRecord) -> Flow[SavedCheckpoint]:
+    def _encoded(self, state: Mapping[str, Any], live: LiveState, record: StepRecord) -> MakeChange:
         change = StepChange(
             frames=record.frames,
             path=list(record.path[self._path :]),
@@ -91,14 +98,10 @@ class StoreSink:
         )
         if not self._is_sure:  # its caller was cancelled, say: what is stored is found out by comparing all of it
             change.path, change.new_path, change.run = list(record.path), True, record.run
-        context, cursor = self.thread._store._context, self.thread._cursor
-        request = Request(record.notes)
         if live.schema.snapshots or not self._is_sure:
-            encoded = encode_snapshot(state, change)
-            return save_change(context, cursor, lambda tip: fit_snapshot(encoded, tip), request)
+            return partial(fit_snapshot, encode_snapshot(state, change))
         change.append, change.put, change.delete = self._news(live)
-        encoded = encode_step(change)
-        return save_change(context, cursor, lambda tip: fit_step(encoded, tip), request)
+        return partial(fit_step, encode_step(change))
 
     def _news(self, live: LiveState) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
         append: dict[str, Any] = {}

@@ -195,12 +195,13 @@ PAYLOAD_FIELDS = ("state", "frames", "path", "writes", "run")
 
 
 class SavedCheckpoint(Checkpoint):
-    """A checkpoint that was just saved: its payload is read back from the store when it is first looked at."""
+    """A checkpoint that was just saved: its payload is put together when somebody first looks at it."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in PAYLOAD_FIELDS:
             raise AttributeError(name)
-        self.__dict__.update(self.__dict__["_load"]())
+        # A state that the caller has seen, and may have changed, stays.
+        self.__dict__.update({**self.__dict__["_load"](name), **self.__dict__})
         return self.__dict__[name]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -27,6 +27,8 @@ _VARIANT_DIGITS = "89ab"  # binary 10xx, the variant of RFC 9562
 
 def check_id(value: object, what: str) -> str:
     """Return ``value`` if it can be an id; ``what`` names it in the error, for example ``thread_id``."""
+    if type(value) is str and 0 < len(value) <= ID_LENGTH_MAX and value.isascii() and "\0" not in value:
+        return value
     text = _check_text(value, what, ID_LENGTH_MAX)
     if not text:
         raise InvalidInput(f"{what} is empty", hint=f"Pass text of 1 to {ID_LENGTH_MAX} characters")

@@ -76,15 +76,20 @@ def from_body(kind: str, count: int, parts: Sequence[bytes]) -> Any:
     raise DecodeError(f"unknown kind of value {kind!r}", hint="It was written by a newer version of Backstay")
 
 
+# The header that msgpack writes before a list's or map's items, which a body leaves out, has 1, 3 or 5 bytes.
+
+
 def _list_body(value: list[Any], path: str) -> Body:
-    return Body(LIST, len(value), encode(value, path)[_header_length(len(value)) :])
+    count = len(value)
+    return Body(LIST, count, encode(value, path)[1 if count < 16 else 3 if count < 65536 else 5 :])
 
 
 def _map_body(value: dict[Any, Any], path: str) -> Body:
     for key in value:
         if type(key) is not str:
             return Body(VALUE, 0, encode(value, path))
-    return Body(MAP, len(value), encode(value, path)[_header_length(len(value)) :])
+    count = len(value)
+    return Body(MAP, count, encode(value, path)[1 if count < 16 else 3 if count < 65536 else 5 :])
 
 
 def _text_body(value: str, path: str) -> Body:
@@ -96,10 +101,6 @@ def _text_body(value: str, path: str) -> Body:
             path=path,
             hint="Clean it with text.encode('utf-8', 'replace').decode()",
         ) from None
-
-
-def _header_length(count: int) -> int:
-    return 1 if count < 16 else 3 if count < 65536 else 5
 
 
 def _header(count: int, fix: int, wide: int) -> bytes:

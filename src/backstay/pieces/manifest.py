@@ -18,6 +18,7 @@ does not depend on where the bytes are, so every store gives the same one.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import ormsgpack
 
 from backstay.errors import DecodeError
-from backstay.pieces.piece import DIGEST_BYTES, Piece, Range, pack_pieces, piece_length, unpack_pieces
+from backstay.pieces.piece import DIGEST_BYTES, Piece, Range, pack_pieces, unpack_pieces
 
 INLINE_BYTES_MAX = 256
 PIECES_MAX_INLINE = 8
@@ -40,6 +41,8 @@ MARKS = 3  # what changes with every step of a run that another engine's adapter
 SYSTEM_NAMES = {FRAMES: "frames", PATH: "path", RUN: "run", MARKS: "marks"}
 
 Source = int | bytes
+
+_NAME = operator.itemgetter(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,15 @@ Entries = dict[Key, Entry]
 
 def encode_manifest(entries: Mapping[Key, Entry], base: Mapping[Key, Entry]) -> bytes:
     """Return the bytes of a manifest that, over ``base``, describes ``entries`` in their order."""
-    changed = [key for key, entry in entries.items() if differs(base.get(key), entry)]
+    changed, get = [], base.get
+    for key, entry in entries.items():
+        known = get(key)
+        if known is not entry and known != entry:  # mostly it is the very same, or there is none
+            changed.append((key, entry))
     removed = [key for key in base if key not in entries]
-    natural = [key for key in base if key in entries] + [key for key in changed if key not in base]
+    natural = [key for key in base if key in entries] + [key for key, _ in changed if key not in base]
     order = None if natural == list(entries) else _order(natural, entries)
-    return ormsgpack.packb([order, removed, *(_pack_entry(key, entries[key]) for key in changed)])
+    return ormsgpack.packb([order, removed, *(_pack_entry(key, entry) for key, entry in changed)])
 
 
 def decode_manifest(data: bytes, base: Mapping[Key, Entry]) -> Entries:
@@ -108,11 +115,6 @@ def _order(natural: Sequence[Key], entries: Mapping[Key, Entry]) -> bytes | list
     return bytes(places[key] for key in entries)
 
 
-def differs(known: Entry | None, entry: Entry) -> bool:
-    """Tell whether an entry is another than the known one; mostly it is the very same, or there is none."""
-    return known is not entry and known != entry
-
-
 def encode_base(entries: Mapping[Key, Entry]) -> bytes:
     """Return the bytes of a base blob."""
     return ormsgpack.packb([_pack_entry(key, entry) for key, entry in entries.items()])
@@ -135,13 +137,10 @@ def decode_table(data: bytes) -> tuple[Piece, ...]:
 
 def root_digest(entries: Mapping[Key, Entry]) -> bytes:
     """Return the digest of the content: every key with its value's kind, count and digest, in sorted order."""
-    named = sorted((str(key), type(key) is int, key) for key in entries)
-    content = [[name, system, *_content(entries[key])] for name, system, key in named]
+    named = [(str(key), type(key) is int, entry) for key, entry in entries.items()]
+    named.sort(key=_NAME)
+    content = [[name, system, entry.kind, entry.count, entry.digest] for name, system, entry in named]
     return hashlib.sha256(ormsgpack.packb(content)).digest()
-
-
-def _content(entry: Entry) -> tuple[str, int, bytes]:
-    return entry.kind, entry.count, entry.digest
 
 
 def _pack_entry(key: Key, entry: Entry) -> list[Any]:
@@ -149,6 +148,8 @@ def _pack_entry(key: Key, entry: Entry) -> list[Any]:
         return [key, entry.kind, entry.count, entry.body]
     if entry.pieces is None:
         return [key, entry.kind, entry.count, entry.size, entry.digest]
+    if entry.table is None and len(entry.pieces) == 1 and type(piece := entry.pieces[0]) is Range:  # as pack_pieces
+        return [key, entry.kind, entry.count, entry.digest, [piece.length, piece.source, piece.start]]
     flat = pack_pieces(entry.pieces)
     if entry.table is None:
         return [key, entry.kind, entry.count, entry.digest, flat]
@@ -158,7 +159,8 @@ def _pack_entry(key: Key, entry: Entry) -> list[Any]:
 def _unpack_entry(plain: Sequence[Any]) -> tuple[Key, Entry]:
     try:
         key, kind, count, *place = plain
-        _check_entry_head(key, kind, count)
+        if type(key) not in (str, int) or type(kind) is not str or type(count) is not int or count < 0:
+            raise DecodeError("a manifest's entry has an impossible key, kind or count")
         match place:
             case [bytes(body)]:
                 return key, Entry(kind, count, len(body), hashlib.sha256(body).digest(), body=body)
@@ -166,18 +168,14 @@ def _unpack_entry(plain: Sequence[Any]) -> tuple[Key, Entry]:
                 return key, Entry(kind, count, size, _digest(digest))
             case [bytes(digest), list(flat)]:
                 pieces = unpack_pieces(flat)
-                return key, Entry(kind, count, sum(map(piece_length, pieces)), _digest(digest), pieces=pieces)
+                size = sum([piece[2] if type(piece) is Range else len(piece) for piece in pieces])
+                return key, Entry(kind, count, size, _digest(digest), pieces=pieces)
             case [bytes(digest), list(flat), bytes(table), int(table_size), int(size)]:
                 pieces = unpack_pieces(flat)
                 return key, Entry(kind, count, size, _digest(digest), None, pieces, _digest(table), table_size)
     except (TypeError, ValueError) as error:
         raise DecodeError("a manifest's entry is cut short") from error
     raise DecodeError("a manifest's entry is of no known form")
-
-
-def _check_entry_head(key: object, kind: object, count: object) -> None:
-    if type(key) not in (str, int) or type(kind) is not str or type(count) is not int or count < 0:
-        raise DecodeError("a manifest's entry has an impossible key, kind or count")
 
 
 def _digest(data: bytes) -> bytes:

@@ -29,7 +29,6 @@ from backstay.pieces.manifest import (
     Entry,
     Key,
     Source,
-    differs,
     encode_base,
     encode_manifest,
     encode_table,
@@ -162,13 +161,6 @@ class Tip:
                 wanted.append(key)
         return wanted
 
-    def streams_wanted(self, change: Change) -> int:
-        """Return how many new streams a plan of this change may begin, at the most."""
-        lives = (self.lives.get(key) for key in (*change.put, *change.append))
-        return sum(
-            1 for live in lives if live is not None and (live.stream is None or live.end > STREAM_BYTES_MAX // 4)
-        )
-
     def plan(self, change: Change, new_stream: NewStream) -> Draft:
         """Take the change in and return what must be written for it."""
         draft = Draft()
@@ -223,8 +215,13 @@ class Tip:
             return old
         self._lengthen(old, body.data, draft, new_stream)
         old.hasher.update(body.data)
-        if old.parts is not None:
-            _add_part(old.parts, body.data)
+        parts = old.parts
+        if (
+            parts and len(parts[-1]) + len(body.data) <= PART_BYTES_MIN
+        ):  # an object each would take many times their length
+            parts[-1] += body.data
+        elif parts is not None:
+            parts.append(body.data)
         old.entry = self._describe(old, old.entry.kind, old.entry.count + body.count, size, draft)
         return old
 
@@ -239,7 +236,11 @@ class Tip:
         elif tail:
             live.pieces.pop()
             data = tail + data
-        self._extend(live, self._to_stream(live, data, draft, new_stream))
+        piece, last = self._to_stream(live, data, draft, new_stream), live.pieces[-1] if live.pieces else None
+        if isinstance(last, Range) and last.source == piece.source and last.start + last.length == piece.start:
+            live.pieces[-1] = Range(last.source, last.start, last.length + piece.length)
+        else:
+            live.pieces.append(piece)
 
     def _edit(self, old: Live, body: Body, draft: Draft, new_stream: NewStream) -> Live:
         edits = splice(old.data(), body.data)
@@ -268,14 +269,6 @@ class Tip:
         draft.chunks.append((live.stream, live.end, data))
         live.end += len(data)
         return piece
-
-    @staticmethod
-    def _extend(live: Live, piece: Range) -> None:
-        last = live.pieces[-1] if live.pieces else None
-        if isinstance(last, Range) and last.source == piece.source and last.start + last.length == piece.start:
-            live.pieces[-1] = Range(last.source, last.start, last.length + piece.length)
-        else:
-            live.pieces.append(piece)
 
     @staticmethod
     def _describe(live: Live, kind: str, count: int, size: int, draft: Draft) -> Entry:
@@ -312,11 +305,15 @@ class Tip:
     # The manifest -------------------------------------------------------------------------------------------------
 
     def _write_manifest(self, before: Entries, draft: Draft) -> None:
-        entries = self.entries()
+        entries, base_entries = {key: live.entry for key, live in self.lives.items()}, self.base_entries
         steady = {key: entry for key, entry in entries.items() if before.get(key) is entry}
-        repeated = {key: entry for key, entry in steady.items() if differs(self.base_entries.get(key), entry)}
+        repeated = 0  # bytes of what is described again though it is as it was
+        for key, entry in steady.items():
+            known = base_entries.get(key)
+            if known is not entry and known != entry:
+                repeated += 48 + len(entry.body or b"") + (12 * len(entry.pieces) if entry.pieces else 0)
         if repeated:
-            self._waste += sum(map(_entry_size, repeated.values()))
+            self._waste += repeated
             # Rough sizes decide whether it is time to look; the exact size decides.
             if self._waste > BASE_WASTE_MIN and self._waste > BASE_WASTE_MIN + len(base := encode_base(steady)):
                 self.base = hashlib.sha256(base).digest()
@@ -359,14 +356,6 @@ def _whole(body: Body, draft: Draft, stream: int | None = None, end: int = 0) ->
     return Live(entry, [Range(digest, 0, size)], parts=[body.data], hasher=hasher, stream=stream, end=end)
 
 
-def _add_part(parts: list[bytes], data: bytes) -> None:
-    """Add bytes that are at hand. Short ones are joined: an object each would take many times their length."""
-    if parts and len(parts[-1]) + len(data) <= PART_BYTES_MIN:
-        parts[-1] += data
-    else:
-        parts.append(data)
-
-
 def _retold(live: Live, body: Body) -> Live:
     """Return the value with the same bytes; a count may change without them (a list of empty parts cannot, but may)."""
     live.entry = _recount(live.entry, body.count)
@@ -377,10 +366,6 @@ def _recount(entry: Entry, count: int) -> Entry:
     if entry.count == count:
         return entry
     return replace(entry, count=count)
-
-
-def _entry_size(entry: Entry) -> int:
-    return 48 + len(entry.body or b"") + (12 * len(entry.pieces) if entry.pieces else 0)
 
 
 def _sources(lives: Iterable[Live], base: bytes | None) -> set[Source]:

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 from backstay.errors import Conflict
 from backstay.model.ids import check_id
-from backstay.thread import front
-from backstay.thread.perform import Flow
+from backstay.store.base import Backend
+from backstay.thread.access import handle_of
+from backstay.thread.load import latest
+from backstay.thread.save import Request, save_append
 from backstay.thread.thread import Thread
 from backstay.thread.thread_async import AsyncThread
 
@@ -59,33 +61,32 @@ class ThreadCache:
     """Keeps values in a thread of their own, so that they survive the process: each ``put`` is a save there."""
 
     def __init__(self, thread: Thread | AsyncThread) -> None:
-        self._thread = thread
-        self._context = thread._store._context
+        self._handle = handle_of(thread)
 
     def get(self, key: str) -> Any:
         """Return the newest value put under a key, or None; to be awaited if the thread's methods are."""
-        return self._thread._run(self._getting(check_id(key, "cache key")))
+        return self._handle.run_either(self._getting, check_id(key, "cache key"))
 
     def put(self, key: str, value: Any) -> Any:
         """Keep a value under a key; to be awaited if the thread's methods are."""
-        return self._thread._run(self._putting(check_id(key, "cache key"), value))
+        return self._handle.run_either(self._putting, check_id(key, "cache key"), value)
 
-    def _getting(self, key: str) -> Flow[Cached | None]:
-        found = yield from front.latest(self._thread._cursor)
+    def _getting(self, store: Backend, key: str) -> Cached | None:
+        found = latest(store, self._handle.cursor)
         entry = None if found is None else found.state.get(key)
         if entry is None:
             return None
         put_at: datetime = entry["at"]
-        return Cached(entry["value"], max(0.0, (self._context.now() - put_at).total_seconds()))
+        return Cached(entry["value"], max(0.0, (self._handle.context.now() - put_at).total_seconds()))
 
-    def _putting(self, key: str, value: Any) -> Flow[None]:
+    def _putting(self, store: Backend, key: str, value: Any) -> None:
         for tries in range(1, WRITES_MAX + 1):
-            entry = {key: {"value": value, "at": self._context.now()}}
+            entry = {key: {"value": value, "at": self._handle.context.now()}}
             try:
-                yield from front.append(self._context, self._thread._cursor, None, entry, (), None, None, {})
+                save_append(store, self._handle.context, self._handle.cursor, None, entry, (), Request({}))
             except Conflict:  # somebody put something else: it stays, this is added
                 if tries == WRITES_MAX:
                     raise
-                yield from front.latest(self._thread._cursor)
+                latest(store, self._handle.cursor)
             else:
                 return

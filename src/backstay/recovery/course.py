@@ -1,18 +1,17 @@
 """The course of one execution: try, try something else, ask. Written once, for plain and for asynchronous callers.
 
-It is a generator that yields *steps*: functions without arguments that call the operation, a fallback or a person,
-wait, or ask the store. Whoever drives it calls each one, awaits the answer if it has to be awaited, and sends it back;
-what a step raises is thrown in at the line that yielded it. Only ``Exception`` is ever dealt with here: a cancelled
+It is a generator of *steps* that call the operation, a fallback or a person, wait, or ask the store; see
+``thread.steps``. Only ``Exception`` is ever dealt with here: a cancelled
 task, Ctrl-C and the exit of the program pass through.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from backstay.errors import Conflict, EffectUnknown, Fenced, InvalidInput, Rejected
 from backstay.model.effect import EffectStatus
@@ -32,19 +31,17 @@ from backstay.recovery.incident import (
 from backstay.recovery.policy import UNSAFE, RetryPolicy
 from backstay.recovery.result import RecoveryLayer, RecoveryResult
 from backstay.recovery.statistics import Tally
+from backstay.thread.access import access_of, handle_of
 from backstay.thread.effects import UNKNOWN_ON, Reconcile, key_of
+from backstay.thread.steps import Steps
 from backstay.thread.thread import Thread
 from backstay.thread.thread_async import AsyncThread
-
-T = TypeVar("T")
 
 CHOICES_MAX = 100
 """How often a callback may choose in one execution: one that always says "retry" is a loop without an end."""
 
 UNKNOWN_HINT = "Nobody knows whether it was done: find out first. To try it again says that it was not"
 
-Step = Callable[[], Any]
-Steps = Generator[Step, Any, T]
 OnExhausted = Callable[[str, list[RecoveryAction]], Any]
 
 
@@ -130,8 +127,8 @@ class Course:
         if thread is None or key is None:
             return None
         names = tuple(each.name for each in self._plan.fallbacks if each.function is not None)
-        flow = find_standing(thread._store._context, thread._cursor, key, names)
-        standing: Standing = yield lambda: thread._run(flow)
+        handle = handle_of(thread)
+        standing: Standing = yield lambda: handle.run_either(find_standing, handle.context, handle.cursor, key, names)
         self._standing = standing
         self._config |= standing.config
         self._calls = standing.attempts
@@ -163,7 +160,7 @@ class Course:
 
     def _now(self) -> datetime:
         thread = self._plan.thread
-        return datetime.now(UTC) if thread is None else thread._store._context.now()
+        return datetime.now(UTC) if thread is None else access_of(thread).context.now()
 
     # Layer 1: trying again ----------------------------------------------------------------------------------------
 
@@ -211,7 +208,7 @@ class Course:
             return operation.function()
         name = None
         if thread is not None and operation.key is not None:
-            name = key_of(thread._cursor, effect_key(operation.key))
+            name = key_of(handle_of(thread).cursor, effect_key(operation.key))
         return operation.function(Attempt(self._calls, dict(self._config), name))
 
     def _layer(self) -> RecoveryLayer | None:
@@ -294,8 +291,8 @@ class Course:
         thread, key = self._plan.thread, self._operation.key
         if thread is None or key is None:
             return self._unsolved(None, incident)
-        context, cursor = thread._store._context, thread._cursor
-        asked = yield lambda: thread._run(record(context, cursor, key, self._standing.numbered, incident))
+        handle, numbered = handle_of(thread), self._standing.numbered
+        asked = yield lambda: handle.run_either(record, handle.context, handle.cursor, key, numbered, incident)
         return self._unsolved(asked, incident)
 
     def _chosen(self, choice: object, incident: Incident) -> RecoveryAction:
@@ -347,8 +344,8 @@ class Course:
         thread, key = self._plan.thread, self._operation.key
         if thread is not None and key is not None:
             self._standing.effect = None  # there is no wait left over
-            context, cursor = thread._store._context, thread._cursor
-            yield lambda: thread._run(settle_unknown(context, cursor, key, self._calls))
+            handle = handle_of(thread)
+            yield lambda: handle.run_either(settle_unknown, handle.context, handle.cursor, key, self._calls)
 
     def _carry_out(self, action: RecoveryAction) -> Steps[RecoveryResult[Any] | None]:
         layer = RecoveryLayer.USER_INTERVENTION

@@ -18,11 +18,11 @@ from backstay.model.interrupt import Interrupt, InterruptKind
 from backstay.recovery.action import ActionKind, RecoveryAction
 from backstay.recovery.category import ErrorCategory
 from backstay.recovery.failure import Failure
-from backstay.store.base import LaneKey, Query
+from backstay.store.base import Backend, LaneKey, Query
 from backstay.thread import interrupts, ledger
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.perform import Flow, ask
+from backstay.thread.records import find_by_id
 
 INCIDENT = "incident"
 BY_DECISION = "decision"
@@ -105,28 +105,28 @@ def effect_key(key: str, fallback: str | None = None) -> str:
     return f"recovery:{key}" if fallback is None else f"recovery {fallback!r}:{key}"  # quoted: no two are the same
 
 
-def find_standing(context: Context, cursor: Cursor, key: str, fallbacks: tuple[str, ...]) -> Flow[Standing]:
+def find_standing(store: Backend, context: Context, cursor: Cursor, key: str, fallbacks: tuple[str, ...]) -> Standing:
     """Read how an operation stands. A decision on it is consumed; one that decides nothing is asked for anew."""
-    yield from _newest(cursor)  # what cannot be paused must not begin
-    standing = Standing(effect=(yield from _effect(cursor, effect_key(key))))
-    note = yield from _decided(context, cursor, key, standing)
+    _newest(store, cursor)  # what cannot be paused must not begin
+    standing = Standing(effect=(_effect(store, cursor, effect_key(key))))
+    note = _decided(store, context, cursor, key, standing)
     for name in fallbacks:
-        done = yield from _effect(cursor, effect_key(key, name))
+        done = _effect(store, cursor, effect_key(key, name))
         if done is not None and done.status is EffectStatus.DONE and done.error is None:
             standing.instead = (name, done.result)
             return standing
     if note is not None and standing.incident is not None:
-        standing.waiting = yield from record(context, cursor, key, standing.numbered, standing.incident, note)
+        standing.waiting = record(store, context, cursor, key, standing.numbered, standing.incident, note)
     elif standing.action is not None and standing.action.tries_again:
-        yield from settle_unknown(context, cursor, key, standing.base)
+        settle_unknown(store, context, cursor, key, standing.base)
     return standing
 
 
-def _decided(context: Context, cursor: Cursor, key: str, standing: Standing) -> Flow[str | None]:
+def _decided(store: Backend, context: Context, cursor: Cursor, key: str, standing: Standing) -> str | None:
     """Go through the incidents; return why there must be another, if the last answer does not decide anything."""
     note: str | None = None
     while True:
-        found = yield from _find(cursor, _incident_id(cursor.lane, key, standing.numbered))
+        found = _find(store, cursor, _incident_id(cursor.lane, key, standing.numbered))
         if found is None:
             return note
         note = None
@@ -135,7 +135,7 @@ def _decided(context: Context, cursor: Cursor, key: str, standing: Standing) -> 
             standing.waiting = found
             return None
         if found.pending:
-            yield from interrupts.consume(context, cursor, found, None)
+            interrupts.consume(store, context, cursor, found, None)
         standing.numbered += 1
         try:
             action = RecoveryAction.from_decision(found.decision)
@@ -162,8 +162,8 @@ def check_offered(action: RecoveryAction | None, offered: tuple[RecoveryAction, 
 
 
 def record(
-    context: Context, cursor: Cursor, key: str, number: int, incident: Incident, note: str = ""
-) -> Flow[InterruptRecord]:
+    store: Backend, context: Context, cursor: Cursor, key: str, number: int, incident: Incident, note: str = ""
+) -> InterruptRecord:
     """Record an incident; of two workers that do it at once, one does, and both wait for the same."""
     asked = Interrupt(
         id=_incident_id(cursor.lane, key, number),
@@ -172,31 +172,31 @@ def record(
         prompt=f"{incident.prompt}{note}",
     )
     while True:
-        newest = yield from _newest(cursor)
+        newest = _newest(store, cursor)
         try:
-            return (yield from interrupts.keep(context, cursor, newest, asked))
+            return interrupts.keep(store, context, cursor, newest, asked)
         except IdTaken:
-            found = yield from _find(cursor, asked.id)
+            found = _find(store, cursor, asked.id)
             if found is None:
                 raise
             return found
         except NotFound:
-            if (yield from _newest(cursor)) == newest:
+            if (_newest(store, cursor)) == newest:
                 raise  # else it went meanwhile, and there is another
 
 
-def settle_unknown(context: Context, cursor: Cursor, key: str, base: int) -> Flow[None]:
+def settle_unknown(store: Backend, context: Context, cursor: Cursor, key: str, base: int) -> None:
     """Take an effect of which nobody knows for not done: a person who saw that says to do it again.
 
     An attempt after the first ``base`` is not meant: it was begun after they were asked.
     """
-    effect = yield from _effect(cursor, effect_key(key))
+    effect = _effect(store, cursor, effect_key(key))
     if effect is not None and effect.outcome_unknown and effect.attempt <= base:
-        yield from ledger.settle(context, cursor, effect, Outcome.not_done(), BY_DECISION)
+        ledger.settle(store, context, cursor, effect, Outcome.not_done(), BY_DECISION)
 
 
-def _newest(cursor: Cursor) -> Flow[str]:
-    rows = yield from ask(lambda store: store.find(Query(*cursor.lane, limit=1)))
+def _newest(store: Backend, cursor: Cursor) -> str:
+    rows = store.find(Query(*cursor.lane, limit=1))
     if not rows:
         raise NotFound(
             f"branch {cursor.lane.branch!r} of thread {cursor.lane.thread!r} has no checkpoint to wait at",
@@ -206,17 +206,17 @@ def _newest(cursor: Cursor) -> Flow[str]:
     return rows[0].id
 
 
-def _effect(cursor: Cursor, key: str) -> Flow[EffectRecord | None]:
-    row = yield from ask(lambda store: store.find_effect(cursor.lane, ledger.check_key(key)))
-    return None if row is None else ledger.record_of(row)
+def _effect(store: Backend, cursor: Cursor, key: str) -> EffectRecord | None:
+    row = ledger.find(store, cursor.lane, key)
+    return None if row is None else ledger.shown_of(row)
 
 
-def _find(cursor: Cursor, name: str) -> Flow[InterruptRecord | None]:
-    row = yield from ask(lambda store: store.find_interrupt(cursor.lane.namespace, name))
-    if row is None:
+def _find(store: Backend, cursor: Cursor, name: str) -> InterruptRecord | None:
+    stored = find_by_id(store, "interrupt", cursor.lane.namespace, name)
+    if stored is None:
         return None
-    found = interrupts.record_of(row)
-    if row.lane != cursor.lane or not is_incident(found.interrupt.payload):
+    found = interrupts.record_of(stored)
+    if stored.lane != cursor.lane or not is_incident(found.interrupt.payload):
         raise Corrupted(f"interrupt {name} is not the incident it should be", thread=cursor.lane.thread)
     return found
 

@@ -28,6 +28,7 @@ from backstay.recovery.result import RecoveryResult
 from backstay.recovery.statistics import RecoveryStatistics, Tally
 from backstay.thread.effects import Reconcile
 from backstay.thread.offload import rest
+from backstay.thread.steps import arun_steps, run_steps
 from backstay.thread.thread import Thread
 from backstay.thread.thread_async import AsyncThread
 
@@ -142,17 +143,7 @@ class ErrorRecovery(_Recovery[Thread]):
         done; else a person is asked. See ``Thread.effect``.
         """
         course = self._course(operation, key, name, idempotent, reconcile).run()
-        try:
-            step = next(course)
-            while True:
-                try:
-                    answer = _at_once(step())
-                except BaseException as error:
-                    step = course.throw(error)
-                else:
-                    step = course.send(answer)
-        except StopIteration as end:
-            result: RecoveryResult[T] = end.value
+        result: RecoveryResult[T] = run_steps(course, _asynchronous)
         self._tally.add_result(result)
         return result
 
@@ -175,20 +166,7 @@ class AsyncErrorRecovery(_Recovery[AsyncThread]):
         reconcile: Reconcile | None = None,
     ) -> RecoveryResult[Any]:
         """Run an operation and return what came of it; nothing is raised for a failure. See ``ErrorRecovery``."""
-        course = self._course(operation, key, name, idempotent, reconcile).run()
-        try:
-            step = next(course)
-            while True:
-                try:
-                    answer = step()
-                    if inspect.isawaitable(answer):
-                        answer = await answer
-                except BaseException as error:
-                    step = course.throw(error)
-                else:
-                    step = course.send(answer)
-        except StopIteration as end:
-            result: RecoveryResult[Any] = end.value
+        result = await arun_steps(self._course(operation, key, name, idempotent, reconcile).run())
         self._tally.add_result(result)
         return result
 
@@ -205,9 +183,5 @@ def _wants_attempt(operation: Callable[..., Any]) -> bool:
     return any(each.kind in taken and each.default is inspect.Parameter.empty for each in parameters)
 
 
-def _at_once(answer: Any) -> Any:
-    if not inspect.isawaitable(answer):
-        return answer
-    if inspect.iscoroutine(answer):
-        answer.close()  # nothing of it was done yet
-    raise InvalidInput("a function of this recovery has to be awaited", hint="Use AsyncErrorRecovery")
+def _asynchronous() -> InvalidInput:
+    return InvalidInput("a function of this recovery has to be awaited", hint="Use AsyncErrorRecovery")

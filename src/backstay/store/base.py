@@ -24,14 +24,12 @@ from typing import NamedTuple, Protocol
 from backstay.errors import Corrupted, IdTaken, InvalidInput, NotFound
 from backstay.pieces.manifest import Source
 from backstay.pieces.piece import Range
-from backstay.store.effects import Effects
 from backstay.store.finding import Finding as Finding  # every user of the contract needs it
-from backstay.store.interrupts import Interrupts
 from backstay.store.lane import LaneKey as LaneKey  # and this
 from backstay.store.layout import UNREADABLE
 from backstay.store.leases import Claim, Leases
 from backstay.store.mending import Mending
-from backstay.store.sessions import Sessions
+from backstay.store.records import Records
 
 PAGE_ROWS_MAX = 1000
 """The most rows ``find`` returns at once; asking for more gives this many."""
@@ -304,7 +302,7 @@ class Sizes:
     rows: int  # bytes of manifests, notes and the like
 
 
-class Backend(Leases, Sessions, Interrupts, Effects, Mending, Protocol):
+class Backend(Leases, Records, Mending, Protocol):
     """All verbs: those on checkpoints here, the others in their own files. What holds for all stands at the top."""
 
     url: str
@@ -364,16 +362,16 @@ class Backend(Leases, Sessions, Interrupts, Effects, Mending, Protocol):
         self,
         namespace: str,
         checkpoints: Collection[str],
-        spare: bool,
+        protect: bool,
         token: str | None = None,
         *,
         tagged: bool = False,
         forked: bool = False,
     ) -> Removed:
-        """Delete checkpoints, their writes, tags and interrupts, and every byte that nothing needs any more.
+        """Delete checkpoints, their writes, tags and records, and every byte that nothing needs any more.
 
-        Ids that are not there are passed over. With ``spare`` no lane's head goes, and no checkpoint with an interrupt
-        that is not consumed; with ``tagged`` none that has a tag, with ``forked`` none that a lane was forked from.
+        Ids that are not there are skipped. With ``protect`` no lane's head goes, and no checkpoint with an open
+        record; with ``tagged`` none that has a tag, with ``forked`` none that a lane was forked from.
         If a head goes, the next older one becomes the head, and a lane without any is deleted with its effects; if that
         would take it from under a lease that runs and is not the token's: Fenced, and nothing is deleted.
         """

@@ -35,11 +35,7 @@ Clock = Callable[[], Moment]
 
 def boot_clock() -> Moment:
     """Return the moment it is now."""
-    return read_clock(boot_id())
-
-
-def read_clock(boot: str) -> Moment:
-    """Return the moment it is now by the clock that goes with a boot's id."""
+    boot = boot_id()
     ns = time.time_ns() if boot == WALL_CLOCK else time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return Moment(ns // 1000, boot)
 

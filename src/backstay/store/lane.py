@@ -1,4 +1,4 @@
-"""The name of a lane: what checkpoints, leases, sessions, interrupts and effects all belong to."""
+"""The name of a lane: what checkpoints, leases and records all belong to."""
 
 from __future__ import annotations
 

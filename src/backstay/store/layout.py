@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 from backstay.codec import compress, decompress
@@ -17,6 +18,9 @@ COMPRESS_BYTES_MIN = 256
 REMEMBERED_BYTES_MIN = 32768
 COMPRESS_AT_ONCE_BYTES = 16384
 """Smaller chunks are stored as they are: compressing them later, with their neighbours, is smaller and cheaper."""
+
+
+_IS_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
 def key_of(lane: int, seq: int) -> int:
@@ -36,13 +40,7 @@ def address_of(stream: int, offset: int) -> int:
 
 def uuid_bytes(name: str) -> bytes | None:
     """Return the 16 bytes of an id that is a UUID in its usual form, else None."""
-    if len(name) != 36:
-        return None
-    try:
-        raw = bytes.fromhex(name.replace("-", ""))
-    except ValueError:
-        return None
-    return raw if len(raw) == 16 and uuid_text(raw) == name else None
+    return bytes.fromhex(name.replace("-", "")) if _IS_UUID(name) else None
 
 
 def uuid_text(raw: bytes) -> str:

@@ -52,7 +52,12 @@ class ProcessLock:
         """Return the lock, taken, for a ``with`` statement; raise StoreBusy if it cannot be had within the timeout."""
         if sys.platform == "win32":  # no flock there: SQLite's busy handler alone decides who is next
             return contextlib.nullcontext()
-        return self.take_now() or self._wait()
+        try:
+            return self._locked(_NOW)
+        except BlockingIOError:
+            return self._wait()
+        except OSError as error:
+            raise self._failed(error) from error
 
     def take_now(self) -> AbstractContextManager[object] | None:
         """Return the lock, taken, or None if somebody else has it."""
@@ -79,7 +84,10 @@ class ProcessLock:
         """Open the file and lock it; ``how`` says whether to wait."""
         file = io.FileIO(self._path, "r+", opener=_open_private)
         try:
-            _flock(file.fileno(), how)
+            if how == _NOW:
+                fcntl.flock(file.fileno(), how)
+            else:
+                _wait_for(file.fileno())
             return file
         except BaseException:
             file.close()
@@ -96,7 +104,10 @@ class DirectoryLock(ProcessLock):
     def _locked(self, how: int) -> Held:
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _flock(descriptor, how)
+            if how == _NOW:
+                fcntl.flock(descriptor, how)
+            else:
+                _wait_for(descriptor)
             return os.scandir(descriptor)  # has a descriptor of its own for the same open file, so keeps its lock
         finally:
             os.close(descriptor)
@@ -151,13 +162,10 @@ class _Waiter:
                 self._held.close()
 
 
-def _flock(descriptor: int, how: int) -> None:
-    if sys.platform == "win32" or how == _NOW:
-        fcntl.flock(descriptor, how)
-        return
+def _wait_for(descriptor: int) -> None:
     _CLOSED_IN_CHILDREN.add(descriptor)
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, _WAIT)
     finally:
         _CLOSED_IN_CHILDREN.discard(descriptor)
 

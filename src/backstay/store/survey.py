@@ -37,7 +37,7 @@ class References(NamedTuple):
     """How a lane's references differ from what its manifests need."""
 
     lacking: set[Source]
-    spare: set[Source]  # nothing if a manifest of the lane cannot be read
+    unneeded: set[Source]  # nothing if a manifest of the lane cannot be read
 
 
 class LaneFacts(NamedTuple):
@@ -84,11 +84,11 @@ class Survey:
                 self._streams[source] = merge_ranges([*known, *coverage.ranges(source)])
         return References(needed - set(referred), set(referred) - needed if whole else set())
 
-    def spare_blobs(self, blobs: Iterable[bytes]) -> list[bytes]:
+    def unneeded_blobs(self, blobs: Iterable[bytes]) -> list[bytes]:
         """Return the blobs that nothing needs."""
         return [] if self.blind else [name for name in blobs if name not in self._blobs]
 
-    def is_spare(self, stream: int, start: int, size: int) -> bool:
+    def is_unneeded(self, stream: int, start: int, size: int) -> bool:
         """Tell whether nothing needs any of these bytes of a stream."""
         return not self.blind and not is_needed(start, start + size, self._streams.get(stream, []))
 
@@ -125,8 +125,8 @@ def lane_findings(facts: LaneFacts, references: References) -> list[Finding]:
     if references.lacking:
         what = f"it does not refer to {len(references.lacking)} sources that its checkpoints need"
         found.append(about_lane(INCONSISTENT, facts.key, what))
-    if references.spare:
-        what = f"it refers to {len(references.spare)} sources that none of its checkpoints needs"
+    if references.unneeded:
+        what = f"it refers to {len(references.unneeded)} sources that none of its checkpoints needs"
         found.append(about_lane(INCONSISTENT, facts.key, what))
     return found
 
@@ -142,7 +142,7 @@ def number_is_used(namespace: str, thread: str) -> Finding:
     return Finding(INCONSISTENT, f"thread {thread!r}", what, thread, namespace=namespace, repair=REBUILD)
 
 
-def spare_bytes(source: Source) -> Finding:
+def unneeded_bytes(source: Source) -> Finding:
     """Return the finding about bytes that belong to nothing."""
     return Finding(ORPHAN, source_name(source), "bytes that no checkpoint needs", repair=REBUILD)
 

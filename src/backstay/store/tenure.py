@@ -47,13 +47,9 @@ class Tenure(NamedTuple):
         """Return the lease with the claim's time from now on."""
         return self._replace(expires_us=now.us + claim.ttl_us, boot=now.boot)
 
-    def check_commit(self, lane: LaneKey, epoch: int, claim: Claim | None, now: Moment) -> None:
-        """Raise Fenced unless a commit with this epoch and claim may be stored."""
-        self.check_writer(lane, epoch, None if claim is None else claim.token, now)
-
     def check_writer(self, lane: LaneKey, epoch: int | None, token: str | None, now: Moment) -> None:
         """Raise Fenced unless who comes with this epoch (None = whichever it is) and token may write."""
-        holds = self.left_us(now) <= 0 if token is None else self.token == token
+        holds = self.token == token or (token is None and self.left_us(now) <= 0)
         if epoch not in (None, self.epoch) or not holds:
             raise self.refusal(lane, epoch or 0, now)
 

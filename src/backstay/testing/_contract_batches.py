@@ -17,7 +17,6 @@ from backstay.store.memory import MemoryStore
 from backstay.testing.drafts import draft, lane, put, state_of
 from backstay.thread.cursor import Context
 from backstay.thread.load import get
-from backstay.thread.perform import drive
 from backstay.thread.store import Store
 
 COUNT = 120
@@ -76,7 +75,7 @@ class Batches:
         assert all(place.fresh for place in done)
         assert [row[2:13] for row in rows] == [row[2:13] for row in expected]
         for commit in commits:
-            ours, theirs = drive(get("", commit.id), backend), drive(get("", commit.id), source)
+            ours, theirs = get(backend, "", commit.id), get(source, "", commit.id)
             assert ours is not None
             assert theirs is not None
             assert (ours.state, ours.tags, ours.parent_id) == (theirs.state, theirs.tags, theirs.parent_id)

@@ -205,7 +205,7 @@ class FenceRules:
     ) -> None:
         put(backend, lane(), {"list": long_list(9)})
         put(backend, lane(branch="b"), {"n": 1})
-        backend.begin(running("t"), HOUR_US)
+        backend.put_record(running("t"), HOUR_US)
         backend.acquire(lane(branch=branch), asking("a"))
         before = everything(backend)
         for token in (None, "b"):

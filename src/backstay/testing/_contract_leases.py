@@ -17,7 +17,7 @@ import pytest
 from backstay.errors import Fenced
 from backstay.store.base import Backend, Head, LaneKey, Query
 from backstay.store.leases import Claim, Held
-from backstay.store.sessions import SessionRow
+from backstay.store.records import KINDS, Record
 from backstay.testing.drafts import SPACES, contents, draft, lane, pending, put, seq_of
 from backstay.testing.waiting import wait_until
 
@@ -52,10 +52,9 @@ def await_expiry(backend: Backend, key: LaneKey) -> None:
     wait_until(lambda: key in [row.lane for row in backend.leases(key.namespace, key.thread, True)])
 
 
-def running(thread: str = "t", name: str = "run", namespace: str = "", began_us: int = 1) -> SessionRow:
+def running(thread: str = "t", name: str = "run") -> Record:
     """Return a session that has just begun."""
-    key = lane(thread, namespace=namespace)
-    return SessionRow(name, key, f"owner of {name}", "host/1/2", "a note", began_us, began_us)
+    return Record("session", lane(thread), name, b"a run", True)
 
 
 def everything(backend: Backend) -> list[object]:
@@ -63,9 +62,8 @@ def everything(backend: Backend) -> list[object]:
     found = contents(backend)
     for space in SPACES:
         found += [replace(row, left_us=0) for row in backend.leases(space, None, False)]
-        found += [replace(row, left_us=0) for row in backend.sessions(space, None, False)]
-        found += backend.interrupts(space, None, False, 0, 1000)
-        found += backend.effects(space, None, 0, 1000)
+        for kind in KINDS:
+            found += [replace(row, left_us=0) for row in backend.records(kind, space, None, False, 0, 1000)]
     return found
 
 
@@ -266,7 +264,7 @@ class LeaseRules:
         if kept_by == "write":
             backend.write(lane("first"), "later", [pending("task", 0)], False)
         if kept_by == "session":
-            backend.begin(running("first"), HOUR_US)
+            backend.put_record(running("first"), HOUR_US)
         backend.release(lane("first"), 1, "a")
         for thread in ("second", "first"):
             put(backend, lane(thread), {"n": 1})

@@ -12,8 +12,7 @@ from backstay.pieces.piece import Range
 from backstay.store.base import Backend, Query, Row
 from backstay.store.finding import ORPHAN, REBUILD
 from backstay.store.leases import Claim
-from backstay.testing._contract_effects import intent
-from backstay.testing._contract_interrupts import pause
+from backstay.testing._contract_records import keep, pause
 from backstay.testing.drafts import contents, damage, draft, lane, long_list, names, pending, put, seq_of, state_of
 
 HOUR_US = 3_600_000_000
@@ -206,7 +205,7 @@ class MendingRules:
 
         assert names(mending.find(Query(*lane()))) == [ids[2], ids[0]]
         assert [row_of(mending, name).parent_digest for name in (ids[2], fork)] == [digest, digest]
-        assert mending.find_interrupt("", "ask") is None
+        assert mending.record("interrupt", lane(), "ask") is None
         assert mending.rebuild(False, True) == []
 
     def test_the_one_before_a_head_that_is_taken_out_becomes_the_head(self, mending: Backend) -> None:
@@ -225,12 +224,12 @@ class MendingRules:
 
     def test_a_lane_of_which_the_last_is_taken_out_goes_but_not_its_effects(self, mending: Backend) -> None:
         put(mending, lane(), {"list": long_list(9)}, "one")
-        done = mending.begin_effect(intent("charge"), None, None)
+        done = keep(mending, "effect")
         mending.quarantine("", "one")
         mending.rebuild(False, True)
 
         assert mending.lanes("", None, None) == []
-        assert mending.find_effect(done.lane, done.key) == done
+        assert mending.record("effect", done.lane, done.key) == done
         assert sum(mending.sizes().sources.values()) == 0
 
     def test_a_row_that_cannot_be_read_can_be_taken_out(self, mending: Backend) -> None:

@@ -29,13 +29,11 @@ from backstay.pieces.piece import Range
 from backstay.store.base import Backend, Query
 from backstay.testing._contract_batches import Batches
 from backstay.testing._contract_deletes import Deletes
-from backstay.testing._contract_effects import EffectRules, intent
 from backstay.testing._contract_fences import FenceRules
-from backstay.testing._contract_interrupts import InterruptRules, pause
 from backstay.testing._contract_leases import HOUR_US, LeaseRules, asking, everything, running, save
 from backstay.testing._contract_lists import Lists
 from backstay.testing._contract_mending import MendingRules
-from backstay.testing._contract_sessions import SessionRules
+from backstay.testing._contract_records import RecordRules, fresh, pause
 from backstay.testing.drafts import (
     contents,
     damage,
@@ -53,9 +51,7 @@ WORKERS = 8
 ROUNDS = 25
 
 
-class StoreContract(
-    Lists, Deletes, Batches, LeaseRules, FenceRules, SessionRules, InterruptRules, EffectRules, MendingRules
-):
+class StoreContract(Lists, Deletes, Batches, LeaseRules, FenceRules, RecordRules, MendingRules):
     """Derive from it, say how your store is opened, and let pytest collect it."""
 
     reopens: ClassVar[bool] = True
@@ -279,12 +275,12 @@ class StoreContract(
         assert state_of(backend, grown) == {"list": long_list(50)}
 
     @pytest.mark.row("C4", "C5")
-    def test_leases_sessions_and_interrupts_are_there_also_when_reopened(
+    def test_leases_and_records_are_there_also_when_reopened(
         self, backend: Backend, open_backend: Callable[[], Backend]
     ) -> None:
         pause(backend)
         held = [backend.acquire(key, asking("a")) for key in (lane(), lane("empty"))]
-        backend.begin(running(), HOUR_US)
+        session = backend.put_record(running(), HOUR_US)
         before = everything(backend)
         with contextlib.closing(open_backend()) if self.reopens else contextlib.nullcontext(backend) as again:
             assert everything(again) == before
@@ -292,7 +288,7 @@ class StoreContract(
                 again.commit(draft(again, lane(), {"n": 2}))
             save(again, lane(), {"n": 2}, asking("a"))
             again.renew(lane("empty"), held[1].epoch, asking("a"))
-            assert again.beat("", "run", 9, HOUR_US)
+            assert again.put_record(replace(session, body=b"beat"), HOUR_US).version == 2
 
         assert {row.lane for row in backend.leases("", None, False)} == {lane(), lane("empty")}
 
@@ -334,7 +330,6 @@ class StoreContract(
         self, backend: Backend, open_backend: Callable[[], Backend]
     ) -> None:
         commit = draft(backend, lane(), {})
-        row = pause(backend)
         closed = open_backend()
         closed.close()
         closed.close()
@@ -354,20 +349,9 @@ class StoreContract(
             lambda: closed.release(lane(), 1, "a"),
             lambda: closed.leases("", None, False),
             lambda: closed.claim("", 1, asking("a")),
-            lambda: closed.begin(running(), HOUR_US),
-            lambda: closed.beat("", "run", 1, HOUR_US),
-            lambda: closed.end("", "run", 1, "done"),
-            lambda: closed.sessions("", None, False),
-            lambda: closed.interrupt(row),
-            lambda: closed.decide("", "ask", b"", b"", "", 1),
-            lambda: closed.consume("", "ask", "", 1, 1),
-            lambda: closed.interrupts("", None, False, 0, 1),
-            lambda: closed.find_interrupt("", "ask"),
-            lambda: closed.begin_effect(intent(), None, None),
-            lambda: closed.end_effect(lane(), "charge", 1, "a", "done", b"", 1),
-            lambda: closed.settle_effect(lane(), "charge", 1, "a", "done", b"", 1, "ann"),
-            lambda: closed.find_effect(lane(), "charge"),
-            lambda: closed.effects("", None, 0, 1),
+            lambda: closed.record("effect", lane(), "one"),
+            lambda: closed.put_record(fresh("effect")),
+            lambda: closed.records("effect", "", None, False, 0, 1),
             closed.sizes,
             closed.check,
             closed.compact,

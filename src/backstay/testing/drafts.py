@@ -16,7 +16,6 @@ from backstay.store.base import Backend, Commit, Finding, LaneKey, Query, Row, W
 from backstay.thread.change import state_change
 from backstay.thread.cursor import Context, Seen
 from backstay.thread.load import fill, find_row, get, open_tip
-from backstay.thread.perform import drive
 from backstay.thread.record import NO_PARENT, checkpoint_digest, encode_notes, new_meta, parent_digest, to_microseconds
 from backstay.thread.verify import verify_lanes
 
@@ -44,22 +43,21 @@ def draft(
     """Return the commit that adds a state to a lane as it is now, or that takes ``origin`` over and changes it."""
     head = backend.head(key)
     seen = Seen.of(head)
-    base = seen.head if origin is None else drive(find_row(key.namespace, origin), backend)
+    base = seen.head if origin is None else find_row(backend, key.namespace, origin)
     owned = head.owned if head is not None and origin is None else {}
-    tip = Tip() if base is None else drive(open_tip(base, owned), backend)
+    tip = Tip() if base is None else open_tip(backend, base, owned)
     change = state_change(state, {}, None, None)
     change.delete = {name for name in tip.lives if name not in change.put}
     if base is not None:
-        drive(fill(tip, tip.unloaded(change), base), backend)
-    first = backend.reserve(1 + tip.streams_wanted(change))
-    plan = tip.plan(change, itertools.count(first).__next__)
+        fill(backend, tip, tip.unloaded(change), base)
+    plan = tip.plan(change, lambda: backend.reserve(1))
     parent, above = (None if base is None else base.id), (NO_PARENT if base is None else base.digest)
     if replaces and base is not None:
         parent, above = base.parent_id, parent_digest(base) or NO_PARENT
     step = notes.pop("step", seen.head.step + 1 if seen.head else 1)
     created: datetime = notes.pop("created_at", EPOCH)
     meta = new_meta(key, name or f"cp-{next(_numbers)}", parent, step, created, notes)  # type: ignore[arg-type]  # Notes
-    encoded = encode_notes(meta)
+    encoded = encode_notes(meta, to_microseconds(created))
     return Commit(
         lane=key,
         number=seen.number,
@@ -70,7 +68,7 @@ def draft(
         parent_id=parent,
         step=step,
         created_us=to_microseconds(created),
-        digest=checkpoint_digest(above, plan.root, plan.keys, meta, encoded),
+        digest=checkpoint_digest(above, plan.root, plan.keys, meta, to_microseconds(created), encoded),
         notes=encoded,
         size=plan.size,
         manifest=plan.manifest,
@@ -106,7 +104,7 @@ def names(rows: list[Row]) -> list[str]:
 
 def state_of(backend: Backend, name: str, namespace: str = "") -> dict[str, Any] | None:
     """Return a checkpoint's state, every byte verified; None if there is no such checkpoint."""
-    found = drive(get(namespace, name), backend)
+    found = get(backend, namespace, name)
     return None if found is None else found.state
 
 
@@ -127,7 +125,7 @@ def damage(backend: Backend) -> list[Finding]:
     found: list[Finding] = []
     for space in SPACES:
         context = Context(space, lambda: EPOCH, lambda: "")
-        found += drive(verify_lanes(context, None, whole_store=True), backend).findings
+        found += verify_lanes(backend, context, None, whole_store=True).findings
     return found
 
 

@@ -1,4 +1,4 @@
-"""Random programs of leases, sessions and interrupts: stores must agree on every answer, and no rule may break.
+"""Random programs of leases and records: stores must agree on every answer, and no rule may break.
 
 The clock is the program's own, so leases expire, and the machine reboots, whenever it likes. What cannot be seen by
 comparing stores with each other is checked by itself: epochs never fall, and whatever is stored came from the holder.
@@ -17,9 +17,8 @@ from typing import Any
 from backstay.errors import BackstayError
 from backstay.store.base import Backend, Commit, Committed, Head, LaneKey, Query
 from backstay.store.boot import Clock, Moment
-from backstay.store.interrupts import InterruptRow
 from backstay.store.leases import Claim, Held, LeaseRow
-from backstay.store.sessions import SessionRow
+from backstay.store.records import KINDS, Fence, Kind, Record
 from backstay.testing.drafts import damage, draft, lane
 
 LANES = [lane(), lane(branch="b"), lane("u")]
@@ -33,8 +32,10 @@ _ANYONE = [None, None, None, *_SOMEONE]
 _OFFSETS = [0, 0, 0, -1, 1]
 _TTLS = [1, 10, 100, 100]
 _CHECKPOINTS = [f"c{number}" for number in range(8)]
-_SESSIONS = ["s0", "s1"]
-_ASKED = ["i0", "i1"]
+_RECORDS = ["r0", "r1"]
+_Details = tuple[bool, int | None]  # whether a record is open, and its time to live
+_DETAILS: list[_Details] = [(True, 1), (True, 100), (True, None), (False, None)]
+_SEEN = [0, 0, 0, 0, -1, 1]  # how far the version that a writer saw is from the one that is stored
 _SELDOM = [True, False, False, False, False]
 
 CHOICES: list[tuple[str, Sequence[Sequence[Any]]]] = [
@@ -52,14 +53,13 @@ CHOICES: list[tuple[str, Sequence[Sequence[Any]]]] = [
     ("commit", [_ANYONE, _TTLS]),
     ("delete", [list(combinations(_CHECKPOINTS, 2)), [True, False], _ANYONE]),
     ("delete_thread", [["t", "u"], [None, *_TOKENS], _SELDOM]),
-    ("begin", [LANES, _SESSIONS, _TTLS]),
-    ("beat", [_SESSIONS, _TTLS]),
-    ("end", [_SESSIONS, ["done", "failed"]]),
-    ("interrupt", [LANES, _ASKED, _CHECKPOINTS]),
-    ("interrupt", [LANES, _ASKED, _CHECKPOINTS]),
-    ("decide", [_ASKED, [True, True, False]]),
-    ("consume", [_ASKED, _TOKENS, range(4)]),
-    ("consume", [_ASKED, _TOKENS, range(4)]),
+    ("put", [KINDS, LANES, _RECORDS, _CHECKPOINTS, _SEEN, _DETAILS]),
+    ("put", [KINDS, LANES, _RECORDS, _CHECKPOINTS, _SEEN, _DETAILS]),
+    ("put", [KINDS, LANES, _RECORDS, _CHECKPOINTS, _SEEN, _DETAILS]),
+    ("put", [KINDS, LANES, _RECORDS, _CHECKPOINTS, _SEEN, _DETAILS]),
+    ("put_fenced", [LANES, _RECORDS, _SEEN, _OFFSETS, _ANYONE]),
+    ("put_fenced", [LANES, _RECORDS, _SEEN, _OFFSETS, _ANYONE]),
+    ("put_again", []),
 ]
 """What may happen at every step: a method of ``OwnerProgram``, and what each of its arguments may be."""
 
@@ -80,6 +80,7 @@ class OwnerProgram:
         self.moment = Moment(1, "boot 0")
         self.backends = [store(lambda: self.moment) for store in stores]
         self.late: list[Commit] = []
+        self.put_last: dict[int, tuple[Record, int | None, Fence | None]] = {}
         self.epochs: dict[int, int] = {}
         self.answers: Counter[str] = Counter()
 
@@ -194,12 +195,12 @@ class OwnerProgram:
             who = None if lease is None else lease.owner
         return None if who is None else Claim(who, who, ttl)
 
-    def delete(self, _: int, names: tuple[str, ...], spare: bool, who: str | None) -> object:
+    def delete(self, _: int, names: tuple[str, ...], protect: bool, who: str | None) -> object:
         """Delete checkpoints."""
         rows = self.backends[0].find(Query("", ids=names))
         claim = self._claim(rows[0].lane, who, 1) if rows else None
         token = claim and claim.token
-        return self.each(lambda store: replace(store.delete("", names, spare, token), bytes=0))
+        return self.each(lambda store: replace(store.delete("", names, protect, token), bytes=0))
 
     def delete_thread(self, _: int, thread: str, token: str | None, really: bool) -> object:
         """Delete a thread."""
@@ -207,35 +208,36 @@ class OwnerProgram:
             return None
         return self.each(lambda store: replace(store.delete_thread("", thread, token), bytes=0))
 
-    def begin(self, number: int, key: LaneKey, name: str, ttl: int) -> object:
-        """Begin a session."""
-        row = SessionRow(name, key, f"owner {number}", "process", "note", number, number)
-        return self.each(lambda store: store.begin(row, ttl))
-
-    def beat(self, number: int, name: str, ttl: int) -> object:
-        """Say that a session lives."""
-        return self.each(lambda store: store.beat("", name, number, ttl))
-
-    def end(self, number: int, name: str, reason: str) -> object:
-        """End a session."""
-        return self.each(lambda store: store.end("", name, number, reason))
-
-    def interrupt(self, number: int, key: LaneKey, name: str, checkpoint: str) -> object:
-        """Record an interrupt; mostly of the newest checkpoint."""
+    def put(
+        self, number: int, kind: Kind, key: LaneKey, name: str, checkpoint: str, seen: int, details: _Details
+    ) -> object:
+        """Write a record, with the right version or nearly; an interrupt mostly of the newest checkpoint."""
         newest = self.backends[0].find(Query("", key.thread, limit=1))
         if newest and number % 4:
             key, checkpoint = newest[0].lane, newest[0].id
-        row = InterruptRow(name, key, checkpoint, b"digest", b"body", number)
-        return self.each(lambda store: store.interrupt(row))
+        is_open, ttl = details
+        record = Record(kind, key, name, f"{number}".encode(), is_open, checkpoint if kind == "interrupt" else None)
+        return self._put(record, seen, ttl, None)
 
-    def decide(self, number: int, name: str, seen: bool) -> object:
-        """Decide an interrupt, or something else."""
-        digest = b"digest" if seen else b"other"
-        return self.each(lambda store: store.decide("", name, digest, b"yes", f"by {number}", number))
+    def put_fenced(self, number: int, key: LaneKey, name: str, seen: int, offset: int, who: str | None) -> object:
+        """Write a record under a lease, or where there must be none."""
+        claim = self._claim(key, who, 1)
+        fence = Fence(None if number % 3 else self._epoch(key) + offset, None if claim is None else claim.token)
+        return self._put(Record("effect", key, name, f"{number}".encode(), True), seen, None, fence)
 
-    def consume(self, number: int, name: str, by: str, epoch: int) -> object:
-        """Consume a decision."""
-        return self.each(lambda store: store.consume("", name, by, epoch, number))
+    def _put(self, record: Record, seen: int, ttl: int | None, fence: Fence | None) -> object:
+        def ask(store: Backend) -> Record:
+            stored = store.record(record.kind, record.lane, record.key)
+            version, number = (stored.version, stored.number) if stored is not None else (0, 0)
+            given = replace(record, version=max(0, version + seen), number=number)
+            self.put_last[id(store)] = given, ttl, fence
+            return store.put_record(given, ttl, fence)
+
+        return self.each(ask)
+
+    def put_again(self, _: int) -> object:
+        """Repeat the last write of a record, as after a lost answer."""
+        return self.each(lambda store: store.put_record(*self.put_last[id(store)])) if self.put_last else None
 
 
 def _unnumbered(answer: object) -> object:
@@ -244,7 +246,7 @@ def _unnumbered(answer: object) -> object:
         return [_unnumbered(each) for each in answer]
     if isinstance(answer, Head):
         return replace(answer, number=0, owned={}, row=answer.row and answer.row._replace(thread_number=0))
-    if isinstance(answer, Held | LeaseRow | Committed):
+    if isinstance(answer, Held | LeaseRow | Committed | Record):
         return replace(answer, number=0)
     return answer
 
@@ -256,6 +258,7 @@ def _shown(backend: Backend) -> object:
     found += backend.lanes("", None, None)
     found += backend.leases("", None, False)
     found += backend.leases("", None, True)
-    found += backend.sessions("", None, False)
-    found += backend.interrupts("", None, False, 0, 100)
+    for kind in KINDS:
+        found += backend.records(kind, "", None, False, 0, 100)
+        found += backend.records(kind, "", "t", True, 0, 100)
     return _unnumbered(found)

@@ -14,6 +14,7 @@ from backstay.model.ids import check_id
 from backstay.pieces.body import BYTES, LIST, TEXT, Body, to_body
 from backstay.pieces.manifest import FRAMES, PATH, RUN, Key
 from backstay.pieces.tip import Change, Tip
+from backstay.thread.arguments import names_of
 from backstay.thread.frames import shorten
 
 KEYS_MAX = 10_000
@@ -89,7 +90,8 @@ def append_change(
         if key not in tip.lives:
             raise InvalidInput(f"state.{key} cannot be deleted: it is not in the state", path=f"state.{key}")
         change.delete.add(key)
-    _add_system(change, notes)
+    if notes:
+        _add_system(change, notes)
     if not carry:
         change.delete |= {key for key in tip.lives if isinstance(key, int) and key not in change.put}
     return change
@@ -169,13 +171,6 @@ def _add_system(change: Change, notes: Notes) -> None:
         change.put[PATH] = to_body(nodes, "path")
 
 
-def names_of(names: object, what: str) -> tuple[Any, ...]:
-    """Return what is given as names; raise InvalidInput unless it is a list or the like."""
-    if isinstance(names, str | bytes | Mapping) or not isinstance(names, Iterable):
-        raise InvalidInput(f"{what} must be a list of names, not {type(names).__name__}", hint=f'Write {what}=["name"]')
-    return tuple(names)
-
-
 def _check_key(key: object) -> None:
     if type(key) is not str:
         raise EncodeError(
@@ -183,20 +178,16 @@ def _check_key(key: object) -> None:
             path="state",
             hint="Nest such a dictionary under a text key",
         )
-    if len(key) > KEY_LENGTH_MAX or _has_surrogate(key):
+    try:
+        valid = len(key) <= KEY_LENGTH_MAX and key.encode() is not None
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
         raise EncodeError(
             f"a state's key must be valid text of at most {KEY_LENGTH_MAX} characters",
             path="state",
             hint="Nest such a dictionary under a shorter key",
         )
-
-
-def _has_surrogate(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _grown(tip: Tip | None, items: Mapping[str, list[Any]] | None, key: str, value: object) -> Body | None:

@@ -14,18 +14,14 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
 
 from backstay.pieces.tip import Tip
-from backstay.store.base import Head, LaneKey, Row
+from backstay.store.base import Backend, Head, LaneKey, Row
 from backstay.thread.heartbeat import Heartbeat
 from backstay.thread.hold import Hold
-from backstay.thread.perform import Flow
-
-T = TypeVar("T")
 
 STREAMS_AT_ONCE = 16
 
@@ -46,23 +42,17 @@ class Context:
         self._streams = deque()
         self.heartbeat.renew()
 
-    def take_streams(self, count: int) -> list[int] | None:
-        """Return ``count`` unused stream numbers, or None if more must be reserved first.
+    def new_stream(self, store: Backend) -> int:
+        """Return a stream number that was never used; they are reserved a few at a time.
 
-        Each number leaves in one step, so that none is given out twice. An interrupt may lose some: there are enough.
+        Each leaves in one step, so that none is given out twice. An interrupt may lose some: there are enough.
         """
-        taken: list[int] = []
         try:
-            while len(taken) < count:
-                taken.append(self._streams.popleft())
+            return self._streams.popleft()
         except IndexError:
-            self._streams.extendleft(reversed(taken))
-            return None
-        return taken
-
-    def give_streams(self, streams: Sequence[int]) -> None:
-        """Put unused stream numbers back, or new ones in."""
-        self._streams.extend(streams)
+            first = store.reserve(STREAMS_AT_ONCE)
+            self._streams.extend(range(first + 1, first + STREAMS_AT_ONCE))
+            return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +85,7 @@ class Cursor:
     seen: Seen | None = None
     tip: Tip | None = None  # the pieces of what was seen, unless somebody works on them
     hold: Hold | None = None  # the lease that this handle's saves are written under
-    leftovers: list[Flow[object]] = field(default_factory=list)  # what cancelled callers began and nobody waited for
+    leftovers: list[Callable[[Backend], object]] = field(default_factory=list)  # undoes what cancelled callers began
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -117,15 +107,10 @@ class Cursor:
         if self.seen is before:
             self.seen, self.tip = seen, tip
 
-    def tidy(self) -> Flow[None]:
-        """Undo what cancelled callers left behind; to be run with the handle's lock, before anything else is done."""
+    def tidy(self, store: Backend) -> None:
+        """Undo what cancelled callers left behind; called with the handle's lock, before anything else is done."""
         while self.leftovers:
-            yield from self.leftovers.pop()
-
-    def tidied(self, flow: Flow[T]) -> Flow[T]:
-        """Run a flow on a tidy handle."""
-        yield from self.tidy()
-        return (yield from flow)
+            self.leftovers.pop()(store)
 
     def renew(self) -> None:
         """Begin anew in a forked process: whoever was using the handle there is not here to let go of it."""

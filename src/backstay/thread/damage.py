@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from backstay.errors import Corrupted
 from backstay.model.damaged import Damaged, OnDamage
-from backstay.thread.perform import Flow, ask
+from backstay.store.base import Backend
+
+if TYPE_CHECKING:
+    from backstay.thread.access import Access
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -18,7 +21,7 @@ class Pages(Protocol):
 
     done: bool
 
-    def next_page(self) -> Flow[Any]:
+    def next_page(self, store: Backend) -> Any:
         """Return the next page, a list of entries and of ``Damaged``, and remember where it ended."""
 
 
@@ -36,9 +39,9 @@ def read_each(
     return found
 
 
-def unread(namespace: str, thread: str | None) -> Flow[list[Damaged]]:
+def unread(store: Backend, namespace: str, thread: str | None) -> list[Damaged]:
     """Return the parts of the store that cannot be read and may hold entries of a thread, or of any."""
-    errors = yield from ask(lambda store: store.unread(namespace, thread))
+    errors = store.unread(namespace, thread)
     return [Damaged(thread_id=error.thread, id=None, seq=0, error=error) for error in errors]
 
 
@@ -48,3 +51,16 @@ def told(entries: Iterable[T | Damaged], on_damage: OnDamage) -> Iterator[Any]:
         if isinstance(entry, Damaged) and on_damage == "raise":
             raise entry.error
         yield entry
+
+
+def listed(access: Access, pages: Pages, on_damage: OnDamage) -> Iterator[Any]:
+    """Give a list's entries, read page by page."""
+    while not pages.done:
+        yield from told(pages.next_page(access.store), on_damage)
+
+
+async def alisted(access: Access, pages: Pages, on_damage: OnDamage) -> AsyncIterator[Any]:
+    """Give a list's entries, each page read in a worker thread."""
+    while not pages.done:
+        for entry in told(await access.arun(lambda store: pages.next_page(store)), on_damage):
+            yield entry

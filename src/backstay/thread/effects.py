@@ -4,8 +4,8 @@ A done effect is not done again: its result is replayed. An intent without a rec
 never blindly tried again: a hook that can find out is asked, or a person, unless the caller says that doing it twice
 with the same idempotency key does no harm.
 
-The whole course of a call is one generator, ``_course``, that yields *steps*: flows for the store, and functions of the
-caller's. ``perform`` and ``aperform`` take the steps and differ in nothing but the awaits. Nothing is locked meanwhile.
+The whole course of a call is one generator of steps, ``_course``: operations on the store, and functions of the
+caller's. ``perform`` and ``aperform`` hand it to one of the two drivers in ``steps``. Nothing is locked meanwhile.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from backstay.codec import encode
 from backstay.errors import (
@@ -31,26 +31,30 @@ from backstay.errors import (
 )
 from backstay.model.effect import EffectRecord, EffectStatus, Outcome
 from backstay.store.base import Backend
-from backstay.store.effects import EffectRow, digest_of
-from backstay.thread.cursor import Context, Cursor
+from backstay.store.records import Fence, Record, digest_of
+from backstay.thread.access import Handle
+from backstay.thread.cursor import Cursor
 from backstay.thread.ledger import (
+    DONE,
     ERROR,
+    FAILED,
+    INTENDED,
     NO_RESULT,
     RESULT,
+    EffectRow,
     check_key,
     check_outcome,
+    ended,
+    find,
     idempotency_key,
     intent_of,
-    payload_of,
-    record_of,
-    sealed,
+    row_of,
     settle_row,
+    shown_of,
 )
-from backstay.thread.perform import Flow, ask
 from backstay.thread.process import short_name
 from backstay.thread.record import to_microseconds
-
-T = TypeVar("T")
+from backstay.thread.steps import Steps, arun_steps, run_steps
 
 UNKNOWN_ON: tuple[type[BaseException], ...] = (
     TimeoutError,
@@ -105,185 +109,143 @@ def key_of(cursor: Cursor, key: str) -> str:
     return idempotency_key(cursor.lane, check_key(key))
 
 
-# The two drivers --------------------------------------------------------------------------------------------------
+# The course of a call ---------------------------------------------------------------------------------------------
 
 
 class Run(Protocol):
-    """Drives a flow: ``Thread._run``."""
+    """Runs an operation on a handle, here and now or, for an event loop, in a worker; ``undo`` if its caller leaves."""
 
-    def __call__(self, flow: Flow[T], /) -> T:
-        """Run it to its end."""
-
-
-class AsyncRun(Protocol):
-    """Drives a flow on behalf of an event loop: ``AsyncThread._run``."""
-
-    def __call__(self, flow: Flow[T], on_cancel: Flow[object] | None = None, /) -> Awaitable[T]:
-        """Run it to its end; if the caller is cancelled meanwhile, run the other one too."""
+    def __call__(self, operation: Callable[[Backend], Any], undo: Callable[[Backend], object] | None, /) -> Any:
+        """Return the answer, or what to await for it."""
 
 
-@dataclass(slots=True)
-class _Store:
-    """A step that the store takes; ``on_cancel`` is what a cancelled caller must leave done."""
-
-    flow: Flow[EffectRow]
-    on_cancel: Flow[object] | None = None
-
-
-@dataclass(slots=True)
-class _Call:
-    """A step that the caller's own code takes."""
-
-    function: Callable[[], Any]
-
-
-_Course = Generator[_Store | _Call, Any, T]
-
-
-def perform(run: Run, context: Context, cursor: Cursor, call: EffectCall) -> Any:
+def perform(handle: Handle, call: EffectCall) -> Any:
     """Do an effect once and return its result, this time's or the first one's."""
     if inspect.iscoroutinefunction(call.fn) or inspect.iscoroutinefunction(call.reconcile):
         raise _asynchronous(call.key)
-    course = _course(context, cursor, call)
-    try:
-        step = next(course)
-        while True:
-            try:
-                answer = run(step.flow) if isinstance(step, _Store) else _at_once(step.function(), call.key)
-            except BaseException as error:
-                step = course.throw(error)
-            else:
-                step = course.send(answer)
-    except StopIteration as end:
-        return end.value
+    return run_steps(_course(handle, _at_once(handle), call), lambda: _asynchronous(call.key))
 
 
-async def aperform(run: AsyncRun, context: Context, cursor: Cursor, call: EffectCall) -> Any:
+async def aperform(handle: Handle, call: EffectCall) -> Any:
     """Do an effect once and return its result; its functions may be plain or coroutine functions."""
-    course = _course(context, cursor, call)
-    try:
-        step = next(course)
-        while True:
-            try:
-                answer = run(step.flow, step.on_cancel) if isinstance(step, _Store) else step.function()
-                if inspect.isawaitable(answer):
-                    answer = await answer
-            except BaseException as error:
-                step = course.throw(error)
-            else:
-                step = course.send(answer)
-    except StopIteration as end:
-        return end.value
+    run = _at_once(handle) if handle.blocking else handle.arun_undoable
+    return await arun_steps(_course(handle, run, call))
 
 
-def _at_once(answer: Any, key: str) -> Any:
-    if not inspect.isawaitable(answer):
-        return answer
-    if inspect.iscoroutine(answer):
-        answer.close()  # nothing of it was done yet
-    raise _asynchronous(key)
-
-
-# The course of a call ---------------------------------------------------------------------------------------------
+def _at_once(handle: Handle) -> Run:
+    return lambda operation, undo: handle.run(operation)
 
 
 @dataclass(slots=True)
 class _Attempts:
     """What all attempts of one call share."""
 
-    context: Context
-    cursor: Cursor
+    handle: Handle
+    run: Run
     call: EffectCall
     owner: str
     request: bytes
 
-    def begin(self, attempt: int, retry_of: int | None = None) -> _Course[EffectRow]:
-        """Store an intent if it is the next one, and take it back if nobody waits for it; return what is there then."""
-        now_us = to_microseconds(self.context.now())
-        row = intent_of(self.cursor.lane, self.call.key, attempt, self.owner, self.request, now_us)
-        never_run = self._receipt(row, EffectStatus.FAILED, ERROR + CANCELLED)
-        begun: EffectRow = yield _Store(_begun(self.cursor, row, retry_of), _without_error(ask(never_run)))
+    def begin(self, over: EffectRow | None = None) -> Steps[EffectRow]:
+        """Store the next intent unless somebody was faster, and take it back if nobody waits for it.
+
+        Return what the ledger has then.
+        """
+        cursor = self.handle.cursor
+        row = intent_of(cursor.lane, self.call.key, self.owner, self.request, self._now_us(), over)
+        begun: EffectRow = yield lambda: self.run(lambda store: _begin(store, cursor, row), self._take_back)
         return begun
 
-    def end(self, row: EffectRow, status: EffectStatus, payload: bytes) -> _Course[EffectRow]:
+    def end(self, row: EffectRow, status: str, payload: bytes) -> Steps[EffectRow]:
         """Store the receipt, also if nobody waits for it any more; return what the ledger has then."""
-        receipt = self._receipt(row, status, payload)
-        ended: EffectRow = yield _Store(ask(receipt), _without_error(ask(receipt)))
-        return ended
+        receipt = ended(row, status, payload, self._now_us()).sealed()
+        stored: EffectRow = yield lambda: self.run(
+            lambda store: row_of(store.put_record(receipt)), lambda store: _without_error(store, receipt)
+        )
+        return stored
 
-    def _receipt(self, row: EffectRow, status: EffectStatus, payload: bytes) -> Callable[[Backend], EffectRow]:
-        now_us = to_microseconds(self.context.now())
-        body = sealed(row, status, now_us, None, payload)
-        return lambda store: store.end_effect(row.lane, row.key, row.attempt, row.owner, status.value, body, now_us)
+    def _take_back(self, store: Backend) -> None:
+        """Record that this call's intent was never run, if it was stored: whoever comes next may begin at once."""
+        with contextlib.suppress(BackstayError):
+            row = find(store, self.handle.cursor.lane, self.call.key)
+            if row is not None and self.may_run(row):
+                store.put_record(ended(row, FAILED, ERROR + CANCELLED, self._now_us()).sealed())
 
-    def settle(self, row: EffectRow, outcome: Outcome) -> _Course[EffectRow]:
+    def _now_us(self) -> int:
+        return to_microseconds(self.handle.context.now())
+
+    def settle(self, row: EffectRow, outcome: Outcome) -> Steps[EffectRow]:
         """Store what the hook found out; return what the ledger has then."""
-        settled: EffectRow = yield _Store(settle_row(self.context, row, outcome, RECONCILED))
+        context = self.handle.context
+        settled: EffectRow = yield lambda: self.run(
+            lambda store: settle_row(store, context, row, outcome, RECONCILED), None
+        )
         return settled
 
     def may_run(self, row: EffectRow) -> bool:
         """Tell whether the intent in the ledger is this call's."""
-        return row.owner == self.owner and row.status == EffectStatus.INTENDED
+        return row.owner == self.owner and row.status == INTENDED
 
 
-def _course(context: Context, cursor: Cursor, call: EffectCall) -> _Course[Any]:
+def _course(handle: Handle, run: Run, call: EffectCall) -> Steps[Any]:
     """Do what an effect's place in the ledger asks for, until it is known to be done."""
-    attempts = _Attempts(context, cursor, call, f"{short_name()} {context.new_id()}", request_of(call))
-    row = yield from attempts.begin(1)
+    attempts = _Attempts(handle, run, call, f"{short_name()} {handle.context.new_id()}", request_of(call))
+    row = yield from attempts.begin()
     while True:
-        record = record_of(row)
+        record = shown_of(row)
         if record.status is EffectStatus.DONE:
             _check_request(record, row, attempts.request)
             return _result_of(record)
         if attempts.may_run(row):
             return (yield from _attempt(attempts, row))
         if record.status is EffectStatus.FAILED:
-            row = yield from attempts.begin(row.attempt + 1)
+            row = yield from attempts.begin(row)
         else:
             row = yield from _over_unknown(attempts, row, record)
 
 
-def _over_unknown(attempts: _Attempts, row: EffectRow, record: EffectRecord) -> _Course[EffectRow]:
+def _over_unknown(attempts: _Attempts, row: EffectRow, record: EffectRecord) -> Steps[EffectRow]:
     """Go on from an intent that somebody else left without a receipt."""
     call = attempts.call
     if call.idempotent:
         _check_request(record, row, attempts.request)
-        return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
+        return (yield from attempts.begin(row))
     reconcile = call.reconcile
     if reconcile is None:
         raise _unknown(record)
-    outcome = check_outcome((yield _Call(lambda: reconcile(record))))
+    outcome = check_outcome((yield lambda: reconcile(record)))
     if outcome.status is EffectStatus.INTENDED:
         raise _unknown(record)
     if outcome.status is EffectStatus.FAILED:
         # Not settled first and begun then: who has lost the lease meanwhile must do neither.
-        return (yield from attempts.begin(row.attempt + 1, retry_of=row.attempt))
+        return (yield from attempts.begin(row))
     return (yield from attempts.settle(row, outcome))
 
 
-def _attempt(attempts: _Attempts, row: EffectRow) -> _Course[Any]:
+def _attempt(attempts: _Attempts, row: EffectRow) -> Steps[Any]:
     """Do it, and store the receipt."""
     call = attempts.call
-    kwargs = _with_key(call, idempotency_key(row.lane, row.key))
+    lane, key = row.stored.lane, row.stored.key
+    kwargs = _with_key(call, idempotency_key(lane, key))
     try:
-        result = yield _Call(lambda: call.fn(*call.args, **kwargs))
+        result = yield lambda: call.fn(*call.args, **kwargs)
     except call.unknown_on:
         raise
     except Exception as error:
-        yield from attempts.end(row, EffectStatus.FAILED, ERROR + _type_name(error))
+        yield from attempts.end(row, FAILED, ERROR + _type_name(error))
         raise
     try:
         payload, refused = RESULT + encode(result, "result"), None
     except EncodeError as error:
         payload, refused = NO_RESULT + error.what.encode(), error
     try:
-        ended = yield from attempts.end(row, EffectStatus.DONE, payload)
+        stored = yield from attempts.end(row, DONE, payload)
     except NotFound as error:
-        raise NotFound(f"{error.what}: it was done, but is no longer in the ledger", thread=row.lane.thread) from error
-    if (ended.owner, ended.settled_by, b"".join(payload_of(ended))) != (row.owner, None, payload):
-        return _result_that_counts(record_of(ended))
+        raise NotFound(f"{error.what}: it was done, but is no longer in the ledger", thread=lane.thread) from error
+    if (stored.owner, stored.settled_by, stored.payload) != (row.owner, None, payload):
+        return _result_that_counts(shown_of(stored))
     if refused is not None:
-        raise _without_result(row.key, row.lane.thread, refused.what) from refused
+        raise _without_result(key, lane.thread, refused.what) from refused
     return result
 
 
@@ -305,10 +267,10 @@ def _result_of(record: EffectRecord) -> Any:
     return record.result
 
 
-# The flow of an intent, and of a receipt that nobody waits for ----------------------------------------------------
+# An intent, and a receipt that nobody waits for -------------------------------------------------------------------
 
 
-def _begun(cursor: Cursor, row: EffectRow, retry_of: int | None) -> Flow[EffectRow]:
+def _begin(store: Backend, cursor: Cursor, row: EffectRow) -> EffectRow:
     """Store an intent as a checkpoint would be: under the handle's lease, or where nobody has one."""
     hold, seen = cursor.hold, cursor.seen
     epoch, token = None if seen is None else seen.epoch, None
@@ -317,17 +279,17 @@ def _begun(cursor: Cursor, row: EffectRow, retry_of: int | None) -> Flow[EffectR
             raise refusal
         epoch, token = hold.epoch, hold.claim.token
     try:
-        return (yield from ask(lambda store: store.begin_effect(row, epoch, token, retry_of)))
+        return row_of(store.put_record(row.sealed(), fence=Fence(epoch, token)))
     except Fenced as error:
         if hold is not None:
             hold.fenced(error)
         raise
 
 
-def _without_error(flow: Flow[object]) -> Flow[None]:
-    # If it fails, the outcome stays what it was: unknown. There is nobody to be told but who asks for it next.
+def _without_error(store: Backend, receipt: Record) -> None:
+    # If it fails, the outcome stays what it was: unknown. Whoever asks for it next learns that.
     with contextlib.suppress(BackstayError):
-        yield from flow
+        store.put_record(receipt)
 
 
 # Arguments --------------------------------------------------------------------------------------------------------

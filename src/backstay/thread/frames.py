@@ -17,6 +17,8 @@ from backstay.errors import DecodeError
 from backstay.model.continuation import NextNode
 from backstay.model.frame import FrameStack
 
+NONE = FrameStack()
+
 
 def shorten(frames: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return plain frames in their short form."""

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from backstay.codec import encode
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import MAIN, CheckpointMeta
-from backstay.model.damaged import Damaged
+from backstay.model.damaged import Damaged, OnDamage
 from backstay.model.fields import STEP_MAX
 from backstay.model.ids import check_id
 from backstay.model.interrupt import InterruptKind
-from backstay.store.base import PAGE_ROWS_MAX, Query
-from backstay.thread.damage import unread
-from backstay.thread.perform import Flow, ask
+from backstay.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query
+from backstay.thread.damage import listed, unread
 from backstay.thread.record import entry_of
+
+if TYPE_CHECKING:
+    from backstay.thread.access import Access
 
 PAGE_ROWS = 100
 SHOWN_ROWS = 50
@@ -39,7 +41,7 @@ class Filter:
     graph: str | None = None
     trigger: str | None = None
     interrupt: bool | InterruptKind | str | None = None
-    where: Mapping[str, Any] = field(default_factory=dict)
+    where: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("tag", "graph", "trigger"):
@@ -54,7 +56,9 @@ class Filter:
                 raise InvalidInput(
                     f"no kind of interrupt is called {self.interrupt!r:.40}", hint=f"Known: {known}"
                 ) from None
-        if not isinstance(self.where, Mapping) or any(type(key) is not str for key in self.where):
+        if self.where is None:
+            object.__setattr__(self, "where", {})
+        elif not isinstance(self.where, Mapping) or any(type(key) is not str for key in self.where):
             raise InvalidInput("where must be a mapping of metadata keys to values", hint='where={"user": "u1"}')
 
     def matches(self, meta: CheckpointMeta) -> bool:
@@ -65,7 +69,7 @@ class Filter:
             return False
         if not self._interrupt_matches(meta):
             return False
-        for key, value in self.where.items():
+        for key, value in (self.where or {}).items():
             if key not in meta.metadata or encode(meta.metadata[key]) != encode(value):
                 return False
         return True
@@ -93,15 +97,15 @@ class Listing:
         self.query = replace(self.query, tag=self.wanted.tag)
         self.done = self.left == 0
 
-    def next_page(self) -> Flow[list[CheckpointMeta | Damaged]]:
+    def next_page(self, store: Backend) -> list[CheckpointMeta | Damaged]:
         """Return the next page, which may be empty if there is a filter, and remember where it ended."""
         found: list[CheckpointMeta | Damaged] = []
         if not self.begun:
-            found += yield from unread(self.query.namespace, self.query.thread)
+            found += unread(store, self.query.namespace, self.query.thread)
             self.begun = True
         narrow = self.wanted != Filter(tag=self.wanted.tag)  # the tag is compared by the store
         query = replace(self.query, limit=self.size if narrow or self.left is None else min(self.left, PAGE_ROWS_MAX))
-        rows = yield from ask(lambda store: store.find(query))
+        rows = store.find(query)
         for entry in map(entry_of, rows):
             if isinstance(entry, Damaged):
                 found.append(entry)
@@ -116,6 +120,24 @@ class Listing:
             self.query = replace(query, before=last.thread_number if query.heads_of_threads else last.seq)
         self.size = min(self.size * 4, PAGE_ROWS_MAX)
         return found
+
+
+def listing_of_thread(
+    lane: LaneKey,
+    limit: int | None,
+    before: CheckpointMeta | int | None,
+    branch: str | None,
+    wanted: Filter | None = None,
+) -> Listing:
+    """Return the list of a thread's checkpoints: of one branch, or of all."""
+    chosen = lane.branch if branch is None else None if branch == EVERY_BRANCH else check_id(branch, "branch")
+    query = Query(lane.namespace, lane.thread, lane.scope, chosen, before=check_before(before))
+    return Listing(query, wanted or Filter(), check_limit(limit))
+
+
+def listing_of_threads(namespace: str, limit: int | None = None, wanted: Filter | None = None) -> Listing:
+    """Return the list of threads, each shown by its newest checkpoint."""
+    return Listing(Query(namespace, scope="", heads_of_threads=True), wanted or Filter(), check_limit(limit))
 
 
 def check_limit(limit: int | None) -> int | None:
@@ -172,6 +194,11 @@ class History(Iterator[T]):
         head = "".join(f"<th>{name}</th>" for name in ("thread", "step", "created", "position", "tags", "id"))
         body = "".join(map(_table_row, islice(self._begin(), SHOWN_ROWS)))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def history_of(access: Access, listing: Listing, on_damage: OnDamage) -> History[Any]:
+    """Return a list of checkpoints that can be read from its beginning more than once."""
+    return History(lambda: listed(access, replace(listing), on_damage))
 
 
 def _table_row(meta: CheckpointMeta | Damaged) -> str:

@@ -7,33 +7,68 @@ of two approvers, or two workers, one wins and the other sees who did.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from backstay.codec import decode, encode
-from backstay.errors import Conflict, Corrupted, DecodeError, InvalidInput, NotFound
+from backstay.errors import Conflict, DecodeError, IdTaken, InvalidInput, NotFound
 from backstay.model.damaged import Damaged
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.ids import check_id
 from backstay.model.interrupt import QUESTION_BYTES_MAX, Interrupt, InterruptKind
 from backstay.store.base import Backend, LaneKey, Query
-from backstay.store.interrupts import InterruptRow
+from backstay.store.records import Record, digest_of
 from backstay.thread.cursor import Context, Cursor
-from backstay.thread.damage import read_each, unread
 from backstay.thread.hold import Hold
-from backstay.thread.perform import Flow, ask
 from backstay.thread.process import this_process
 from backstay.thread.record import from_microseconds, to_microseconds, too_large
+from backstay.thread.records import RecordPages, confirm, damaged, find_by_id, seal, unseal
 
-PAGE_ROWS = 100
 RESERVED = "backstay:"
 """How the ids of interrupts begin that Backstay makes itself. Nobody else can record one of these."""
 
 PAUSE = "pause"
-_SEAL_BYTES = 32
+_BYTES, _TEXT, _MOMENT = (bytes, type(None)), (str, type(None)), (int, type(None))
+_TYPES = (bytes, int, _BYTES, _TEXT, _MOMENT, _TEXT, int, _MOMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptRow:
+    """An interrupt as it is stored, every byte checked. ``question`` and ``decision`` are encoded values."""
+
+    stored: Record
+    question: bytes
+    created_us: int
+    decision: bytes | None = None
+    decided_by: str | None = None
+    decided_us: int | None = None
+    consumer: str | None = None
+    consumer_epoch: int = 0
+    consumed_us: int | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """Return what binds the question to its place: a decision is about exactly this."""
+        place = (*self.stored.lane, str(self.stored.checkpoint), self.stored.key)
+        return digest_of(*(part.encode() for part in place), self.question)
+
+    def sealed(self) -> Record:
+        """Return the record to be stored."""
+        return seal(
+            replace(self.stored, open=self.consumer is None),
+            (
+                self.question,
+                self.created_us,
+                self.decision,
+                self.decided_by,
+                self.decided_us,
+                self.consumer,
+                self.consumer_epoch,
+                self.consumed_us,
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -79,6 +114,7 @@ class InterruptRecord:
 
 
 def record(
+    store: Backend,
     context: Context,
     cursor: Cursor,
     checkpoint: str,
@@ -87,7 +123,7 @@ def record(
     payload: Any,
     prompt: str,
     name: str | None,
-) -> Flow[InterruptRecord]:
+) -> InterruptRecord:
     """Record an interrupt of a checkpoint of this thread."""
     if isinstance(name, str) and name.startswith(RESERVED):
         raise InvalidInput(
@@ -105,21 +141,31 @@ def record(
         }
     )
     body_of(question)  # refused before anything is read
-    lane = yield from _lane_of(cursor, checkpoint)
-    return record_of((yield from ask(_recording(context, lane, checkpoint, question))))
+    lane = _lane_of(store, cursor, checkpoint)
+    return _record(store, context, lane, checkpoint, question)
 
 
-def _recording(
-    context: Context, lane: LaneKey, checkpoint: str, question: Interrupt
-) -> Callable[[Backend], InterruptRow]:
-    body = body_of(question)
-    digest = _digest(lane, checkpoint, question.id, body)
-    row = InterruptRow(question.id, lane, checkpoint, digest, body, to_microseconds(context.now()))
-    return lambda store: store.interrupt(row)
+def _record(store: Backend, context: Context, lane: LaneKey, checkpoint: str, question: Interrupt) -> InterruptRecord:
+    stored = Record("interrupt", lane, question.id, b"", True, checkpoint)
+    return _shown(add(store, InterruptRow(stored, body_of(question), to_microseconds(context.now()))))
 
 
-def _lane_of(cursor: Cursor, checkpoint: str) -> Flow[LaneKey]:
-    rows = yield from ask(lambda store: store.find(Query(cursor.lane.namespace, ids=(checkpoint,))))
+def add(store: Backend, row: InterruptRow) -> InterruptRow:
+    """Store an interrupt, or return the one that is stored if it asks the same there; else raise IdTaken."""
+    stored = store.put_record(row.sealed())
+    found = row_of(stored)
+    if found.digest != row.digest:
+        raise IdTaken(
+            f"interrupt {row.stored.key} exists and is another one",
+            thread=row.stored.lane.thread,
+            checkpoint=row.stored.checkpoint,
+            hint="Give each interrupt its own id",
+        )
+    return found
+
+
+def _lane_of(store: Backend, cursor: Cursor, checkpoint: str) -> LaneKey:
+    rows = store.find(Query(cursor.lane.namespace, ids=(checkpoint,)))
     if not rows or rows[0].lane[:3] != cursor.lane[:3]:
         raise NotFound(
             checkpoint,
@@ -138,7 +184,7 @@ def reserved_id(what: str, place: Iterable[str], body: bytes = b"") -> str:
 
     ``what`` it is stands in the id, so that it can be told from others without being read.
     """
-    return f"{RESERVED}{what}:{_sha256(*(part.encode() for part in place), body).hex()}"
+    return f"{RESERVED}{what}:{digest_of(*(part.encode() for part in place), body).hex()}"
 
 
 def is_pause(name: str) -> bool:
@@ -146,74 +192,49 @@ def is_pause(name: str) -> bool:
     return name.startswith(f"{RESERVED}{PAUSE}:")
 
 
-def find(cursor: Cursor, asked: Interrupt) -> Flow[InterruptRecord | None]:
+def find(store: Backend, cursor: Cursor, asked: Interrupt) -> InterruptRecord | None:
     """Return the record of an interrupt whose id says all of it; None if it was not recorded."""
-    namespace = cursor.lane.namespace
-    row = yield from ask(lambda store: store.find_interrupt(namespace, asked.id))
-    if row is None:
+    stored = find_by_id(store, "interrupt", cursor.lane.namespace, asked.id)
+    if stored is None:
         return None
-    found = record_of(row)
-    if row.lane != cursor.lane or body_of(found.interrupt) != body_of(asked):
-        raise _damaged(row, "another question stands under its id")
+    found = record_of(stored)
+    if stored.lane != cursor.lane or body_of(found.interrupt) != body_of(asked):
+        raise damaged(stored, "another question has its id")
     return found
 
 
-def keep(context: Context, cursor: Cursor, checkpoint: str, asked: Interrupt) -> Flow[InterruptRecord]:
+def keep(store: Backend, context: Context, cursor: Cursor, checkpoint: str, asked: Interrupt) -> InterruptRecord:
     """Record an interrupt with an id of ours on a checkpoint of this branch; IdTaken if it is there, on another one."""
-    lane = yield from _lane_of(cursor, checkpoint)
+    lane = _lane_of(store, cursor, checkpoint)
     if lane != cursor.lane:
         raise NotFound(
             checkpoint, checkpoint=checkpoint, thread=lane.thread, hint=f"It is of branch {lane.branch!r}, not of this"
         )
-    return record_of((yield from ask(_recording(context, lane, checkpoint, asked))))
+    return _record(store, context, lane, checkpoint, asked)
 
 
 # Lists ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Inbox:
-    """A list of interrupts that is read page by page; between pages nothing is held."""
-
-    namespace: str
-    thread: str | None
-    pending: bool
-    after: int = 0
-    done: bool = False
-    begun: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.pending, bool):
-            raise InvalidInput(f"pending must be True or False, not {type(self.pending).__name__}")
-
-    def next_page(self) -> Flow[list[InterruptRecord | Damaged]]:
-        """Return the next page and remember where it ended."""
-        lost = [] if self.begun else (yield from unread(self.namespace, self.thread))
-        self.begun = True
-        rows = yield from ask(paging(self.namespace, self.thread, self.pending, self.after))
-        self.done = len(rows) < PAGE_ROWS
-        if rows:
-            self.after = rows[-1].number
-        return [*lost, *read_each(rows, record_of, lambda row: (row.lane.thread, row.id, row.number))]
+def inbox_of(namespace: str, thread: str | None, pending: bool) -> RecordPages[InterruptRecord]:
+    """Return interrupts in the order in which they were recorded; pending = not consumed yet."""
+    if not isinstance(pending, bool):
+        raise InvalidInput(f"pending must be True or False, not {type(pending).__name__}")
+    return RecordPages("interrupt", namespace, thread, pending, record_of)
 
 
-def pending_checkpoints(namespace: str, thread: str | None) -> Flow[tuple[set[str], list[Damaged]]]:
+def pending_checkpoints(store: Backend, namespace: str, thread: str | None) -> tuple[set[str], list[Damaged]]:
     """Return the ids of the checkpoints that have an interrupt which is not consumed, and which cannot be read."""
     found: set[str] = set()
     damaged: list[Damaged] = []
-    inbox = Inbox(namespace, thread, True)
+    inbox = inbox_of(namespace, thread, True)
     while not inbox.done:
-        for entry in (yield from inbox.next_page()):
+        for entry in inbox.next_page(store):
             if isinstance(entry, Damaged):
                 damaged.append(entry)
             else:
                 found.add(entry.checkpoint_id)
     return found, damaged
-
-
-def paging(namespace: str, thread: str | None, pending: bool, after: int) -> Callable[[Backend], list[InterruptRow]]:
-    """Return the call for one page of interrupts."""
-    return lambda store: store.interrupts(namespace, thread, pending, after, PAGE_ROWS)
 
 
 # Deciding ---------------------------------------------------------------------------------------------------------
@@ -231,25 +252,23 @@ def check_decision(
 
 
 def decide(
-    context: Context, cursor: Cursor, shown: InterruptRecord, decision: Decision, by: str
-) -> Flow[InterruptRecord]:
+    store: Backend, context: Context, cursor: Cursor, shown: InterruptRecord, decision: Decision, by: str
+) -> InterruptRecord:
     """Record the decision on what the person was shown, once."""
     check_id(by, "by")
     body = _bounded(decision.to_plain(), "decision")
-    namespace, decided_us = cursor.lane.namespace, to_microseconds(context.now())
-    stored = yield from _stored_as_shown(cursor, shown)
+    row = _stored_as_shown(store, cursor, shown)
     _check_fits(shown, decision)
-    sealed = _seal(stored.digest, by, decided_us, body) + body
-    row = yield from ask(lambda store: store.decide(namespace, stored.id, stored.digest, sealed, by, decided_us))
+    row = put(store, row, lambda row: decided(row, body, by, to_microseconds(context.now())))
     _check_place(shown, row)
-    answered = record_of(row)
-    if row.decision is not None and (row.decision[_SEAL_BYTES:], row.decided_by) == (body, by):
+    answered = _shown(row)
+    if (row.decision, row.decided_by) == (body, by):
         return answered
     raise Conflict(
-        f"interrupt {row.id} is decided already: {_decided(answered)}",
+        f"interrupt {shown.id} is decided already: {_decided(answered)}",
         winner=answered,
-        thread=row.lane.thread,
-        checkpoint=row.checkpoint,
+        thread=shown.thread_id,
+        checkpoint=shown.checkpoint_id,
         hint="Nothing was changed; error.winner is the decision that counts",
     )
 
@@ -265,32 +284,31 @@ def _check_fits(shown: InterruptRecord, decision: Decision) -> None:
     raise InvalidInput(what, thread=shown.thread_id, checkpoint=shown.checkpoint_id, hint="Approve, reject or defer it")
 
 
-def consume(context: Context, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Flow[Decision]:
+def consume(store: Backend, context: Context, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Decision:
     """Take the decision in order to carry it out, once."""
-    stored = yield from _stored_as_shown(cursor, shown)
+    row = _stored_as_shown(store, cursor, shown)
     hold = cursor.hold
     if hold is not None and (refusal := hold.refusal()) is not None:
         raise refusal
     # The epochs of different branches have nothing to do with each other.
-    epoch = hold.epoch if hold is not None and hold.lane == stored.lane else 0
+    epoch = hold.epoch if hold is not None and hold.lane == row.stored.lane else 0
     name = _name(hold) if by is None else check_id(by, "by")
-    now_us = to_microseconds(context.now())
-    row = yield from ask(lambda store: store.consume(stored.lane.namespace, stored.id, name, epoch, now_us))
+    row = put(store, row, lambda row: consumed(row, name, epoch, to_microseconds(context.now())))
     _check_place(shown, row)
-    answered = record_of(row)
+    answered = _shown(row)
     if answered.decision is None:
         raise InvalidInput(
-            f"interrupt {row.id} is not decided yet",
-            thread=row.lane.thread,
-            checkpoint=row.checkpoint,
+            f"interrupt {shown.id} is not decided yet",
+            thread=shown.thread_id,
+            checkpoint=shown.checkpoint_id,
             hint="Wait until thread.decide(…) was called",
         )
     if row.consumer != name:
         raise Conflict(
-            f"the decision on interrupt {row.id} was taken by {row.consumer!r}",
+            f"the decision on interrupt {shown.id} was taken by {row.consumer!r}",
             winner=answered,
-            thread=row.lane.thread,
-            checkpoint=row.checkpoint,
+            thread=shown.thread_id,
+            checkpoint=shown.checkpoint_id,
             hint="Another worker carries it out. If that one died, take the lease on the branch, then the decision",
         )
     return answered.decision
@@ -307,37 +325,37 @@ def _decided(answered: InterruptRecord) -> str:
     return f"{answered.decision.kind.value!r} by {answered.decided_by!r} at {_moment(answered.decided_at)}"
 
 
-def _stored_as_shown(cursor: Cursor, shown: InterruptRecord) -> Flow[InterruptRow]:
+def _stored_as_shown(store: Backend, cursor: Cursor, shown: InterruptRecord) -> InterruptRow:
     """Return the stored interrupt if it is the one that was shown, unchanged, and of this thread."""
     if not isinstance(shown, InterruptRecord) or not isinstance(shown.interrupt, Interrupt):
         raise InvalidInput(
             f"interrupt must be an InterruptRecord, not {type(shown).__name__}",
             hint="Pass what thread.interrupts() gave: it says what was seen, an id alone does not",
         )
-    namespace = cursor.lane.namespace
     if shown.thread_id != cursor.lane.thread:
         raise _something_else(shown, f"it is of thread {shown.thread_id!r}, not {cursor.lane.thread!r}")
-    row = yield from ask(lambda store: store.find_interrupt(namespace, check_id(shown.id, "interrupt id")))
-    if row is None:
+    stored = find_by_id(store, "interrupt", cursor.lane.namespace, check_id(shown.id, "interrupt id"))
+    if stored is None:
         raise NotFound(
             f"interrupt {shown.id}",
             thread=shown.thread_id,
             checkpoint=shown.checkpoint_id,
             hint="It went with its checkpoint, or was never recorded",
         )
+    row = row_of(stored)
     _check_place(shown, row)
     # Both encoded here and now: a class that was registered anew since is read, and so written, alike on both sides.
-    if body_of(shown.interrupt) != body_of(record_of(row).interrupt):
+    if body_of(shown.interrupt) != body_of(_shown(row).interrupt):
         raise _something_else(shown, "what was shown is not what is stored")
     return row
 
 
 def _check_place(shown: InterruptRecord, row: InterruptRow) -> None:
     parts = (
-        ("thread", shown.thread_id, row.lane.thread),
-        ("scope", shown.scope, row.lane.scope),
-        ("branch", shown.branch, row.lane.branch),
-        ("checkpoint", shown.checkpoint_id, row.checkpoint),
+        ("thread", shown.thread_id, row.stored.lane.thread),
+        ("scope", shown.scope, row.stored.lane.scope),
+        ("branch", shown.branch, row.stored.lane.branch),
+        ("checkpoint", shown.checkpoint_id, row.stored.checkpoint),
         ("digest", shown.digest, row.digest),
     )
     for name, mine, stored in parts:
@@ -354,56 +372,69 @@ def _something_else(shown: InterruptRecord, what: str) -> InvalidInput:
     )
 
 
+# The rules ---------------------------------------------------------------------------------------------------------
+
+
+def decided(row: InterruptRow, decision: bytes, by: str, at_us: int) -> InterruptRow:
+    """Return the interrupt with a decision; the first one counts."""
+    return replace(row, decision=decision, decided_by=by, decided_us=at_us) if row.decision is None else row
+
+
+def consumed(row: InterruptRow, by: str, epoch: int, at_us: int) -> InterruptRow:
+    """Return the interrupt with a consumer if it is decided and has none, or one with a lower epoch.
+
+    A consumer with a lower epoch was fenced out, so another may take its work over.
+    """
+    if row.decision is None or (row.consumer is not None and row.consumer_epoch >= epoch):
+        return row
+    return replace(row, consumer=by, consumer_epoch=epoch, consumed_us=at_us)
+
+
+def put(store: Backend, row: InterruptRow, rule: Callable[[InterruptRow], InterruptRow]) -> InterruptRow:
+    """Store what a rule makes of an interrupt, and of what others made of it meanwhile; return what is stored then."""
+    if rule(row) is row:
+        row = row_of(confirm(store, row.stored))
+    while (changed := rule(row)) is not row:
+        row = row_of(store.put_record(changed.sealed()))
+    return row
+
+
 # Rows and records -------------------------------------------------------------------------------------------------
 
 
-def record_of(row: InterruptRow) -> InterruptRecord:
-    """Return a stored interrupt, every byte of it checked against its digest."""
-    if _digest(row.lane, row.checkpoint, row.id, row.body) != row.digest:
-        raise _damaged(row, "the interrupt does not match its digest")
+def row_of(stored: Record) -> InterruptRow:
+    """Return what a stored interrupt says, every byte of it checked."""
+    row = InterruptRow(stored, *unseal(stored, _TYPES))
+    if stored.checkpoint is None or stored.open != (row.consumer is None):
+        raise damaged(stored, "it is not of the known form")
+    return row
+
+
+def record_of(stored: Record) -> InterruptRecord:
+    """Return a stored interrupt as users see it."""
+    return _shown(row_of(stored))
+
+
+def _shown(row: InterruptRow) -> InterruptRecord:
     try:
-        return _record_of(row)
+        return InterruptRecord(
+            interrupt=Interrupt.from_plain(decode(row.question)),
+            thread_id=row.stored.lane.thread,
+            branch=row.stored.lane.branch,
+            scope=row.stored.lane.scope,
+            checkpoint_id=str(row.stored.checkpoint),
+            digest=row.digest,
+            created_at=from_microseconds(row.created_us),
+            decision=None if row.decision is None else Decision.from_plain(decode(row.decision)),
+            decided_by=row.decided_by,
+            decided_at=None if row.decided_us is None else from_microseconds(row.decided_us),
+            consumer=row.consumer,
+            consumed_at=None if row.consumed_us is None else from_microseconds(row.consumed_us),
+        )
     except (DecodeError, InvalidInput) as error:
-        raise _damaged(row, f"the interrupt cannot be read: {error.what}") from error
+        raise damaged(row.stored, f"the interrupt cannot be read: {error.what}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(row, "the interrupt is not of the known form") from error
-
-
-def _record_of(row: InterruptRow) -> InterruptRecord:
-    question = Interrupt.from_plain(decode(row.body))
-    decision = _decision_of(row)
-    return InterruptRecord(
-        interrupt=question,
-        thread_id=row.lane.thread,
-        branch=row.lane.branch,
-        scope=row.lane.scope,
-        checkpoint_id=row.checkpoint,
-        digest=row.digest,
-        created_at=from_microseconds(row.created_us),
-        decision=decision,
-        decided_by=row.decided_by,
-        decided_at=None if row.decided_us is None else from_microseconds(row.decided_us),
-        consumer=row.consumer,
-        consumed_at=None if row.consumed_us is None else from_microseconds(row.consumed_us),
-    )
-
-
-def _decision_of(row: InterruptRow) -> Decision | None:
-    if row.decision is None:
-        return None
-    seal, body = row.decision[:_SEAL_BYTES], row.decision[_SEAL_BYTES:]
-    if seal != _seal(row.digest, row.decided_by or "", row.decided_us or 0, body):
-        raise _damaged(row, "the decision does not match its digest")
-    return Decision.from_plain(decode(body))
-
-
-def _damaged(row: InterruptRow, what: str) -> Corrupted:
-    return Corrupted(
-        f"interrupt {row.id}: {what}",
-        thread=row.lane.thread,
-        checkpoint=row.checkpoint,
-        hint="Do not act on it; record a new interrupt and ask again",
-    )
+        raise damaged(row.stored, "the interrupt is not of the known form") from error
 
 
 def body_of(question: Interrupt) -> bytes:
@@ -416,26 +447,6 @@ def _bounded(plain: dict[str, Any], path: str) -> bytes:
     if len(data) > QUESTION_BYTES_MAX:
         raise too_large(f"the {path}", len(data), QUESTION_BYTES_MAX, path, plain)
     return data
-
-
-def _digest(lane: LaneKey, checkpoint: str, name: str, body: bytes) -> bytes:
-    """Return what binds a question to its place."""
-    return _sha256(
-        *(part.encode() for part in (lane.namespace, lane.thread, lane.scope, lane.branch)),
-        checkpoint.encode(),
-        name.encode(),
-        body,
-    )
-
-
-def _seal(digest: bytes, by: str, decided_us: int, body: bytes) -> bytes:
-    """Return what binds a decision to its question, to who made it and when."""
-    return _sha256(digest, by.encode(), str(decided_us).encode(), body)
-
-
-def _sha256(*parts: bytes) -> bytes:
-    """Return the digest of parts, each with its length before it, so that no two lists of parts are alike."""
-    return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
 
 
 def _moment(moment: datetime) -> str:

@@ -14,7 +14,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from backstay.errors import BackstayError, Fenced, InvalidInput
 from backstay.model.damaged import Damaged
@@ -22,11 +22,10 @@ from backstay.model.ids import check_label
 from backstay.model.lease import ExpiredLease
 from backstay.store.base import Backend
 from backstay.store.leases import Claim, Held
-from backstay.thread.cursor import Context, Cursor
+from backstay.thread.access import Handle, handle_of
 from backstay.thread.damage import unread
 from backstay.thread.hold import Hold, Loss
 from backstay.thread.offload import Interruption, rest
-from backstay.thread.perform import Flow, ask
 from backstay.thread.process import short_name
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
     from backstay.thread.thread import Thread
     from backstay.thread.thread_async import AsyncThread
-
-T = TypeVar("T")
 
 TTL_S_MIN = 0.05
 TTL_S_MAX = 86_400.0
@@ -98,10 +95,9 @@ def check_terms(
 class LeaseBase:
     """One lease, from before it is taken until after it was given back. It is used once."""
 
-    def __init__(self, context: Context, backend: Backend, cursor: Cursor, terms: Terms) -> None:
-        self._context = context
-        self._backend = backend
-        self._cursor = cursor
+    def __init__(self, handle: Handle, terms: Terms) -> None:
+        self._handle = handle
+        self._cursor = handle.cursor
         self._terms = terms
         self._hold: Hold | None = None
         self._claim: Claim | None = None  # what was shown to the store
@@ -149,13 +145,13 @@ class LeaseBase:
                 lease._lost(loss)
 
         self._claim = claim
-        self._hold = self._cursor.hold = hold = Hold(self._backend, held, claim, began, on_loss, me)
+        self._hold = self._cursor.hold = hold = Hold(self._handle.access.store, held, claim, began, on_loss, me)
         if self._terms.heartbeat:
-            self._context.heartbeat.add(hold.pulse)
+            self._handle.context.heartbeat.add(hold.pulse)
 
-    # The steps of its life, as flows ------------------------------------------------------------------------------
+    # The operations of its life -----------------------------------------------------------------------------------
 
-    def _acquiring(self) -> Flow[None]:
+    def _acquiring(self, store: Backend) -> None:
         """Take the lease; to be run with the handle's lock."""
         cursor, claim, other = self._cursor, self._terms.claim(), self._cursor.hold
         if other is not None and not other.is_forsaken:
@@ -169,10 +165,10 @@ class LeaseBase:
         if other is not None:
             cursor.hold = None
             with contextlib.suppress(BackstayError):
-                yield from ask(lambda store: store.release(other.lane, other.epoch, other.claim.token))
+                store.release(other.lane, other.epoch, other.claim.token)
         began = time.monotonic()
         self._claim = claim
-        held = yield from ask(lambda store: store.acquire(cursor.lane, claim))
+        held = store.acquire(cursor.lane, claim)
         self._take(held, claim, began)
         seen, tip = cursor.take()
         if seen is not None and seen.last_seq:
@@ -190,20 +186,20 @@ class LeaseBase:
             raise refusal
         return min(REST_S, left)
 
-    def _renewing(self) -> Flow[None]:
+    def _renewing(self, store: Backend) -> None:
         """Extend the lease; without the handle's lock, so that a long save does not stand in the way."""
         hold = self._taken()
         if hold.loss is not None or hold.is_elsewhere or hold.is_over:
             self.check()
         began = time.monotonic()
         try:
-            yield from ask(lambda store: store.renew(hold.lane, hold.epoch, hold.claim))
+            store.renew(hold.lane, hold.epoch, hold.claim)
         except Fenced as error:
             hold.fenced(error)
             raise
         hold.extended(began)
 
-    def _releasing(self) -> Flow[None]:
+    def _releasing(self, store: Backend) -> None:
         """Give the lease back, once; to be run with the handle's lock."""
         hold, cursor = self._taken(), self._cursor
         if hold.is_over:
@@ -212,9 +208,9 @@ class LeaseBase:
             self.check()
         hold.pulse.stopped, cursor.hold = True, None
         hold.end()
-        self._context.heartbeat.remove(hold.pulse)
+        self._handle.context.heartbeat.remove(hold.pulse)
         try:
-            yield from ask(lambda store: store.release(hold.lane, hold.epoch, hold.claim.token))
+            store.release(hold.lane, hold.epoch, hold.claim.token)
         except Fenced as error:
             hold.fenced(error, releasing=True)
         finally:
@@ -223,32 +219,32 @@ class LeaseBase:
             cursor.tip = None  # a branch without a checkpoint has gone with its lease
         self._raise_loss(hold)
 
-    def _undoing(self) -> Flow[None]:
+    def _undoing(self, store: Backend) -> None:
         """Give back what an interrupted caller may have taken without knowing; to be run with the handle's lock."""
         claim, hold, lane = self._claim, self._hold, self._cursor.lane
         if claim is not None:
             with contextlib.suppress(BackstayError):
                 # If the answer was lost: the same token gives the same lease again, and so tells its epoch.
-                taken = hold or (yield from ask(lambda store: store.acquire(lane, claim)))
-                yield from ask(lambda store: store.release(lane, taken.epoch, claim.token))
+                taken = hold or (store.acquire(lane, claim))
+                store.release(lane, taken.epoch, claim.token)
         if hold is not None:
             hold.ended()
 
-    def _resuming(self) -> Flow[None]:
+    def _resuming(self, store: Backend) -> None:
         """Make sure, before its block begins, that a lease taken earlier is still held; with the handle's lock."""
         try:
-            yield from self._renewing()
+            self._renewing(store)
         except Exception:
             with contextlib.suppress(BackstayError):
-                yield from self._releasing()
+                self._releasing(store)
             raise
 
-    def _abandoning(self) -> Flow[None]:
+    def _abandoning(self, store: Backend) -> None:
         """Undo an acquisition that nobody waited for; to be run with the handle's lock."""
         self._abandoned = True
         if self._hold is not None:
             with contextlib.suppress(BackstayError):  # nobody is there to be told
-                yield from self._releasing()
+                self._releasing(store)
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -265,7 +261,7 @@ class LeaseBase:
     def _lost(self, loss: Loss) -> None:
         """Tell the holder, in whichever thread the loss was met."""
         if self._hold is not None:
-            self._context.heartbeat.remove(self._hold.pulse)
+            self._handle.context.heartbeat.remove(self._hold.pulse)
         if self._terms.on_lost is not None:
             try:
                 self._terms.on_lost(self)
@@ -297,16 +293,16 @@ class Lease(LeaseBase):
     """
 
     def __init__(self, thread: Thread, terms: Terms) -> None:
-        super().__init__(thread._store._context, thread._store._backend, thread._cursor, terms)
+        super().__init__(handle_of(thread), terms)
         self.thread = thread
 
     def renew(self) -> None:
         """Let it run for its time from now on, also if it had expired and nobody took it. If it is lost: Fenced."""
-        self.thread._store._run(self._renewing())
+        self._renewing(self._handle.access.store)
 
     def release(self) -> None:
         """Give it back. Raises Fenced if it was lost; a second time does nothing."""
-        self.thread._run(self._releasing())
+        self._handle.run(self._releasing)
 
     def __enter__(self) -> Lease:
         self._enter()
@@ -314,7 +310,7 @@ class Lease(LeaseBase):
             if self._hold is None:
                 self._wait()
             elif self.lost:
-                self.thread._run(self._resuming())
+                self._handle.run(self._resuming)
         except BackstayError:
             raise
         except BaseException:
@@ -326,7 +322,7 @@ class Lease(LeaseBase):
         deadline = self._deadline()
         while True:
             try:
-                self.thread._run(self._acquiring())
+                self._handle.run(self._acquiring)
                 return
             except Fenced as error:
                 time.sleep(self._rest_s(deadline, error))
@@ -352,7 +348,7 @@ class Lease(LeaseBase):
             hold.pulse.stopped = True
             if cursor.hold is hold:
                 cursor.hold = None
-        self.thread._run(self._undoing())
+        self._handle.run(self._undoing)
 
 
 class AsyncLease(LeaseBase):
@@ -362,17 +358,17 @@ class AsyncLease(LeaseBase):
     """
 
     def __init__(self, thread: AsyncThread, terms: Terms) -> None:
-        super().__init__(thread._store._context, thread._store._backend, thread._cursor, terms)
+        super().__init__(handle_of(thread), terms)
         self.thread = thread
         self._body: Interruption | None = None
 
     async def renew(self) -> None:
         """Let it run for its time from now on, also if it had expired and nobody took it. If it is lost: Fenced."""
-        await self.thread._store._run(self._renewing())
+        await self._handle.access.arun(self._renewing)
 
     async def release(self) -> None:
         """Give it back. Raises Fenced if it was lost; a second time does nothing."""
-        await self.thread._run(self._releasing())
+        await self._handle.arun(self._releasing)
 
     async def __aenter__(self) -> AsyncLease:
         self._enter()
@@ -380,12 +376,12 @@ class AsyncLease(LeaseBase):
             deadline = self._deadline()
             while True:
                 try:
-                    await self.thread._run(self._acquiring(), self._abandoning())
+                    await self._handle.arun_undoable(self._acquiring, self._abandoning)
                     break
                 except Fenced as error:
                     await rest(self._rest_s(deadline, error))
         elif self.lost:
-            await self.thread._run(self._resuming())
+            await self._handle.arun(self._resuming)
         self._body = Interruption()
         if self._taken().loss is not None:  # too early for the body to be cancelled
             self._body.end(None)
@@ -419,10 +415,10 @@ def note_beside(error: BaseException, failure: Exception) -> None:
 # Lists of leases --------------------------------------------------------------------------------------------------
 
 
-def expired(context: Context) -> Flow[list[ExpiredLease | Damaged]]:
+def expired(store: Backend, namespace: str) -> list[ExpiredLease | Damaged]:
     """Return the leases that were neither renewed nor given back in time, the one that ended first first."""
-    lost = yield from unread(context.namespace, None)
-    rows = yield from ask(lambda store: store.leases(context.namespace, None, True))
+    lost = unread(store, namespace, None)
+    rows = store.leases(namespace, None, True)
     found = [
         ExpiredLease(
             thread_id=row.lane.thread,
@@ -437,10 +433,10 @@ def expired(context: Context) -> Flow[list[ExpiredLease | Damaged]]:
     return [*lost, *found]
 
 
-def claim(context: Context, count: int, terms: Terms) -> Flow[list[tuple[Held, Claim, float]]]:
+def claim(store: Backend, namespace: str, count: int, terms: Terms) -> list[tuple[Held, Claim, float]]:
     """Take up to ``count`` expired leases; return of each what ``LeaseBase._take`` needs."""
     if type(count) is not int or not 1 <= count <= CLAIMS_MAX:
         raise InvalidInput(f"n must be a whole number from 1 to {CLAIMS_MAX}, not {count!r:.40}")
     shown, began = terms.claim(), time.monotonic()
-    rows = yield from ask(lambda store: store.claim(context.namespace, count, shown))
+    rows = store.claim(namespace, count, shown)
     return [(held, shown, began) for held in rows]

@@ -1,35 +1,65 @@
-"""The ledger of effects as it is stored: every byte is sealed when it is written and checked when it is read.
+"""The ledger of effects: what a stored effect says, and the rules by which it changes.
 
-The digest of a row covers the intent: its place, its attempt, its owner and its arguments. A receipt begins with a
-seal, which covers that digest, how it ended, when, who said so, and the result. So none can be taken for another's.
+An effect is an intent until a receipt ends it. The next attempt follows one that failed, or one without a receipt if
+its caller says that this very one is to be tried again. Only its owner ends an attempt, or a person who found out.
+Every write names the version that was read, so of two writers one wins, and both see who.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backstay.codec import decode, encode
-from backstay.errors import Conflict, Corrupted, DecodeError, InvalidInput, NotFound
-from backstay.model.damaged import Damaged
+from backstay.errors import Conflict, DecodeError, InvalidInput, NotFound
 from backstay.model.effect import EffectRecord, EffectStatus, Outcome
 from backstay.model.ids import check_id, check_label
-from backstay.store.base import LaneKey
-from backstay.store.effects import EffectRow, digest_of, effect_id
+from backstay.store.base import Backend, LaneKey
+from backstay.store.records import Record, record_id
 from backstay.thread.cursor import Context, Cursor
-from backstay.thread.damage import read_each, unread
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import from_microseconds, to_microseconds
+from backstay.thread.records import RecordPages, confirm, damaged, seal, unseal
 
 KEY_LENGTH_MAX = 1000  # characters
-PAGE_ROWS = 100
 NOT_DONE = "not done"
 """The error of an effect of which somebody found out that it was not done."""
 
 RESULT, NO_RESULT, ERROR = b"r", b"n", b"e"
 """How a receipt's payload begins: the encoded result follows, or why it could not be kept, or the type of an error."""
 
-_SEAL_BYTES = 32
-_KINDS = {EffectStatus.DONE.value: (RESULT, NO_RESULT), EffectStatus.FAILED.value: (ERROR,)}
+INTENDED, DONE, FAILED = (status.value for status in EffectStatus)
+_PAYLOADS = {INTENDED: (b"",), DONE: (RESULT, NO_RESULT), FAILED: (ERROR,)}
+_TYPES = (int, str, bytes, int, str, bytes, (int, type(None)), (str, type(None)))
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRow:
+    """An effect as it is stored, every byte checked."""
+
+    stored: Record
+    attempt: int  # from 1
+    owner: str  # names one attempt of one caller: no other ever has it
+    request: bytes  # tells what the effect was asked to do from anything else
+    created_us: int
+    status: str = INTENDED
+    payload: bytes = b""  # of one that ended
+    ended_us: int | None = None
+    settled_by: str | None = None
+
+    def sealed(self) -> Record:
+        """Return the record to be stored."""
+        return seal(
+            replace(self.stored, open=self.status == INTENDED),
+            (
+                self.attempt,
+                self.owner,
+                self.request,
+                self.created_us,
+                self.status,
+                self.payload,
+                self.ended_us,
+                self.settled_by,
+            ),
+        )
 
 
 def check_key(key: object) -> str:
@@ -51,42 +81,47 @@ def check_outcome(outcome: object) -> Outcome:
 
 def idempotency_key(lane: LaneKey, key: str) -> str:
     """Return what is sent along with an effect: the same in every attempt, process and restart, and nowhere else."""
-    return f"bs-{effect_id(lane, key).hex()[:32]}"
+    name = record_id("effect", lane, key).hex()
+    return f"bs-{name[:32]}"
 
 
 # Writing ----------------------------------------------------------------------------------------------------------
 
 
-def intent_of(lane: LaneKey, key: str, attempt: int, owner: str, request: bytes, created_us: int) -> EffectRow:
-    """Return the row that an attempt begins with."""
-    return EffectRow(
-        lane, key, attempt, owner, request, created_us, _digest(lane, key, attempt, owner, request, created_us)
-    )
+def intent_of(
+    lane: LaneKey, key: str, owner: str, request: bytes, created_us: int, over: EffectRow | None = None
+) -> EffectRow:
+    """Return the intent of the first attempt, or of the one that follows another."""
+    stored = Record("effect", lane, key, b"", True) if over is None else over.stored
+    return EffectRow(stored, 1 if over is None else over.attempt + 1, owner, request, created_us)
 
 
-def sealed(row: EffectRow, status: EffectStatus, ended_us: int, by: str | None, payload: bytes) -> bytes:
-    """Return the body of a receipt."""
-    return _seal(row, status.value, ended_us, by, payload) + payload
+def ended(row: EffectRow, status: str, payload: bytes, ended_us: int, by: str | None = None) -> EffectRow:
+    """Return an intent with its receipt; one that has ended stays as it is."""
+    if row.status != INTENDED:
+        return row
+    return replace(row, status=status, payload=payload, ended_us=ended_us, settled_by=by)
 
 
-def settle_row(context: Context, row: EffectRow, outcome: Outcome, by: str) -> Flow[EffectRow]:
+def settle_row(store: Backend, context: Context, row: EffectRow, outcome: Outcome, by: str) -> EffectRow:
     """Store what somebody found out about an intent, unless it has ended; return the row as it is then."""
     done = outcome.status is EffectStatus.DONE
     payload = RESULT + encode(outcome.result, "result") if done else ERROR + NOT_DONE.encode()
-    ended_us, status = to_microseconds(context.now()), outcome.status.value
-    body = sealed(row, outcome.status, ended_us, by, payload)
-    return ask(lambda store: store.settle_effect(row.lane, row.key, row.attempt, row.owner, status, body, ended_us, by))
+    settled = ended(row, outcome.status.value, payload, to_microseconds(context.now()), by)
+    return row_of(confirm(store, row.stored) if settled is row else store.put_record(settled.sealed()))
 
 
-def settle(context: Context, cursor: Cursor, shown: EffectRecord, outcome: Outcome, by: str) -> Flow[EffectRecord]:
-    """Record how an effect ended of which nobody knew, once."""
+def settle(
+    store: Backend, context: Context, cursor: Cursor, shown: EffectRecord, outcome: Outcome, by: str
+) -> EffectRecord:
+    """Record the outcome of an effect whose outcome was unknown, once."""
     check_id(by, "by")
     if check_outcome(outcome).status is EffectStatus.INTENDED:
         raise InvalidInput("not knowing does not settle an effect", hint="Find out, or leave it as it is")
-    row = yield from _stored(cursor, shown)
+    row = _stored(store, cursor, shown)
     if (row.attempt, row.owner) == (shown.attempt, shown.owner):
-        row = yield from settle_row(context, row, outcome, by)
-    settled = record_of(row)
+        row = settle_row(store, context, row, outcome, by)
+    settled = shown_of(row)
     if (row.attempt, row.owner, row.settled_by) == (shown.attempt, shown.owner, by) and _says(settled, outcome):
         return settled
     raise Conflict(
@@ -97,7 +132,7 @@ def settle(context: Context, cursor: Cursor, shown: EffectRecord, outcome: Outco
     )
 
 
-def _stored(cursor: Cursor, shown: EffectRecord) -> Flow[EffectRow]:
+def _stored(store: Backend, cursor: Cursor, shown: EffectRecord) -> EffectRow:
     """Return what is stored of the effect that a record shows, which must be of this thread."""
     if not isinstance(shown, EffectRecord):
         raise InvalidInput(
@@ -107,10 +142,9 @@ def _stored(cursor: Cursor, shown: EffectRecord) -> Flow[EffectRow]:
     if shown.thread_id != cursor.lane.thread:
         raise InvalidInput(f"{shown} is not of thread {cursor.lane.thread!r}", hint="Settle it through its own thread")
     lane = LaneKey(cursor.lane.namespace, shown.thread_id, shown.scope, shown.branch)
-    row = yield from ask(lambda store: store.find_effect(lane, check_key(shown.key)))
+    row = find(store, lane, shown.key)
     if row is None:
         raise NotFound(f"effect {shown.key!r}", thread=shown.thread_id, hint="It went with its thread or branch")
-    record_of(row)
     return row
 
 
@@ -124,83 +158,53 @@ def _says(record: EffectRecord, outcome: Outcome) -> bool:
 # Reading ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Ledger:
-    """The effects of a thread, read page by page; between pages nothing is held."""
-
-    namespace: str
-    thread: str
-    after: int = 0
-    done: bool = False
-    begun: bool = False
-
-    def next_page(self) -> Flow[list[EffectRecord | Damaged]]:
-        """Return the next page and remember where it ended."""
-        lost = [] if self.begun else (yield from unread(self.namespace, self.thread))
-        self.begun = True
-        rows = yield from ask(lambda store: store.effects(self.namespace, self.thread, self.after, PAGE_ROWS))
-        self.done = len(rows) < PAGE_ROWS
-        if rows:
-            self.after = rows[-1].number
-        return [*lost, *read_each(rows, record_of, lambda row: (row.lane.thread, row.key, row.number))]
+def ledger_of(namespace: str, thread: str) -> RecordPages[EffectRecord]:
+    """Return the effects of a thread, in the order in which they were first begun."""
+    return RecordPages("effect", namespace, thread, False, record_of)
 
 
-def record_of(row: EffectRow) -> EffectRecord:
-    """Return a stored effect, every byte of it checked."""
-    kind, payload = payload_of(row)
+def find(store: Backend, lane: LaneKey, key: str) -> EffectRow | None:
+    """Return one effect, or None."""
+    stored = store.record("effect", lane, check_key(key))
+    return None if stored is None else row_of(stored)
+
+
+def row_of(stored: Record) -> EffectRow:
+    """Return what a stored effect says, every byte of it checked."""
+    row = EffectRow(stored, *unseal(stored, _TYPES))
+    if row.payload[:1] not in _PAYLOADS.get(row.status, ()) or stored.open != (row.status == INTENDED):
+        raise damaged(stored, "the receipt does not belong to its status")
+    return row
+
+
+def record_of(stored: Record) -> EffectRecord:
+    """Return a stored effect as users see it."""
+    return shown_of(row_of(stored))
+
+
+def shown_of(row: EffectRow) -> EffectRecord:
+    """Return an effect as users see it."""
+    kind, data = row.payload[:1], row.payload[1:]
     try:
-        result = decode(payload) if kind == RESULT else None
-        error = payload.decode() if kind in (NO_RESULT, ERROR) else None
+        result = decode(data) if kind == RESULT else None
+        error = data.decode() if kind in (NO_RESULT, ERROR) else None
         created_at = from_microseconds(row.created_us)
         ended_at = None if row.ended_us is None else from_microseconds(row.ended_us)
     except (DecodeError, UnicodeDecodeError) as broken:
-        raise _damaged(row, "the receipt cannot be read") from broken
+        raise damaged(row.stored, "the receipt cannot be read") from broken
+    lane, key = row.stored.lane, row.stored.key
     return EffectRecord(
-        key=row.key,
+        key=key,
         status=EffectStatus(row.status),
         attempt=row.attempt,
         owner=row.owner,
         created_at=created_at,
-        idempotency_key=idempotency_key(row.lane, row.key),
-        thread_id=row.lane.thread,
-        branch=row.lane.branch,
-        scope=row.lane.scope,
+        idempotency_key=idempotency_key(lane, key),
+        thread_id=lane.thread,
+        branch=lane.branch,
+        scope=lane.scope,
         result=result,
         error=error,
         ended_at=ended_at,
         settled_by=row.settled_by,
-    )
-
-
-def payload_of(row: EffectRow) -> tuple[bytes, bytes]:
-    """Return what kind of receipt a row has and what it says, every byte checked; nothing if it has none."""
-    if _digest(row.lane, row.key, row.attempt, row.owner, row.request, row.created_us) != row.digest:
-        raise _damaged(row, "the intent does not match its digest")
-    if row.status == EffectStatus.INTENDED and (row.body, row.ended_us, row.settled_by) == (None, None, None):
-        return b"", b""
-    body = row.body or b""
-    seal, payload = body[:_SEAL_BYTES], body[_SEAL_BYTES:]
-    if seal != _seal(row, row.status, row.ended_us or 0, row.settled_by, payload):
-        raise _damaged(row, "the receipt does not match its digest")
-    if payload[:1] not in _KINDS.get(row.status, ()):
-        raise _damaged(row, "the receipt does not belong to its status")
-    return payload[:1], payload[1:]
-
-
-def _digest(lane: LaneKey, key: str, attempt: int, owner: str, request: bytes, created_us: int) -> bytes:
-    """Return what binds an intent to its place, its owner and its arguments."""
-    return digest_of(*(part.encode() for part in (*lane, key, str(attempt), owner, str(created_us))), request)
-
-
-def _seal(row: EffectRow, status: str, ended_us: int, by: str | None, payload: bytes) -> bytes:
-    """Return what binds a receipt to its intent, to when and by whom."""
-    who = b"" if by is None else b"by " + by.encode()
-    return digest_of(row.digest, status.encode(), str(ended_us).encode(), who, payload)
-
-
-def _damaged(row: EffectRow, what: str) -> Corrupted:
-    return Corrupted(
-        f"effect {row.key!r}: {what}",
-        thread=row.lane.thread,
-        hint="Do not rely on it. Find out whether it was done; under another key it can be done again",
     )

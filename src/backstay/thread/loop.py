@@ -9,7 +9,7 @@
 
 A turn is stored as one change when the loop asks for the next one, or when it was the last. If its body is left in any
 other way, nothing of it is stored and it is run again: effects that were done are replayed, questions that were decided
-are not asked again. What both kinds of loop have in common stands in ``LoopBase``, as flows.
+are not asked again. What both kinds of loop have in common stands in ``LoopBase``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from backstay.model.continuation import End
 from backstay.model.decision import DecisionKind
 from backstay.model.fields import check_fields
 from backstay.model.usage import Usage
+from backstay.store.base import Backend
 from backstay.thread import load, pause
 from backstay.thread import save as saving
+from backstay.thread.access import Handle, handle_of
+from backstay.thread.arguments import check_metadata
 from backstay.thread.change import check_state
-from backstay.thread.cursor import Context, Cursor
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.lease import AsyncLease, Lease, Terms
-from backstay.thread.perform import Flow
 from backstay.thread.question import Question, settled
-from backstay.thread.round import Round, check_unmarked, find_round
+from backstay.thread.round import Round, find_round
 from backstay.thread.turn import AsyncTurn, Turn, TurnBase, TurnLeft
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def check_plan(
     for given in (initial, *([] if input is None else [input])):
         check_state(given)
     metadata = check_fields({"metadata": {} if metadata is None else metadata})["metadata"]
-    check_unmarked(metadata)
+    check_metadata(metadata)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidInput(f"limit must be a whole number of turns, 1 or more, or None, not {limit!r:.40}")
     if isinstance(pause_check_s, bool) or not isinstance(pause_check_s, int | float) or not pause_check_s >= 0:
@@ -93,11 +94,12 @@ def check_plan(
 class LoopBase:
     """One run of a loop. It is used once."""
 
-    def __init__(self, context: Context, cursor: Cursor, plan: Plan) -> None:
+    def __init__(self, handle: Handle, plan: Plan) -> None:
         self.status = LoopStatus.RUNNING
         self.interrupts: list[InterruptRecord] = []
-        self._context = context
-        self._cursor = cursor
+        self._handle = handle
+        self._context = handle.context
+        self._cursor = handle.cursor
         self._plan = plan
         self._entered = False
         self._looked: float | None = None  # when it was last asked whether to pause
@@ -130,28 +132,28 @@ class LoopBase:
         self._turn.set(**values)
         self._finishing = True
 
-    # Its steps, as flows ------------------------------------------------------------------------------------------
+    # Its operations -----------------------------------------------------------------------------------------------
 
-    def _beginning(self) -> Flow[None]:
+    def _beginning(self, store: Backend) -> None:
         """Find out where the thread stands; save what is to be there before the first turn."""
         plan = self._plan
-        head = yield from load.latest(self._cursor)
+        head = load.latest(store, self._cursor)
         if head is None:
             first = dict(plan.initial)
             first.update({key: _grown(first, key, value) for key, value in (plan.input or {}).items()})
             notes: Notes = {"step": 0, "trigger": "input", "metadata": self._metadata(Round(0))}
-            yield from saving.save_state(self._context, self._cursor, first, False, saving.Request(notes))
-            head = yield from load.latest(self._cursor)
+            saving.save_state(store, self._context, self._cursor, first, False, saving.Request(notes))
+            head = load.latest(store, self._cursor)
             found = Round(0)
         else:
-            found = yield from find_round(self._cursor, head)
+            found = find_round(store, self._cursor, head)
             if plan.input is not None:
-                found = yield from self._taking_input(head, found, plan.input)
-                head = yield from load.latest(self._cursor)
+                found = self._taking_input(store, head, found, plan.input)
+                head = load.latest(store, self._cursor)
         assert head is not None  # it was saved under the lease
         self._stand(head, found)
 
-    def _taking_input(self, head: Checkpoint, found: Round, given: Mapping[str, Any]) -> Flow[Round]:
+    def _taking_input(self, store: Backend, head: Checkpoint, found: Round, given: Mapping[str, Any]) -> Round:
         """Begin a new round on a finished state."""
         if found.is_loops and not found.finished:
             raise InvalidInput(
@@ -169,7 +171,7 @@ class LoopBase:
             "trigger": "input",
             "metadata": self._metadata(begun),
         }
-        yield from saving.save_append(self._context, self._cursor, extend, put, (), saving.Request(notes))
+        saving.save_append(store, self._context, self._cursor, extend, put, (), saving.Request(notes))
         return begun
 
     def _stand(self, head: Checkpoint, found: Round) -> None:
@@ -178,18 +180,18 @@ class LoopBase:
         if found.finished:
             self.status = LoopStatus.COMPLETED
 
-    def _advancing(self) -> Flow[bool]:
+    def _advancing(self, store: Backend) -> bool:
         """Store the turn that is done, if there is one; tell whether another one is to run."""
         if self._turn is not None:
-            yield from self._saving(self._turn)
+            self._saving(store, self._turn)
         if self.status is LoopStatus.RUNNING:
-            yield from self._looking()
+            self._looking(store)
         if self.status is not LoopStatus.RUNNING:
             return False
         self._check_limit()
         return True
 
-    def _saving(self, turn: TurnBase) -> Flow[None]:
+    def _saving(self, store: Backend, turn: TurnBase) -> None:
         """Store a turn's changes as one checkpoint."""
         self._turn, turn._over = None, True
         if turn._left:  # and yet its body came to its end
@@ -205,20 +207,20 @@ class LoopBase:
             "continuation": End() if done.finished else None,
         }
         changes, request = turn._changes, saving.Request(notes)
-        saved = yield from saving.save_append(
-            self._context, self._cursor, changes.extend, changes.put, changes.delete, request
+        saved = saving.save_append(
+            store, self._context, self._cursor, changes.extend, changes.put, changes.delete, request
         )
         self._round, self._checkpoint, self._usage, self._state = done, saved.id, usage, changes.view
         if done.finished:
             self.status = LoopStatus.COMPLETED
 
-    def _looking(self) -> Flow[None]:
+    def _looking(self, store: Backend) -> None:
         """Stop if somebody wants the run to pause."""
         now = time.monotonic()
         if self._looked is not None and now - self._looked < self._plan.pause_check_s:
             return
         self._looked = now
-        found = yield from pause.obey(self._context, self._cursor)
+        found = pause.obey(store, self._context, self._cursor)
         if found is None:
             return
         if found.decision is not None and found.decision.kind is DecisionKind.REJECT:
@@ -232,10 +234,10 @@ class LoopBase:
             )
         self._stop_for(found)
 
-    def _settling(self, question: Question) -> Flow[InterruptRecord]:
-        return settled(self._context, self._cursor, self._checkpoint, question)
+    def _settling(self, store: Backend, question: Question) -> InterruptRecord:
+        return settled(store, self._context, self._cursor, self._checkpoint, question)
 
-    def _leaving(self, error: BaseException | None) -> Flow[None]:
+    def _leaving(self, store: Backend, error: BaseException | None) -> None:
         """End the loop: store the last turn if it finished the round and nothing went wrong."""
         turn, self._turn = self._turn, None
         if turn is not None:
@@ -248,7 +250,7 @@ class LoopBase:
             return
         try:
             if self._finishing:
-                yield from self._saving(turn)
+                self._saving(store, turn)
             elif turn._changes:
                 raise InvalidInput(
                     f"turn {turn.iteration} was left before its end, so its changes are not stored",
@@ -328,7 +330,7 @@ class Loop(LoopBase):
     """
 
     def __init__(self, thread: Thread, plan: Plan) -> None:
-        super().__init__(thread._store._context, thread._cursor, plan)
+        super().__init__(handle_of(thread), plan)
         self.thread = thread
         self._lease: Lease | None = None
 
@@ -337,7 +339,7 @@ class Loop(LoopBase):
             self._lease = Lease(self.thread, self._plan.terms)
             self._lease.__enter__()
         try:
-            self.thread._run(self._beginning())
+            self._handle.run(self._beginning)
         except BaseException as failure:
             self.status = LoopStatus.FAILED
             self._give_back(failure)
@@ -351,7 +353,7 @@ class Loop(LoopBase):
     def __next__(self) -> Turn:
         self._check_entered()
         try:
-            going_on = self.thread._run(self._advancing())
+            going_on = self._handle.run(self._advancing)
         except BaseException:  # wherever it came from: nobody knows any more whether the last turn is stored
             self.status = LoopStatus.FAILED
             raise
@@ -364,7 +366,7 @@ class Loop(LoopBase):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> bool:
         try:
-            self.thread._run(self._leaving(error))
+            self._handle.run(self._leaving, error)
         except BaseException as failure:
             self._give_back(failure)
             raise
@@ -385,7 +387,7 @@ class AsyncLoop(LoopBase):
     """
 
     def __init__(self, thread: AsyncThread, plan: Plan) -> None:
-        super().__init__(thread._store._context, thread._cursor, plan)
+        super().__init__(handle_of(thread), plan)
         self.thread = thread
         self._lease: AsyncLease | None = None
 
@@ -393,7 +395,7 @@ class AsyncLoop(LoopBase):
         if self._enter():
             self._lease = await AsyncLease(self.thread, self._plan.terms).__aenter__()
         try:
-            await self.thread._run(self._beginning())
+            await self._handle.arun(self._beginning)
         except BaseException as failure:
             self.status = LoopStatus.FAILED
             await self._give_back(failure)
@@ -407,7 +409,7 @@ class AsyncLoop(LoopBase):
     async def __anext__(self) -> AsyncTurn:
         self._check_entered()
         try:
-            going_on = await self.thread._run(self._advancing())
+            going_on = await self._handle.arun(self._advancing)
         except BaseException:
             self.status = LoopStatus.FAILED
             raise
@@ -420,7 +422,7 @@ class AsyncLoop(LoopBase):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> bool:
         try:
-            await self.thread._run(self._leaving(error))
+            await self._handle.arun(self._leaving, error)
         except BaseException as failure:
             await self._give_back(failure)
             raise

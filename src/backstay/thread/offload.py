@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
-from backstay.store.base import Backend
-from backstay.thread.perform import Flow, drive
-
+P = ParamSpec("P")
 T = TypeVar("T")
 
 WORKERS_MAX = 8
@@ -24,30 +22,21 @@ WORKERS_MAX = 8
 
 
 class Offload:
-    """Runs flows in worker threads on behalf of an event loop."""
+    """Runs operations in worker threads on behalf of an event loop."""
 
-    def __init__(self, store: Backend) -> None:
-        self._store = store
+    def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
-    async def run(
-        self,
-        flow: Flow[T],
-        on_cancel: Callable[[], Flow[object]] | None = None,
-        lock: AbstractContextManager[Any] | None = None,
-    ) -> T:
-        """Run a flow in a worker, holding a lock, and wait for it.
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in a worker and wait for it. A cancelled caller leaves at once; the call runs to its end."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._workers(), functools.partial(function, *args, **kwargs)
+        )
 
-        A cancelled caller leaves at once; the flow goes on to its end, so that a commit under way is never torn. The
-        other flow is run then, to undo what nobody would know of, such as a lease just taken. It may also come first.
-        """
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._workers(), drive, flow, self._store, lock)
-        except asyncio.CancelledError:
-            if on_cancel is not None:
-                self._workers().submit(drive, on_cancel(), self._store, lock)
-            raise
+    def submit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a function in a worker, for nobody who waits for it."""
+        self._workers().submit(function, *args, **kwargs)
 
     def close(self) -> None:
         """Wait for what is under way and end the workers."""
@@ -60,6 +49,11 @@ class Offload:
             self._pool = ThreadPoolExecutor(WORKERS_MAX, thread_name_prefix="backstay")
             self._process = os.getpid()
         return self._pool
+
+
+def in_event_loop() -> bool:
+    """Tell whether this thread runs an event loop, which nothing of ours may block."""
+    return asyncio._get_running_loop() is not None
 
 
 async def rest(seconds: float) -> None:

@@ -17,11 +17,10 @@ from typing import Any
 from backstay.errors import Conflict, IdTaken, InvalidInput
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.interrupt import Interrupt, InterruptKind
-from backstay.store.base import LaneKey
+from backstay.store.base import Backend, LaneKey
 from backstay.thread import interrupts
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.perform import Flow
 
 BY_TIMEOUT = "timeout"
 """Who decided, if nobody did in time."""
@@ -69,14 +68,16 @@ class Question:
 
 
 def settle(
-    context: Context, cursor: Cursor, checkpoint_id: str, question: Question
-) -> Flow[Decision | InterruptRecord]:
+    store: Backend, context: Context, cursor: Cursor, checkpoint_id: str, question: Question
+) -> Decision | InterruptRecord:
     """Return the decision, consumed by this worker, or the record that waits for one. See ``settled``."""
-    found = yield from settled(context, cursor, checkpoint_id, question)
+    found = settled(store, context, cursor, checkpoint_id, question)
     return found if found.decision is None else found.decision
 
 
-def settled(context: Context, cursor: Cursor, checkpoint_id: str, question: Question) -> Flow[InterruptRecord]:
+def settled(
+    store: Backend, context: Context, cursor: Cursor, checkpoint_id: str, question: Question
+) -> InterruptRecord:
     """Return the record of a question: with a decision, which is consumed by this worker then, or without one.
 
     What was not asked yet is recorded on the checkpoint. A decision to defer is returned once, and closes the question.
@@ -84,23 +85,25 @@ def settled(context: Context, cursor: Cursor, checkpoint_id: str, question: Ques
     """
     number = 0
     while True:
-        found = yield from _asked(context, cursor, checkpoint_id, question.interrupt(cursor.lane, number))
+        found = _asked(store, context, cursor, checkpoint_id, question.interrupt(cursor.lane, number))
         if found.decision is None:
-            found = yield from _decided_by_now(context, cursor, found, question)
+            found = _decided_by_now(store, context, cursor, found, question)
         if found.decision is None:
             return found
         if found.pending or not _closes(question, found.decision):
-            yield from interrupts.consume(context, cursor, found, None)
+            interrupts.consume(store, context, cursor, found, None)
             _check_fit(question, found.decision, found.id)
             return found
         number += 1
 
 
-def waiting(context: Context, cursor: Cursor, checkpoint_id: str, question: Question) -> Flow[InterruptRecord | None]:
+def waiting(
+    store: Backend, context: Context, cursor: Cursor, checkpoint_id: str, question: Question
+) -> InterruptRecord | None:
     """Return the record of a question as it is now, None if it is not asked; records, decides and consumes nothing."""
     number = 0
     while True:
-        found = yield from interrupts.find(cursor, question.interrupt(cursor.lane, number))
+        found = interrupts.find(store, cursor, question.interrupt(cursor.lane, number))
         if found is None or found.decision is None or found.pending or not _closes(question, found.decision):
             return found
         number += 1
@@ -180,29 +183,29 @@ def _closes(question: Question, decision: Decision) -> bool:
 # Inside -----------------------------------------------------------------------------------------------------------
 
 
-def _asked(context: Context, cursor: Cursor, checkpoint_id: str, asked: Interrupt) -> Flow[InterruptRecord]:
+def _asked(store: Backend, context: Context, cursor: Cursor, checkpoint_id: str, asked: Interrupt) -> InterruptRecord:
     """Return the record of a question, made now if it is not there."""
-    found = yield from interrupts.find(cursor, asked)
+    found = interrupts.find(store, cursor, asked)
     if found is not None:
         return found
     try:
-        return (yield from interrupts.keep(context, cursor, checkpoint_id, asked))
+        return interrupts.keep(store, context, cursor, checkpoint_id, asked)
     except IdTaken:  # by the same question, meanwhile, on another checkpoint
-        found = yield from interrupts.find(cursor, asked)
+        found = interrupts.find(store, cursor, asked)
         if found is None:
             raise
         return found
 
 
 def _decided_by_now(
-    context: Context, cursor: Cursor, found: InterruptRecord, question: Question
-) -> Flow[InterruptRecord]:
+    store: Backend, context: Context, cursor: Cursor, found: InterruptRecord, question: Question
+) -> InterruptRecord:
     """Decide a question whose time is over; of a person and the clock, the first counts."""
     seconds = question.timeout_s
     if seconds is None or context.now() - found.created_at < timedelta(seconds=seconds):
         return found
     try:
-        return (yield from interrupts.decide(context, cursor, found, question.late_decision(), BY_TIMEOUT))
+        return interrupts.decide(store, context, cursor, found, question.late_decision(), BY_TIMEOUT)
     except Conflict as lost:
         winner: InterruptRecord = lost.winner
         return winner

@@ -25,11 +25,11 @@ from backstay.model.checkpoint import (
     notes_to_plain,
 )
 from backstay.model.damaged import Damaged
-from backstay.model.fields import DESCRIPTION_BYTES_MAX, STEP_MAX, check_fields
+from backstay.model.fields import DESCRIPTION_BYTES_MAX, STEP_MAX, check_fields, check_tags
 from backstay.model.ids import check_label
 from backstay.pieces.body import from_body, to_body
 from backstay.pieces.manifest import Key
-from backstay.store.base import LaneKey, Row, WriteRow
+from backstay.store.base import Backend, LaneKey, Row, WriteRow
 from backstay.store.layout import UNREADABLE, uuid_bytes, uuid_text
 
 NO_PARENT = bytes(32)
@@ -75,19 +75,20 @@ def new_meta(
     return bare(CheckpointMeta, values)
 
 
-def encode_notes(meta: CheckpointMeta) -> bytes:
+def encode_notes(meta: CheckpointMeta, created_us: int, described: bool = True) -> bytes:
     """Return the described fields as bytes, none for those at their defaults, and a checksum of all that lists show.
 
-    The checkpoint's digest covers more, but needs the manifest; a list of thousands must notice damage without it.
+    Of one that was not ``described``, only the checksum. The checkpoint's digest covers more, but needs the manifest; a
+    list of thousands must notice damage without it.
     """
-    plain = notes_to_plain(meta.__dict__)
+    plain = notes_to_plain(meta.__dict__) if described else {}
     run_id = plain.get(_RUN_ID)
     if run_id is not None:
         plain[_RUN_ID] = _packed(run_id)
     body = encode(plain, "checkpoint") if plain else b""
     if len(body) > DESCRIPTION_BYTES_MAX:
         raise too_large("the description of a checkpoint", len(body), DESCRIPTION_BYTES_MAX, "checkpoint", plain)
-    return body + checksum(body, meta.id, meta.parent_id, meta.step, to_microseconds(meta.created_at))
+    return body + checksum(body, meta.id, meta.parent_id, meta.step, created_us)
 
 
 def checksum(body: bytes, name: str, parent_id: str | None, step: int, created_us: int) -> bytes:
@@ -132,7 +133,9 @@ def decode_notes(notes: bytes) -> dict[str, Any]:
     return values
 
 
-def checkpoint_digest(parent: bytes, root: bytes, keys: Sequence[Key], meta: CheckpointMeta, notes: bytes) -> bytes:
+def checkpoint_digest(
+    parent: bytes, root: bytes, keys: Sequence[Key], meta: CheckpointMeta, created_us: int, notes: bytes
+) -> bytes:
     """Return the digest that covers the parent's digest, the content, the order of its keys and the description."""
     identity = (
         meta.id,
@@ -142,7 +145,7 @@ def checkpoint_digest(parent: bytes, root: bytes, keys: Sequence[Key], meta: Che
         meta.branch,
         meta.parent_id or "",
         meta.step,
-        to_microseconds(meta.created_at),
+        created_us,
         list(keys),
     )
     return hashlib.sha256(b"".join((parent, root, ormsgpack.packb(list(identity)), notes))).digest()
@@ -207,6 +210,16 @@ def values_of(row: Row) -> dict[str, Any]:
     except (DecodeError, TypeError, ValueError) as error:
         raise damaged(row, error.what if isinstance(error, DecodeError) else "its row cannot be read") from error
     return values
+
+
+def tag(store: Backend, namespace: str, name: str, add: Iterable[str], remove: Iterable[str]) -> tuple[str, ...]:
+    """Change a checkpoint's tags and return all it has."""
+    return store.tag(namespace, name, check_tags(tuple(add)), check_tags(tuple(remove)))
+
+
+def write(store: Backend, lane: LaneKey, name: str, writes: Iterable[Write], replaces: bool) -> None:
+    """Keep results of finished tasks beside a checkpoint."""
+    store.write(lane, name, write_rows(writes), replaces)
 
 
 def write_rows(writes: object) -> list[WriteRow]:

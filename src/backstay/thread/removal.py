@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from backstay.errors import Corrupted
+from backstay.errors import Corrupted, InvalidInput
 from backstay.model.checkpoint import CheckpointMeta
 from backstay.model.damaged import Damaged
 from backstay.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query, Removed, Row
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.interrupts import pending_checkpoints
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import entry_of
+from backstay.thread.records import all_records
 from backstay.thread.retention import Keep, Pruned
 
 REBUILT_FROM = "counters_since_delta_snapshot"
 """Metadata by which LangGraph says that some values are not in a checkpoint, but in the writes of its ancestors."""
 
 
-def rows_of(lane: LaneKey, payload: bool) -> Flow[list[Row]]:
+def rows_of(store: Backend, lane: LaneKey, payload: bool) -> list[Row]:
     """Return all rows of a branch, newest first."""
     rows: list[Row] = []
     before: int | None = None
     while True:
         query = Query(*lane, before=before, payload=payload)
-        page = yield from ask(_finding(query))
+        page = store.find(query)
         rows += page
         if len(page) < PAGE_ROWS_MAX:
             return rows
@@ -33,17 +32,25 @@ def rows_of(lane: LaneKey, payload: bool) -> Flow[list[Row]]:
 
 
 def prune(
-    context: Context, thread: str | None, keep: Keep, dry_run: bool, token: str | None, spare_ancestors: bool = True
-) -> Flow[Pruned]:
-    """Delete what the rules do not want, branch by branch.
+    store: Backend,
+    context: Context,
+    thread: str | None,
+    keep: Keep,
+    dry_run: bool,
+    token: str | None,
+    spare_ancestors: bool = True,
+) -> Pruned:
+    """Delete what the rules do not want, branch by branch, but nothing that was tagged or forked meanwhile.
 
     ``spare_ancestors`` keeps the ancestors from whose writes a checkpoint that stays is rebuilt. What cannot be read
     stays and is reported, and so does what it may need or protect: its parent, or the thread of an interrupt.
     """
-    lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
-    every = lanes if thread is None else (yield from ask(lambda store: store.lanes(context.namespace, None, None)))
+    if not isinstance(keep, Keep):
+        raise InvalidInput("prune needs to know what to keep", hint="For example prune(backstay.Keep(last=10))")
+    lanes = store.lanes(context.namespace, thread, None)
+    every = lanes if thread is None else (store.lanes(context.namespace, None, None))
     needed = {lane.origin for lane in every if lane.origin is not None}
-    waiting, damaged = yield from pending_checkpoints(context.namespace, thread)
+    waiting, damaged = pending_checkpoints(store, context.namespace, thread)
     needed |= waiting
     unclear = {entry.thread_id for entry in damaged}
     doomed: list[str] = []
@@ -51,14 +58,14 @@ def prune(
     removed = Removed()
     for lane in lanes:
         try:
-            rows = yield from rows_of(lane.key, payload=False)
+            rows = rows_of(store, lane.key, payload=False)
             metas, found, spared = judged(rows)
             damaged += found
             going = [] if lane.key.thread in unclear else keep.doomed(metas, context.now(), needed | spared)
             if spare_ancestors:
                 going = without_ancestors(metas, going)
             if going and not dry_run:
-                removed += yield from ask(partial(_pruned, context.namespace, going, token, keep.tagged))
+                removed += store.delete(context.namespace, going, True, token, tagged=keep.tagged, forked=True)
         except Corrupted as error:
             damaged.append(Damaged(thread_id=lane.key.thread, id=error.checkpoint, seq=0, error=error))
             continue
@@ -87,18 +94,18 @@ def without_ancestors(branch: Sequence[CheckpointMeta], doomed: Sequence[str]) -
     return [name for name in doomed if name in going]
 
 
-def delete_before(context: Context, cursor: Cursor, step: int) -> Flow[Removed]:
-    """Delete a branch's checkpoints before a step, but never its newest nor one that waits for a decision.
+def delete_before(store: Backend, context: Context, cursor: Cursor, step: int) -> int:
+    """Delete a branch's checkpoints before a step, but never its newest nor one that waits; return how many went.
 
     If any cannot be read, it stays, the others go, and Corrupted says so.
     """
-    waiting, damaged = yield from pending_checkpoints(context.namespace, cursor.lane.thread)
+    waiting, damaged = pending_checkpoints(store, context.namespace, cursor.lane.thread)
     if damaged:  # nobody knows what waits
         raise damaged[0].error
-    metas, damaged, stay = judged((yield from rows_of(cursor.lane, payload=False)))
+    metas, damaged, stay = judged(rows_of(store, cursor.lane, payload=False))
     stay |= waiting
     going = without_ancestors(metas, [meta.id for meta in metas[1:] if meta.step < step and meta.id not in stay])
-    removed = yield from ask(_deleting(context.namespace, going, cursor.token))
+    removed = store.delete(context.namespace, going, True, cursor.token)
     if damaged:
         raise Corrupted(
             f"{removed.checkpoints} checkpoints were deleted, but not all before the step: {damaged[0].error.what}",
@@ -106,36 +113,34 @@ def delete_before(context: Context, cursor: Cursor, step: int) -> Flow[Removed]:
             checkpoint=damaged[0].id,
             hint="It was kept. Delete it with thread.delete(id), or repair the store",
         )
-    return removed
+    return removed.checkpoints
 
 
-def delete_one(cursor: Cursor, name: str) -> Flow[Removed]:
-    """Delete one checkpoint of the handle's thread, also a branch's newest."""
+def delete_one(store: Backend, cursor: Cursor, name: str) -> int:
+    """Delete one checkpoint of the handle's thread, also a branch's newest; return how many went."""
     lane, token = cursor.lane, cursor.token
-    rows = yield from ask(lambda store: store.find(Query(lane.namespace, ids=(name,))))
+    rows = store.find(Query(lane.namespace, ids=(name,)))
     if not rows or rows[0].lane.thread != lane.thread:
-        return Removed()
-    return (
-        yield from _with_lease(cursor, rows[0].lane, lambda store: store.delete(lane.namespace, [name], False, token))
-    )
+        return 0
+    return _with_lease(
+        cursor, rows[0].lane, lambda: store.delete(lane.namespace, [name], False, token), whole=False
+    ).checkpoints
 
 
-def delete_thread(cursor: Cursor) -> Flow[Removed]:
+def delete_thread(store: Backend, cursor: Cursor) -> Removed:
     """Delete the handle's thread."""
     lane, token = cursor.lane, cursor.token
-    return _with_lease(cursor, lane, lambda store: store.delete_thread(lane.namespace, lane.thread, token), whole=True)
+    return _with_lease(cursor, lane, lambda: store.delete_thread(lane.namespace, lane.thread, token), whole=True)
 
 
-def _with_lease(
-    cursor: Cursor, lane: LaneKey, call: Callable[[Backend], Removed], whole: bool = False
-) -> Flow[Removed]:
+def _with_lease(cursor: Cursor, lane: LaneKey, delete: Callable[[], Removed], whole: bool) -> Removed:
     """Delete through a handle. If its branch goes, the lease on it goes too: that is no loss."""
     hold = cursor.hold
     if hold is None or hold.lane != lane:
-        return (yield from ask(call))
+        return delete()
     hold.end()
     try:
-        removed = yield from ask(call)
+        removed = delete()
     except BaseException:
         hold.stay()
         raise
@@ -147,40 +152,23 @@ def _with_lease(
     return removed
 
 
-def clear(context: Context) -> Flow[Removed]:
+def clear(store: Backend, context: Context) -> Removed:
     """Delete every thread of the namespace."""
     removed = Removed()
-    named = yield from thread_names(context)
+    named = thread_names(store, context)
     # Runs that died before their first checkpoint leave no branch behind, but a lease or a session.
-    leases = yield from ask(lambda store: store.leases(context.namespace, None, False))
-    sessions = yield from ask(lambda store: store.sessions(context.namespace, None, False))
+    leases = store.leases(context.namespace, None, False)
+    sessions = all_records(store, "session", context.namespace, None)
     named += [row.lane.thread for row in leases] + [row.lane.thread for row in sessions]
     for name in dict.fromkeys(named):
-        removed += yield from ask(_deleting_thread(context.namespace, name))
+        removed += store.delete_thread(context.namespace, name)
     # ... or effects only. One that is left names a thread of which nothing else is known.
-    while left := (yield from ask(lambda store: store.effects(context.namespace, None, 0, 1))):
-        removed += yield from ask(_deleting_thread(context.namespace, left[0].lane.thread))
+    while left := (store.records("effect", context.namespace, None, False, 0, 1)):
+        removed += store.delete_thread(context.namespace, left[0].lane.thread)
     return removed
 
 
-def thread_names(context: Context) -> Flow[list[str]]:
+def thread_names(store: Backend, context: Context) -> list[str]:
     """Return the names of all threads that have a branch, oldest first."""
-    lanes = yield from ask(lambda store: store.lanes(context.namespace, None, None))
+    lanes = store.lanes(context.namespace, None, None)
     return list(dict.fromkeys(lane.key.thread for lane in lanes))
-
-
-def _finding(query: Query) -> Callable[[Backend], list[Row]]:
-    return lambda store: store.find(query)
-
-
-def _pruned(namespace: str, names: list[str], token: str | None, tagged: bool, store: Backend) -> Removed:
-    """Delete what the rules do not want, but nothing that was tagged or forked since it was looked at."""
-    return store.delete(namespace, names, True, token, tagged=tagged, forked=True)
-
-
-def _deleting(namespace: str, names: list[str], token: str | None) -> Callable[[Backend], Removed]:
-    return lambda store: store.delete(namespace, names, True, token)
-
-
-def _deleting_thread(namespace: str, name: str) -> Callable[[Backend], Removed]:
-    return lambda store: store.delete_thread(namespace, name)

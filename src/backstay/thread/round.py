@@ -8,19 +8,16 @@ without grants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backstay.errors import Corrupted, InvalidInput
+from backstay.errors import Corrupted
 from backstay.model.checkpoint import CheckpointMeta
-from backstay.store.base import PAGE_ROWS_MAX, Backend, Query, Row
+from backstay.store.base import PAGE_ROWS_MAX, Backend, Query
+from backstay.thread.arguments import LOOP_MARK
 from backstay.thread.cursor import Cursor
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import meta_of
-
-MARK = "backstay.loop"
-"""The key of a checkpoint's metadata under which a loop keeps its place; callers cannot set it."""
 
 EVERY_TOOL = "*"
 _COPIES = ("fork", "rewind")  # triggers of checkpoints that took another one's metadata over
@@ -39,25 +36,19 @@ class Round:
 
     def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint of this round keeps of it; the rest are fields of the record."""
-        return {MARK: {"round": self.number, "grants": sorted(self.grants)}}
+        return {LOOP_MARK: {"round": self.number, "grants": sorted(self.grants)}}
 
     def allows(self, tool: str) -> bool:
         """Tell whether somebody granted all calls of this tool."""
         return not self.grants.isdisjoint((tool, EVERY_TOOL))
 
 
-def check_unmarked(metadata: object) -> None:
-    """Raise InvalidInput if a caller's metadata holds a loop's mark: it says what people granted."""
-    if isinstance(metadata, Mapping) and MARK in metadata:
-        raise InvalidInput(f"metadata {MARK!r} is written by loops only", hint="Leave it out; a loop finds its place")
-
-
-def find_round(cursor: Cursor, head: CheckpointMeta) -> Flow[Round]:
+def find_round(store: Backend, cursor: Cursor, head: CheckpointMeta) -> Round:
     """Return the round that goes on at a head. Somebody may have edited the state since the last turn."""
     found = _round_of(head)
     query = Query(*cursor.lane, before=head.seq, limit=_ROWS_AT_FIRST)
     while found is None:
-        rows = yield from ask(_finding(query))
+        rows = store.find(query)
         found = next(filter(None, (_round_of(meta_of(row)) for row in rows)), None)
         if len(rows) < query.limit:
             break
@@ -65,12 +56,8 @@ def find_round(cursor: Cursor, head: CheckpointMeta) -> Flow[Round]:
     return found or Round(head.step, is_loops=False)
 
 
-def _finding(query: Query) -> Callable[[Backend], list[Row]]:
-    return lambda store: store.find(query)
-
-
 def _round_of(meta: CheckpointMeta) -> Round | None:
-    mark = meta.metadata.get(MARK)
+    mark = meta.metadata.get(LOOP_MARK)
     if mark is None:
         return None
     finished = meta.is_over
@@ -78,7 +65,7 @@ def _round_of(meta: CheckpointMeta) -> Round | None:
         return Round(meta.step, meta.iteration, finished=finished)
     if not isinstance(mark, Mapping) or type(mark.get("round")) is not int or not isinstance(mark.get("grants"), list):
         raise Corrupted(
-            f"checkpoint {meta.id}: its metadata {MARK!r} was not written by a loop",
+            f"checkpoint {meta.id}: its metadata {LOOP_MARK!r} was not written by a loop",
             thread=meta.thread_id,
             checkpoint=meta.id,
             hint="Fork from an older checkpoint",

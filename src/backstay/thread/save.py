@@ -9,21 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
 from backstay.errors import Conflict, Corrupted, Fenced, IdTaken, InvalidInput, NotFound
-from backstay.model.checkpoint import NOTE_FIELDS, CheckpointMeta, Notes, SavedCheckpoint, bare
+from backstay.model.checkpoint import NOTE_FIELDS, Notes, SavedCheckpoint, bare
 from backstay.model.ids import check_id
-from backstay.pieces.manifest import Source
-from backstay.pieces.tip import Change, Draft, Tip
-from backstay.store.base import Commit, Committed, LaneKey, Row
+from backstay.pieces.manifest import Key
+from backstay.pieces.tip import Change, Tip
+from backstay.store.base import Backend, Commit, LaneKey, Row
 from backstay.store.leases import fenced
+from backstay.thread.arguments import Which, check_mapping, check_notes, name_of, names_of
 from backstay.thread.change import append_change, check_state, state_change
-from backstay.thread.cursor import STREAMS_AT_ONCE, Context, Cursor, Seen
-from backstay.thread.hold import Hold
+from backstay.thread.cursor import Context, Cursor, Seen
 from backstay.thread.load import deleted_meanwhile, fill, find_row, is_there, open_tip, winner_of
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import (
     NO_PARENT,
     checkpoint_digest,
@@ -52,72 +52,107 @@ class Request:
     items: dict[str, list[Any]] = field(default_factory=dict)  # the state's lists, if the next save may trust identity
 
 
+def request_of(notes: Notes, name: str | None, on: Which | None = None, replaces_head: bool = False) -> Request:
+    """Return what a caller asked for, checked."""
+    return Request(check_notes(notes) if notes else notes, name, None if on is None else name_of(on), replaces_head)
+
+
 def save_state(
-    context: Context, cursor: Cursor, state: Mapping[str, Any], frozen: bool, request: Request
-) -> Flow[SavedCheckpoint]:
+    store: Backend, context: Context, cursor: Cursor, state: Mapping[str, Any], frozen: bool, request: Request
+) -> SavedCheckpoint:
     """Save a whole state; only what changed is written."""
     check_state(state)
+    if request.replaces_head and request.name is None:
+        raise InvalidInput(
+            "replace=True needs the id of the newest checkpoint", hint="Write save(…, id=cp.id, replace=True)"
+        )
     if frozen:
         request.items = {key: list(value) for key, value in state.items() if type(value) is list}
-        return (
-            yield from _save(context, cursor, lambda tip: state_change(state, request.notes, tip, tip.items), request)
-        )
-    # Encode before anything is read or written: a state that cannot be stored leaves no trace.
-    change = state_change(state, request.notes, None, None)
-    return (yield from _save(context, cursor, lambda tip: _completed(change, tip), request))
+
+        def make(tip: Tip) -> Change:
+            return state_change(state, request.notes, tip, tip.items)
+
+    else:
+        # Encode before anything is read or written: a state that cannot be stored leaves no trace.
+        change = state_change(state, request.notes, None, None)
+
+        def make(tip: Tip) -> Change:
+            change.delete = {key for key in tip.lives if key not in change.put}
+            return change
+
+    return save_change(store, context, cursor, make, request)
 
 
 def save_append(
+    store: Backend,
     context: Context,
     cursor: Cursor,
-    append: Mapping[str, Any],
-    put: Mapping[str, Any],
+    append: Mapping[str, Any] | None,
+    put: Mapping[str, Any] | None,
     delete: Iterable[str],
     request: Request,
-) -> Flow[SavedCheckpoint]:
-    """Save a known change."""
-    doomed = tuple(delete)
-    return (
-        yield from _save(context, cursor, lambda tip: append_change(append, put, doomed, request.notes, tip), request)
-    )
+) -> SavedCheckpoint:
+    """Save a known change: extend lists, replace keys, remove keys."""
+    extend = append if type(append) is dict else check_mapping(append, "append")
+    put = check_mapping(put, "set") if put else {}
+    doomed = names_of(delete, "delete") if delete != () else ()
+    return save_change(store, context, cursor, partial(append_change, extend, put, doomed, request.notes), request)
 
 
-def save_change(context: Context, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
-    """Save a change that is made of the branch's tip."""
-    return (yield from _save(context, cursor, make, request))
+def save_change(
+    store: Backend, context: Context, cursor: Cursor, make: MakeChange, request: Request
+) -> SavedCheckpoint:
+    """Save a change that is made of the branch's tip; it may be made again, on another tip."""
+    if request.name is not None and (same := _find_same(store, context, cursor, make, request)) is not None:
+        return same
+    seen, tip, cursor.tip = cursor.seen, cursor.tip, None  # take it out: see Cursor.take
+    if tip is None or seen is None or request.on is not None:
+        seen, tip = _look(store, cursor, seen, tip, request.on)
+    parent = _parent_of_replaced(store, cursor, seen.head, request) if request.replaces_head else seen.head
+    head = seen.head
+    plain = head is not None and not request.replaces_head and "step" not in request.notes
+    step = head.step + 1 if head is not None and plain else _next_step(request, seen)
+    if request.name is None:  # then nobody else can have its id
+        return commit_on(store, context, cursor, seen, tip, make(tip), request, parent, step)
+    return _commit_once(store, context, cursor, seen, tip, make, request, parent, step)
 
 
 def fork(
-    context: Context, source: str, target: LaneKey, put: Mapping[str, Any], delete: Iterable[str], request: Request
-) -> Flow[Cursor]:
+    store: Backend,
+    context: Context,
+    source: str,
+    target: LaneKey,
+    put: Mapping[str, Any] | None,
+    delete: Iterable[str],
+    request: Request,
+) -> Cursor:
     """Begin a branch (or a thread) with the state of a checkpoint; return a cursor on it."""
-    row = yield from _must_find(context, source)
+    put, doomed = check_mapping(put, "set"), names_of(delete, "delete")
+    row = _must_find(store, context, source)
     seen = Seen()
     cursor = Cursor(target, seen)
     request.keep, request.copies = _kept_notes(row, "fork"), row.id
-    doomed = tuple(delete)
 
-    def change(tip: Tip) -> Change:
+    def make(tip: Tip) -> Change:
         return append_change({}, put, doomed, request.notes, tip, carry=True)
 
-    if (yield from _is_settled(context, cursor, change, request)) is not None:
+    if _find_same(store, context, cursor, make, request) is not None:
         return Cursor(target)
-    if (yield from ask(lambda store: store.head(target))) is not None:
+    if store.head(target) is not None:
         raise Conflict(
             f"branch {target.branch!r} of thread {target.thread!r} exists already",
             thread=target.thread,
             hint="Choose another branch name, or delete that one first",
         )
-    tip = yield from _open_source(row, {})
+    tip = _open_source(store, row, {})
     step = request.notes.get("step", row.step)
-    saving = commit_on(context, cursor, seen, tip, change(tip), request, row, step, takes_over=True)
-    yield from _or_settled(context, cursor, change, request, saving)
+    _commit_once(store, context, cursor, seen, tip, make, request, row, step, takes_over=True)
     return cursor
 
 
-def rewind(context: Context, cursor: Cursor, source: str, request: Request) -> Flow[SavedCheckpoint]:
+def rewind(store: Backend, context: Context, cursor: Cursor, source: str, request: Request) -> SavedCheckpoint:
     """Append a checkpoint with the content of an earlier one; nothing is destroyed."""
-    row = yield from _must_find(context, source)
+    row = _must_find(store, context, source)
     if row.lane[:3] != cursor.lane[:3]:
         raise InvalidInput(
             f"checkpoint {source} belongs to thread {row.lane.thread!r}",
@@ -127,94 +162,78 @@ def rewind(context: Context, cursor: Cursor, source: str, request: Request) -> F
         )
     request.keep, request.copies = _kept_notes(row, "rewind"), row.id
 
-    def change(tip: Tip) -> Change:
+    def make(tip: Tip) -> Change:
         return append_change({}, {}, (), request.notes, tip, carry=True)
 
-    settled = yield from _is_settled(context, cursor, change, request)
-    if settled is not None:
-        return settled
+    same = _find_same(store, context, cursor, make, request)
+    if same is not None:
+        return same
     before, _ = cursor.take()
-    head = yield from ask(lambda store: store.head(cursor.lane))
+    head = store.head(cursor.lane)
     seen = Seen.of(head)
-    yield from _expect(cursor, before, seen, request.on)
+    _expect(store, cursor, before, seen, request.on)
     cursor.move(before, seen, None)
-    owned = head.owned if head is not None and row.lane == cursor.lane else {}
-    tip = yield from _open_source(row, owned)
+    tip = _open_source(store, row, head.owned if head is not None and row.lane == cursor.lane else {})
     step = _next_step(request, seen)
-    saving = commit_on(context, cursor, seen, tip, change(tip), request, row, step, takes_over=True)
-    return (yield from _or_settled(context, cursor, change, request, saving))
+    return _commit_once(store, context, cursor, seen, tip, make, request, row, step, takes_over=True)
 
 
-def _open_source(row: Row, owned: Mapping[int, int]) -> Flow[Tip]:
+def _open_source(store: Backend, row: Row, owned: Mapping[int, int]) -> Tip:
     """Return the pieces of a checkpoint whose content is taken over."""
     try:
-        return (yield from open_tip(row, owned))
+        return open_tip(store, row, owned)
     except Corrupted:
-        if (yield from is_there(row)):
+        if is_there(store, row):
             raise
         raise deleted_meanwhile(row) from None
 
 
-def _completed(change: Change, tip: Tip) -> Change:
-    change.delete = {key for key in tip.lives if key not in change.put}
-    return change
-
-
-def _save(context: Context, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint]:
-    settled = yield from _is_settled(context, cursor, make, request)
-    if settled is not None:
-        return settled
-    seen, tip = yield from _ready(cursor, request.on)
-    head = seen.head
-    step = _next_step(request, seen)
-    parent = head
-    if request.replaces_head:
-        parent = yield from _parent_of_replaced(cursor, head, request)
-    saving = commit_on(context, cursor, seen, tip, make(tip), request, parent, step)
-    return (yield from _or_settled(context, cursor, make, request, saving))
-
-
-def _or_settled(
-    context: Context, cursor: Cursor, make: MakeChange, request: Request, saving: Flow[SavedCheckpoint]
-) -> Flow[SavedCheckpoint]:
-    """Run a save; if its id was taken meanwhile, look whether by the very same."""
+def _commit_once(
+    store: Backend,
+    context: Context,
+    cursor: Cursor,
+    seen: Seen,
+    tip: Tip,
+    make: MakeChange,
+    request: Request,
+    parent: Row | None,
+    step: int,
+    takes_over: bool = False,
+) -> SavedCheckpoint:
+    """Commit; if the id was taken meanwhile, look whether by the very same checkpoint."""
     try:
-        return (yield from saving)
+        return commit_on(store, context, cursor, seen, tip, make(tip), request, parent, step, takes_over)
     except IdTaken:
-        settled = yield from _is_settled(context, cursor, make, request)
-        if settled is None:
+        same = _find_same(store, context, cursor, make, request)
+        if same is None:
             raise
-        return settled
+        return same
 
 
-def _ready(cursor: Cursor, on: str | None) -> Flow[tuple[Seen, Tip]]:
-    """Return what to build on: the tip in memory, or the head's if it is still the one the cursor has seen."""
-    before, tip = cursor.take()
-    if tip is not None and before is not None and on is None:
-        return before, tip
-    head = yield from ask(lambda store: store.head(cursor.lane))
+def _look(store: Backend, cursor: Cursor, before: Seen | None, tip: Tip | None, on: str | None) -> tuple[Seen, Tip]:
+    """Return what to build on: the tip in memory if the store's head is still its own, else the head's."""
+    head = store.head(cursor.lane)
     seen = Seen.of(head)
-    yield from _expect(cursor, before, seen, on)
+    _expect(store, cursor, before, seen, on)
     cursor.move(before, seen, None)
     if tip is not None and before is not None and before.same_place(seen):
         return seen, tip
-    tip = Tip()
-    if head is not None and head.row is not None:
-        try:
-            tip = yield from open_tip(head.row, head.owned)
-        except Corrupted:
-            yield from _conflict_unless_there(cursor, head.row)
-            raise
-    return seen, tip
+    if head is None or head.row is None:
+        return seen, Tip()
+    try:
+        return seen, open_tip(store, head.row, head.owned)
+    except Corrupted:
+        _conflict_unless_there(store, cursor, head.row)
+        raise
 
 
-def _conflict_unless_there(cursor: Cursor, row: Row) -> Flow[None]:
+def _conflict_unless_there(store: Backend, cursor: Cursor, row: Row) -> None:
     """Raise Conflict if the checkpoint that a save builds on was deleted or replaced, and its bytes with it."""
-    if not (yield from is_there(row)):
-        raise (yield from _conflict(cursor, f"checkpoint {row.id} is no longer there", None)) from None
+    if not (is_there(store, row)):
+        raise (_conflict(store, cursor, f"checkpoint {row.id} is no longer there", None)) from None
 
 
-def _expect(cursor: Cursor, before: Seen | None, seen: Seen, on: str | None) -> Flow[None]:
+def _expect(store: Backend, cursor: Cursor, before: Seen | None, seen: Seen, on: str | None) -> None:
     """Raise Conflict unless the store's head is the one this save builds on, Fenced if the lease is no longer ours."""
     hold = cursor.hold
     if hold is not None and hold.epoch != seen.epoch:
@@ -223,9 +242,9 @@ def _expect(cursor: Cursor, before: Seen | None, seen: Seen, on: str | None) -> 
         raise error
     if on is not None:
         if seen.head is None or seen.head.id != on:
-            raise (yield from _conflict(cursor, f"{on} is not the newest checkpoint of the branch", None))
+            raise (_conflict(store, cursor, f"{on} is not the newest checkpoint of the branch", None))
     elif before is not None and not before.same_place(seen):
-        raise (yield from _conflict(cursor, "the branch has moved on since it was last loaded", None))
+        raise (_conflict(store, cursor, "the branch has moved on since it was last loaded", None))
 
 
 def _next_step(request: Request, seen: Seen) -> int:
@@ -247,6 +266,7 @@ def _next_step(request: Request, seen: Seen) -> int:
 
 
 def commit_on(
+    store: Backend,
     context: Context,
     cursor: Cursor,
     seen: Seen,
@@ -256,81 +276,28 @@ def commit_on(
     parent: Row | None,
     step: int,
     takes_over: bool = False,
-) -> Flow[SavedCheckpoint]:
+) -> SavedCheckpoint:
     """Plan the change on a tip, which nobody else has, and commit it at the end of the branch as it was seen."""
-    hold = cursor.hold
-    name = request.name or context.new_id()
-    meta = _meta(context, cursor.lane, name, parent, step, request)
-    notes = encode_notes(meta)
-    yield from _load_for(cursor, tip, change, parent if takes_over else seen.head)
-    streams = yield from _streams(context, tip.streams_wanted(change))
-    draft = tip.plan(change, streams.pop)
-    digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, notes)
-    commit = _commit(cursor.lane, hold, seen, meta, notes, draft, digest, tip.sources if takes_over else draft.sources)
-    commit.replaces_head = request.replaces_head
-    commit.requires = parent.id if takes_over and parent else None
-    commit.parent_digest = parent.digest if parent and (takes_over or request.replaces_head) else None
-    try:
-        committed = yield from _stored(hold, commit)
-    except IdTaken:
-        raise
-    except Conflict as lost:
-        raise (yield from _conflict(cursor, lost.what, lost)) from lost
-    context.give_streams(streams)
-    row = commit.row(0, committed.seq)
-    tip.items = request.items
-    cursor.move(seen, Seen(committed.number, committed.seq, commit.epoch, row), tip)
-    return bare(
-        SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
-    )
-
-
-def _stored(hold: Hold | None, commit: Commit) -> Flow[Committed]:
-    """Store a commit; if it is written under a lease, that is extended by it, or lost."""
-    began = time.monotonic()
-    try:
-        committed = yield from ask(lambda store: store.commit(commit))
-    except Fenced as error:
-        if hold is not None:
-            hold.fenced(error)
-        raise
-    if hold is not None and committed.fresh:
-        hold.extended(began)
-    return committed
-
-
-def _load_for(cursor: Cursor, tip: Tip, change: Change, row: Row | None) -> Flow[None]:
-    """Bring the bytes that a change is compared with into memory."""
-    unloaded = tip.unloaded(change)
-    if not unloaded or row is None:
-        return
-    try:
-        yield from fill(tip, unloaded, row)
-    except Corrupted:
-        yield from _conflict_unless_there(cursor, row)
-        raise
-
-
-def _commit(
-    lane: LaneKey,
-    hold: Hold | None,
-    seen: Seen,
-    meta: CheckpointMeta,
-    notes: bytes,
-    draft: Draft,
-    digest: bytes,
-    sources: set[Source],
-) -> Commit:
-    return Commit(
+    hold, lane = cursor.hold, cursor.lane
+    given: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # `keep` holds fields of a record
+    name, parent_id = request.name or context.new_id(), parent.id if parent else None
+    meta = new_meta(lane, name, parent_id, step, context.now(), given)
+    created_us = to_microseconds(meta.created_at)
+    notes = encode_notes(meta, created_us, described=bool(given))
+    if unloaded := tip.unloaded(change):
+        _load_for(store, cursor, tip, unloaded, parent if takes_over else seen.head)
+    draft = tip.plan(change, partial(context.new_stream, store))
+    digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, created_us, notes)
+    commit = Commit(
         lane=lane,
         number=seen.number,
         last_seq=seen.last_seq,
         head_seq=seen.head.seq if seen.head is not None else 0,
         epoch=seen.epoch if hold is None else hold.epoch,
-        id=meta.id,
-        parent_id=meta.parent_id,
-        step=meta.step,
-        created_us=to_microseconds(meta.created_at),
+        id=name,
+        parent_id=parent_id,
+        step=step,
+        created_us=created_us,
         digest=digest,
         notes=notes,
         size=draft.size,
@@ -339,27 +306,43 @@ def _commit(
         tags=meta.tags,
         blobs=draft.blobs,
         chunks=draft.chunks,
-        sources=sources,
+        sources=tip.sources if takes_over else draft.sources,
         owned=draft.owned,
         claim=None if hold is None else hold.claim,
+        replaces_head=request.replaces_head,
+        requires=parent_id if takes_over else None,
+        parent_digest=parent.digest if parent and (takes_over or request.replaces_head) else None,
+    )
+    began = time.monotonic()
+    try:
+        committed = store.commit(commit)
+    except Fenced as error:
+        if hold is not None:
+            hold.fenced(error)
+        raise
+    except IdTaken:
+        raise
+    except Conflict as lost:
+        raise _conflict(store, cursor, lost.what, lost) from lost
+    if hold is not None and committed.fresh:  # a save under a lease extends it
+        hold.pulse.extended(began)
+    row = commit.row(0, committed.seq)
+    tip.items = request.items
+    cursor.move(seen, Seen(committed.number, committed.seq, commit.epoch, row), tip)
+    return bare(
+        SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
     )
 
 
-def _streams(context: Context, wanted: int) -> Flow[list[int]]:
-    taken = context.take_streams(wanted)
-    if taken is not None:
-        return taken
-    size = wanted + STREAMS_AT_ONCE
-    first = yield from ask(lambda store: store.reserve(size))
-    context.give_streams(range(first + wanted, first + size))
-    return list(range(first, first + wanted))
-
-
-def _meta(
-    context: Context, lane: LaneKey, name: str, parent: Row | None, step: int, request: Request
-) -> CheckpointMeta:
-    notes: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # `keep` holds fields of a record
-    return new_meta(lane, name, parent.id if parent else None, step, context.now(), notes)
+def _load_for(store: Backend, cursor: Cursor, tip: Tip, unloaded: list[Key], row: Row | None) -> None:
+    """Bring the bytes that a change is compared with into memory."""
+    if row is None:
+        return
+    try:
+        fill(store, tip, unloaded, row)
+    except Corrupted:
+        _conflict_unless_there(store, cursor, row)
+        raise
 
 
 def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
@@ -370,15 +353,15 @@ def _kept_notes(row: Row, trigger: str) -> dict[str, Any]:
     return kept
 
 
-def _must_find(context: Context, name: str) -> Flow[Row]:
-    row = yield from find_row(context.namespace, name)
+def _must_find(store: Backend, context: Context, name: str) -> Row:
+    row = find_row(store, context.namespace, name)
     if row is None:
         raise NotFound(name, checkpoint=name, hint="It may have been deleted; see thread.history()")
     return row
 
 
-def _conflict(cursor: Cursor, what: str, cause: Exception | None) -> Flow[Conflict]:
-    winner = yield from winner_of(cursor.lane)
+def _conflict(store: Backend, cursor: Cursor, what: str, cause: Exception | None) -> Conflict:
+    winner = winner_of(store, cursor.lane)
     place = f"the newest is now {winner.id} (step {winner.step})" if winner else "the branch has no checkpoint now"
     conflict = Conflict(
         f"{what}; {place}",
@@ -390,31 +373,31 @@ def _conflict(cursor: Cursor, what: str, cause: Exception | None) -> Flow[Confli
     return conflict
 
 
-def _parent_of_replaced(cursor: Cursor, head: Row | None, request: Request) -> Flow[Row | None]:
+def _parent_of_replaced(store: Backend, cursor: Cursor, head: Row | None, request: Request) -> Row | None:
     """Return the parent of the head that is about to be replaced under its own id."""
     if head is None or head.id != request.name:
-        raise (
-            yield from _conflict(cursor, f"{request.name} is not the newest checkpoint, so it cannot be replaced", None)
-        )
+        raise (_conflict(store, cursor, f"{request.name} is not the newest checkpoint, so it cannot be replaced", None))
     if head.parent_id is None:
         return None
-    return (yield from find_row(cursor.lane.namespace, head.parent_id))
+    return find_row(store, cursor.lane.namespace, head.parent_id)
 
 
-def _is_settled(context: Context, cursor: Cursor, make: MakeChange, request: Request) -> Flow[SavedCheckpoint | None]:
+def _find_same(
+    store: Backend, context: Context, cursor: Cursor, make: MakeChange, request: Request
+) -> SavedCheckpoint | None:
     """Return the checkpoint that already has the given id, if it is the very same; raise IdTaken if it is another."""
     if request.name is None:
         return None
     check_id(request.name, "checkpoint id")
-    stored = yield from find_row(context.namespace, request.name)
+    stored = find_row(store, context.namespace, request.name)
     if stored is None or request.replaces_head:
         return None
     try:
-        same = stored.lane == cursor.lane and (yield from _same(stored, make, request))
+        same = stored.lane == cursor.lane and (_same(store, stored, make, request))
     except Corrupted:
-        if (yield from is_there(stored)):
+        if is_there(store, stored):
             raise
-        return (yield from _is_settled(context, cursor, make, request))  # it was deleted meanwhile
+        return _find_same(store, context, cursor, make, request)  # it was deleted meanwhile
     if not same:
         raise IdTaken(
             f"checkpoint {stored.id} exists with other content",
@@ -424,26 +407,31 @@ def _is_settled(context: Context, cursor: Cursor, make: MakeChange, request: Req
             hint="Give each checkpoint its own id, or none",
         )
     try:  # a write of nothing: the answer must be as durable as the first save's would have been, on a standby too
-        yield from ask(lambda store: store.tag(stored.lane.namespace, stored.id, (), ()))
+        store.tag(stored.lane.namespace, stored.id, (), ())
     except NotFound:
-        return (yield from _is_settled(context, cursor, make, request))  # it was deleted meanwhile
-    head = yield from ask(lambda store: store.head(cursor.lane))
+        return _find_same(store, context, cursor, make, request)  # it was deleted meanwhile
+    head = store.head(cursor.lane)
     if head is not None and head.row is not None and head.row.id == stored.id:
         cursor.seen, cursor.tip = Seen.of(head), None
     return bare(SavedCheckpoint, values_of(stored))
 
 
-def _same(stored: Row, make: MakeChange, request: Request) -> Flow[bool]:
+def _same(store: Backend, stored: Row, make: MakeChange, request: Request) -> bool:
     """Tell whether saving now would give the stored checkpoint. What the caller left open is taken from it."""
     if request.copies is not None and request.copies != stored.parent_id:
         return False
-    parent = None if stored.parent_id is None else (yield from find_row(stored.lane.namespace, stored.parent_id))
+    parent = None if stored.parent_id is None else (find_row(store, stored.lane.namespace, stored.parent_id))
     digest = parent_digest(stored)
-    tip = Tip() if parent is None else (yield from open_tip(parent, {}))
+    tip = Tip() if parent is None else (open_tip(store, parent, {}))
     change = make(tip)
-    yield from fill(tip, tip.unloaded(change), stored)
+    fill(store, tip, tip.unloaded(change), stored)
     draft = tip.plan(change, count(1).__next__)  # only to know the root; nothing of it is written
     notes: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # see _meta
     step = request.notes.get("step", stored.step)
     meta = new_meta(stored.lane, stored.id, stored.parent_id, step, from_microseconds(stored.created_us), notes)
-    return checkpoint_digest(digest or NO_PARENT, draft.root, draft.keys, meta, encode_notes(meta)) == stored.digest
+    return (
+        checkpoint_digest(
+            digest or NO_PARENT, draft.root, draft.keys, meta, stored.created_us, encode_notes(meta, stored.created_us)
+        )
+        == stored.digest
+    )

@@ -8,11 +8,10 @@ from backstay.errors import Corrupted
 from backstay.model.damaged import Damaged
 from backstay.pieces.manifest import SYSTEM_NAMES, Source
 from backstay.pieces.piece import Range
-from backstay.store.base import LaneKey
+from backstay.store.base import Backend, LaneKey
 from backstay.thread.cursor import Context
 from backstay.thread.damage import unread
 from backstay.thread.load import open_tip
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import readable_id
 from backstay.thread.removal import rows_of
 
@@ -45,16 +44,16 @@ class Stats:
         return self.full_copy_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
-def stats(context: Context, thread: str | None) -> Flow[Stats]:
+def stats(store: Backend, context: Context, thread: str | None) -> Stats:
     """Measure the store, thread by thread."""
-    sizes = yield from ask(lambda store: store.sizes())
-    lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
+    sizes = store.sizes()
+    lanes = store.lanes(context.namespace, thread, None)
     names = list(dict.fromkeys(lane.key.thread for lane in lanes))
     found = []
-    damaged = yield from unread(context.namespace, thread)
+    damaged = unread(store, context.namespace, thread)
     for name in names:
         mine = [lane.key for lane in lanes if lane.key.thread == name]
-        found.append((yield from _thread_stats(name, mine, dict(sizes.sources), damaged)))
+        found.append(_thread_stats(store, name, mine, dict(sizes.sources), damaged))
     return Stats(
         sizes.total,
         sum(item.checkpoints for item in found),
@@ -65,18 +64,18 @@ def stats(context: Context, thread: str | None) -> Flow[Stats]:
 
 
 def _thread_stats(
-    name: str, lanes: list[LaneKey], sizes: dict[Source, int], damaged: list[Damaged]
-) -> Flow[ThreadStats]:
+    store: Backend, name: str, lanes: list[LaneKey], sizes: dict[Source, int], damaged: list[Damaged]
+) -> ThreadStats:
     keys: dict[str, set[Source]] = {}
     inline: dict[str, int] = {}
     count = full = own = 0
     for lane in lanes:
-        for row in (yield from rows_of(lane, payload=True)):
+        for row in rows_of(store, lane, payload=True):
             count += 1
             full += row.size
             own += len(row.manifest) + len(row.notes)
             try:
-                tip = yield from open_tip(row, {})
+                tip = open_tip(store, row, {})
             except Corrupted as error:
                 damaged.append(Damaged(thread_id=name, id=readable_id(row), seq=row.seq, error=error))
                 continue

@@ -1,37 +1,33 @@
-"""``AsyncStore``: ``Store`` for callers with an event loop. Same names, same arguments, same flows; awaited."""
+"""``AsyncStore``: ``Store`` for callers with an event loop. Same names, same arguments, same functions; awaited."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import datetime
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from backstay.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
+from backstay.model.checkpoint import MAIN, CheckpointMeta
 from backstay.model.damaged import Damaged, OnDamage, check_on_damage
 from backstay.model.interrupt import InterruptKind
 from backstay.model.lease import ExpiredLease
 from backstay.model.session import InterruptedRun, Session
-from backstay.store.base import Backend, Removed
+from backstay.store.base import Backend
 from backstay.store.open import open_backend
-from backstay.thread import front
-from backstay.thread import lease as leasing
-from backstay.thread import session as running
+from backstay.thread.access import access_of
+from backstay.thread.arguments import lane_key
 from backstay.thread.cursor import Context, Cursor
-from backstay.thread.damage import Pages, told
-from backstay.thread.history import Wanted
-from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.lease import AsyncLease, check_terms
-from backstay.thread.offload import Offload
-from backstay.thread.perform import Flow
-from backstay.thread.retention import Keep, Pruned
-from backstay.thread.stats import Stats
-from backstay.thread.store import make_context
+from backstay.thread.damage import alisted
+from backstay.thread.history import Filter, Wanted, listing_of_threads
+from backstay.thread.interrupts import InterruptRecord, inbox_of
+from backstay.thread.lease import AsyncLease, check_terms, claim
+from backstay.thread.store import Store, make_context
 from backstay.thread.thread_async import AsyncThread, OnLost
-from backstay.thread.verify import Report
 
-T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 async def aopen(
@@ -42,27 +38,56 @@ async def aopen(
     return AsyncStore(await asyncio.to_thread(open_backend, url), context)
 
 
+def async_twin(store: Store) -> AsyncStore:
+    """Return an open store for use with an event loop; both share everything, and closing one closes the other."""
+    twin = AsyncStore.__new__(AsyncStore)
+    twin._wrap(store)
+    return twin
+
+
+def awaited(
+    method: Callable[Concatenate[Store, P], R],
+) -> Callable[Concatenate[AsyncStore, P], Coroutine[Any, Any, R]]:
+    """Return a method of ``Store`` as one of ``AsyncStore``: the same, run in a worker thread."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._access.offload.run(method, self._store, *args, **kwargs)
+
+    return call
+
+
 class AsyncStore:
     """An open store. Close it, or use it in an ``async with`` block, from any event loop."""
 
     def __init__(self, backend: Backend, context: Context) -> None:
-        self._backend = backend
-        self._context = context
-        self._offload = Offload(backend)
+        self._wrap(Store(backend, context))
+
+    def _wrap(self, store: Store) -> None:
+        self._store = store
+        self._access = access_of(store)
 
     @property
     def url(self) -> str:
         """Return what the store was opened with."""
-        return self._backend.url
+        return self._store.url
 
     @property
     def namespace(self) -> str:
         """Return the namespace everything here happens in."""
-        return self._context.namespace
+        return self._store.namespace
 
     def thread(self, thread_id: str, *, branch: str = MAIN, scope: str = "") -> AsyncThread:
         """Return a handle on a thread's branch; nothing is read or written until it is used."""
-        return AsyncThread(self, Cursor(front.lane_key(self.namespace, thread_id, branch, scope)))
+        return AsyncThread(self._access, Cursor(lane_key(self.namespace, thread_id, branch, scope)))
+
+    get = awaited(Store.get)
+    delete_thread = awaited(Store.delete_thread)
+    clear = awaited(Store.clear)
+    prune = awaited(Store.prune)
+    verify = awaited(Store.verify)
+    stats = awaited(Store.stats)
+    compact = awaited(Store.compact)
 
     @overload
     def threads(
@@ -85,28 +110,9 @@ class AsyncStore:
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Any]:
-        """Iterate over threads, the last made first, each shown by its newest checkpoint; filters apply to that.
-
-        At one that cannot be read it raises Corrupted; with ``on_damage="mark"`` it gives a ``Damaged`` in its place.
-        """
-        listing = front.threads(self._context, limit, tag, graph, trigger, interrupt, where)
-        return self._listed(listing, check_on_damage(on_damage))
-
-    async def get(self, id: str) -> Checkpoint | None:
-        """Load a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
-        return await self._run(front.get(self.namespace, id))
-
-    async def delete_thread(self, thread_id: str) -> Removed:
-        """Delete a thread with all its branches and return what went."""
-        return await self._run(front.delete_thread(self.namespace, thread_id))
-
-    async def clear(self) -> Removed:
-        """Delete every thread of this namespace and return what went."""
-        return await self._run(front.clear(self._context))
-
-    async def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
-        """Delete what the rules do not want, in all threads; ``dry_run`` only says what would go."""
-        return await self._run(front.prune(self._context, None, keep, dry_run))
+        """Iterate over threads, the last made first, each shown by its newest checkpoint; see ``Store.threads``."""
+        listing = listing_of_threads(self.namespace, limit, Filter(tag, graph, trigger, interrupt, where))
+        return alisted(self._access, listing, check_on_damage(on_damage))
 
     @overload
     async def expired(self, *, on_damage: Literal["raise"] = ...) -> list[ExpiredLease]: ...
@@ -115,8 +121,8 @@ class AsyncStore:
     async def expired(self, *, on_damage: Literal["mark"]) -> list[ExpiredLease | Damaged]: ...
 
     async def expired(self, *, on_damage: OnDamage = "raise") -> list[Any]:
-        """Return the leases that were neither renewed nor given back in time, the one that ended first first."""
-        return list(told(await self._run(leasing.expired(self._context)), check_on_damage(on_damage)))
+        """Return the leases that were neither renewed nor given back in time; see ``Store.expired``."""
+        return await self._access.offload.run(lambda: list(self._store.expired(on_damage=on_damage)))
 
     async def claim(
         self,
@@ -127,16 +133,11 @@ class AsyncStore:
         heartbeat: bool = True,
         on_lost: OnLost | None = None,
     ) -> list[AsyncLease]:
-        """Take over up to ``n`` expired leases and return them, taken: go on with ``lease.thread``.
-
-        Several workers may claim at the same time; no lease goes to two of them. Use each in a ``with`` block, or call
-        its ``release()``. Until then the heartbeat keeps it alive, also if the block is never entered. Closing the
-        store gives nothing back: it stops the heartbeat, and others may claim what is left when its time is over.
-        """
+        """Take over up to ``n`` expired leases and return them, taken; see ``Store.claim``."""
         terms = check_terms(owner, ttl, heartbeat, on_lost)
         leases = []
-        for taken in await self._run(leasing.claim(self._context, n, terms)):
-            lease = AsyncLease(AsyncThread(self, Cursor(taken[0].lane)), terms)
+        for taken in await self._access.arun(claim, self.namespace, n, terms):
+            lease = AsyncLease(AsyncThread(self._access, Cursor(taken[0].lane)), terms)
             lease._take(*taken)
             leases.append(lease)
         return leases
@@ -148,8 +149,8 @@ class AsyncStore:
     async def sessions(self, *, on_damage: Literal["mark"], active: bool = ...) -> list[Session | Damaged]: ...
 
     async def sessions(self, *, on_damage: OnDamage = "raise", active: bool = True) -> list[Any]:
-        """Return the sessions of all threads, the one begun first first; ``active``: those that have not ended."""
-        return list(told(await self._run(running.sessions(self._context, active)), check_on_damage(on_damage)))
+        """Return the sessions of all threads; see ``Store.sessions``."""
+        return await self._access.offload.run(lambda: list(self._store.sessions(on_damage=on_damage, active=active)))
 
     @overload
     async def interrupted(self, *, on_damage: Literal["raise"] = ...) -> list[InterruptedRun]: ...
@@ -158,12 +159,8 @@ class AsyncStore:
     async def interrupted(self, *, on_damage: Literal["mark"]) -> list[InterruptedRun | Damaged]: ...
 
     async def interrupted(self, *, on_damage: OnDamage = "raise") -> list[Any]:
-        """Return the runs that did not end and whose process is gone, the one seen last first.
-
-        On the machine of the run, a process that merely sleeps is told from one that died; elsewhere a run counts as
-        interrupted when its heartbeats are overdue.
-        """
-        return list(told(await self._run(running.interrupted(self._context)), check_on_damage(on_damage)))
+        """Return the runs that did not end and whose process is gone; see ``Store.interrupted``."""
+        return await self._access.offload.run(lambda: list(self._store.interrupted(on_damage=on_damage)))
 
     @overload
     def interrupts(
@@ -176,29 +173,12 @@ class AsyncStore:
     ) -> AsyncIterator[InterruptRecord | Damaged]: ...
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> AsyncIterator[Any]:
-        """Iterate over the interrupts of all threads, oldest first; ``pending``: those that are not consumed yet."""
-        return self._listed(front.inbox(self.namespace, None, pending), check_on_damage(on_damage))
-
-    async def verify(self) -> Report:
-        """Check every byte of every checkpoint against its digest, and the store below; report all damage."""
-        return await self._run(front.verify_store(self._context))
-
-    async def stats(self) -> Stats:
-        """Return how much is stored, by thread and key, and what full copies would take."""
-        return await self._run(front.stats(self._context, None))
-
-    async def compact(self) -> int:
-        """Make the store as small as it can be and return the bytes given back."""
-        return await self._run(front.compact())
+        """Iterate over the interrupts of all threads, oldest first; see ``Store.interrupts``."""
+        return alisted(self._access, inbox_of(self.namespace, None, pending), check_on_damage(on_damage))
 
     async def close(self) -> None:
         """Release everything. Closing twice is fine."""
-        await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        self._context.heartbeat.close()
-        self._offload.close()
-        self._backend.close()
+        await asyncio.to_thread(self._store.close)  # not by one of the workers, which it waits for
 
     async def __aenter__(self) -> AsyncStore:
         return self
@@ -208,11 +188,3 @@ class AsyncStore:
 
     def __repr__(self) -> str:
         return f"<AsyncStore {self.url}>"
-
-    async def _run(self, flow: Flow[T]) -> T:
-        return await self._offload.run(flow)
-
-    async def _listed(self, pages: Pages, on_damage: OnDamage) -> AsyncIterator[Any]:
-        while not pages.done:
-            for entry in told(await self._run(pages.next_page()), on_damage):
-                yield entry

@@ -1,35 +1,39 @@
-"""``Thread``: one line of checkpoints that can be saved, loaded, forked and rewound. A thin shell over the flows."""
+"""``Thread``: one line of checkpoints that can be saved, loaded, forked and rewound. A shell over the operations."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
+from backstay.errors import InvalidInput
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write
 from backstay.model.damaged import Damaged, OnDamage, check_on_damage
 from backstay.model.decision import Decision, DecisionKind
 from backstay.model.effect import EffectRecord, Outcome
+from backstay.model.ids import check_id
 from backstay.model.interrupt import InterruptKind
 from backstay.store.base import Lane, Removed
-from backstay.thread import front
+from backstay.thread import interrupts, load, removal
+from backstay.thread.access import Access, Handle
+from backstay.thread.arguments import check_step, fork_target, name_of
 from backstay.thread.cursor import Cursor
-from backstay.thread.damage import told
+from backstay.thread.damage import listed, told
 from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, perform
-from backstay.thread.history import History, WantedOfThread
+from backstay.thread.history import Filter, History, WantedOfThread, history_of, listing_of_thread
 from backstay.thread.interrupts import InterruptRecord
 from backstay.thread.lease import Lease, check_terms
-from backstay.thread.ledger import Ledger, settle
+from backstay.thread.ledger import ledger_of, settle
 from backstay.thread.loop import PAUSE_CHECK_S, Loop, check_plan
-from backstay.thread.perform import Flow, drive
+from backstay.thread.offload import in_event_loop
+from backstay.thread.pause import request_pause
+from backstay.thread.record import tag, write
 from backstay.thread.retention import Keep, Pruned
+from backstay.thread.save import fork, request_of, rewind, save_append, save_state
 from backstay.thread.session import RunSession
 from backstay.thread.stats import Stats
-from backstay.thread.verify import Report
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from backstay.thread.store import Store
+from backstay.thread.stats import stats as measure
+from backstay.thread.verify import Report, verify_thread
 
 T = TypeVar("T")
 OnLost = Callable[[Lease], None]
@@ -42,9 +46,11 @@ class Thread:
     A handle may be used from several threads of a program; its operations then happen one after the other.
     """
 
-    def __init__(self, store: Store, cursor: Cursor) -> None:
-        self._store = store
+    def __init__(self, access: Access, cursor: Cursor, blocking: bool = True) -> None:
+        self._access = access
+        self._context = access.context
         self._cursor = cursor
+        self._handle = Handle(access, cursor, blocking)
 
     @property
     def id(self) -> str:
@@ -75,9 +81,8 @@ class Thread:
         Raises EncodeError before anything is written if a value could not come back equal, and Conflict, with the
         winner's metadata, if somebody else has saved since.
         """
-        return self._bind(
-            self._run(front.save(self._store._context, self._cursor, state, id, on, frozen, replace, notes))
-        )
+        request = request_of(notes, id, on, replace)
+        return self._bind(self._handle.run(save_state, self._context, self._cursor, state, frozen, request))
 
     def append(
         self,
@@ -94,21 +99,20 @@ class Thread:
         Costs what is new, whatever the size of the state. Text and bytes can be extended too. A key that is not there
         yet is made.
         """
-        return self._bind(
-            self._run(front.append(self._store._context, self._cursor, append, set, delete, id, on, notes))
-        )
+        request = request_of(notes, id, on)
+        return self._bind(self._handle.run(save_append, self._context, self._cursor, append, set, delete, request))
 
     def latest(self) -> Checkpoint | None:
         """Load the newest checkpoint, every byte verified, and go on from there; None if there is none."""
-        return self._run(front.latest(self._cursor))
+        return self._handle.run(load.latest, self._cursor)
 
     def at(self, step: int) -> Checkpoint | None:
         """Load the newest checkpoint at or before a step; None before the first."""
-        return self._run(front.at(self._cursor, step))
+        return self._handle.run(load.at_step, self._cursor.lane, check_step(step))
 
     def get(self, id: str) -> Checkpoint | None:
         """Load one of this thread's checkpoints by its id; None if it is not there."""
-        return self._run(front.get_of_thread(self._cursor, id))
+        return self._handle.run(load.get_of_thread, self._cursor.lane, check_id(id, "checkpoint id"))
 
     @overload
     def history(
@@ -139,8 +143,9 @@ class Thread:
         At a checkpoint that cannot be read it raises Corrupted and ends; with ``on_damage="mark"`` it gives a
         ``Damaged`` in its place and goes on. ``limit`` does not count these.
         """
-        listing = front.history(self._cursor, limit, before, branch, tag, graph, trigger, interrupt, where)
-        return self._store._history(listing, check_on_damage(on_damage))
+        wanted = Filter(tag, graph, trigger, interrupt, where)
+        listing = listing_of_thread(self._cursor.lane, limit, before, branch, wanted)
+        return history_of(self._access, listing, check_on_damage(on_damage))
 
     @overload
     def branches(self, *, on_damage: Literal["raise"] = ...) -> list[Lane]: ...
@@ -150,7 +155,7 @@ class Thread:
 
     def branches(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the thread's branches, oldest first."""
-        return list(told(self._run(front.branches(self._cursor)), check_on_damage(on_damage)))
+        return list(told(self._handle.run(load.branches, self._cursor.lane), check_on_damage(on_damage)))
 
     def fork(
         self,
@@ -167,40 +172,44 @@ class Thread:
 
         Costs one manifest. ``set`` and ``delete`` change the state on the way. Position and description are taken over.
         """
-        flow = front.fork(self._store._context, self._cursor, checkpoint, branch, to, set, delete, id, notes)
-        return Thread(self._store, self._run(flow))
+        target = fork_target(self._cursor.lane, branch, to)
+        request = request_of(notes, id)
+        cursor = self._handle.run(fork, self._context, name_of(checkpoint), target, set, delete, request)
+        return Thread(self._access, cursor, self._handle.blocking)
 
     def rewind(self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **notes: Unpack[Notes]) -> Checkpoint:
         """Go back: append a checkpoint with the content of an earlier one. Nothing is destroyed."""
-        return self._bind(self._run(front.rewind(self._store._context, self._cursor, checkpoint, id, notes)))
+        return self._bind(
+            self._handle.run(rewind, self._context, self._cursor, name_of(checkpoint), request_of(notes, id))
+        )
 
     def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
         """Add tags to a checkpoint and return all it has. A tagged checkpoint is not pruned."""
-        return self._run(front.tag(self._cursor, checkpoint, names, ()))
+        return self._handle.run(tag, self._cursor.lane.namespace, name_of(checkpoint), names, ())
 
     def untag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
         """Remove tags from a checkpoint and return those left."""
-        return self._run(front.tag(self._cursor, checkpoint, (), names))
+        return self._handle.run(tag, self._cursor.lane.namespace, name_of(checkpoint), (), names)
 
     def write(self, checkpoint: CheckpointMeta | str, writes: Iterable[Write], *, replace: bool = False) -> None:
         """Keep results of finished tasks beside a checkpoint (which may be saved later); existing ones stay."""
-        self._run(front.write(self._cursor, checkpoint, writes, replace))
+        self._handle.run(write, self._cursor.lane, name_of(checkpoint), writes, replace)
 
     def delete(self, checkpoint: CheckpointMeta | str) -> int:
         """Delete one checkpoint and return how many went: 1 or 0. After the newest, the one before it is newest."""
-        return self._run(front.delete(self._cursor, checkpoint))
+        return self._handle.run(removal.delete_one, self._cursor, name_of(checkpoint))
 
     def delete_before(self, step: int) -> int:
         """Delete this branch's checkpoints with a lower step, but never the newest; return how many."""
-        return self._run(front.delete_before(self._store._context, self._cursor, step))
+        return self._handle.run(removal.delete_before, self._context, self._cursor, check_step(step))
 
     def clear(self) -> Removed:
         """Delete the whole thread with all its branches and return what went."""
-        return self._run(front.clear_thread(self._cursor))
+        return self._handle.run(removal.delete_thread, self._cursor)
 
     def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
         """Delete what the rules do not want, in all branches of this thread; ``dry_run`` only says what would go."""
-        return self._run(front.prune(self._store._context, self.id, keep, dry_run, self._cursor.token))
+        return self._handle.run(removal.prune, self._context, self.id, keep, dry_run, self._cursor.token)
 
     def lease(
         self,
@@ -269,8 +278,9 @@ class Thread:
         ``kind`` is "beforenode", "afternode", "toolapproval" or "userrequest". The same ``id`` with the same content
         gives the first record again. The checkpoint is not pruned until the decision was consumed.
         """
-        flow = front.interrupt(self._store._context, self._cursor, checkpoint, kind, node, payload, prompt, id)
-        return self._run(flow)
+        return self._handle.run(
+            interrupts.record, self._context, self._cursor, name_of(checkpoint), kind, node, payload, prompt, id
+        )
 
     @overload
     def interrupts(self, *, on_damage: Literal["raise"] = ..., pending: bool = ...) -> Iterator[InterruptRecord]: ...
@@ -280,9 +290,8 @@ class Thread:
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
         """Iterate over the interrupts of all branches of this thread, oldest first; ``pending``: not consumed yet."""
-        return self._store._listed(
-            front.inbox(self._cursor.lane.namespace, self.id, pending), check_on_damage(on_damage)
-        )
+        inbox = interrupts.inbox_of(self._cursor.lane.namespace, self.id, pending)
+        return listed(self._access, inbox, check_on_damage(on_damage))
 
     def decide(
         self,
@@ -303,8 +312,8 @@ class Thread:
         interrupt) or "reroute" (needs the ``target``). If it is decided already: the same by the same person gives the
         record again, anything else raises Conflict, whose ``winner`` is the record that counts.
         """
-        context = self._store._context
-        return self._run(front.decide(context, self._cursor, interrupt, decision, by, scope, value, reason, target))
+        answer = interrupts.check_decision(decision, scope, value, reason, target)
+        return self._handle.run(interrupts.decide, self._context, self._cursor, interrupt, answer, by)
 
     def consume(self, interrupt: InterruptRecord, *, by: str | None = None) -> Decision:
         """Take the decision on an interrupt in order to carry it out. Only one worker gets it; to others: Conflict.
@@ -312,7 +321,7 @@ class Thread:
         The same ``by`` gets it again; left out, it is this lease or this process. If the worker that took it died,
         whoever holds a later lease of the branch may take it over.
         """
-        return self._run(front.consume(self._store._context, self._cursor, interrupt, by))
+        return self._handle.run(interrupts.consume, self._context, self._cursor, interrupt, by)
 
     def request_pause(self, reason: str = "", *, by: str) -> InterruptRecord:
         """Ask a run of this branch to stop at its next boundary, from any process and without its lease.
@@ -320,7 +329,7 @@ class Thread:
         Returns the request, which is decided on like any interrupt: approved, the run can go on; deferred, it asks
         again; rejected, it does not go on in this branch. One is open at a time: if there is one, that is returned.
         """
-        return self._run(front.request_pause(self._store._context, self._cursor, reason, by))
+        return self._handle.run(request_pause, self._context, self._cursor, reason, by)
 
     def effect(
         self,
@@ -351,7 +360,7 @@ class Thread:
         another as if nobody knew.
         """
         call = EffectCall(key, fn, args, kwargs, reconcile, idempotent, unknown_on)
-        result: T = perform(self._run, self._store._context, self._cursor, call)
+        result: T = perform(self._handle, call)
         return result
 
     @overload
@@ -362,7 +371,7 @@ class Thread:
 
     def effects(self, *, on_damage: OnDamage = "raise") -> Iterator[Any]:
         """Iterate over the effects of all branches of this thread, in the order in which they were first begun."""
-        return self._store._listed(Ledger(self._cursor.lane.namespace, self.id), check_on_damage(on_damage))
+        return listed(self._access, ledger_of(self._cursor.lane.namespace, self.id), check_on_damage(on_damage))
 
     def settle(self, effect: EffectRecord, outcome: Outcome, *, by: str) -> EffectRecord:
         """Say how an effect ended of which nobody knew, once, and return it with the outcome.
@@ -372,23 +381,41 @@ class Thread:
         which it is tried again. If it has ended or was begun again meanwhile: Conflict, whose ``winner`` is the record
         that counts; the same said again by the same person gives the record again.
         """
-        return self._run(settle(self._store._context, self._cursor, effect, outcome, by))
+        return self._handle.run(settle, self._context, self._cursor, effect, outcome, by)
 
     def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
         """Check every byte of one checkpoint, or of all of the thread, against its digest; report all damage."""
-        return self._run(front.verify_thread(self._store._context, self._cursor, checkpoint))
+        return self._handle.run(
+            verify_thread, self._context, self._cursor.lane, None if checkpoint is None else name_of(checkpoint)
+        )
 
     def stats(self) -> Stats:
         """Return how much this thread stores, by key, and what full copies would take."""
-        return self._run(front.stats(self._store._context, self.id))
-
-    def _run(self, flow: Flow[T]) -> T:
-        return drive(flow, self._store._backend, self._cursor.lock)
+        return self._handle.run(measure, self._context, self.id)
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
-        backend, namespace, name = self._store._backend, saved.namespace, saved.id
-        saved.__dict__["_load"] = lambda: drive(front.payload(namespace, name), backend)
+        """Let a just saved checkpoint find its payload when somebody looks at it."""
+        store, blocking = self._access.store, self._handle.blocking
+        # The store can be read instead if the handle is gone, but not by an event loop.
+        handle = weakref.ref(self._cursor) if blocking else lambda cursor=self._cursor: cursor
+        namespace, name = saved.namespace, saved.id
+
+        def load_payload(field: str) -> dict[str, Any]:
+            cursor = handle()
+            at_hand = None if cursor is None or field == "writes" else load.payload_at_hand(cursor, name)
+            if at_hand is not None:
+                return at_hand
+            if blocking or not in_event_loop():
+                return load.payload(store, namespace, name)
+            raise InvalidInput(
+                f"the {field} of a checkpoint saved earlier is not in memory, and reading it here would block the loop",
+                thread=saved.thread_id,
+                checkpoint=name,
+                hint="Write: (await thread.get(checkpoint.id))." + field,
+            )
+
+        saved.__dict__["_load"] = load_payload
         return saved
 
     def __repr__(self) -> str:
-        return f"<Thread {self.id!r} branch {self.branch!r} of {self._store.url}>"
+        return f"<Thread {self.id!r} branch {self.branch!r} of {self._access.store.url}>"

@@ -1,115 +1,107 @@
-"""``AsyncThread``: ``Thread`` for callers with an event loop. Same names, same arguments, same flows; awaited."""
+"""``AsyncThread``: ``Thread`` for callers with an event loop. Same names, same arguments, same functions; awaited.
+
+Each method runs the one of ``Thread`` in a worker thread, one hop for all of it. By hand are only lists, blocks, and
+what calls the user's own functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from backstay.model.checkpoint import Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write
+from backstay.model.checkpoint import CheckpointMeta, Notes
 from backstay.model.damaged import Damaged, OnDamage, check_on_damage
-from backstay.model.decision import Decision, DecisionKind
-from backstay.model.effect import EffectRecord, Outcome
+from backstay.model.effect import EffectRecord
 from backstay.model.interrupt import InterruptKind
-from backstay.store.base import Lane, Removed
-from backstay.thread import front
+from backstay.store.base import Lane
+from backstay.thread.access import Access, Handle
 from backstay.thread.cursor import Cursor
-from backstay.thread.damage import told
+from backstay.thread.damage import alisted
 from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, aperform
-from backstay.thread.history import WantedOfThread
-from backstay.thread.interrupts import InterruptRecord
+from backstay.thread.history import Filter, WantedOfThread, listing_of_thread
+from backstay.thread.interrupts import InterruptRecord, inbox_of
 from backstay.thread.lease import AsyncLease, check_terms
-from backstay.thread.ledger import Ledger, settle
+from backstay.thread.ledger import ledger_of
 from backstay.thread.loop import PAUSE_CHECK_S, AsyncLoop, check_plan
-from backstay.thread.perform import Flow, drive
-from backstay.thread.retention import Keep, Pruned
 from backstay.thread.session import AsyncRunSession
-from backstay.thread.stats import Stats
-from backstay.thread.verify import Report
+from backstay.thread.thread import Thread
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from backstay.thread.store_async import AsyncStore
-
-T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 OnLost = Callable[[AsyncLease], None]
-Effect = Callable[..., T]
+
+
+def awaited(
+    method: Callable[Concatenate[Thread, P], R],
+) -> Callable[Concatenate[AsyncThread, P], Coroutine[Any, Any, R]]:
+    """Return a method of ``Thread`` as one of ``AsyncThread``: the same, run in a worker thread."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncThread, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._access.offload.run(method, self._thread, *args, **kwargs)
+
+    return call
 
 
 class AsyncThread:
     """A handle on one branch of a thread. It builds on the head it last loaded or wrote; nothing is read before that.
 
-    A handle may be used from several threads of a program; its operations then happen one after the other.
+    A handle may be used by several tasks; its operations then happen one after the other.
     """
 
-    def __init__(self, store: AsyncStore, cursor: Cursor) -> None:
-        self._store = store
-        self._cursor = cursor
+    def __init__(self, access: Access, cursor: Cursor) -> None:
+        self._access = access
+        self._thread = Thread(access, cursor, blocking=False)
+        self._handle: Handle = self._thread._handle
 
     @property
     def id(self) -> str:
         """Return the thread's id."""
-        return self._cursor.lane.thread
+        return self._thread.id
 
     @property
     def branch(self) -> str:
         """Return the branch this handle writes to."""
-        return self._cursor.lane.branch
+        return self._thread.branch
 
-    async def save(
+    save = awaited(Thread.save)
+    append = awaited(Thread.append)
+    latest = awaited(Thread.latest)
+    at = awaited(Thread.at)
+    get = awaited(Thread.get)
+    rewind = awaited(Thread.rewind)
+    tag = awaited(Thread.tag)
+    untag = awaited(Thread.untag)
+    write = awaited(Thread.write)
+    delete = awaited(Thread.delete)
+    delete_before = awaited(Thread.delete_before)
+    clear = awaited(Thread.clear)
+    prune = awaited(Thread.prune)
+    interrupt = awaited(Thread.interrupt)
+    decide = awaited(Thread.decide)
+    consume = awaited(Thread.consume)
+    request_pause = awaited(Thread.request_pause)
+    settle = awaited(Thread.settle)
+    verify = awaited(Thread.verify)
+    stats = awaited(Thread.stats)
+
+    async def fork(
         self,
-        state: Mapping[str, Any],
+        checkpoint: CheckpointMeta | str,
         *,
-        id: str | None = None,
-        on: CheckpointMeta | str | None = None,
-        frozen: bool = False,
-        replace: bool = False,
-        **notes: Unpack[Notes],
-    ) -> Checkpoint:
-        """Save the whole state as the next step; only what changed since the last one is written.
-
-        ``id`` makes the save repeatable: the same id with the same content gives the first result again. ``on`` names
-        the checkpoint that must be the newest one. ``frozen`` promises that list items already saved were not changed
-        in place, so that they need not be compared. ``replace`` stores the newest checkpoint, named by ``id``, anew.
-
-        Raises EncodeError before anything is written if a value could not come back equal, and Conflict, with the
-        winner's metadata, if somebody else has saved since.
-        """
-        return self._bind(
-            await self._run(front.save(self._store._context, self._cursor, state, id, on, frozen, replace, notes))
-        )
-
-    async def append(
-        self,
-        append: Mapping[str, Any] | None = None,
-        *,
+        branch: str | None = None,
+        to: str | None = None,
         set: Mapping[str, Any] | None = None,
         delete: Iterable[str] = (),
         id: str | None = None,
-        on: CheckpointMeta | str | None = None,
         **notes: Unpack[Notes],
-    ) -> Checkpoint:
-        """Save a known change as the next step: extend lists, replace keys (``set``), remove keys (``delete``).
-
-        Costs what is new, whatever the size of the state. Text and bytes can be extended too. A key that is not there
-        yet is made.
-        """
-        return self._bind(
-            await self._run(front.append(self._store._context, self._cursor, append, set, delete, id, on, notes))
+    ) -> AsyncThread:
+        """Begin another branch, or another thread (``to``), with a checkpoint's state; see ``Thread.fork``."""
+        forked = await self._access.offload.run(
+            self._thread.fork, checkpoint, branch=branch, to=to, set=set, delete=delete, id=id, **notes
         )
-
-    async def latest(self) -> Checkpoint | None:
-        """Load the newest checkpoint, every byte verified, and go on from there; None if there is none."""
-        return await self._run(front.latest(self._cursor))
-
-    async def at(self, step: int) -> Checkpoint | None:
-        """Load the newest checkpoint at or before a step; None before the first."""
-        return await self._run(front.at(self._cursor, step))
-
-    async def get(self, id: str) -> Checkpoint | None:
-        """Load one of this thread's checkpoints by its id; None if it is not there."""
-        return await self._run(front.get_of_thread(self._cursor, id))
+        return AsyncThread(self._access, forked._handle.cursor)
 
     @overload
     def history(
@@ -134,14 +126,10 @@ class AsyncThread:
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Any]:
-        """Iterate over checkpoints' metadata, newest first, read page by page without touching any state.
-
-        This handle's branch, unless ``branch`` names another, or ``"*"`` for all. ``where`` compares metadata keys.
-        At a checkpoint that cannot be read it raises Corrupted and ends; with ``on_damage="mark"`` it gives a
-        ``Damaged`` in its place and goes on. ``limit`` does not count these.
-        """
-        listing = front.history(self._cursor, limit, before, branch, tag, graph, trigger, interrupt, where)
-        return self._store._listed(listing, check_on_damage(on_damage))
+        """Iterate over checkpoints' metadata, newest first; see ``Thread.history``."""
+        wanted = Filter(tag, graph, trigger, interrupt, where)
+        listing = listing_of_thread(self._handle.cursor.lane, limit, before, branch, wanted)
+        return alisted(self._access, listing, check_on_damage(on_damage))
 
     @overload
     async def branches(self, *, on_damage: Literal["raise"] = ...) -> list[Lane]: ...
@@ -150,60 +138,34 @@ class AsyncThread:
     async def branches(self, *, on_damage: Literal["mark"]) -> list[Lane | Damaged]: ...
 
     async def branches(self, *, on_damage: OnDamage = "raise") -> list[Any]:
-        """Return the thread's branches, oldest first."""
-        return list(told(await self._run(front.branches(self._cursor)), check_on_damage(on_damage)))
+        """Return the thread's branches, oldest first; see ``Thread.branches``."""
+        return await self._access.offload.run(lambda: list(self._thread.branches(on_damage=on_damage)))
 
-    async def fork(
-        self,
-        checkpoint: CheckpointMeta | str,
-        *,
-        branch: str | None = None,
-        to: str | None = None,
-        set: Mapping[str, Any] | None = None,
-        delete: Iterable[str] = (),
-        id: str | None = None,
-        **notes: Unpack[Notes],
-    ) -> AsyncThread:
-        """Begin another branch, or another thread (``to``), with a checkpoint's state; return a handle on it.
+    @overload
+    def interrupts(
+        self, *, on_damage: Literal["raise"] = ..., pending: bool = ...
+    ) -> AsyncIterator[InterruptRecord]: ...
 
-        Costs one manifest. ``set`` and ``delete`` change the state on the way. Position and description are taken over.
-        """
-        flow = front.fork(self._store._context, self._cursor, checkpoint, branch, to, set, delete, id, notes)
-        return AsyncThread(self._store, await self._run(flow))
+    @overload
+    def interrupts(
+        self, *, on_damage: Literal["mark"], pending: bool = ...
+    ) -> AsyncIterator[InterruptRecord | Damaged]: ...
 
-    async def rewind(
-        self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **notes: Unpack[Notes]
-    ) -> Checkpoint:
-        """Go back: append a checkpoint with the content of an earlier one. Nothing is destroyed."""
-        return self._bind(await self._run(front.rewind(self._store._context, self._cursor, checkpoint, id, notes)))
+    def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> AsyncIterator[Any]:
+        """Iterate over the interrupts of all branches of this thread, oldest first; see ``Thread.interrupts``."""
+        inbox = inbox_of(self._handle.cursor.lane.namespace, self.id, pending)
+        return alisted(self._access, inbox, check_on_damage(on_damage))
 
-    async def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
-        """Add tags to a checkpoint and return all it has. A tagged checkpoint is not pruned."""
-        return await self._run(front.tag(self._cursor, checkpoint, names, ()))
+    @overload
+    def effects(self, *, on_damage: Literal["raise"] = ...) -> AsyncIterator[EffectRecord]: ...
 
-    async def untag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
-        """Remove tags from a checkpoint and return those left."""
-        return await self._run(front.tag(self._cursor, checkpoint, (), names))
+    @overload
+    def effects(self, *, on_damage: Literal["mark"]) -> AsyncIterator[EffectRecord | Damaged]: ...
 
-    async def write(self, checkpoint: CheckpointMeta | str, writes: Iterable[Write], *, replace: bool = False) -> None:
-        """Keep results of finished tasks beside a checkpoint (which may be saved later); existing ones stay."""
-        await self._run(front.write(self._cursor, checkpoint, writes, replace))
-
-    async def delete(self, checkpoint: CheckpointMeta | str) -> int:
-        """Delete one checkpoint and return how many went: 1 or 0. After the newest, the one before it is newest."""
-        return await self._run(front.delete(self._cursor, checkpoint))
-
-    async def delete_before(self, step: int) -> int:
-        """Delete this branch's checkpoints with a lower step, but never the newest; return how many."""
-        return await self._run(front.delete_before(self._store._context, self._cursor, step))
-
-    async def clear(self) -> Removed:
-        """Delete the whole thread with all its branches and return what went."""
-        return await self._run(front.clear_thread(self._cursor))
-
-    async def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
-        """Delete what the rules do not want, in all branches of this thread; ``dry_run`` only says what would go."""
-        return await self._run(front.prune(self._store._context, self.id, keep, dry_run, self._cursor.token))
+    def effects(self, *, on_damage: OnDamage = "raise") -> AsyncIterator[Any]:
+        """Iterate over the effects of all branches of this thread; see ``Thread.effects``."""
+        ledger = ledger_of(self._handle.cursor.lane.namespace, self.id)
+        return alisted(self._access, ledger, check_on_damage(on_damage))
 
     def lease(
         self,
@@ -214,23 +176,14 @@ class AsyncThread:
         on_lost: OnLost | None = None,
         wait_s: float = 0.0,
     ) -> AsyncLease:
-        """Return the right to write this branch, to be used in a ``with`` block (``async with`` for the async twin).
+        """Return the right to write this branch, to be used in an ``async with`` block; see ``Thread.lease``.
 
-        Entering takes it, or raises Fenced and names the owner if somebody else's lease still runs after ``wait_s``
-        seconds: that of a process which was killed ends when its time is over. Leaving gives it back.
-        Only saves through this handle carry it. Everybody else's are refused with Fenced while it runs, and so are its
-        own after somebody took it over. It runs for ``ttl`` seconds (0.05 to 86,400) after each save and renewal; the
-        ``heartbeat``, a thread of the store, renews it meanwhile. When it is lost, ``lease.lost`` is True, ``on_lost``
-        is called with it from that thread, the body of an ``async with`` block is cancelled, and leaving raises Fenced.
+        If it is lost, the body of the block is cancelled, and leaving it raises Fenced.
         """
         return AsyncLease(self, check_terms(owner, ttl, heartbeat, on_lost, wait_s))
 
     def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> AsyncRunSession:
-        """Return a record that a run of this branch is under way, to be used in a ``with`` or ``async with`` block.
-
-        A run that dies inside it is found by ``store.interrupted()``. It ends as "completed", as "failed: " with the
-        name of the error's type, or for what ``session.end(reason)`` said. It gives no right to write; a lease does.
-        """
+        """Return a record that a run is under way, to be used in an ``async with`` block; see ``Thread.session``."""
         return AsyncRunSession(self, owner, note, ttl)
 
     def loop(
@@ -245,96 +198,14 @@ class AsyncThread:
         owner: str | None = None,
         wait_s: float = 0.0,
     ) -> AsyncLoop:
-        """Return a durable loop, to be used in a ``with`` block (``async with`` for the async twin) and iterated over.
-
-        Entering takes the lease, unless this handle has it (waiting for up to ``wait_s`` seconds, for one that a killed
-        process left), and goes on where the last process stopped; of a new thread it saves ``initial``. Each turn is
-        saved as one change when its body is done. ``input`` begins a new round on a finished state: lists are extended,
-        other keys set. ``limit`` is how many turns a round may take, or StepsExceeded. ``metadata`` goes into every
-        checkpoint it makes. Between turns, every ``pause_check_s`` seconds, it looks for ``request_pause``.
-        ``loop.status`` tells how it ended: a turn that waits for somebody ends the block without an error.
-        """
+        """Return a durable loop, to be used in an ``async with`` block and iterated over; see ``Thread.loop``."""
         terms = check_terms(owner, ttl, True, None, wait_s)
         return AsyncLoop(self, check_plan(initial, input, limit, metadata, pause_check_s, terms))
-
-    async def interrupt(
-        self,
-        checkpoint: CheckpointMeta | str,
-        *,
-        kind: InterruptKind | str = "userrequest",
-        node: str | None = None,
-        payload: Any = None,
-        prompt: str = "",
-        id: str | None = None,
-    ) -> InterruptRecord:
-        """Record that a run waits at this checkpoint for somebody's decision, and return the record to show to them.
-
-        ``kind`` is "beforenode", "afternode", "toolapproval" or "userrequest". The same ``id`` with the same content
-        gives the first record again. The checkpoint is not pruned until the decision was consumed.
-        """
-        flow = front.interrupt(self._store._context, self._cursor, checkpoint, kind, node, payload, prompt, id)
-        return await self._run(flow)
-
-    @overload
-    def interrupts(
-        self, *, on_damage: Literal["raise"] = ..., pending: bool = ...
-    ) -> AsyncIterator[InterruptRecord]: ...
-
-    @overload
-    def interrupts(
-        self, *, on_damage: Literal["mark"], pending: bool = ...
-    ) -> AsyncIterator[InterruptRecord | Damaged]: ...
-
-    def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> AsyncIterator[Any]:
-        """Iterate over the interrupts of all branches of this thread, oldest first; ``pending``: not consumed yet."""
-        return self._store._listed(
-            front.inbox(self._cursor.lane.namespace, self.id, pending), check_on_damage(on_damage)
-        )
-
-    async def decide(
-        self,
-        interrupt: InterruptRecord,
-        decision: Decision | DecisionKind | str,
-        *,
-        by: str,
-        scope: str | None = None,
-        value: Any = None,
-        reason: str = "",
-        target: str | None = None,
-    ) -> InterruptRecord:
-        """Answer an interrupt, once, and return it with the decision.
-
-        ``interrupt`` is the record that the person who decides was shown: an answer to anything else, or to a question
-        that was altered, is refused. ``decision`` is "approve" (with a ``scope``, if it reaches further), "modify"
-        (needs the ``value`` to put in place), "reject", "defer" (this question is closed; asking again takes a new
-        interrupt) or "reroute" (needs the ``target``). If it is decided already: the same by the same person gives the
-        record again, anything else raises Conflict, whose ``winner`` is the record that counts.
-        """
-        context = self._store._context
-        return await self._run(
-            front.decide(context, self._cursor, interrupt, decision, by, scope, value, reason, target)
-        )
-
-    async def consume(self, interrupt: InterruptRecord, *, by: str | None = None) -> Decision:
-        """Take the decision on an interrupt in order to carry it out. Only one worker gets it; to others: Conflict.
-
-        The same ``by`` gets it again; left out, it is this lease or this process. If the worker that took it died,
-        whoever holds a later lease of the branch may take it over.
-        """
-        return await self._run(front.consume(self._store._context, self._cursor, interrupt, by))
-
-    async def request_pause(self, reason: str = "", *, by: str) -> InterruptRecord:
-        """Ask a run of this branch to stop at its next boundary, from any process and without its lease.
-
-        Returns the request, which is decided on like any interrupt: approved, the run can go on; deferred, it asks
-        again; rejected, it does not go on in this branch. One is open at a time: if there is one, that is returned.
-        """
-        return await self._run(front.request_pause(self._store._context, self._cursor, reason, by))
 
     async def effect(
         self,
         key: str,
-        fn: Effect[T],
+        fn: Callable[..., Any],
         /,
         *args: Any,
         reconcile: Reconcile | None = None,
@@ -342,68 +213,12 @@ class AsyncThread:
         unknown_on: tuple[type[BaseException], ...] = UNKNOWN_ON,
         **kwargs: Any,
     ) -> Any:
-        """Do something to the world outside once, and return its result: ``fn(*args, **kwargs)``.
+        """Do something to the world outside once, and return its result; see ``Thread.effect``.
 
-        That it is about to be done is stored before, the result after. If it is in the ledger as done, ``fn`` is not
-        called: the first result comes back (EffectChanged if the arguments were others). If ``fn`` raises, the effect
-        has failed and the next call tries again; but after a timeout or a lost connection, after a cancellation, and
-        if the process dies, nobody knows whether it was done. Then the next call raises EffectUnknown, unless
-
-        - ``idempotent`` says that doing it twice does no harm: then it is done again, under the same idempotency key;
-        - ``reconcile``, a function of the ``EffectRecord``, finds out and returns ``Outcome.done(result)``,
-          ``Outcome.not_done()`` or ``Outcome.unknown()``; a person does the same with ``settle``.
-
-        ``key`` (1 to 1,000 characters) names the effect in this branch. A parameter of ``fn`` called
-        ``idempotency_key`` is filled in, for the other side to tell a repetition by. ``unknown_on`` are the errors of
-        ``fn`` after which nobody knows. These three are never handed on to ``fn``. Whoever does not hold the lease gets
-        Fenced while one runs; hold it if several processes may come here: without it, what one is just doing looks to
-        another as if nobody knew.
+        ``fn`` and ``reconcile`` may be plain functions or coroutine functions.
         """
         call = EffectCall(key, fn, args, kwargs, reconcile, idempotent, unknown_on)
-        return await aperform(self._run, self._store._context, self._cursor, call)
-
-    @overload
-    def effects(self, *, on_damage: Literal["raise"] = ...) -> AsyncIterator[EffectRecord]: ...
-
-    @overload
-    def effects(self, *, on_damage: Literal["mark"]) -> AsyncIterator[EffectRecord | Damaged]: ...
-
-    def effects(self, *, on_damage: OnDamage = "raise") -> AsyncIterator[Any]:
-        """Iterate over the effects of all branches of this thread, in the order in which they were first begun."""
-        return self._store._listed(Ledger(self._cursor.lane.namespace, self.id), check_on_damage(on_damage))
-
-    async def settle(self, effect: EffectRecord, outcome: Outcome, *, by: str) -> EffectRecord:
-        """Say how an effect ended of which nobody knew, once, and return it with the outcome.
-
-        ``effect`` is the record that the person was shown, of ``EffectUnknown.record`` or ``effects()``; ``outcome`` is
-        ``Outcome.done(result)``, whose result the next call of the effect returns, or ``Outcome.not_done()``, after
-        which it is tried again. If it has ended or was begun again meanwhile: Conflict, whose ``winner`` is the record
-        that counts; the same said again by the same person gives the record again.
-        """
-        return await self._run(settle(self._store._context, self._cursor, effect, outcome, by))
-
-    async def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
-        """Check every byte of one checkpoint, or of all of the thread, against its digest; report all damage."""
-        return await self._run(front.verify_thread(self._store._context, self._cursor, checkpoint))
-
-    async def stats(self) -> Stats:
-        """Return how much this thread stores, by key, and what full copies would take."""
-        return await self._run(front.stats(self._store._context, self.id))
-
-    async def _run(self, flow: Flow[T], undo: Flow[object] | None = None) -> T:
-        cursor = self._cursor
-
-        def leave(undo: Flow[object]) -> Flow[None]:
-            cursor.leftovers.append(undo)
-            return cursor.tidy()
-
-        on_cancel = None if undo is None else partial(leave, undo)
-        return await self._store._offload.run(cursor.tidied(flow), on_cancel, cursor.lock)
-
-    def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
-        backend, namespace, name = self._store._backend, saved.namespace, saved.id
-        saved.__dict__["_load"] = lambda: drive(front.payload(namespace, name), backend)
-        return saved
+        return await aperform(self._handle, call)
 
     def __repr__(self) -> str:
-        return f"<AsyncThread {self.id!r} branch {self.branch!r} of {self._store.url}>"
+        return f"<AsyncThread {self.id!r} branch {self.branch!r} of {self._access.store.url}>"

@@ -274,7 +274,7 @@ class Turn(TurnBase):
         question = self._approval(tool, args, prompt, timeout)
         if question is None:
             return args
-        return self._approved(tool, args, self._loop.thread._run(self._loop._settling(question)))
+        return self._approved(tool, args, self._loop._handle.run(self._loop._settling, question))
 
     def ask(self, payload: Any, prompt: str = "", *, answer: type | None = None, timeout: float | None = None) -> Any:
         """Ask somebody for a value: what the decision "modify" puts in place of the payload.
@@ -283,7 +283,7 @@ class Turn(TurnBase):
         Else as ``approve``.
         """
         question = self._request(payload, prompt, answer, timeout)
-        return self._answered(answer, self._loop.thread._run(self._loop._settling(question)))
+        return self._answered(answer, self._loop._handle.run(self._loop._settling, question))
 
 
 class AsyncTurn(TurnBase):
@@ -316,7 +316,7 @@ class AsyncTurn(TurnBase):
         question = self._approval(tool, args, prompt, timeout)
         if question is None:
             return args
-        return self._approved(tool, args, await self._loop.thread._run(self._loop._settling(question)))
+        return self._approved(tool, args, await self._loop._handle.arun(self._loop._settling, question))
 
     async def ask(
         self,
@@ -328,4 +328,4 @@ class AsyncTurn(TurnBase):
     ) -> Any:
         """Ask somebody for a value. See ``Turn.ask``."""
         question = self._request(payload, prompt, answer, timeout)
-        return self._answered(answer, await self._loop.thread._run(self._loop._settling(question)))
+        return self._answered(answer, await self._loop._handle.arun(self._loop._settling, question))

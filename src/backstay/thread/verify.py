@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from backstay.errors import BackstayError, Corrupted
+from backstay.errors import BackstayError, Corrupted, NotFound
 from backstay.model.checkpoint import CheckpointMeta, bare
 from backstay.pieces.manifest import Entry, Key
 from backstay.pieces.piece import Piece, Range, grown_by
@@ -21,8 +21,7 @@ from backstay.store.base import PAGE_ROWS_MAX, Backend, Finding, Lane, LaneKey, 
 from backstay.store.finding import DAMAGED, MISSING, RESTORE, about_lane
 from backstay.store.survey import head_is_not_newest
 from backstay.thread.cursor import Context
-from backstay.thread.load import decode_live, expected_digest, open_tip
-from backstay.thread.perform import Flow, ask
+from backstay.thread.load import decode_live, expected_digest, find_row, open_tip
 from backstay.thread.record import parent_digest, values_of, write_of
 
 PAGE_ROWS = 200
@@ -59,7 +58,22 @@ class _Checked:
     hasher: Any
 
 
-def verify_lanes(context: Context, thread: str | None, whole_store: bool) -> Flow[Report]:
+def verify_thread(store: Backend, context: Context, lane: LaneKey, name: str | None) -> Report:
+    """Verify one checkpoint, or all of a thread."""
+    if name is None:
+        return verify_lanes(store, context, lane.thread, whole_store=False)
+    row = find_row(store, context.namespace, name)
+    if row is None:
+        raise NotFound(name, checkpoint=name, thread=lane.thread)
+    return verify_row(store, row)
+
+
+def verify_row(store: Backend, row: Row) -> Report:
+    """Verify one checkpoint."""
+    return Report(1, tuple(_verify_row(store, row, {})))
+
+
+def verify_lanes(store: Backend, context: Context, thread: str | None, whole_store: bool) -> Report:
     """Verify every checkpoint of a thread or of all; go on after each finding."""
     findings: list[Finding] = []
     count = 0
@@ -70,32 +84,27 @@ def verify_lanes(context: Context, thread: str | None, whole_store: bool) -> Flo
         findings.extend(found)
 
     if whole_store:
-        findings += yield from ask(lambda store: store.check())
-    findings += yield from walk_lanes(context, thread, note)
+        findings += store.check()
+    findings += walk_lanes(store, context, thread, note)
     return Report(count, tuple(dict.fromkeys(findings)))
 
 
-def walk_lanes(context: Context, thread: str | None, note: Note) -> Flow[list[Finding]]:
+def walk_lanes(store: Backend, context: Context, thread: str | None, note: Note) -> list[Finding]:
     """Verify every checkpoint of a thread or of all, and return what is to be said of the branches themselves."""
     try:
-        lanes = yield from ask(lambda store: store.lanes(context.namespace, thread, None))
+        lanes = store.lanes(context.namespace, thread, None)
     except BackstayError as error:
         return [Finding(DAMAGED, "branches", error.what, thread, namespace=context.namespace)]
     findings: list[Finding] = []
     for lane in lanes:
         try:
-            findings += yield from _verify_lane(lane, note)
+            findings += _verify_lane(store, lane, note)
         except BackstayError as error:
             findings.append(about_lane(DAMAGED, lane.key, error.what, None))
     return findings
 
 
-def verify_row(row: Row) -> Flow[Report]:
-    """Verify one checkpoint."""
-    return Report(1, tuple((yield from _verify_row(row, {}))))
-
-
-def page_ends(lane: LaneKey, rows: int) -> Flow[list[int]]:
+def page_ends(store: Backend, lane: LaneKey, rows: int) -> list[int]:
     """Return where the pages of a branch end, oldest first: each is the rows before one of these numbers.
 
     They are read from the end on, as all lists are, but without payloads; of them only these numbers are kept.
@@ -103,22 +112,22 @@ def page_ends(lane: LaneKey, rows: int) -> Flow[list[int]]:
     ends: list[int] = []
     before: int | None = None
     while True:
-        page = yield from ask(_finding_rows(Query(*lane, before=before)))
+        page = store.find(Query(*lane, before=before))
         ends += [row.seq + 1 for row in page[::rows]]
         if len(page) < PAGE_ROWS_MAX:
             return ends[::-1]
         before = page[-1].seq
 
 
-def _verify_lane(lane: Lane, note: Note) -> Flow[list[Finding]]:
+def _verify_lane(store: Backend, lane: Lane, note: Note) -> list[Finding]:
     """Verify a branch from its oldest checkpoint on."""
     findings: list[Finding] = []
     checked: dict[Key, _Checked] = {}
     newest: Row | None = None
-    for end in (yield from page_ends(lane.key, PAGE_ROWS)):
+    for end in page_ends(store, lane.key, PAGE_ROWS):
         query = Query(*lane.key, before=end, limit=PAGE_ROWS, payload=True, writes=True)
         try:
-            page = yield from ask(_finding_rows(query))
+            page = store.find(query)
         except BackstayError as error:
             findings.append(about_lane(DAMAGED, lane.key, f"checkpoints before number {end}: {error.what}", None))
             checked.clear()
@@ -126,40 +135,40 @@ def _verify_lane(lane: Lane, note: Note) -> Flow[list[Finding]]:
         for row in reversed(page):
             if newest is None or row.seq > newest.seq:  # else some went meanwhile, and older ones came again
                 newest = row
-                note(row, (yield from _verify_row(row, checked)))
+                note(row, (_verify_row(store, row, checked)))
     seems_newest = newest is None or (newest.id, newest.seq) == (lane.head, lane.head_seq)
-    if not seems_newest and not (yield from _head_is_newest(lane.key)):  # else it moved while this was being read
+    if not seems_newest and not (_head_is_newest(store, lane.key)):  # else it moved while this was being read
         findings.append(head_is_not_newest(lane.key))
     return findings
 
 
-def _head_is_newest(lane: LaneKey) -> Flow[bool]:
+def _head_is_newest(store: Backend, lane: LaneKey) -> bool:
     """Tell whether a branch's head is its newest checkpoint, looking until nobody changes it meanwhile."""
     query = Query(*lane, limit=1)
-    head = yield from _place_of_head(lane)
+    head = _place_of_head(store, lane)
     while True:
-        rows = yield from ask(_finding_rows(query))
+        rows = store.find(query)
         newest = (rows[0].id, rows[0].seq) if rows else None
-        again = yield from _place_of_head(lane)
+        again = _place_of_head(store, lane)
         if head == again:
             return newest == head
         head = again
 
 
-def _place_of_head(lane: LaneKey) -> Flow[tuple[str, int] | None]:
-    lanes = yield from ask(lambda store: store.lanes(lane.namespace, lane.thread, lane.scope))
+def _place_of_head(store: Backend, lane: LaneKey) -> tuple[str, int] | None:
+    lanes = store.lanes(lane.namespace, lane.thread, lane.scope)
     return next(((each.head or "", each.head_seq) for each in lanes if each.key == lane), None)
 
 
-def _verify_row(row: Row, checked: dict[Key, _Checked]) -> Flow[list[Finding]]:
+def _verify_row(store: Backend, row: Row, checked: dict[Key, _Checked]) -> list[Finding]:
     try:
-        tip = yield from open_tip(row, {})
+        tip = open_tip(store, row, {})
     except BackstayError as error:
         checked.clear()
         return [_finding(row, DAMAGED, error.what)]
     findings = []
     for key in tip.lives:
-        problem = yield from _verify_value(tip, key, checked)
+        problem = _verify_value(store, tip, key, checked)
         if problem:
             findings.append(_finding(row, DAMAGED, problem, str(key), f", state.{key}"))
     for key in [key for key in checked if key not in tip.lives]:
@@ -192,7 +201,7 @@ def _verify_digest(row: Row, tip: Tip) -> list[Finding]:
     return []
 
 
-def _verify_value(tip: Tip, key: Key, checked: dict[Key, _Checked]) -> Flow[str | None]:
+def _verify_value(store: Backend, tip: Tip, key: Key, checked: dict[Key, _Checked]) -> str | None:
     """Check one value's bytes; return what is wrong, if anything."""
     live = tip.lives[key]
     before = checked.get(key)
@@ -202,7 +211,7 @@ def _verify_value(tip: Tip, key: Key, checked: dict[Key, _Checked]) -> Flow[str 
         if live.parts is None:
             hasher, ranges = _remaining(before, live.pieces)
             wanted = [piece for piece in ranges if isinstance(piece, Range)]
-            found = iter((yield from ask(_fetching(wanted))))
+            found = iter(store.fetch(wanted))
             for piece in ranges:
                 for part in next(found) if isinstance(piece, Range) else (piece,):
                     hasher.update(part)
@@ -230,11 +239,3 @@ def _finding(
 ) -> Finding:
     namespace, thread, scope, branch = row.lane
     return Finding(kind, f"checkpoint {row.id}{place}", what, thread, row.id, key, branch, scope, namespace, repair)
-
-
-def _fetching(ranges: list[Range]) -> Callable[[Backend], list[list[bytes]]]:
-    return lambda store: store.fetch(ranges)
-
-
-def _finding_rows(query: Query) -> Callable[[Backend], list[Row]]:
-    return lambda store: store.find(query)

@@ -16,6 +16,7 @@ from backstay.errors import Conflict, Corrupted, DecodeError, Fenced, InvalidInp
 from backstay.model.checkpoint import Notes
 from backstay.model.fields import check_fields
 from backstay.model.ids import check_id
+from backstay.thread.access import access_of
 from backstay.thread.store import Store
 from backstay.transfer.progress import Progress, Teller
 from backstay.transfer.report import ImportReport, Note, Refused
@@ -109,7 +110,8 @@ def putting(face: str, draft: shelf.Draft, wire: shelf.Wire) -> Callable[[Store]
     """Return the put of a checkpoint through one of the faces; one with other content is never replaced."""
 
     def put(store: Store) -> None:
-        there = store._run(shelf.get(store._context, draft.id))
+        access = access_of(store)
+        there = shelf.get(access.store, access.context, draft.id)
         if there is not None and (there.meta.thread_id != draft.thread or wire(there) != draft.wire):
             raise Conflict(
                 f"checkpoint {draft.id} is in the store with other content, or in another thread",
@@ -118,7 +120,7 @@ def putting(face: str, draft: shelf.Draft, wire: shelf.Wire) -> Callable[[Store]
                 hint="What is there stays. Delete it first if the source's is the right one",
             )
         if there is None:
-            store._run(shelf.put(store._context, face, draft, wire))
+            shelf.put(access.store, access.context, face, draft, wire)
 
     return put
 

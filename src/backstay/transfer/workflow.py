@@ -18,6 +18,7 @@ from backstay.compat.workflow import Checkpoint, FileCheckpointStore, InterruptT
 from backstay.compat.workflow import store as face
 from backstay.errors import BackstayError, StoreError
 from backstay.model.checkpoint import Checkpoint as Stored
+from backstay.thread.access import access_of
 from backstay.thread.store import Store
 from backstay.transfer.intake import Arrival, Intake, grouped, putting
 from backstay.transfer.progress import Progress
@@ -80,7 +81,8 @@ def export_workflow(
 
 def _plain(checkpoint: Stored, store: Store) -> dict[str, object]:
     """Return a checkpoint in the files' form: as it came in, if it came through that face."""
-    found = store._run(shelf.get(store._context, checkpoint.id))
+    access = access_of(store)
+    found = shelf.get(access.store, access.context, checkpoint.id)
     if found is not None and found.meta.metadata.get(shelf.FACE) == face._FACE:
         return face._wire(found)
     state = {key: value for key, value in checkpoint.state.items() if key != "pending_action"}

@@ -1,6 +1,6 @@
 """Checking: a store, or one thread of it, as findings. It changes nothing and goes on after everything it meets.
 
-Checkpoints are verified by the flow that ``store.verify()`` uses. On top of that it reads what is kept beside them:
+Checkpoints are verified by the function that ``store.verify()`` uses. On top of that it reads what is kept beside them:
 pending writes, the ledger of effects, interrupts with their decisions, sessions. All lists are read page by page.
 """
 
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from backstay.errors import BackstayError
 from backstay.model.ids import check_id
 from backstay.store.base import Backend, Finding, LaneKey, Row
-from backstay.store.effects import EffectRow
 from backstay.store.finding import DAMAGED, GOOD
-from backstay.store.interrupts import InterruptRow
-from backstay.thread import interrupts as interrupts_of
-from backstay.thread import ledger
+from backstay.store.records import Kind, Record
+from backstay.thread import interrupts, ledger
+from backstay.thread.access import access_of
 from backstay.thread.cursor import Context
-from backstay.thread.perform import Flow, ask
+from backstay.thread.records import all_records
 from backstay.thread.session import session_of
 from backstay.thread.store import Store
 from backstay.thread.verify import walk_lanes
 from backstay.upkeep.report import WORDS, CheckReport
-
-PAGE_ROWS = 200
 
 
 def check(store: Store, *, thread: str | None = None, every: bool = False) -> CheckReport:
@@ -35,25 +31,26 @@ def check(store: Store, *, thread: str | None = None, every: bool = False) -> Ch
     """
     if thread is not None:
         check_id(thread, "thread id")
-    return store._run(checking(store._context, store.url, thread, every))
+    access = access_of(store)
+    return check_backend(access.store, access.context, thread, every)
 
 
-def checking(context: Context, url: str, thread: str | None, every: bool) -> Flow[CheckReport]:
-    """Check as ``check`` does, as a flow."""
+def check_backend(store: Backend, context: Context, thread: str | None, every: bool) -> CheckReport:
+    """Check as ``check`` does."""
     tally = _Tally(every)
     if thread is None:
         try:
-            tally.findings += yield from ask(lambda store: store.check())
+            tally.findings += store.check()
         except BackstayError as error:
             tally.findings.append(Finding(DAMAGED, "store", error.what))
-    tally.findings += yield from walk_lanes(context, thread, tally.note_checkpoint)
-    for part in _PARTS:
+    tally.findings += walk_lanes(store, context, thread, tally.note_checkpoint)
+    for kind in _VERIFIED_BY:
         try:
-            yield from _read(part, context.namespace, thread, tally)
+            _read(store, kind, context.namespace, thread, tally)
         except BackstayError as error:
-            tally.findings.append(Finding(DAMAGED, part.word, error.what, thread, namespace=context.namespace))
+            tally.findings.append(Finding(DAMAGED, f"{kind}s", error.what, thread, namespace=context.namespace))
     findings = tuple(dict.fromkeys(tally.findings))
-    return CheckReport(url, context.namespace, thread, tally.good, findings, tuple(tally.entries))
+    return CheckReport(store.url, context.namespace, thread, tally.good, findings, tuple(tally.entries))
 
 
 @dataclass(slots=True)
@@ -82,58 +79,23 @@ class _Tally:
             )
 
 
-class _Part(NamedTuple):
-    """A list of rows beside the checkpoints, and how each is verified."""
-
-    word: str
-    page: Callable[[str, str | None, int], Callable[[Backend], list[Any]]]
-    verify: Callable[[Any], object]
-    name: Callable[[Any], tuple[str, str | None, str | None]]  # where, checkpoint, key
-
-
-def _read(part: _Part, namespace: str, thread: str | None, tally: _Tally) -> Flow[None]:
-    after = 0
-    while True:
-        rows = yield from ask(part.page(namespace, thread, after))
-        for row in rows:
-            where, checkpoint, key = part.name(row)
-            try:
-                part.verify(row)
-            except BackstayError as error:
-                space, name, scope, branch = row.lane
-                tally.findings.append(Finding(DAMAGED, where, error.what, name, checkpoint, key, branch, scope, space))
-            else:
-                tally.add(part.word, row.lane, where, checkpoint, key)
-        if len(rows) < PAGE_ROWS or not hasattr(rows[-1], "number"):
-            return
-        after = rows[-1].number
+def _read(store: Backend, kind: Kind, namespace: str, thread: str | None, tally: _Tally) -> None:
+    """Verify all records of a kind, page by page."""
+    for stored in all_records(store, kind, namespace, thread):
+        key = stored.key if kind == "effect" else None
+        where = f"{kind} {stored.key if key is None else repr(key)}"
+        try:
+            _VERIFIED_BY[kind](stored)
+        except BackstayError as error:
+            space, name, scope, branch = stored.lane
+            finding = Finding(DAMAGED, where, error.what, name, stored.checkpoint, key, branch, scope, space)
+            tally.findings.append(finding)
+        else:
+            tally.add(f"{kind}s", stored.lane, where, stored.checkpoint, key)
 
 
-def _effect_name(row: EffectRow) -> tuple[str, None, str]:
-    return f"effect {row.key!r}", None, row.key
-
-
-def _interrupt_name(row: InterruptRow) -> tuple[str, str, None]:
-    return f"interrupt {row.id}", row.checkpoint, None
-
-
-_PARTS = (
-    _Part(
-        "effects",
-        lambda namespace, thread, after: lambda store: store.effects(namespace, thread, after, PAGE_ROWS),
-        ledger.record_of,
-        _effect_name,
-    ),
-    _Part(
-        "interrupts",
-        lambda namespace, thread, after: lambda store: store.interrupts(namespace, thread, False, after, PAGE_ROWS),
-        interrupts_of.record_of,
-        _interrupt_name,
-    ),
-    _Part(
-        "sessions",  # the contract lists them all at once, and they have nothing that could be decoded but moments
-        lambda namespace, thread, _: lambda store: store.sessions(namespace, thread, False),
-        session_of,
-        lambda row: (f"session {row.id}", None, None),
-    ),
-)
+_VERIFIED_BY: dict[Kind, Callable[[Record], object]] = {
+    "effect": ledger.record_of,
+    "interrupt": interrupts.record_of,
+    "session": session_of,
+}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from backstay.errors import BackstayError
 from backstay.model.checkpoint import Checkpoint
 from backstay.store.base import Backend, LaneKey, Query
+from backstay.thread.access import access_of, handle_of
 from backstay.thread.load import get
-from backstay.thread.perform import drive
 from backstay.thread.store import Store
 from backstay.thread.thread import Thread
 
@@ -27,15 +27,15 @@ class Recovered:
 
 def newest_good(thread: Thread, *, backup: Store | None = None) -> Recovered | None:
     """Load the branch's checkpoints, newest first, until one verifies; if none does, those of the backup; else None."""
-    lane = thread._cursor.lane
-    stores = [(thread._store._backend, lane, False)]
+    lane = handle_of(thread).cursor.lane
+    stores = [(access_of(thread).store, lane, False)]
     if backup is not None:
-        stores.append((backup._backend, LaneKey(backup.namespace, *lane[1:]), True))
+        stores.append((access_of(backup).store, LaneKey(backup.namespace, *lane[1:]), True))
     passed = 0
     for backend, place, from_backup in stores:
         for name in _names(backend, place):
             try:
-                found = drive(get(place.namespace, name), backend)
+                found = get(backend, place.namespace, name)
             except BackstayError:
                 passed += 1
                 continue

@@ -6,6 +6,7 @@ made of hashes, so that no id becomes a path, and taking the same checkpoint out
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,8 @@ import ormsgpack
 from backstay.errors import BackstayError, Corrupted, StoreError
 from backstay.pieces.piece import Piece, Range, piece_length
 from backstay.store.atomic import write_whole
-from backstay.store.base import PAGE_ROWS_MAX, Backend, Finding, Row
+from backstay.store.base import Backend, Finding, Row
+from backstay.thread.records import all_records
 from backstay.upkeep.overlay import Overlay
 from backstay.upkeep.search import tip_of
 
@@ -107,13 +109,8 @@ def _parts(store: Overlay, pieces: Sequence[Piece]) -> list[tuple[int, bytes]]:
 
 def _interrupts(store: Overlay | Backend, row: Row) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    after = 0
-    while True:
-        try:
-            page = store.interrupts(row.lane.namespace, row.lane.thread, False, after, PAGE_ROWS_MAX)
-        except BackstayError:
-            return found
-        found += [{**asdict(each), "lane": list(each.lane)} for each in page if each.checkpoint == row.id]
-        if len(page) < PAGE_ROWS_MAX:
-            return found
-        after = page[-1].number
+    with contextlib.suppress(BackstayError):  # what can be read before that is kept
+        for each in all_records(store, "interrupt", row.lane.namespace, row.lane.thread):
+            if each.checkpoint == row.id:
+                found.append({**asdict(each), "lane": list(each.lane)})
+    return found

@@ -15,6 +15,7 @@ from backstay.store.atomic import make_directory
 from backstay.store.base import Finding, LaneKey, Row
 from backstay.store.finding import DAMAGED, REBUILD, RESTORE
 from backstay.store.leases import fenced
+from backstay.thread.access import access_of
 from backstay.thread.store import Store
 from backstay.upkeep.check import check
 from backstay.upkeep.plan import Place, Plan, plan_restore
@@ -44,10 +45,12 @@ def repair(
     before = check(store) if report is None else report
     if before.namespace != store.namespace:
         raise InvalidInput("the report is of another namespace than the store", hint="Check this store again")
-    here = Place(store._backend, store.namespace)
+    here = Place(access_of(store).store, store.namespace)
     if before.thread is None and (unread := [finding for finding in before.findings if _hides_others(finding)]):
         return _read_anew(store, before, unread, dry_run)
-    plan = plan_restore(here, before.damaged, None if backup is None else Place(backup._backend, backup.namespace))
+    plan = plan_restore(
+        here, before.damaged, None if backup is None else Place(access_of(backup).store, backup.namespace)
+    )
     folder = None if quarantine_dir is None else Path(quarantine_dir)
     doomed = [] if folder is None else plan.beyond
     # Only when no checkpoint is damaged any more, and none can be hidden, is it known what nothing needs.
@@ -76,7 +79,7 @@ def _read_anew(store: Store, before: CheckReport, unread: list[Finding], dry_run
     if dry_run:
         left = tuple(finding for finding in before.findings if finding not in unread)
         return RepairReport(True, before, None, actions, left)
-    store._backend.rebuild(False, False)
+    access_of(store).store.rebuild(False, False)
     after = check(store)
     return RepairReport(False, before, after, actions, after.findings)
 

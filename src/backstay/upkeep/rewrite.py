@@ -15,7 +15,6 @@ from backstay.model.checkpoint import CheckpointMeta, bare
 from backstay.pieces.manifest import INLINE_BYTES_MAX, Entries, Entry, Key, encode_manifest
 from backstay.store.base import Backend, Row
 from backstay.thread.load import expected_digest
-from backstay.thread.perform import drive
 from backstay.thread.record import NO_PARENT, values_of
 from backstay.thread.verify import verify_row
 from backstay.upkeep.overlay import Overlay
@@ -63,7 +62,7 @@ class Testimony:
 
 def is_good(store: Overlay, row: Row) -> bool:
     """Tell whether a row would verify, with what was put into the overlay."""
-    return bool(drive(verify_row(with_base(store, row)), cast(Backend, store)))
+    return bool(verify_row(cast(Backend, store), with_base(store, row)))
 
 
 def rewritten(store: Overlay, row: Row, testimony: Testimony, read_value: ReadValue) -> Row | None:

@@ -18,7 +18,6 @@ from backstay.pieces.piece import Piece, Range, piece_length
 from backstay.pieces.tip import Tip
 from backstay.store.base import Backend, Query, Row
 from backstay.thread.load import open_tip
-from backstay.thread.perform import drive
 from backstay.upkeep.overlay import Overlay
 
 PAGE_ROWS = 200
@@ -58,7 +57,7 @@ def rows_of(backend: Backend, namespace: str) -> Iterator[Row]:
 
 def tip_of(store: Overlay | Backend, row: Row) -> Tip:
     """Return the pieces of a row's state, with what was put into the overlay."""
-    return drive(open_tip(with_base(store, row), {}), cast(Backend, store))
+    return open_tip(cast(Backend, store), with_base(store, row), {})
 
 
 def read_value(store: Overlay | Backend, pieces: Sequence[Piece]) -> bytes:

@@ -77,7 +77,7 @@ def test_the_writer_is_a_checkpoint_system_whose_methods_are_awaited_but_for_ver
         assert await system.load("s1") == data
         (meta,) = await system.list("s1")
         assert meta.checkpoint_id == "id-1"
-        assert system.verify(file_of(tmp_path, 1))
+        assert await asyncio.to_thread(system.verify, file_of(tmp_path, 1))
         assert await system.delete("s1", "id-1")
         assert not await system.delete("s1", "id-1")
         assert await system.load("s1") is None

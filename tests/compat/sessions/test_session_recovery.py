@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from backstay.thread.access import access_of
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from session_records import damage, file_of, fill, folder, process, record
@@ -402,7 +404,7 @@ def test_recovery_from_a_store_passes_over_what_is_damaged_and_says_why(tmp_path
         thread = store.thread("t")
         for number in range(1, 6):
             thread.save({"n": number}, id=f"c{number}")
-        backend = store._backend
+        backend = access_of(store).store
         assert isinstance(backend, SqliteStore)
         backend._writer.submit(
             lambda connection: connection.execute(

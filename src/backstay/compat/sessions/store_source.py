@@ -11,8 +11,8 @@ from backstay.model.checkpoint import Checkpoint
 from backstay.model.damaged import Damaged
 from backstay.model.ids import check_label
 from backstay.model.session import InterruptedRun
-from backstay.thread.perform import Flow, ask
-from backstay.thread.session import RunSession
+from backstay.thread.access import Access, access_of
+from backstay.thread.session import RunSession, end_by_id
 from backstay.thread.store import Store
 
 
@@ -63,12 +63,12 @@ class StoreSessions:
             return True
         found = [run for run in self._store.interrupted(on_damage="mark") if run.thread_id == session_id]
         dead = [run.id if isinstance(run, Damaged) else run.session_id for run in found]
-        ended = [self._store._run(_ending(self._store.namespace, name, reason)) for name in dead if name is not None]
+        ended = [_end(access_of(self._store), name, reason) for name in dead if name is not None]
         return any(ended)
 
 
-def _ending(namespace: str, name: str, reason: str) -> Flow[bool]:
-    return (yield from ask(lambda store: store.end(namespace, name, time.time_ns() // 1000, reason)))
+def _end(access: Access, name: str, reason: str) -> bool:
+    return end_by_id(access.store, access.context.namespace, name, time.time_ns() // 1000, reason)
 
 
 def _shown(run: InterruptedRun) -> InterruptedSession:

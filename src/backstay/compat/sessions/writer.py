@@ -107,5 +107,9 @@ class CheckpointWriter:
         return await in_worker(lambda: self.sync.summary(session_id))
 
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
-        """Tell whether the file at a path is intact; the verdict is false with a reason if not."""
+        """Tell whether the file at a path is intact; the verdict is false with a reason if not.
+
+        Not awaited, as in the system it replaces: it reads the file in the caller's thread, so a coroutine should call
+        it in a worker thread.
+        """
         return self.sync.verify(path)

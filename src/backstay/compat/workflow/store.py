@@ -20,10 +20,11 @@ from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo, Inte
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import MAIN, CheckpointMeta, Notes
 from backstay.model.interrupt import Interrupt
-from backstay.thread import front
-from backstay.thread.cursor import Context, Cursor
-from backstay.thread.history import EVERY_BRANCH
-from backstay.thread.perform import Flow
+from backstay.store.base import Backend
+from backstay.thread.access import access_of
+from backstay.thread.arguments import lane_key
+from backstay.thread.cursor import Context
+from backstay.thread.history import EVERY_BRANCH, Filter, listing_of_thread
 from backstay.thread.removal import thread_names
 
 _FACE = "workflow"
@@ -77,42 +78,42 @@ class StoreCheckpointStore(CheckpointStore):
     async def save(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint; one with the same id is replaced. A run's id and a checkpoint's cannot be exchanged."""
         draft = _draft(checkpoint.to_dict())
-        store = await self._opened.store()
-        await store._run(shelf.put(store._context, _FACE, draft, _wire))
+        access = access_of(await self._opened.store())
+        await access.arun(shelf.put, access.context, _FACE, draft, _wire)
 
     async def load(self, id: str) -> Checkpoint | None:
         """Return a checkpoint, or None if it is not there; every byte is verified."""
-        store = await self._opened.store()
-        found = await store._run(shelf.get(store._context, id))
+        access = access_of(await self._opened.store())
+        found = await access.arun(shelf.get, access.context, id)
         return None if found is None or not _is_ours(found.meta) else Checkpoint.from_dict(_wire(found))
 
     async def list(
         self, *, graph_name: str | None = None, run_id: str | None = None, limit: int | None = None
     ) -> Listed[CheckpointInfo]:
         """Return summaries, newest first; no state is read."""
-        store = await self._opened.store()
-        page = await store._run(_entries(store._context))
+        access = access_of(await self._opened.store())
+        page = await access.arun(_entries, access.context)
         problems = [Problem("damaged", entry.id or "?", entry.error.what) for entry in page.damaged]
         return chosen(map(_info, page.items), problems, graph_name, run_id, limit)
 
     async def delete(self, id: str) -> int:
         """Delete a checkpoint, also a damaged one, and return how many went: 1, or 0 if it was not there."""
-        store = await self._opened.store()
-        meta = await store._run(shelf.look(store._context, id))
+        access = access_of(await self._opened.store())
+        meta = await access.arun(shelf.look, access.context, id)
         return await self._delete([id]) if meta is not None and _is_ours(meta) else 0
 
     async def clear(self) -> int:
         """Delete what was saved through this interface, in one step, and nothing else; return how many went."""
-        store = await self._opened.store()
-        return await self._delete([found.meta.id for found in (await store._run(_entries(store._context))).items])
+        access = access_of(await self._opened.store())
+        return await self._delete([found.meta.id for found in (await access.arun(_entries, access.context)).items])
 
     async def close(self) -> None:
         """Close the store, if it was opened here."""
         await self._opened.close()
 
     async def _delete(self, names: Collection[str]) -> int:
-        store = await self._opened.store()
-        return (await store._run(shelf.delete(store._context, names, spare=False))).checkpoints
+        access = access_of(await self._opened.store())
+        return (await access.arun(shelf.delete, access.context, names, spare=False)).checkpoints
 
 
 class MemoryCheckpointStore(StoreCheckpointStore):
@@ -140,14 +141,14 @@ def chosen(
 # Between the records and the shelf --------------------------------------------------------------------------------
 
 
-def _entries(context: Context) -> Flow[FoundPage]:
+def _entries(store: Backend, context: Context) -> FoundPage:
     """Return all checkpoints that were saved through this face, thread by thread."""
     found, damaged = [], []
-    for name in reversed((yield from thread_names(context))):
-        cursor = Cursor(front.lane_key(context.namespace, name, MAIN, ""))
-        listing = front.history(cursor, None, None, EVERY_BRANCH, None, None, None, None, {FACE: _FACE})
+    for name in reversed(thread_names(store, context)):
+        lane = lane_key(context.namespace, name, MAIN, "")
+        listing = listing_of_thread(lane, None, None, EVERY_BRANCH, Filter(where={FACE: _FACE}))
         while not listing.done:
-            page = yield from shelf.next_page(context, listing)
+            page = shelf.next_page(store, context, listing)
             found += page.items
             damaged += page.damaged
     return FoundPage(found, damaged)

@@ -21,9 +21,8 @@ from backstay.integrations.langgraph.values import LIST, MAP
 from backstay.pieces.manifest import Key
 from backstay.pieces.piece import Range
 from backstay.pieces.tip import Live, Tip
-from backstay.store.base import Row
+from backstay.store.base import Backend, Row
 from backstay.thread.load import fill, open_tip
-from backstay.thread.perform import Flow, ask
 
 Decode = Callable[[Live], Any]
 _SHARED = frozenset({str, int, float, bool, bytes, type(None), *MESSAGE_CLASSES})
@@ -41,12 +40,12 @@ class Batch:
     _decoded: dict[int, Any] = field(default_factory=dict)  # by id() of a longest one, if its elements may be shared
 
     @classmethod
-    def load(cls, rows: Sequence[Row]) -> Flow[Batch]:
+    def load(cls, store: Backend, rows: Sequence[Row]) -> Batch:
         """Bring the bytes of all values of these rows into memory, checked against their digests."""
         batch = cls()
         by_key: dict[Key, list[Live]] = {}
         for row in rows:
-            tip = yield from open_tip(row, {})
+            tip = open_tip(store, row, {})
             batch.rows.append((row, tip))
             for key, live in tip.lives.items():
                 if live.parts is None:
@@ -54,11 +53,11 @@ class Batch:
         if len(rows) > 1:
             groups = [lives for lives in by_key.values() if len(lives) > 1]
             longest = [max(lives, key=lambda live: live.entry.size) for lives in groups]
-            yield from _fetch(longest)
+            _fetch(store, longest)
             for top, lives in zip(longest, groups, strict=True):
                 batch._share(top, lives)
         for row, tip in batch.rows:
-            yield from fill(tip, list(tip.lives), row)
+            fill(store, tip, list(tip.lives), row)
         return batch
 
     def value(self, live: Live, decode: Decode) -> Any:
@@ -90,9 +89,9 @@ class Batch:
                 self._longest[id(live)] = top
 
 
-def _fetch(lives: Sequence[Live]) -> Flow[None]:
+def _fetch(store: Backend, lives: Sequence[Live]) -> None:
     ranges = [piece for live in lives for piece in live.pieces if isinstance(piece, Range)]
-    found = iter((yield from ask(lambda store: store.fetch(ranges))))
+    found = iter(store.fetch(ranges))
     for live in lives:
         live.parts = [part for piece in live.pieces for part in (next(found) if isinstance(piece, Range) else (piece,))]
 

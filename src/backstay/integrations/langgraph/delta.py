@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstay.pieces.manifest import Entries, Key, decode_base, decode_manifest
-from backstay.store.base import Query, Row, WriteRow
+from backstay.store.base import Backend, Query, Row, WriteRow
 from backstay.thread.load import fill, find_row, open_tip
-from backstay.thread.perform import Flow, ask
 from backstay.thread.removal import REBUILT_FROM
 
 CARRIED = "backstay:carried"
@@ -46,7 +45,7 @@ def rebuilt_channels(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(counters) if isinstance(counters, dict) else ()
 
 
-def walk(target: Row, channels: Iterable[str]) -> Flow[dict[str, Trail]]:
+def walk(store: Backend, target: Row, channels: Iterable[str]) -> dict[str, Trail]:
     """Return each channel's writes before a checkpoint that was found with its writes, back to where it had a value."""
     trails = {channel: Trail() for channel in channels}
     open_channels = set(trails)
@@ -57,7 +56,7 @@ def walk(target: Row, channels: Iterable[str]) -> Flow[dict[str, Trail]]:
         _take_carried(child, trails, open_channels)
         if not open_channels:
             break
-        row = yield from ancestors.parent_of(child)
+        row = ancestors.parent_of(store, child)
         if row is None:
             break
         for write in reversed(row.writes):
@@ -66,7 +65,7 @@ def walk(target: Row, channels: Iterable[str]) -> Flow[dict[str, Trail]]:
         keys = _keys(row, bases)
         held = {channel for channel in open_channels if channel in keys}
         if held:
-            seeds = yield from _seeds(row, held)
+            seeds = _seeds(store, row, held)
             for channel, seed in seeds.items():
                 trails[channel].seed = seed
             open_channels -= held
@@ -116,19 +115,19 @@ class _Ancestors:
         self._size = _PAGE_ROWS_MIN
         self._is_over = False
 
-    def parent_of(self, row: Row) -> Flow[Row | None]:
+    def parent_of(self, store: Backend, row: Row) -> Row | None:
         """Return a row's parent, or None if it has none any more."""
         name = row.parent_id
         if name is None:
             return None
         while name not in self._rows and not self._is_over:
             query = Query(*self._query, before=self._before, limit=self._size, payload=True, writes=True)
-            page = yield from ask(_finding(query))
+            page = store.find(query)
             self._rows = {each.id: each for each in page}  # the ones before are newer than any ancestor still wanted
             self._is_over = len(page) < self._size
             self._before = page[-1].seq if page else self._before
             self._size = min(self._size * 4, _PAGE_ROWS_MAX)
-        return self._rows.get(name) or (yield from find_row(self._namespace, name))
+        return self._rows.get(name) or (find_row(store, self._namespace, name))
 
 
 def _keys(row: Row, bases: dict[bytes, Entries]) -> set[Key]:
@@ -141,18 +140,14 @@ def _keys(row: Row, bases: dict[bytes, Entries]) -> set[Key]:
     return set(decode_manifest(row.manifest, base))
 
 
-def _seeds(row: Row, channels: Iterable[str]) -> Flow[dict[str, WriteRow]]:
-    tip = yield from open_tip(row, {})
+def _seeds(store: Backend, row: Row, channels: Iterable[str]) -> dict[str, WriteRow]:
+    tip = open_tip(store, row, {})
     wanted = list(channels)
-    yield from fill(tip, wanted, row)
+    fill(store, tip, wanted, row)
     return {
         channel: WriteRow("", 0, channel, live.entry.kind, live.entry.count, b"".join(live.parts or ()))
         for channel, live in ((channel, tip.lives[channel]) for channel in wanted)
     }
-
-
-def _finding(query: Query) -> Any:
-    return lambda store: store.find(query)
 
 
 def decoded(trails: Mapping[str, Trail], load: Any) -> dict[str, dict[str, Any]]:

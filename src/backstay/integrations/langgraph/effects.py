@@ -20,7 +20,6 @@ import functools
 import hashlib
 import inspect
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,13 +33,13 @@ from backstay.codec import encode
 from backstay.errors import EncodeError, InvalidInput, StoreBusy
 from backstay.integrations.langgraph.names import Place, config_of, thread_name
 from backstay.integrations.langgraph.sealed import encrypting
-from backstay.store.base import Query
+from backstay.store.base import Backend, Query
+from backstay.thread.access import access_of
 from backstay.thread.effects import UNKNOWN_ON, Reconcile
 from backstay.thread.ledger import check_key
 from backstay.thread.offload import rest
-from backstay.thread.perform import Flow, ask
 from backstay.thread.store import Store
-from backstay.thread.store_async import AsyncStore
+from backstay.thread.store_async import async_twin
 
 T = TypeVar("T")
 Once = Literal["task", "thread"]
@@ -103,7 +102,7 @@ async def aeffect(
     with where.alone():
         await where.await_stored()
         kept = _Kept(fn, where.serde, awaits=True)
-        thread = _awaited(where.store).thread(where.thread)
+        thread = async_twin(where.store).thread(where.thread)
         call = functools.partial(thread.effect, where.key, kept, *args, **kwargs)
         return kept.result(await call(reconcile=reconcile, idempotent=idempotent, unknown_on=unknown_on))
 
@@ -179,13 +178,13 @@ class _Where:
 
     def _is_stored(self) -> bool:
         if self._is_ours:
-            return self.store._run(self._all_found())
+            return self._all_found(access_of(self.store).store)
         saver = self.saver
         return saver is None or all(saver.get_tuple(config_of(*each)) for each in self.checkpoints)  # type: ignore[arg-type]
 
     async def _ais_stored(self) -> bool:
         if self._is_ours:
-            return await _awaited(self.store)._run(self._all_found())
+            return await access_of(self.store).arun(self._all_found)
         saver = self.saver
         for each in self.checkpoints if saver is not None else ():
             if await saver.aget_tuple(config_of(*each)) is None:  # type: ignore[arg-type,union-attr]
@@ -196,10 +195,10 @@ class _Where:
     def _is_ours(self) -> bool:
         return getattr(self.saver, "store", None) is self.store
 
-    def _all_found(self) -> Flow[bool]:
+    def _all_found(self, store: Backend) -> bool:
         names = {place.name(checkpoint_id) for place, checkpoint_id in self.checkpoints}
         query = Query(self.store.namespace, ids=tuple(names))
-        rows = yield from ask(lambda store: store.find(query))
+        rows = store.find(query)
         return len(rows) == len(names)
 
     def _check(self, deadline: float) -> None:
@@ -267,17 +266,6 @@ def _name(ns: str, key: str) -> str:
     if len(ns) > _TASK_LENGTH_MAX:
         ns = f"{ns[:100]}…{hashlib.sha256(ns.encode()).hexdigest()}"
     return f"{ns}:{key}"
-
-
-_stores: weakref.WeakKeyDictionary[Store, AsyncStore] = weakref.WeakKeyDictionary()
-
-
-def _awaited(store: Store) -> AsyncStore:
-    """Return the same open store for an event loop; it has nothing of its own that would have to be closed."""
-    found = _stores.get(store)
-    if found is None:
-        found = _stores.setdefault(store, AsyncStore(store._backend, store._context))
-    return found
 
 
 # Results ----------------------------------------------------------------------------------------------------------

@@ -36,13 +36,12 @@ from backstay.integrations.langgraph.question import (
 )
 from backstay.model.decision import Decision
 from backstay.model.interrupt import Interrupt
-from backstay.store.base import LaneKey, Query
-from backstay.store.layout import UNREADABLE
+from backstay.store.base import Backend, LaneKey, Query
 from backstay.thread import interrupts
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import unread
-from backstay.thread.interrupts import PAGE_ROWS, InterruptRecord, paging, record_of
-from backstay.thread.perform import Flow, ask
+from backstay.thread.interrupts import InterruptRecord, record_of
+from backstay.thread.records import all_records, find_by_id
 
 BY = "langgraph"
 """Who decided, if all that is known is that the answer came through LangGraph; and who consumes."""
@@ -55,7 +54,7 @@ PendingWrites = Sequence[tuple[str, str, Any]]
 
 @dataclass(slots=True)
 class Inbox:
-    """What a saver knows of questions that wait; all of it is in the store too. Flows may run side by side."""
+    """What a saver knows of questions that wait; all of it is in the store too. Calls may come side by side."""
 
     context: Context
     _open: dict[Spot, dict[str, list[Question]]] = field(default_factory=dict)  # by checkpoint and task
@@ -65,6 +64,7 @@ class Inbox:
 
     def wrote(
         self,
+        store: Backend,
         place: Place,
         checkpoint_id: str,
         task_id: str,
@@ -73,7 +73,7 @@ class Inbox:
         *,
         encrypted: bool = False,
         outer: Mapping[str, str] | None = None,
-    ) -> Flow[None]:
+    ) -> None:
         """Take note of writes that were just stored. ``outer`` is the config's ``checkpoint_map``.
 
         The checkpoint need not be stored yet; ``stored`` makes up for it. That a run is resumed decides nothing by
@@ -88,14 +88,21 @@ class Inbox:
             return
         if asks:
             made = questions(spot, task_id, task_path, writes, encrypted=encrypted, outer=outer)
-            yield from self._asked(spot, task_id, made, writes, encrypted)
+            self._asked(store, spot, task_id, made, writes, encrypted)
         elif tasks and any(write[0] not in CONTROL for write in writes):
             for each in tasks.pop(task_id, ()):
-                yield from self._close(each, answer_in(writes, each.number, encrypted))
+                self._close(store, each, answer_in(writes, each.number, encrypted))
 
     def stored(
-        self, place: Place, checkpoint_id: str, parent_id: str | None, source: str, *, at_exit: bool = False
-    ) -> Flow[None]:
+        self,
+        store: Backend,
+        place: Place,
+        checkpoint_id: str,
+        parent_id: str | None,
+        source: str,
+        *,
+        at_exit: bool = False,
+    ) -> None:
         """Take note of a checkpoint that was just stored: what was asked on its parent no longer waits.
 
         ``source`` is that of its metadata. ``at_exit`` if the run's durability is "exit": then the results of the
@@ -104,27 +111,28 @@ class Inbox:
         if not self._open:
             return
         if place in self._late:
-            yield from self._close_late(place)
+            self._close_late(store, place)
         if parent_id is not None and parent_id != checkpoint_id:
-            yield from self._superseded(Spot(place, parent_id), source == "loop", at_exit)
+            self._superseded(store, Spot(place, parent_id), source == "loop", at_exit)
         spot = Spot(place, checkpoint_id)
         for asked in list(self._open.get(spot, {}).values()):
             for each in asked:
                 if each.row is None:
-                    yield from self._record(spot, each, anew=True)
+                    self._record(store, spot, each, anew=True)
 
     def read(
         self,
+        store: Backend,
         place: Place,
         checkpoint_id: str,
         pending_writes: PendingWrites | None,
         *,
         encrypted: bool = False,
         outer: Mapping[str, str] | None = None,
-    ) -> Flow[None]:
+    ) -> None:
         """Take note of what waits on a branch's newest checkpoint; what has no row yet gets one."""
         if place in self._late:
-            yield from self._close_late(place)
+            self._close_late(store, place)
         if not pending_writes or not any(channel == INTERRUPT for _, channel, _ in pending_writes):
             return
         by_task: dict[str, list[tuple[str, Any]]] = {}
@@ -134,7 +142,7 @@ class Inbox:
         for task_id, writes in by_task.items():
             found = questions(spot, task_id, "", writes, encrypted=encrypted, outer=outer)
             if found and not self._knows(spot, task_id, found):
-                yield from self._found(spot, task_id, found, writes, encrypted)
+                self._found(store, spot, task_id, found, writes, encrypted)
 
     def forget(self, thread: str) -> None:
         """Forget a thread that was deleted; its rows went with it."""
@@ -143,43 +151,43 @@ class Inbox:
         for place in [place for place in list(self._late) if place.thread == thread]:
             self._late.pop(place, None)
 
-    def waiting(self, thread: str | None = None) -> Flow[list[InterruptRecord]]:
+    def waiting(self, store: Backend, thread: str | None = None) -> list[InterruptRecord]:
         """Return what waits, oldest first; rows that a crash left open though their thread went on are closed."""
         found: list[InterruptRecord] = []
-        for lost in (yield from unread(self.context.namespace, thread)):
+        for lost in unread(store, self.context.namespace, thread):
             raise lost.error
-        after, more = 0, True
-        while more:
-            rows = yield from ask(paging(self.context.namespace, thread, True, after))
-            for record in [record_of(row) for row in rows if is_langgraph(row.id) or UNREADABLE in row.id]:
-                if (yield from self._waits(record)):
+        for stored in all_records(store, "interrupt", self.context.namespace, thread, open_only=True):
+            if is_langgraph(stored.key):
+                record = record_of(stored)
+                if self._waits(store, record):
                     found.append(record)
                 else:
-                    yield from self._closed(record, gone_on(False))
-            after, more = rows[-1].number if rows else after, len(rows) == PAGE_ROWS
+                    self._closed(store, record, gone_on(False))
         return found
 
     # Questions and answers ----------------------------------------------------------------------------------------
 
-    def _asked(self, spot: Spot, task_id: str, made: list[Question], writes: Writes, encrypted: bool) -> Flow[None]:
+    def _asked(
+        self, store: Backend, spot: Spot, task_id: str, made: list[Question], writes: Writes, encrypted: bool
+    ) -> None:
         """Record what a task asks; what it asked before, and does not ask now, was answered."""
         names = {each.name(0) for each in made}
         for each in self._remember(spot, task_id, made):
             if each.name(0) not in names:
-                yield from self._close(each, answer_in(writes, each.number, encrypted))
-        finished = yield from self._has_result(spot, task_id)
+                self._close(store, each, answer_in(writes, each.number, encrypted))
+        finished = self._has_result(store, spot, task_id)
         for each in made:
-            yield from self._record(spot, each, anew=True)
+            self._record(store, spot, each, anew=True)
             if finished:
-                yield from self._close(each, gone_on(True))
+                self._close(store, each, gone_on(True))
 
-    def _has_result(self, spot: Spot, task_id: str) -> Flow[bool]:
+    def _has_result(self, store: Backend, spot: Spot, task_id: str) -> bool:
         """Tell whether a task has a result from before: LangGraph goes on with that, whatever a replay of it asks."""
         query = Query(self.context.namespace, ids=(spot.place.name(spot.checkpoint_id),), writes=True)
-        rows = yield from ask(lambda store: store.find(query))
+        rows = store.find(query)
         return any(write.task_id == task_id and write.channel not in CONTROL for row in rows for write in row.writes)
 
-    def _superseded(self, spot: Spot, done: bool, at_exit: bool) -> Flow[None]:
+    def _superseded(self, store: Backend, spot: Spot, done: bool, at_exit: bool) -> None:
         """Close what was asked on a checkpoint that has a successor, except what a result is on its way for."""
         tasks = self._open.get(spot)
         if tasks is None:
@@ -188,24 +196,26 @@ class Inbox:
             if done and not at_exit and not all(each.finished for each in asked):
                 continue
             for each in tasks.pop(task_id, ()):
-                yield from self._close(each, each.answer or gone_on(done))
+                self._close(store, each, each.answer or gone_on(done))
         if tasks:
             self._late.setdefault(spot.place, []).append(spot)
         else:
             self._open.pop(spot, None)
 
-    def _close_late(self, place: Place) -> Flow[None]:
+    def _close_late(self, store: Backend, place: Place) -> None:
         """Close what no result came for: its task was dropped."""
         for spot in self._late.pop(place, []):
             for asked in self._open.pop(spot, {}).values():
                 for each in asked:
-                    yield from self._close(each, gone_on(True))
+                    self._close(store, each, gone_on(True))
 
     def _knows(self, spot: Spot, task_id: str, found: list[Question]) -> bool:
         known = self._open.get(spot, {}).get(task_id, ())
         return [each.name(0) for each in known if each.row is not None] == [each.name(0) for each in found]
 
-    def _found(self, spot: Spot, task_id: str, found: list[Question], writes: Writes, encrypted: bool) -> Flow[None]:
+    def _found(
+        self, store: Backend, spot: Spot, task_id: str, found: list[Question], writes: Writes, encrypted: bool
+    ) -> None:
         """Take up questions that another process, or this one in another life, was told of."""
         finished = any(channel not in CONTROL for channel, _ in writes)
         self._remember(spot, task_id, found)
@@ -214,7 +224,7 @@ class Inbox:
                 each.finished, each.row = True, each.name(0)
                 each.answer = answer_in(writes, max(each.number - 1, 0), encrypted)
             else:
-                yield from self._record(spot, each, anew=False)
+                self._record(store, spot, each, anew=False)
 
     def _remember(self, spot: Spot, task_id: str, asked: list[Question]) -> list[Question]:
         """Note what a task asks and return what it asked before."""
@@ -228,66 +238,66 @@ class Inbox:
 
     # Rows ---------------------------------------------------------------------------------------------------------
 
-    def _record(self, spot: Spot, question: Question, *, anew: bool) -> Flow[None]:
+    def _record(self, store: Backend, spot: Spot, question: Question, *, anew: bool) -> None:
         """Record a question unless it is there; ``anew`` if it is asked just now, though it may have been answered."""
         namespace, turn = self.context.namespace, 0
         while True:
             name = question.name(turn)
-            row = yield from ask(lambda store, name=name: store.find_interrupt(namespace, name))  # type: ignore[misc]
-            if row is None:
+            stored = find_by_id(store, "interrupt", namespace, name)
+            if stored is None:
                 if turn == 0 or anew:
-                    yield from self._keep(spot, question, name)
+                    self._keep(store, spot, question, name)
                 return
             question.row = name
-            if row.consumed_us is None:
+            if stored.open:
                 return
             turn += 1
 
-    def _keep(self, spot: Spot, question: Question, name: str) -> Flow[None]:
+    def _keep(self, store: Backend, spot: Spot, question: Question, name: str) -> None:
         namespace, ours = self.context.namespace, spot.place.name(spot.checkpoint_id)
-        rows = yield from ask(lambda store: store.find(Query(namespace, ids=(ours,))))
+        rows = store.find(Query(namespace, ids=(ours,)))
         if not rows:
             return  # the checkpoint is not stored yet: ``stored`` comes back to it
         asked = Interrupt.from_plain({**question.asked.to_plain(), "id": name})
         try:
-            yield from interrupts.keep(self.context, Cursor(rows[0].lane), ours, asked)
+            interrupts.keep(store, self.context, Cursor(rows[0].lane), ours, asked)
         except IdTaken:  # by the same question, told of by another task at the same moment
             question.row = name
         except NotFound:  # deleted meanwhile
             return
         question.row = name
 
-    def _close(self, question: Question, decision: Decision) -> Flow[None]:
+    def _close(self, store: Backend, question: Question, decision: Decision) -> None:
         """Decide and consume a question's row, unless that was done."""
         namespace, name = self.context.namespace, question.row
         if name is None:
             return
-        row = yield from ask(lambda store: store.find_interrupt(namespace, name))
-        if row is not None and row.consumed_us is None:
-            with contextlib.suppress(Corrupted):  # who lists interrupts, or verifies the store, is told
-                yield from self._closed(record_of(row), decision)
+        stored = find_by_id(store, "interrupt", namespace, name)
+        if stored is not None and stored.open:
+            with contextlib.suppress(Corrupted):  # whoever lists interrupts, or verifies the store, sees it
+                self._closed(store, record_of(stored), decision)
 
-    def _closed(self, record: InterruptRecord, decision: Decision) -> Flow[None]:
+    def _closed(self, store: Backend, record: InterruptRecord, decision: Decision) -> None:
         with contextlib.suppress(Conflict, NotFound):  # somebody else has closed it, or it is gone
             if record.decision is None:
                 try:
                     cursor = Cursor(self._lane(record))
-                    record = yield from interrupts.decide(self.context, cursor, record, decision, BY)
+                    record = interrupts.decide(store, self.context, cursor, record, decision, BY)
                 except Conflict as lost:
                     record = lost.winner
-            yield from interrupts.consume(self.context, Cursor(self._lane(record)), record, BY)
+            interrupts.consume(store, self.context, Cursor(self._lane(record)), record, BY)
 
-    def _waits(self, record: InterruptRecord) -> Flow[bool]:
+    def _waits(self, store: Backend, record: InterruptRecord) -> bool:
         """Tell whether its checkpoint, and every one around it, is the newest of its branch, or not stored yet."""
         namespace = self.context.namespace
         for ns, checkpoint_id in record.interrupt.payload["checkpoints"]:
             place = Place(record.thread_id, ns)
             where, name = (namespace, place.thread, place.scope), place.name(checkpoint_id)
-            lanes = yield from ask(lambda store, where=where: store.lanes(*where))  # type: ignore[misc]
+            lanes = store.lanes(*where)
             if name in [lane.head for lane in lanes]:
                 continue
             query = Query(namespace, ids=(name,))
-            if (yield from ask(lambda store, query=query: store.find(query))):  # type: ignore[misc]
+            if store.find(query):
                 return False
         return True
 

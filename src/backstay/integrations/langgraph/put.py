@@ -22,10 +22,9 @@ from backstay.integrations.langgraph.prepared import Prepared
 from backstay.model.checkpoint import MAIN, CheckpointMeta
 from backstay.pieces.manifest import MARKS, RUN, root_digest
 from backstay.pieces.tip import Change, Live, Tip
-from backstay.store.base import Head, LaneKey, Query, Row
+from backstay.store.base import Backend, Head, LaneKey, Query, Row
 from backstay.thread.cursor import Context, Cursor, Seen
 from backstay.thread.load import decode_live, fill, find_row, open_tip, winner_of
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import meta_of
 from backstay.thread.save import Request, commit_on
 
@@ -40,108 +39,110 @@ class Putter:
     desks: Desks
     on_conflict: OnConflict
 
-    def put(self, prepared: Prepared, desk: Desk | None) -> Flow[None]:
+    def put(self, store: Backend, prepared: Prepared, desk: Desk | None) -> None:
         """Store a checkpoint; ``desk`` is what is known of its parent, and is given back under the new head."""
         stored: Cursor | None
         try:
             if desk is not None and desk.cursor.seen is not None:
-                stored = yield from self._next(prepared, desk.cursor, desk.versions)
+                stored = self._next(store, prepared, desk.cursor, desk.versions)
             elif desk is not None:
-                stored = yield from self._seen(prepared, desk.cursor)
+                stored = self._seen(store, prepared, desk.cursor)
             else:
-                stored = yield from self._place(prepared)
+                stored = self._place(store, prepared)
         except IdTaken:
-            stored = yield from self._again(prepared)
+            stored = self._again(store, prepared)
         if stored is not None:
             self.desks.keep(Desk(stored, prepared.versions, prepared.known, prepared.serde))
 
     # Where it belongs ---------------------------------------------------------------------------------------------
 
-    def _place(self, prepared: Prepared) -> Flow[Cursor | None]:
+    def _place(self, store: Backend, prepared: Prepared) -> Cursor | None:
         """Store a checkpoint of whose parent nothing is known yet."""
         parent_name = prepared.parent_name
         ids = (prepared.name,) if parent_name is None else (prepared.name, parent_name)
-        rows = yield from ask(lambda store: store.find(Query(self.context.namespace, ids=ids, payload=True)))
+        rows = store.find(Query(self.context.namespace, ids=ids, payload=True))
         found = {row.id: row for row in rows}
         if prepared.name in found:
-            return (yield from self._again(prepared))
+            return self._again(store, prepared)
         if parent_name is None:
-            return (yield from self._begin(prepared))
+            return self._begin(store, prepared)
         parent = found.get(parent_name)
         if parent is None:
-            return (yield from self._without_parent(prepared))
+            return self._without_parent(store, prepared)
         if prepared.parent is not None and may_fork(prepared.parent):
-            return (yield from self._fork(prepared, parent, "fork"))
-        head = yield from ask(lambda store: store.head(parent.lane))
+            return self._fork(store, prepared, parent, "fork")
+        head = store.head(parent.lane)
         if head is None or head.row is None or head.row.id != parent.id:
-            return (yield from self._lost(prepared, parent.lane))
-        return (yield from self._on_head(prepared, parent.lane, head))
+            return self._lost(store, prepared, parent.lane)
+        return self._on_head(store, prepared, parent.lane, head)
 
-    def _begin(self, prepared: Prepared) -> Flow[Cursor | None]:
+    def _begin(self, store: Backend, prepared: Prepared) -> Cursor | None:
         """Store a checkpoint without a parent."""
         lane = self._lane(prepared, MAIN)
-        head = yield from ask(lambda store: store.head(lane))
+        head = store.head(lane)
         if head is None or head.row is None:
             cursor = Cursor(lane, Seen.of(head), Tip())
-            return (yield from self._next(prepared, cursor, {}))
+            return self._next(store, prepared, cursor, {})
         # The first checkpoint where there are others: another run began at the same time. Only a subgraph that lives no
         # longer than one task is run again from its beginning: that is decided by the graph around it.
         if prepared.begins and not prepared.place.is_of_one_task:
-            return (yield from self._lost(prepared, lane))
-        return (yield from self._root(prepared, "root"))
+            return self._lost(store, prepared, lane)
+        return self._root(store, prepared, "root")
 
-    def _root(self, prepared: Prepared, why: str) -> Flow[Cursor]:
+    def _root(self, store: Backend, prepared: Prepared, why: str) -> Cursor:
         cursor = Cursor(self._lane(prepared, f"{why}-{prepared.checkpoint_id}"), Seen(), Tip())
-        return (yield from self._commit(prepared, cursor, {}, None))
+        return self._commit(store, prepared, cursor, {}, None)
 
-    def _without_parent(self, prepared: Prepared) -> Flow[Cursor | None]:
+    def _without_parent(self, store: Backend, prepared: Prepared) -> Cursor | None:
         """Store a checkpoint whose parent is not there: fine where nothing is, such as after an import of a part."""
         place = prepared.place
-        lanes = yield from ask(lambda store: store.lanes(self.context.namespace, place.thread, place.scope))
+        lanes = store.lanes(self.context.namespace, place.thread, place.scope)
         if lanes:
-            return (yield from self._lost(prepared, lanes[-1].key))
+            return self._lost(store, prepared, lanes[-1].key)
         prepared.notes["metadata"] = {**prepared.notes["metadata"], PARENT: str(prepared.parent)}
-        return (yield from self._begin(prepared))
+        return self._begin(store, prepared)
 
-    def _seen(self, prepared: Prepared, cursor: Cursor) -> Flow[Cursor | None]:
+    def _seen(self, store: Backend, prepared: Prepared, cursor: Cursor) -> Cursor | None:
         """Store a checkpoint whose parent was read, as the head of its branch: its bytes are at hand."""
-        head = yield from ask(lambda store: store.head(cursor.lane))
+        head = store.head(cursor.lane)
         if head is None or head.row is None or head.row.id != prepared.parent_name:
-            return (yield from self._place(prepared))
-        return (yield from self._on_head(prepared, cursor.lane, head, cursor.tip))
+            return self._place(store, prepared)
+        return self._on_head(store, prepared, cursor.lane, head, cursor.tip)
 
-    def _on_head(self, prepared: Prepared, lane: LaneKey, head: Head, read: Tip | None = None) -> Flow[Cursor]:
+    def _on_head(
+        self, store: Backend, prepared: Prepared, lane: LaneKey, head: Head, read: Tip | None = None
+    ) -> Cursor:
         assert head.row is not None
         try:
-            tip = yield from open_tip(head.row, head.owned)
+            tip = open_tip(store, head.row, head.owned)
             if read is not None:
                 _take_bytes(tip, read)
-            versions = yield from _versions(prepared, tip, head.row)
+            versions = _versions(store, prepared, tip, head.row)
         except Corrupted:
-            if (yield from find_row(self.context.namespace, head.row.id)) is not None:
+            if (find_row(store, self.context.namespace, head.row.id)) is not None:
                 raise
-            return (yield from self._lost(prepared, lane))
-        return (yield from self._next(prepared, Cursor(lane, Seen.of(head), tip), versions))
+            return self._lost(store, prepared, lane)
+        return self._next(store, prepared, Cursor(lane, Seen.of(head), tip), versions)
 
-    def _next(self, prepared: Prepared, cursor: Cursor, versions: Mapping[str, Any]) -> Flow[Cursor]:
+    def _next(self, store: Backend, prepared: Prepared, cursor: Cursor, versions: Mapping[str, Any]) -> Cursor:
         """Store the next checkpoint of a branch, unless somebody else has done so."""
         assert cursor.seen is not None
         try:
-            return (yield from self._commit(prepared, cursor, versions, cursor.seen.head))
+            return self._commit(store, prepared, cursor, versions, cursor.seen.head)
         except Conflict as lost:
             if isinstance(lost, IdTaken):
                 raise
-            return (yield from self._lost(prepared, cursor.lane, lost))
+            return self._lost(store, prepared, cursor.lane, lost)
 
-    def _lost(self, prepared: Prepared, lane: LaneKey, cause: Conflict | None = None) -> Flow[Cursor]:
+    def _lost(self, store: Backend, prepared: Prepared, lane: LaneKey, cause: Conflict | None = None) -> Cursor:
         """Tell that another run was first, or keep this one's checkpoint as a branch."""
         name = prepared.parent_name
-        parent = None if name is None else (yield from find_row(self.context.namespace, name))
+        parent = None if name is None else (find_row(store, self.context.namespace, name))
         if self.on_conflict == "branch" and (parent is not None or name is None):
             if parent is not None:
-                return (yield from self._fork(prepared, parent, "conflict"))
-            return (yield from self._root(prepared, "conflict"))
-        raise self._conflict(prepared, parent is not None, (yield from winner_of(lane))) from cause
+                return self._fork(store, prepared, parent, "conflict")
+            return self._root(store, prepared, "conflict")
+        raise self._conflict(prepared, parent is not None, (winner_of(store, lane))) from cause
 
     def _conflict(self, prepared: Prepared, is_there: bool, winner: CheckpointMeta | None) -> Conflict:
         place = prepared.place
@@ -163,41 +164,42 @@ class Putter:
 
     # Storing it ---------------------------------------------------------------------------------------------------
 
-    def _fork(self, prepared: Prepared, parent: Row, why: str) -> Flow[Cursor]:
+    def _fork(self, store: Backend, prepared: Prepared, parent: Row, why: str) -> Cursor:
         cursor = Cursor(self._lane(prepared, f"{why}-{prepared.checkpoint_id}"), Seen(), None)
-        tip = yield from open_tip(parent, {})
-        versions = yield from _versions(prepared, tip, parent)
+        tip = open_tip(store, parent, {})
+        versions = _versions(store, prepared, tip, parent)
         cursor.tip = tip
-        return (yield from self._commit(prepared, cursor, versions, parent, takes_over=True))
+        return self._commit(store, prepared, cursor, versions, parent, takes_over=True)
 
     def _commit(
         self,
+        store: Backend,
         prepared: Prepared,
         cursor: Cursor,
         versions: Mapping[str, Any],
         parent: Row | None,
         takes_over: bool = False,
-    ) -> Flow[Cursor]:
+    ) -> Cursor:
         seen, tip = cursor.take()
         assert seen is not None
         assert tip is not None
         request = Request(prepared.notes, prepared.name)
         step = 0 if parent is None else parent.step + 1
         change = prepared.change(tip, versions)
-        yield from commit_on(self.context, cursor, seen, tip, change, request, parent, step, takes_over)
+        commit_on(store, self.context, cursor, seen, tip, change, request, parent, step, takes_over)
         return cursor
 
     # What is there already ----------------------------------------------------------------------------------------
 
-    def _again(self, prepared: Prepared) -> Flow[Cursor | None]:
+    def _again(self, store: Backend, prepared: Prepared) -> Cursor | None:
         """Store a checkpoint whose id exists: nothing to do if it is equal, else the head is replaced by it."""
-        row = yield from find_row(self.context.namespace, prepared.name)
+        row = find_row(store, self.context.namespace, prepared.name)
         if row is None:
-            return (yield from self._place(prepared))  # it was deleted in this very moment
-        head = yield from ask(lambda store: store.head(row.lane))
+            return self._place(store, prepared)  # it was deleted in this very moment
+        head = store.head(row.lane)
         is_head = head is not None and head.row is not None and head.row.id == row.id
-        tip = yield from open_tip(row, head.owned if head is not None and is_head else {})
-        yield from fill(tip, list(tip.lives), row)
+        tip = open_tip(store, row, head.owned if head is not None and is_head else {})
+        fill(store, tip, list(tip.lives), row)
         root = root_digest(tip.entries())
         change = prepared.change(tip, None)
         if _is_same(prepared, row) and _root_after(tip, change) == root:
@@ -210,18 +212,18 @@ class Putter:
                 checkpoint=prepared.checkpoint_id,
                 hint="Only the newest checkpoint of a branch can be put again; give a new one its own id",
             )
-        return (yield from self._replace(prepared, head, row))
+        return self._replace(store, prepared, head, row)
 
-    def _replace(self, prepared: Prepared, head: Head, row: Row) -> Flow[Cursor]:
-        tip = yield from open_tip(row, head.owned)
-        yield from fill(tip, list(tip.lives), row)
+    def _replace(self, store: Backend, prepared: Prepared, head: Head, row: Row) -> Cursor:
+        tip = open_tip(store, row, head.owned)
+        fill(store, tip, list(tip.lives), row)
         seen = Seen.of(head)
         cursor = Cursor(row.lane, seen)
         parent = None
         if row.parent_id is not None:
-            parent = yield from find_row(self.context.namespace, row.parent_id)
+            parent = find_row(store, self.context.namespace, row.parent_id)
         request = Request(prepared.notes, prepared.name, replaces_head=True)
-        yield from commit_on(self.context, cursor, seen, tip, prepared.change(tip, None), request, parent, row.step)
+        commit_on(store, self.context, cursor, seen, tip, prepared.change(tip, None), request, parent, row.step)
         return cursor
 
     def _lane(self, prepared: Prepared, branch: str) -> LaneKey:
@@ -240,9 +242,9 @@ def _is_same_value(one: Live, other: Live) -> bool:
     return (one.entry.kind, one.entry.digest) == (other.entry.kind, other.entry.digest)
 
 
-def _versions(prepared: Prepared, tip: Tip, row: Row) -> Flow[dict[str, Any]]:
+def _versions(store: Backend, prepared: Prepared, tip: Tip, row: Row) -> dict[str, Any]:
     """Return the channel versions of a stored checkpoint, with all at hand that is needed to compare."""
-    yield from fill(tip, prepared.needed(tip), row)
+    fill(store, tip, prepared.needed(tip), row)
     if RUN not in tip.lives or MARKS not in tip.lives:
         return {}  # somebody else saved it: nothing of it is known to be the same
     return versions_in(decode_live(tip.lives[RUN]), decode_live(tip.lives[MARKS]))

@@ -28,12 +28,11 @@ from backstay.integrations.langgraph.values import from_body, load
 from backstay.model.checkpoint import CheckpointMeta, bare
 from backstay.pieces.manifest import MARKS, RUN
 from backstay.pieces.tip import Live, Tip
-from backstay.store.base import Query, Row, WriteRow
+from backstay.store.base import Backend, Query, Row, WriteRow
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import unread
 from backstay.thread.history import Filter
 from backstay.thread.load import decode_live, is_there, verify_digest
-from backstay.thread.perform import Flow, ask
 from backstay.thread.record import values_of
 
 PAGE_ROWS_MAX = 128
@@ -47,7 +46,7 @@ class Reader:
     serde: SerializerProtocol
     desks: Desks | None = None
 
-    def get(self, place: Place, checkpoint_id: str | None) -> Flow[CheckpointTuple | None]:
+    def get(self, store: Backend, place: Place, checkpoint_id: str | None) -> CheckpointTuple | None:
         """Return a checkpoint, or the newest of its namespace."""
         namespace = self.context.namespace
         if checkpoint_id is None:
@@ -56,26 +55,26 @@ class Reader:
             query = Query(namespace, ids=(place.name(checkpoint_id),), payload=True, writes=True)
         failed: Row | None = None
         while True:
-            rows = yield from ask(lambda store: store.find(query))
+            rows = store.find(query)
             if not rows:
                 return None
             row = rows[0]
-            heads = {row.id} if checkpoint_id is None else (yield from self.heads(place.thread, place.scope))
+            heads = {row.id} if checkpoint_id is None else (self.heads(store, place.thread, place.scope))
             try:
-                return (yield from self.read([row], heads))[0]
+                return (self.read(store, [row], heads))[0]
             except Corrupted:
-                if failed == row or (yield from is_there(row)):
+                if failed == row or (is_there(store, row)):
                     raise
                 failed = row  # superseded and deleted while it was read
 
-    def heads(self, thread: str, scope: str | None) -> Flow[set[str]]:
+    def heads(self, store: Backend, thread: str, scope: str | None) -> set[str]:
         """Return the ids of the newest checkpoints of all branches."""
-        lanes = yield from ask(lambda store: store.lanes(self.context.namespace, thread, scope))
+        lanes = store.lanes(self.context.namespace, thread, scope)
         return {lane.head for lane in lanes if lane.head is not None}
 
-    def read(self, rows: Sequence[Row], heads: set[str]) -> Flow[list[CheckpointTuple]]:
+    def read(self, store: Backend, rows: Sequence[Row], heads: set[str]) -> list[CheckpointTuple]:
         """Return the checkpoints of rows that were found with payload and writes."""
-        batch = yield from Batch.load(rows)
+        batch = Batch.load(store, rows)
         found = []
         for row, tip in batch.rows:
             values = values_of(row)
@@ -143,27 +142,27 @@ class Listing:
     heads: set[str] | None = None
     failure: Corrupted | None = None  # about the checkpoint that comes next
 
-    def next_page(self) -> Flow[list[CheckpointTuple]]:
+    def next_page(self, store: Backend) -> list[CheckpointTuple]:
         """Return the next ones, and remember where they ended."""
         if self.heads is None:
             assert self.query.thread is not None
-            self.heads = yield from self.reader.heads(self.query.thread, self.query.scope)
-            lost = yield from unread(self.query.namespace, self.query.thread)
+            self.heads = self.reader.heads(store, self.query.thread, self.query.scope)
+            lost = unread(store, self.query.namespace, self.query.thread)
             self.failure = lost[0].error if lost else None
         if self.failure is not None:
             raise self.failure
         narrow = self.wanted != Filter() or self.before_id is not None
         size = self.size if narrow or self.left is None else min(self.left, PAGE_ROWS_MAX)
         query = replace(self.query, limit=size, payload=not narrow, writes=not narrow)
-        rows = yield from ask(lambda store: store.find(query))
+        rows = store.find(query)
         self.size = min(self.size * 4, PAGE_ROWS_MAX)
         if rows:
             self.query = replace(self.query, before=rows[-1].seq)
         wanted = self._matching(rows)[: self.left]
         if narrow and wanted:
             names = Query(query.namespace, ids=tuple(row.id for row in wanted), payload=True, writes=True)
-            wanted = yield from ask(lambda store: store.find(names))
-        found = yield from self._read(wanted, self.heads)
+            wanted = store.find(names)
+        found = self._read(store, wanted, self.heads)
         if self.left is not None:
             self.left -= len(found)
         self.done = self.failure is None and (len(rows) < size or self.left == 0)
@@ -180,17 +179,17 @@ class Listing:
             self.failure = error
         return found
 
-    def _read(self, rows: list[Row], heads: set[str]) -> Flow[list[CheckpointTuple]]:
+    def _read(self, store: Backend, rows: list[Row], heads: set[str]) -> list[CheckpointTuple]:
         try:
-            return (yield from self.reader.read(rows, heads))
+            return self.reader.read(store, rows, heads)
         except Corrupted:
             pass
         found = []
         for row in rows:  # one by one, to leave out what was deleted while the list was read, and nothing else
             try:
-                found += yield from self.reader.read([row], heads)
+                found += self.reader.read(store, [row], heads)
             except Corrupted as error:
-                if (yield from is_there(row)):
+                if is_there(store, row):
                     self.failure = error
                     break
         return found
@@ -205,6 +204,7 @@ class Listing:
 
 
 def listing(
+    store: Backend,
     reader: Reader,
     thread: str,
     ns: str | None,
@@ -212,7 +212,7 @@ def listing(
     filter: Mapping[str, Any] | None,
     before: str | None,
     limit: int | None,
-) -> Flow[Listing]:
+) -> Listing:
     """Return the list of a thread's checkpoints: of one namespace or all, with one id or all."""
     wanted = filter_of(filter or {})
     scope = None if ns is None else Place(thread, ns).scope
@@ -226,7 +226,7 @@ def listing(
         seq = None
         if ns is not None:
             name = Place(thread, ns).name(before)
-            rows = yield from ask(lambda store: store.find(Query(namespace, ids=(name,))))
+            rows = store.find(Query(namespace, ids=(name,)))
             seq = rows[0].seq if rows else None
         if seq is None:
             listed.before_id = str(before)

@@ -1,15 +1,18 @@
 """``BackstaySaver``: LangGraph's saver contract over any of our stores, sync and async in one class.
 
-Every verb is a flow. The sync ones run it here and now, the async ones in a worker thread, so that an event loop never
-waits for a disk; both may be used at the same time, from any thread and any loop.
+The async verbs run the sync ones in a worker thread, so that an event loop never waits for a disk; both may be used at
+the same time, from any thread and any loop. What is stored is encoded first, in the caller's thread: it may change
+while the caller waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import functools
 import os
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -39,7 +42,7 @@ from backstay.integrations.langgraph.names import (
 )
 from backstay.integrations.langgraph.prepared import Prepared, prepare
 from backstay.integrations.langgraph.put import OnConflict, Putter
-from backstay.integrations.langgraph.read import Reader, listing
+from backstay.integrations.langgraph.read import Listing, Reader, listing
 from backstay.integrations.langgraph.sealed import encrypting
 from backstay.integrations.langgraph.serde.safe import OnChange, hardened
 from backstay.integrations.langgraph.serde.trusted import Allow
@@ -47,17 +50,29 @@ from backstay.integrations.langgraph.values import dump, to_body
 from backstay.integrations.langgraph.view import compare
 from backstay.model.checkpoint import MAIN, CheckpointMeta
 from backstay.store.base import LaneKey, Query, WriteRow
+from backstay.thread.access import access_of
 from backstay.thread.diff import Diff
 from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.offload import Offload
-from backstay.thread.perform import Flow, ask, drive
 from backstay.thread.removal import thread_names
 from backstay.thread.retention import Keep, Pruned
 from backstay.thread.store import Store
 from backstay.thread.store import open as open_store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _DURABILITY = "__pregel_durability"  # where LangGraph's config says when checkpoints are stored
+
+
+def _awaited(
+    method: Callable[Concatenate[BackstaySaver, P], T],
+) -> Callable[Concatenate[BackstaySaver, P], Coroutine[Any, Any, T]]:
+    """Return a method of the saver for an event loop: the same, run in a worker thread."""
+
+    @functools.wraps(method)
+    async def call(self: BackstaySaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._access.offload.run(method, self, *args, **kwargs)
+
+    return call
 
 
 class BackstaySaver(BaseCheckpointSaver[Any]):
@@ -86,8 +101,8 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
             raise InvalidInput(f"on_conflict is {on_conflict!r}", hint='Pass "raise" or "branch"')
         self._owns_store = not isinstance(store, Store)
         self.store = store if isinstance(store, Store) else open_store(store)
-        self._context = self.store._context
-        self._offload = Offload(self.store._backend)
+        self._access = access_of(self.store)
+        self._context = self._access.context
         self._desks = Desks()
         self._putter = Putter(self._context, self._desks, on_conflict)
         self._inbox = Inbox(self._context)
@@ -95,8 +110,7 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
     # Opening and closing ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the workers, and close the store if the saver opened it. Closing twice is fine."""
-        self._offload.close()
+        """Close the store if the saver opened it. Closing twice is fine."""
         if self._owns_store:
             self.store.close()
 
@@ -110,17 +124,24 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        await asyncio.to_thread(self.close)  # not by one of the workers, which it waits for
 
     # Reading ------------------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, or the newest one of its thread and namespace."""
-        return self._run(self._get(config))
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Do what ``get_tuple`` does."""
-        return await self._arun(self._get(config))
+        place, checkpoint_id = place_of(config), checkpoint_id_of(config)
+        found = self._reader().get(self._access.store, place, checkpoint_id)
+        if found is not None and checkpoint_id is None:
+            self._inbox.read(
+                self._access.store,
+                place,
+                found.checkpoint["id"],
+                found.pending_writes,
+                encrypted=encrypting(self.serde) is not None,
+                outer=_outer(config),
+            )
+        return found
 
     def list(
         self,
@@ -132,10 +153,10 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
     ) -> Iterator[CheckpointTuple]:
         """Iterate over checkpoints, newest first: of a namespace, of a thread, or of all threads."""
         left = limit
-        for begin in self._run(self._lists(config, filter, before)):
-            listed = self._run(begin(left))
+        for begin in self._lists(config, filter, before):
+            listed = begin(left)
             while not listed.done:
-                yield from self._run(listed.next_page())
+                yield from listed.next_page(self._access.store)
             left = listed.left
 
     async def alist(
@@ -148,10 +169,10 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
     ) -> AsyncIterator[CheckpointTuple]:
         """Do what ``list`` does."""
         left = limit
-        for begin in await self._arun(self._lists(config, filter, before)):
-            listed = await self._arun(begin(left))
+        for begin in await self._access.offload.run(self._lists, config, filter, before):
+            listed = await self._access.offload.run(begin, left)
             while not listed.done:
-                for found in await self._arun(listed.next_page()):
+                for found in await self._access.arun(listed.next_page):
                     yield found
             left = listed.left
 
@@ -159,21 +180,31 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the writes from which channels that are kept as writes only are rebuilt."""
-        return self._run(self._history(config, channels))
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """Do what ``get_delta_channel_history`` does."""
-        return await self._arun(self._history(config, channels))
+        if not channels:
+            return {}
+        reader, place, checkpoint_id = self._reader(), place_of(config), checkpoint_id_of(config)
+        namespace = self._context.namespace
+        if checkpoint_id is None:
+            query = Query(namespace, place.thread, place.scope, limit=1, writes=True)
+        else:
+            query = Query(namespace, ids=(place.name(checkpoint_id),), writes=True)
+        rows = self._access.store.find(query)
+        if not rows:
+            return {channel: {"writes": []} for channel in channels}
+        trails = delta.walk(self._access.store, rows[0], channels)
+        found: Mapping[str, Any] = delta.decoded(trails, reader.value_of)
+        return found
 
     def diff(self, before: RunnableConfig, after: RunnableConfig) -> Diff:
         """Return what has changed in the channels between two checkpoints, with messages as plain data."""
-        return self._run(self._diff(before, after))
-
-    async def adiff(self, before: RunnableConfig, after: RunnableConfig) -> Diff:
-        """Do what ``diff`` does."""
-        return await self._arun(self._diff(before, after))
+        reader, found = self._reader(), []
+        for config in (before, after):
+            place, checkpoint_id = place_of(config), checkpoint_id_of(config)
+            each = reader.get(self._access.store, place, checkpoint_id)
+            if each is None:
+                raise NotFound(checkpoint_id or "the newest checkpoint", thread=place.thread)
+            found.append(each)
+        return compare(*found)
 
     def config_of(self, checkpoint: CheckpointMeta) -> RunnableConfig:
         """Return the config under which LangGraph knows a checkpoint that a list of the store shows."""
@@ -198,7 +229,7 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         prepared, desk = self._prepare(config, checkpoint, metadata, new_versions)
-        self._run(self._put(prepared, desk, config))
+        self._put(prepared, desk, config)
         return _config_after(prepared)
 
     async def aput(
@@ -210,20 +241,20 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Do what ``put`` does."""
         prepared, desk = self._prepare(config, checkpoint, metadata, new_versions)
-        await self._arun(self._put(prepared, desk, config))
+        await self._access.offload.run(self._put, prepared, desk, config)
         return _config_after(prepared)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store what a task has written, before the step it belongs to is over."""
-        self._run(self._write(config, writes, task_id, task_path))
+        self._write(config, writes, task_id, task_path)()
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Do what ``put_writes`` does."""
-        await self._arun(self._write(config, writes, task_id, task_path))
+        await self._access.offload.run(self._write(config, writes, task_id, task_path))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the version after another one: whole numbers, or the kind that an imported thread has."""
@@ -238,92 +269,64 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all its namespaces, checkpoints and writes."""
-        self._run(self._delete_thread(thread_id))
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Do what ``delete_thread`` does."""
-        await self._arun(self._delete_thread(thread_id))
+        thread = thread_name(thread_id)
+        self._desks.forget_thread(thread)
+        self._inbox.forget(thread)
+        self._access.store.delete_thread(self._context.namespace, thread)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs, in whichever thread; other checkpoints remain what they are."""
-        self._run(keep.delete_runs(self._context, run_ids))
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Do what ``delete_for_runs`` does."""
-        await self._arun(keep.delete_runs(self._context, run_ids))
+        keep.delete_runs(self._access.store, self._context, run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread with all its namespaces, checkpoints and writes; their bytes are shared."""
-        self._run(keep.copy_thread(self._context, thread_name(source_thread_id), thread_name(target_thread_id)))
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Do what ``copy_thread`` does."""
-        await self._arun(keep.copy_thread(self._context, thread_name(source_thread_id), thread_name(target_thread_id)))
+        keep.copy_thread(
+            self._access.store, self._context, thread_name(source_thread_id), thread_name(target_thread_id)
+        )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete all but the newest checkpoint of each namespace of some threads, or all of them."""
-        self._run(self._prune(thread_ids, strategy))
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Do what ``prune`` does."""
-        await self._arun(self._prune(thread_ids, strategy))
+        if strategy not in ("keep_latest", "delete"):
+            raise InvalidInput(f"there is no strategy {strategy!r}", hint='Pass "keep_latest" or "delete"')
+        for thread in map(thread_name, thread_ids):
+            if strategy == "delete":
+                self.delete_thread(thread)
+            else:
+                keep.keep_latest(self._access.store, self._context, thread)
 
     def retain(self, rules: Keep, *, thread_id: str | None = None, dry_run: bool = False) -> Pruned:
         """Delete what the rules do not want, in a thread or in all; what stays is as it was."""
-        return self._run(keep.retain(self._context, _name_or_none(thread_id), rules, dry_run))
-
-    async def aretain(self, rules: Keep, *, thread_id: str | None = None, dry_run: bool = False) -> Pruned:
-        """Do what ``retain`` does."""
-        return await self._arun(keep.retain(self._context, _name_or_none(thread_id), rules, dry_run))
+        return keep.retain(self._access.store, self._context, _name_or_none(thread_id), rules, dry_run)
 
     # What waits ---------------------------------------------------------------------------------------------------
 
     def interrupts(self, thread_id: str | None = None) -> builtins.list[InterruptRecord]:
         """Return what waits for an answer, oldest first: in a thread or in all, subgraphs included."""
-        return self._run(self._inbox.waiting(_name_or_none(thread_id)))
+        return self._inbox.waiting(self._access.store, _name_or_none(thread_id))
 
-    async def ainterrupts(self, thread_id: str | None = None) -> builtins.list[InterruptRecord]:
-        """Do what ``interrupts`` does."""
-        return await self._arun(self._inbox.waiting(_name_or_none(thread_id)))
+    # The same for an event loop -----------------------------------------------------------------------------------
 
-    # Flows --------------------------------------------------------------------------------------------------------
+    aget_tuple = _awaited(get_tuple)
+    aget_delta_channel_history = _awaited(get_delta_channel_history)
+    adiff = _awaited(diff)
+    adelete_thread = _awaited(delete_thread)
+    adelete_for_runs = _awaited(delete_for_runs)
+    acopy_thread = _awaited(copy_thread)
+    aprune = _awaited(prune)
+    aretain = _awaited(retain)
+    ainterrupts = _awaited(interrupts)
 
-    def _run(self, flow: Flow[T]) -> T:
-        return drive(flow, self.store._backend)
-
-    async def _arun(self, flow: Flow[T]) -> T:
-        return await self._offload.run(flow)
+    # Inside -------------------------------------------------------------------------------------------------------
 
     def _reader(self) -> Reader:
         # The serializer of the moment: graphs swap it on their copies of the saver.
         return Reader(self._context, self.serde, self._desks)
 
-    def _get(self, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
-        place, checkpoint_id = place_of(config), checkpoint_id_of(config)
-        found = yield from self._reader().get(place, checkpoint_id)
-        if found is not None and checkpoint_id is None:
-            yield from self._inbox.read(
-                place,
-                found.checkpoint["id"],
-                found.pending_writes,
-                encrypted=encrypting(self.serde) is not None,
-                outer=_outer(config),
-            )
-        return found
-
-    def _diff(self, before: RunnableConfig, after: RunnableConfig) -> Flow[Diff]:
-        reader, found = self._reader(), []
-        for config in (before, after):
-            place, checkpoint_id = place_of(config), checkpoint_id_of(config)
-            each = yield from reader.get(place, checkpoint_id)
-            if each is None:
-                raise NotFound(checkpoint_id or "the newest checkpoint", thread=place.thread)
-            found.append(each)
-        return compare(*found)
-
-    def _put(self, prepared: Prepared, desk: Desk | None, config: RunnableConfig) -> Flow[None]:
-        yield from self._putter.put(prepared, desk)
-        yield from self._inbox.stored(
+    def _put(self, prepared: Prepared, desk: Desk | None, config: RunnableConfig) -> None:
+        store = self._access.store
+        self._putter.put(store, prepared, desk)
+        self._inbox.stored(
+            store,
             prepared.place,
             prepared.checkpoint_id,
             prepared.parent,
@@ -333,37 +336,24 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
 
     def _lists(
         self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None
-    ) -> Flow[Iterable[Any]]:
+    ) -> builtins.list[Callable[[int | None], Listing]]:
         """Return functions that begin a list each, given how many are wanted: one for each thread."""
         reader = self._reader()
         begin_before = None if before is None else checkpoint_id_of(before)
         threads: Collection[str]
         if config is None or "thread_id" not in config.get("configurable", {}):
-            threads, ns, checkpoint_id = (yield from thread_names(self._context)), None, None
+            threads, ns, checkpoint_id = thread_names(self._access.store, self._context), None, None
         else:
             place = place_of(config)
             ns = place.ns if "checkpoint_ns" in config["configurable"] else None
             threads, checkpoint_id = [place.thread], checkpoint_id_of(config)
 
-        def begin(thread: str) -> Any:
-            return lambda left: listing(reader, thread, ns, checkpoint_id, filter, begin_before, left)
+        store = self._access.store
+
+        def begin(thread: str) -> Callable[[int | None], Listing]:
+            return lambda left: listing(store, reader, thread, ns, checkpoint_id, filter, begin_before, left)
 
         return [begin(thread) for thread in threads]
-
-    def _history(self, config: RunnableConfig, channels: Sequence[str]) -> Flow[Mapping[str, Any]]:
-        if not channels:
-            return {}
-        reader, place, checkpoint_id = self._reader(), place_of(config), checkpoint_id_of(config)
-        namespace = self._context.namespace
-        if checkpoint_id is None:
-            query = Query(namespace, place.thread, place.scope, limit=1, writes=True)
-        else:
-            query = Query(namespace, ids=(place.name(checkpoint_id),), writes=True)
-        rows = yield from ask(lambda store: store.find(query))
-        if not rows:
-            return {channel: {"writes": []} for channel in channels}
-        trails = yield from delta.walk(rows[0], channels)
-        return delta.decoded(trails, reader.value_of)
 
     def _prepare(
         self,
@@ -381,8 +371,8 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
 
     def _write(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-    ) -> Flow[None]:
-        """Encode here and now, store when the flow is run."""
+    ) -> Callable[[], None]:
+        """Encode here and now, and return the function that stores it."""
         place, checkpoint_id = place_of(config), checkpoint_id_of(config)
         if checkpoint_id is None:
             raise InvalidInput("writes belong to a checkpoint, and the config names none", thread=place.thread)
@@ -395,9 +385,11 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         lane = LaneKey(self._context.namespace, place.thread, place.scope, MAIN)
         name = place.name(checkpoint_id)
 
-        def write() -> Flow[None]:
-            yield from ask(lambda store: store.write(lane, name, rows, replace))
-            yield from self._inbox.wrote(
+        def write() -> None:
+            store = self._access.store
+            store.write(lane, name, rows, replace)
+            self._inbox.wrote(
+                store,
                 place,
                 checkpoint_id,
                 task_id,
@@ -407,22 +399,7 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
                 outer=_outer(config),
             )
 
-        return write()
-
-    def _delete_thread(self, thread_id: str) -> Flow[None]:
-        thread = thread_name(thread_id)
-        self._desks.forget_thread(thread)
-        self._inbox.forget(thread)
-        yield from ask(lambda store: store.delete_thread(self._context.namespace, thread))
-
-    def _prune(self, thread_ids: Sequence[str], strategy: str) -> Flow[None]:
-        if strategy not in ("keep_latest", "delete"):
-            raise InvalidInput(f"there is no strategy {strategy!r}", hint='Pass "keep_latest" or "delete"')
-        for thread in map(thread_name, thread_ids):
-            if strategy == "delete":
-                yield from self._delete_thread(thread)
-            else:
-                yield from keep.keep_latest(self._context, thread)
+        return write
 
 
 def _config_after(prepared: Prepared) -> RunnableConfig:

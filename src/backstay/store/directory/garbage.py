@@ -6,13 +6,11 @@ from backstay.store.directory.log import STORE_LOG
 from backstay.store.lane import LaneKey
 from backstay.store.memory.fact import (
     Deleted,
-    EffectSet,
     Fact,
-    InterruptSet,
     LaneDropped,
     LaneSet,
+    RecordSet,
     Saved,
-    SessionSet,
     Several,
     Tagged,
     ThreadDeleted,
@@ -32,8 +30,8 @@ def home_of(fact: Fact, tables: Tables) -> int:
             return fact.number
         case Wrote() | Tagged():
             return _log_of(fact.lane, tables)
-        case SessionSet() | InterruptSet() | EffectSet():
-            return _log_of(fact.row.lane, tables)
+        case RecordSet(record):
+            return _log_of(record.lane, tables)
         case Several():
             homes = {home_of(each, tables) for each in fact.facts}
             return homes.pop() if len(homes) == 1 else STORE_LOG
@@ -46,8 +44,8 @@ def garbage_of(fact: Fact, tables: Tables) -> dict[int, int]:
     match fact:
         case LaneSet() if fact.key in tables.lanes:
             return {fact.number: RECORD_BYTES_ABOUT}
-        case SessionSet() if tables.sessions.find(fact.row.lane.namespace, fact.row.id) is not None:
-            return {home_of(fact, tables): RECORD_BYTES_ABOUT}
+        case RecordSet(record) if (kept := tables.records.find(record.kind, record.lane, record.key)) is not None:
+            return {_log_of(record.lane, tables): RECORD_BYTES_ABOUT + len(kept.record.body)}
         case Deleted() | ThreadDeleted():
             garbage = {STORE_LOG: RECORD_BYTES_ABOUT + 64 * len(fact.digests)}
             for name in fact.digests:

@@ -9,8 +9,7 @@ import ormsgpack
 
 from backstay.errors import Corrupted, DecodeError
 from backstay.store.base import Row, WriteRow
-from backstay.store.effects import EffectRow
-from backstay.store.interrupts import InterruptRow
+from backstay.store.boot import Moment
 from backstay.store.lane import LaneKey
 from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, COMPRESS_BYTES_MIN, pack_body
 from backstay.store.memory.chunks import Body
@@ -18,23 +17,21 @@ from backstay.store.memory.fact import (
     BytesKept,
     Counters,
     Deleted,
-    EffectSet,
     Fact,
-    InterruptSet,
     LaneDropped,
     LaneSet,
     Marked,
     Rebuilt,
+    RecordSet,
     RowSet,
     Saved,
-    SessionSet,
     Several,
     Tagged,
     ThreadDeleted,
     ThreadMark,
     Wrote,
 )
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
 from backstay.store.tenure import Tenure
 
 Placed = Callable[[int, int], Body]  # (stored size, size) -> the bytes of the payload that come next
@@ -123,20 +120,9 @@ def _unpack_row(fields: list[Any]) -> Row:
     return Row._make((LaneKey(*lane), *names, tuple(tags), (), base, None, manifest))
 
 
-def _unpack_session(fields: list[Any], _: Placed) -> SessionSet:
-    row, order, thread_number, expires_us, boot = fields
-    name, lane, *rest = row
-    return SessionSet(SessionRow(name, LaneKey(*lane), *rest), order, thread_number, expires_us, boot)
-
-
-def _unpack_interrupt(fields: list[Any], _: Placed) -> InterruptSet:
-    name, lane, *rest = fields[0]
-    return InterruptSet(InterruptRow(name, LaneKey(*lane), *rest))
-
-
-def _unpack_effect(fields: list[Any], _: Placed) -> EffectSet:
-    (lane, *rest), thread_number = fields
-    return EffectSet(EffectRow(LaneKey(*lane), *rest), thread_number)
+def _unpack_record(fields: list[Any], _: Placed) -> RecordSet:
+    (kind, lane, *rest), thread_number, expiry = fields
+    return RecordSet(Record(kind, LaneKey(*lane), *rest), thread_number, None if expiry is None else Moment(*expiry))
 
 
 class _Kind(NamedTuple):
@@ -165,13 +151,7 @@ _KINDS = (
         lambda fact, _: [fact.namespace, fact.thread, dict(fact.digests), fact.counters],
         lambda fields, _: ThreadDeleted(fields[0], fields[1], fields[2], Counters(*fields[3])),
     ),
-    _Kind(
-        SessionSet,
-        lambda fact, _: [_fields(fact.row), fact.order, fact.thread_number, fact.expires_us, fact.boot],
-        _unpack_session,
-    ),
-    _Kind(InterruptSet, lambda fact, _: [_fields(fact.row)], _unpack_interrupt),
-    _Kind(EffectSet, lambda fact, _: [_fields(fact.row), fact.thread_number], _unpack_effect),
+    _Kind(RecordSet, lambda fact, _: [_fields(fact.record), fact.thread_number, fact.expiry], _unpack_record),
     _Kind(
         Marked,
         lambda fact, _: [fact.counters, list(fact.threads)],
@@ -202,7 +182,7 @@ _NUMBERS = {kind.fact: number for number, kind in enumerate(_KINDS)}
 # Parts ------------------------------------------------------------------------------------------------------------
 
 
-def _fields(row: SessionRow | InterruptRow | EffectRow | WriteRow) -> list[Any]:
+def _fields(row: Record | WriteRow) -> list[Any]:
     return [getattr(row, name) for name in row.__slots__]
 
 

@@ -23,13 +23,11 @@ from backstay.store.memory.fact import (
     BytesKept,
     Counters,
     Deleted,
-    EffectSet,
     Fact,
-    InterruptSet,
     LaneSet,
     Marked,
+    RecordSet,
     Saved,
-    SessionSet,
     Several,
     Wrote,
 )
@@ -158,13 +156,9 @@ def _current(tables: Tables, fact: Fact) -> Fact | None:
             kept = tables.writes.get((*fact.lane[:3], fact.checkpoint), {})
             rows = [row for row in fact.rows if kept.get((row.task_id, row.index)) == row]
             return replace(fact, rows=rows) if rows else None
-        case SessionSet():
-            session = tables.sessions.find(fact.row.lane.namespace, fact.row.id)
-            return fact if session is not None and session.row == fact.row and session.order == fact.order else None
-        case InterruptSet():
-            return fact if tables.interrupts.find(fact.row.lane.namespace, fact.row.id) == fact.row else None
-        case EffectSet():
-            return fact if tables.effects.find(fact.row.lane, fact.row.key) == fact.row else None
+        case RecordSet(record):
+            found = tables.records.find(record.kind, record.lane, record.key)
+            return fact if found is not None and found.record == record else None
         case _:
             return None
 

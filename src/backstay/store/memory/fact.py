@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from backstay.pieces.manifest import Source
 from backstay.store.base import Row, WriteRow
-from backstay.store.effects import EffectRow
-from backstay.store.interrupts import InterruptRow
+from backstay.store.boot import Moment
 from backstay.store.lane import LaneKey
 from backstay.store.memory.chunks import Body
-from backstay.store.sessions import SessionRow
+from backstay.store.records import Record
 from backstay.store.tenure import Tenure
 
 
@@ -27,9 +26,7 @@ class Counters(NamedTuple):
 
     number: int = 0  # of threads and lanes
     stream: int = 0
-    interrupt: int = 0
-    effect: int = 0
-    session: int = 0
+    record: int = 0
 
 
 class ThreadMark(NamedTuple):
@@ -116,29 +113,12 @@ class ThreadDeleted:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionSet:
-    """A session is like this now. ``order`` rises with the sessions' beginnings."""
+class RecordSet:
+    """A record is like this now, and lives until then if it has a time to live."""
 
-    row: SessionRow
-    order: int
+    record: Record
     thread_number: int
-    expires_us: int
-    boot: str
-
-
-@dataclass(frozen=True, slots=True)
-class InterruptSet:
-    """An interrupt is like this now."""
-
-    row: InterruptRow
-
-
-@dataclass(frozen=True, slots=True)
-class EffectSet:
-    """An effect is like this now."""
-
-    row: EffectRow
-    thread_number: int
+    expiry: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +171,7 @@ Fact = (
     | Tagged
     | Deleted
     | ThreadDeleted
-    | SessionSet
-    | InterruptSet
-    | EffectSet
+    | RecordSet
     | Marked
     | BytesKept
     | RowSet

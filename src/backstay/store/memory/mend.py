@@ -19,7 +19,7 @@ from backstay.store.survey import (
     Survey,
     lane_findings,
     sources_of,
-    spare_bytes,
+    unneeded_bytes,
     without_checkpoint,
 )
 
@@ -42,15 +42,15 @@ def plan_rebuild(tables: Tables, drop: bool) -> Rebuild:
         facts = LaneFacts(
             lane.key, lane.number, lane.head_seq, lane.last_seq, lane.head_seq, lane.tenure.token is not None
         )
-        plan.findings += lane_findings(facts, references if drop else references._replace(spare=set()))
+        plan.findings += lane_findings(facts, references if drop else references._replace(unneeded=set()))
     if drop:
-        spare: list[Source] = sorted(survey.spare_blobs(tables.bytes.blobs))
-        spare += [stream for stream, chunks in tables.bytes.streams.items() if _any_spare(survey, stream, chunks)]
-        plan.findings += [spare_bytes(source) for source in spare]
+        unneeded: list[Source] = sorted(survey.unneeded_blobs(tables.bytes.blobs))
+        unneeded += [stream for stream, chunks in tables.bytes.streams.items() if _any_unneeded(survey, stream, chunks)]
+        plan.findings += [unneeded_bytes(source) for source in unneeded]
         plan.findings += [
-            without_checkpoint("interrupt", row.id, row.checkpoint, row.lane.thread)
-            for row in tables.interrupts
-            if (row.lane.namespace, row.checkpoint) not in tables.rows
+            without_checkpoint(record.kind, record.key, record.checkpoint, record.lane.thread)
+            for record in tables.records
+            if tables.lacks_checkpoint(record)
         ]
     plan.hopeless += survey.missing(tables.bytes.blobs.keys(), tables.bytes.streams.keys())
     return plan
@@ -90,8 +90,8 @@ def _surveyed(survey: Survey, lane: KeptLane) -> References:
     return survey.add_lane([(row.base, row.manifest) for row in lane.rows], lane.sources)
 
 
-def _any_spare(survey: Survey, stream: int, chunks: Sequence[tuple[int, object]]) -> bool:
-    return any(survey.is_spare(stream, offset, getattr(body, "size", 0)) for offset, body in chunks)
+def _any_unneeded(survey: Survey, stream: int, chunks: Sequence[tuple[int, object]]) -> bool:
+    return any(survey.is_unneeded(stream, offset, getattr(body, "size", 0)) for offset, body in chunks)
 
 
 def _laid_over(kept: KeptBytes, stream: int, offset: int, data: bytes) -> tuple[int, bytes]:

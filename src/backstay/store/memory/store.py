@@ -34,19 +34,15 @@ from backstay.store.base import (
     required_is_gone,
 )
 from backstay.store.boot import Clock, Moment
-from backstay.store.effects import EffectRow, is_same_call
-from backstay.store.interrupts import InterruptRow
 from backstay.store.leases import Claim, Held, LeaseRow
 from backstay.store.memory.chunks import Whole
 from backstay.store.memory.fact import (
     Deleted,
-    EffectSet,
-    InterruptSet,
     LaneDropped,
     LaneSet,
     Rebuilt,
+    RecordSet,
     Saved,
-    SessionSet,
     Several,
     Tagged,
     ThreadDeleted,
@@ -57,8 +53,8 @@ from backstay.store.memory.find import rows_meant
 from backstay.store.memory.keeper import Keeper, reading, writing
 from backstay.store.memory.lane import KeptLane
 from backstay.store.memory.mend import plan_rebuild, restored
-from backstay.store.memory.session import KeptSession
-from backstay.store.sessions import SessionRow
+from backstay.store.memory.records import KeptRecord
+from backstay.store.records import Fence, Kind, Record, checkpoint_is_gone, is_repeated, winner, written
 from backstay.store.tenure import FREE, Tenure
 
 
@@ -195,7 +191,7 @@ class MemoryStore(Keeper):
         self,
         namespace: str,
         checkpoints: Collection[str],
-        spare: bool,
+        protect: bool,
         token: str | None = None,
         *,
         tagged: bool = False,
@@ -203,7 +199,7 @@ class MemoryStore(Keeper):
     ) -> Removed:
         tables = self._tables
         found = [tables.rows.get((namespace, name)) for name in dict.fromkeys(checkpoints)]
-        doomed = [row for row in found if row is not None and not self._is_spared(row, spare, tagged, forked)]
+        doomed = [row for row in found if row is not None and not self._is_protected(row, protect, tagged, forked)]
         if not doomed:
             return Removed()
         for row in doomed:
@@ -268,105 +264,39 @@ class MemoryStore(Keeper):
             self._keep(Several([self._leased_as(e, e.tenure.acquired(e.key, claim, now)) for e in taken]))
         return [lane.held() for lane in taken]
 
-    # Sessions -----------------------------------------------------------------------------------------------------
-
-    @writing
-    def begin(self, session: SessionRow, ttl_us: int) -> None:
-        self._keep_session(self._tables.sessions.begun(session, ttl_us, self._clock()))
-
-    @writing
-    def beat(self, namespace: str, session: str, seen_us: int, ttl_us: int) -> bool:
-        return self._keep_session(self._tables.sessions.seen(namespace, session, seen_us, ttl_us, self._clock()))
-
-    @writing
-    def end(self, namespace: str, session: str, ended_us: int, reason: str) -> bool:
-        return self._keep_session(self._tables.sessions.ended(namespace, session, ended_us, reason))
+    # Records ------------------------------------------------------------------------------------------------------
 
     @reading
-    def sessions(self, namespace: str, thread: str | None, active_only: bool) -> list[SessionRow]:
-        return self._tables.sessions.listed(namespace, thread, active_only, self._clock())
-
-    def _keep_session(self, kept: KeptSession | None) -> bool:
-        if kept is not None:
-            number = self._tables.number_of(kept.row.lane)
-            self._keep(SessionSet(kept.row, kept.order, number, kept.expiry.us, kept.expiry.boot))
-        return kept is not None
-
-    # Interrupts ---------------------------------------------------------------------------------------------------
+    def record(self, kind: Kind, lane: LaneKey, key: str) -> Record | None:
+        kept = self._tables.records.find(kind, lane, key)
+        return None if kept is None else kept.shown(self._clock())
 
     @writing
-    def interrupt(self, row: InterruptRow) -> InterruptRow:
-        space = row.lane.namespace
-        paused = self._tables.rows.get((space, row.checkpoint))
-        is_there = paused is not None and paused.lane[:3] == row.lane[:3]
-        if not is_there and self._tables.interrupts.find(space, row.id) is None:
-            raise NotFound(row.checkpoint, checkpoint=row.checkpoint, thread=row.lane.thread)
-        return self._keep_interrupt(self._tables.interrupts.recorded(row))
-
-    @writing
-    def decide(
-        self, namespace: str, interrupt: str, digest: bytes, decision: bytes, by: str, decided_us: int
-    ) -> InterruptRow:
-        table = self._tables.interrupts
-        return self._keep_interrupt(table.decided(namespace, interrupt, digest, decision, by, decided_us))
-
-    @writing
-    def consume(self, namespace: str, interrupt: str, by: str, epoch: int, consumed_us: int) -> InterruptRow:
-        table = self._tables.interrupts
-        return self._keep_interrupt(table.consumed(namespace, interrupt, by, epoch, consumed_us))
-
-    @reading
-    def interrupts(
-        self, namespace: str, thread: str | None, pending_only: bool, after: int, limit: int
-    ) -> list[InterruptRow]:
-        return self._tables.interrupts.listed(namespace, thread, pending_only, after, limit)
-
-    @reading
-    def find_interrupt(self, namespace: str, interrupt: str) -> InterruptRow | None:
-        return self._tables.interrupts.find(namespace, interrupt)
-
-    def _keep_interrupt(self, row: InterruptRow) -> InterruptRow:
-        if row != self._tables.interrupts.find(row.lane.namespace, row.id):
-            self._keep(InterruptSet(row))
-        return row
-
-    # Effects ------------------------------------------------------------------------------------------------------
-
-    @writing
-    def begin_effect(
-        self, row: EffectRow, epoch: int | None, token: str | None, retry_of: int | None = None
-    ) -> EffectRow:
-        stored = self._tables.effects.find(row.lane, row.key)
-        if stored is not None and is_same_call(row, stored):
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        tables, now = self._tables, self._clock()
+        kept = tables.records.find(record.kind, record.lane, record.key)
+        stored = None if kept is None else kept.shown(now)
+        if stored is not None and is_repeated(record, stored):
             return stored
-        lane = self._tables.lanes.get(row.lane)
-        (lane.tenure if lane else FREE).check_writer(row.lane, epoch, token, self._clock())
-        return self._keep_effect(self._tables.effects.begun(row, retry_of))
-
-    @writing
-    def end_effect(
-        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int
-    ) -> EffectRow:
-        return self._keep_effect(self._tables.effects.ended(lane, key, attempt, owner, status, body, ended_us))
-
-    @writing
-    def settle_effect(
-        self, lane: LaneKey, key: str, attempt: int, owner: str, status: str, body: bytes, ended_us: int, by: str
-    ) -> EffectRow:
-        return self._keep_effect(self._tables.effects.ended(lane, key, attempt, owner, status, body, ended_us, by))
+        if fence is not None:
+            lane = tables.lanes.get(record.lane)
+            (lane.tenure if lane else FREE).check_writer(record.lane, fence.epoch, fence.token, now)
+        if (won := winner(record, stored)) is not None:
+            return won
+        if stored is None and record.checkpoint is not None:
+            row = tables.rows.get((record.lane.namespace, record.checkpoint))
+            if row is None or row.lane[:3] != record.lane[:3]:
+                raise checkpoint_is_gone(record)
+        new = written(record, stored, tables.records.last_number + 1, None)
+        expiry = None if ttl_us is None else now._replace(us=now.us + ttl_us)
+        self._keep(RecordSet(new, tables.number_of(record.lane), expiry))
+        return KeptRecord(new, expiry).shown(now)
 
     @reading
-    def find_effect(self, lane: LaneKey, key: str) -> EffectRow | None:
-        return self._tables.effects.find(lane, key)
-
-    @reading
-    def effects(self, namespace: str, thread: str | None, after: int, limit: int) -> list[EffectRow]:
-        return self._tables.effects.listed(namespace, thread, after, limit)
-
-    def _keep_effect(self, row: EffectRow) -> EffectRow:
-        if row != self._tables.effects.find(row.lane, row.key):
-            self._keep(EffectSet(row, self._tables.number_of(row.lane)))
-        return row
+    def records(
+        self, kind: Kind, namespace: str, thread: str | None, open_only: bool, after: int, limit: int
+    ) -> list[Record]:
+        return self._tables.records.listed(kind, namespace, thread, open_only, after, limit, self._clock())
 
     # Upkeep -------------------------------------------------------------------------------------------------------
 
@@ -454,8 +384,8 @@ class MemoryStore(Keeper):
         )
 
     def _check_writer(self, lane: KeptLane | None, commit: Commit) -> None:
-        tenure = lane.tenure if lane else FREE
-        tenure.check_commit(commit.lane, commit.epoch, commit.claim, self._clock())
+        token = None if commit.claim is None else commit.claim.token
+        (lane.tenure if lane else FREE).check_writer(commit.lane, commit.epoch, token, self._clock())
         seen = (lane.number, lane.last_seq, lane.head_seq) if lane else (0, 0, 0)
         if seen != (commit.number, commit.last_seq, commit.head_seq):
             raise Conflict("the branch has moved on", thread=commit.lane.thread, checkpoint=commit.id)
@@ -467,10 +397,10 @@ class MemoryStore(Keeper):
     def _leased_as(self, lane: KeptLane, tenure: Tenure) -> LaneSet:
         return LaneSet(lane.key, lane.number, self._tables.number_of(lane.key), tenure, lane.last_seq, lane.origin)
 
-    def _is_spared(self, row: Row, alive: bool, tagged: bool, forked: bool) -> bool:
+    def _is_protected(self, row: Row, protect: bool, tagged: bool, forked: bool) -> bool:
         tables, space = self._tables, row.lane.namespace
         return (
-            (alive and (tables.is_head(row) or tables.interrupts.is_awaited(space, row.id)))
+            (protect and (tables.is_head(row) or tables.has_open_record(space, row.id)))
             or (tagged and bool(tables.tags.get((space, row.id))))
             or (forked and any(lane.origin == row.id and lane.key.namespace == space for lane in tables.lanes.values()))
         )

@@ -13,33 +13,29 @@ from backstay.errors import Corrupted, DecodeError
 from backstay.pieces.coverage import Coverage
 from backstay.pieces.manifest import Source
 from backstay.store.base import Removed, Row, WriteRow
-from backstay.store.boot import Moment
 from backstay.store.lane import LaneKey
 from backstay.store.memory.chunks import Body, KeptBytes
-from backstay.store.memory.effect import EffectTable
 from backstay.store.memory.fact import (
     BytesKept,
     Counters,
     Deleted,
-    EffectSet,
     Fact,
-    InterruptSet,
     LaneDropped,
     LaneSet,
     Marked,
     Rebuilt,
+    RecordSet,
     RowSet,
     Saved,
-    SessionSet,
     Several,
     Tagged,
     ThreadDeleted,
     ThreadMark,
     Wrote,
 )
-from backstay.store.memory.interrupt import InterruptTable
 from backstay.store.memory.lane import KeptLane, KeptThread
-from backstay.store.memory.session import KeptSession, SessionTable
+from backstay.store.memory.records import KeptRecord, RecordTable
+from backstay.store.records import Record
 from backstay.store.survey import sources_of
 
 NOTHING = Removed()
@@ -55,9 +51,7 @@ class Tables:
         self.tags: dict[tuple[str, str], tuple[str, ...]] = {}
         self.writes: dict[tuple[str, str, str, str], dict[tuple[str, int], WriteRow]] = {}
         self.bytes = kept
-        self.sessions = SessionTable()
-        self.interrupts = InterruptTable()
-        self.effects = EffectTable()
+        self.records = RecordTable()
         self.last_number = 0
         self.last_stream = 0
         self.dropped: list[Body] = []  # bytes that were let go; whoever keeps files looks here
@@ -68,13 +62,7 @@ class Tables:
 
     def counters(self) -> Counters:
         """Return the numbers given out last."""
-        return Counters(
-            self.last_number,
-            self.last_stream,
-            self.interrupts.last_number,
-            self.effects.last_number,
-            self.sessions.last_order,
-        )
+        return Counters(self.last_number, self.last_stream, self.records.last_number)
 
     def thread_marks(self) -> list[ThreadMark]:
         """Return every thread with its numbers."""
@@ -112,8 +100,18 @@ class Tables:
             self.threads[name].next_seq > 1
             or any(key[:2] == name for key in self.lanes if key != besides)
             or any(key[:2] == name for key, writes in self.writes.items() if writes)
-            or self.sessions.has_any(*name)
-            or self.effects.has_any(*name)
+            or any(record.lane[:2] == name for record in self.records)
+        )
+
+    def lacks_checkpoint(self, record: Record) -> bool:
+        """Tell whether a record belongs to a checkpoint that is not there."""
+        return record.checkpoint is not None and (record.lane.namespace, record.checkpoint) not in self.rows
+
+    def has_open_record(self, namespace: str, checkpoint: str) -> bool:
+        """Tell whether a checkpoint has a record that is open."""
+        return any(
+            record.open and (record.lane.namespace, record.checkpoint) == (namespace, checkpoint)
+            for record in self.records
         )
 
     # Changing -----------------------------------------------------------------------------------------------------
@@ -184,12 +182,15 @@ class Tables:
         empty = [lane for lane in touched.values() if not lane.rows]
         for row in doomed:
             self.writes.pop((*row.lane[:3], row.id), None)
-            self.interrupts.drop(space, row.id)
-        freed = 0
-        if not fact.keeps_bytes:
-            for lane in empty:
-                self.effects.drop(*lane.key)
-            freed = self.collect(touched)
+        names = {row.id for row in doomed}
+        gone = set() if fact.keeps_bytes else {lane.key for lane in empty}
+        self.records.drop(
+            lambda record: (
+                (record.lane.namespace == space and record.checkpoint in names)
+                or (record.kind == "effect" and record.lane in gone)
+            )
+        )
+        freed = 0 if fact.keeps_bytes else self.collect(touched)
         for lane in empty:
             self.lanes.pop(lane.key, None)
         self._forget(fact.digests, space)
@@ -202,23 +203,13 @@ class Tables:
             self.lanes.pop(key, None)
         for each in [each for each in self.writes if each[:2] == name]:
             self.writes.pop(each, None)
-        self.sessions.drop_thread(*name)
-        self.effects.drop(*name)
+        self.records.drop(lambda record: record.lane[:2] == name)
         self.threads.pop(name, None)
         return removed
 
-    def _session_set(self, fact: SessionSet) -> Removed:
-        self._thread(*fact.row.lane[:2], fact.thread_number)
-        self.sessions.put(KeptSession(fact.row, Moment(fact.expires_us, fact.boot), fact.order))
-        return NOTHING
-
-    def _interrupt_set(self, fact: InterruptSet) -> Removed:
-        self.interrupts.put(fact.row)
-        return NOTHING
-
-    def _effect_set(self, fact: EffectSet) -> Removed:
-        self._thread(*fact.row.lane[:2], fact.thread_number)
-        self.effects.put(fact.row)
+    def _record_set(self, fact: RecordSet) -> Removed:
+        self._thread(*fact.record.lane[:2], fact.thread_number)
+        self.records.put(KeptRecord(fact.record, fact.expiry))
         return NOTHING
 
     def _marked(self, fact: Marked) -> Removed:
@@ -248,9 +239,7 @@ class Tables:
                 lane.sources.setdefault(source, False)
         if not fact.drops:
             return NOTHING
-        for interrupt in list(self.interrupts):
-            if (interrupt.lane.namespace, interrupt.checkpoint) not in self.rows:
-                self.interrupts.drop(interrupt.lane.namespace, interrupt.checkpoint)
+        self.records.drop(self.lacks_checkpoint)
         freed = self.collect(self.lanes)
         return Removed(bytes=freed + (self._drop_unreferred() if self._collects else 0))
 
@@ -285,9 +274,7 @@ class Tables:
     def _mark(self, counters: Counters, threads: Iterable[ThreadMark]) -> None:
         self.last_number = max(self.last_number, counters.number)
         self.last_stream = max(self.last_stream, counters.stream)
-        self.interrupts.last_number = max(self.interrupts.last_number, counters.interrupt)
-        self.effects.last_number = max(self.effects.last_number, counters.effect)
-        self.sessions.last_order = max(self.sessions.last_order, counters.session)
+        self.records.last_number = max(self.records.last_number, counters.record)
         for mark in threads:
             thread = self._thread(mark.namespace, mark.thread, mark.number)
             thread.next_seq = max(thread.next_seq, mark.next_seq)
@@ -354,9 +341,7 @@ _TAKEN_IN_BY: dict[type, Callable[[Tables, Any], Removed]] = {
     Tagged: Tables._tagged,
     Deleted: Tables._deleted,
     ThreadDeleted: Tables._thread_deleted,
-    SessionSet: Tables._session_set,
-    InterruptSet: Tables._interrupt_set,
-    EffectSet: Tables._effect_set,
+    RecordSet: Tables._record_set,
     Marked: Tables._marked,
     BytesKept: Tables._bytes_kept,
     RowSet: Tables._row_set,

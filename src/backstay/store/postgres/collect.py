@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from backstay.errors import Corrupted, DecodeError
 from backstay.pieces.coverage import Coverage, is_needed
@@ -24,22 +23,14 @@ from backstay.store.base import LaneKey, Removed
 from backstay.store.layout import SEQ_BITS
 from backstay.store.leases import fenced
 from backstay.store.postgres import queries
-from backstay.store.postgres.chunks import read_ranges
 from backstay.store.postgres.connection import DeadlineConnection
+from backstay.store.postgres.find import read_ranges
+from backstay.store.postgres.link import Link
 from backstay.store.postgres.rows import pack_id
-from backstay.store.postgres.select import every, one, run
-
-
-class Spared(NamedTuple):
-    """What is not to be deleted: heads and what waits for a decision, what has a tag, what was forked from."""
-
-    alive: bool
-    tagged: bool
-    forked: bool
 
 
 @dataclass(slots=True)
-class SpareRows:
+class UnneededRows:
     """Rows of streams that nobody needs, by address. What stands in both tables is judged and deleted in each apart."""
 
     chunks: list[int] = field(default_factory=list)
@@ -54,53 +45,77 @@ class SpareRows:
         dropped = 0
         for statement, addresses in ((queries.DROP_CHUNKS, self.chunks), (queries.DROP_FRESH, self.fresh)):
             if addresses:
-                dropped += sum(length for (length,) in every(connection, statement, (addresses,)))
+                dropped += sum(length for (length,) in connection.every(statement, (addresses,)))
         return dropped
 
 
-def delete_checkpoints(
-    connection: DeadlineConnection, namespace: str, names: Collection[str], spared: Spared, token: str | None
-) -> Removed:
-    """Delete checkpoints by id; see ``Backend.delete``."""
-    wanted = [pack_id(namespace, name) for name in names]
-    begin_delete(connection)
-    lock_threads(connection, {thread for (thread,) in every(connection, queries.THREADS_OF, (wanted,))})
-    every(connection, queries.LOCK_CHECKPOINTS, (wanted,))  # a tag that is being given waits, or counts
-    keys = []
-    for key, _, is_head, epoch, owner, held, left_us, *lane, awaited, tagged, forked in every(
-        connection, queries.DOOMED, (wanted,)
-    ):
-        if (spared.alive and (is_head or awaited)) or (spared.tagged and tagged) or (spared.forked and forked):
-            continue
-        if is_head and held is not None and held != token and left_us > 0:
-            raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
-        keys.append(key)
-    return delete_rows(connection, keys)
+class Deleting:
+    """The verbs that delete checkpoints and threads."""
 
+    _link: Link
 
-def delete_thread(connection: DeadlineConnection, namespace: str, name: str, token: str | None) -> Removed:
-    """Delete a thread with everything in it; see ``Backend.delete_thread``."""
-    begin_delete(connection)
-    found = one(connection, queries.THREAD, (namespace, name))
-    if found is None:
-        return Removed()
-    lock_threads(connection, found)
-    lanes = every(connection, queries.LANES_OF_THREAD, (namespace, name))
-    for _, _, epoch, owner, held, left_us, *lane in lanes:
-        if held is not None and held != token and left_us > 0:
-            raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
-    keys = [key for (key,) in every(connection, queries.KEYS_OF_LANES, ([lane[0] for lane in lanes],))]
-    removed = delete_rows(connection, keys)
-    for statement in (
-        queries.DROP_WRITES_OF_THREAD,
-        queries.DROP_SESSIONS_OF_THREAD,
-        queries.DROP_INTERRUPTS_OF_THREAD,
-        queries.DROP_EFFECTS_OF_THREAD,
-        queries.DROP_LANES_OF_THREAD,
-        queries.DROP_THREAD,
-    ):
-        run(connection, statement, (found[0],))
-    return removed
+    def delete(
+        self,
+        namespace: str,
+        checkpoints: Collection[str],
+        protect: bool,
+        token: str | None = None,
+        *,
+        tagged: bool = False,
+        forked: bool = False,
+    ) -> Removed:
+        wanted = [pack_id(namespace, name) for name in checkpoints]
+
+        def work(connection: DeadlineConnection) -> Removed:
+            begin_delete(connection)
+            lock_threads(connection, {thread for (thread,) in connection.every(queries.THREADS_OF, (wanted,))})
+            connection.every(queries.LOCK_CHECKPOINTS, (wanted,))  # a tag that is being given waits, or counts
+            keys = []
+            for (
+                key,
+                _,
+                is_head,
+                epoch,
+                owner,
+                held,
+                left_us,
+                *lane,
+                is_awaited,
+                has_tag,
+                was_forked,
+            ) in connection.every(queries.DOOMED, (wanted,)):
+                if (protect and (is_head or is_awaited)) or (tagged and has_tag) or (forked and was_forked):
+                    continue
+                if is_head and held is not None and held != token and left_us > 0:
+                    raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
+                keys.append(key)
+            return delete_rows(connection, keys)
+
+        return self._link.change(work)
+
+    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
+        def work(connection: DeadlineConnection) -> Removed:
+            begin_delete(connection)
+            found = connection.one(queries.THREAD, (namespace, thread))
+            if found is None:
+                return Removed()
+            lock_threads(connection, found)
+            lanes = connection.every(queries.LANES_OF_THREAD, (namespace, thread))
+            for _, _, epoch, owner, held, left_us, *lane in lanes:
+                if held is not None and held != token and left_us > 0:
+                    raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
+            keys = [key for (key,) in connection.every(queries.KEYS_OF_LANES, ([lane[0] for lane in lanes],))]
+            removed = delete_rows(connection, keys)
+            for statement in (
+                queries.DROP_WRITES_OF_THREAD,
+                queries.DROP_RECORDS_OF_THREAD,
+                queries.DROP_LANES_OF_THREAD,
+                queries.DROP_THREAD,
+            ):
+                connection.run(statement, found)
+            return removed
+
+        return self._link.change(work)
 
 
 def delete_rows(connection: DeadlineConnection, keys: Collection[int]) -> Removed:
@@ -108,20 +123,20 @@ def delete_rows(connection: DeadlineConnection, keys: Collection[int]) -> Remove
     lanes = sorted({key >> SEQ_BITS for key in keys})
     if not lanes:
         return Removed()
-    lock_threads(connection, {thread for (thread,) in every(connection, queries.THREADS_SHARING, (lanes,))})
+    lock_threads(connection, {thread for (thread,) in connection.every(queries.THREADS_SHARING, (lanes,))})
     doomed = sorted(keys)
-    digests = dict(every(connection, queries.DROP_CHECKPOINTS, (doomed,)))
+    digests = dict(connection.every(queries.DROP_CHECKPOINTS, (doomed,)))
     names = list(digests)
-    run(connection, queries.DROP_TAGS, (doomed,))
-    run(connection, queries.DROP_WRITES, (lanes, names))
-    run(connection, queries.DROP_INTERRUPTS, (names,))
+    connection.run(queries.DROP_TAGS, (doomed,))
+    connection.run(queries.DROP_WRITES, (lanes, names))
+    connection.run(queries.DROP_RECORDS, (names,))
     before = _sources(connection, lanes)
     keep_parents(connection, digests, lanes)
-    run(connection, queries.SETTLE_HEADS, (lanes,))
-    emptied = [lane for (lane,) in every(connection, queries.DROP_EMPTY_LANES, (lanes,))]
+    connection.run(queries.SETTLE_HEADS, (lanes,))
+    emptied = [lane for (lane,) in connection.every(queries.DROP_EMPTY_LANES, (lanes,))]
     if emptied:
-        run(connection, queries.DROP_STREAM_REFS_OF_LANES, (emptied,))
-        run(connection, queries.DROP_BLOB_REFS_OF_LANES, (emptied,))
+        connection.run(queries.DROP_STREAM_REFS_OF_LANES, (emptied,))
+        connection.run(queries.DROP_BLOB_REFS_OF_LANES, (emptied,))
     return Removed(len(digests), len(emptied), _collect(connection, before))
 
 
@@ -132,8 +147,7 @@ def keep_parents(
 
     They are in the same scope of the thread (the next ones, or ones that rewound to it) or begin a fork of it.
     """
-    run(
-        connection,
+    connection.run(
         queries.KEEP_PARENT_DIGESTS,
         {"ids": list(digests), "digests": list(digests.values()), "lanes": list(lanes), "but_not": but_not},
     )
@@ -141,20 +155,20 @@ def keep_parents(
 
 def begin_delete(connection: DeadlineConnection) -> None:
     """Keep all other deletes away until the transaction ends."""
-    run(connection, queries.IDLE_LIMIT)
-    run(connection, queries.ONE_DELETER)
+    connection.run(queries.IDLE_LIMIT)
+    connection.run(queries.ONE_DELETER)
 
 
 def lock_threads(connection: DeadlineConnection, threads: Collection[int]) -> None:
     """Keep everybody else from changing these threads until the transaction ends."""
     if threads:
-        every(connection, queries.LOCK_LANES, (list(threads),))
-        every(connection, queries.LOCK_THREADS, (list(threads),))
+        connection.every(queries.LOCK_LANES, (list(threads),))
+        connection.every(queries.LOCK_THREADS, (list(threads),))
 
 
 def _sources(connection: DeadlineConnection, lanes: Collection[int]) -> dict[int, set[Source]]:
     found: dict[int, set[Source]] = {lane: set() for lane in lanes}
-    for lane, stream, digest in every(connection, queries.REFS_OF_LANES, {"lanes": list(lanes)}):
+    for lane, stream, digest in connection.every(queries.REFS_OF_LANES, {"lanes": list(lanes)}):
         found[lane].add(digest if stream is None else stream)
     return found
 
@@ -163,13 +177,13 @@ def _collect(connection: DeadlineConnection, before: dict[int, set[Source]]) -> 
     candidates = {source for sources in before.values() for source in sources}
     streams = [source for source in candidates if isinstance(source, int)]
     referring: dict[int, set[int]] = {stream: set() for stream in streams}
-    for stream, lane in every(connection, queries.LANES_REFERRING, (streams,)):
+    for stream, lane in connection.every(queries.LANES_REFERRING, (streams,)):
         referring[stream].add(lane)
     coverage = Coverage(lambda name: read_blob(connection, name))
     others = {lane for lanes in referring.values() for lane in lanes}
     needed: dict[int, set[Source]] = {lane: set() for lane in {*before, *others}}
     blind: set[int] = set()  # lanes with a manifest that cannot be read: all that they refer to stays
-    for lane, base, manifest in every(connection, queries.MANIFESTS_OF_LANES, (list(needed),)):
+    for lane, base, manifest in connection.every(queries.MANIFESTS_OF_LANES, (list(needed),)):
         try:
             needed[lane].update(coverage.add(manifest, base))
         except (Corrupted, DecodeError):
@@ -195,30 +209,30 @@ def drop_references(connection: DeadlineConnection, dropped: Collection[tuple[in
     blobs = [(lane, source) for lane, source in dropped if isinstance(source, bytes)]
     for statement, pairs in ((queries.DROP_STREAM_REFS, streams), (queries.DROP_BLOB_REFS, blobs)):
         if pairs:
-            run(connection, statement, ([lane for lane, _ in pairs], [source for _, source in pairs]))
+            connection.run(statement, ([lane for lane, _ in pairs], [source for _, source in pairs]))
 
 
 def _trim(connection: DeadlineConnection, kept: dict[int, list[tuple[int, int]]]) -> int:
-    spare = SpareRows()
-    for is_fresh, address, size in every(connection, queries.ROW_SIZES, {"streams": list(kept)}):
+    unneeded = UnneededRows()
+    for is_fresh, address, size in connection.every(queries.ROW_SIZES, {"streams": list(kept)}):
         stream = address >> OFFSET_BITS
         start = address - (stream << OFFSET_BITS)
         if not is_needed(start, start + size, kept[stream]):
-            spare.add(is_fresh, address)
-    return spare.drop(connection)
+            unneeded.add(is_fresh, address)
+    return unneeded.drop(connection)
 
 
 def drop_blobs(connection: DeadlineConnection, names: Collection[bytes]) -> int:
     """Drop those of these blobs that nothing refers to, and return their bytes."""
     if not names:
         return 0
-    every(connection, queries.LOCK_BLOBS, (list(names),))
-    return sum(length for (length,) in every(connection, queries.DROP_BLOBS, (list(names),)))
+    connection.every(queries.LOCK_BLOBS, (list(names),))
+    return sum(length for (length,) in connection.every(queries.DROP_BLOBS, (list(names),)))
 
 
 def read_blob(connection: DeadlineConnection, name: bytes) -> bytes:
     """Return a blob's bytes."""
-    size = one(connection, queries.BLOB_SIZE, (name,))
+    size = connection.one(queries.BLOB_SIZE, (name,))
     if size is None:
         raise Corrupted(f"blob {name.hex()[:16]} is missing")
     return b"".join(read_ranges(connection, [Range(name, 0, size[0])])[0])

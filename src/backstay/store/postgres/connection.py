@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import time
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -17,6 +18,7 @@ from psycopg import errors, waiting
 from psycopg.abc import PQGen
 
 T = TypeVar("T")
+Bound = Sequence[Any] | Mapping[str, Any]
 
 WAIT_GIVEN_UP = {"01000", "57P01"}
 """Codes of the warning with which a server that committed only locally answers, after a cancelled wait and before it
@@ -37,6 +39,28 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
     statements: dict[str, str]  # our SQL with the schema's name filled in; shared by all connections of a store
     committing: bool = False  # a lost answer from now on leaves the outcome open
     in_doubt: bool = False  # the server says that it committed, but did not wait for its standby
+
+    def run(self, statement: str, bound: Bound | None = None) -> int:
+        """Run one of our statements; return how many rows it changed."""
+        return self._cursor(statement, bound).rowcount
+
+    def every(self, statement: str, bound: Bound | None = None) -> list[tuple[Any, ...]]:
+        """Return all rows of one of our statements."""
+        return self._cursor(statement, bound).fetchall()
+
+    def one(self, statement: str, bound: Bound | None = None) -> tuple[Any, ...] | None:
+        """Return the first row, or None."""
+        return self._cursor(statement, bound).fetchone()
+
+    def scalar(self, statement: str, bound: Bound | None = None) -> Any:
+        """Return the first column of the first row, or None."""
+        row = self.one(statement, bound)
+        return None if row is None else row[0]
+
+    def _cursor(self, statement: str, bound: Bound | None) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run a statement. Rows and parameters travel in PostgreSQL's binary form."""
+        # As bytes, because psycopg accepts only literals as text.
+        return self.execute(self.statements[statement].encode(), bound, binary=True)
 
     def watch(self) -> None:
         """Notice from now on when the server gives up waiting for its synchronous standby; it calls that a success."""

@@ -15,7 +15,6 @@ from backstay.store.postgres.connection import DeadlineConnection, is_pooled
 from backstay.store.postgres.failure import translate
 from backstay.store.postgres.link import Link
 from backstay.store.postgres.schema import check_schema, migration_scripts, schema_script
-from backstay.store.postgres.select import every, one, run, scalar
 from backstay.store.postgres.target import Target
 from backstay.version import install_hint
 
@@ -70,27 +69,27 @@ def _bring_up_to_date(connection: DeadlineConnection, target: Target) -> None:
 def migrate(connection: DeadlineConnection, target: Target) -> None:
     """Bring the schema to the newest version, inside a transaction."""
     scripts = migration_scripts()
-    run(connection, ALONE)  # whoever waited here finds the work done
+    connection.run(ALONE)  # whoever waited here finds the work done
     current = _version(connection, target)
     if current is None:
-        if scalar(connection, HAS_SCHEMA, (target.schema,)) is None:
-            run(connection, "CREATE SCHEMA {schema}")
+        if connection.scalar(HAS_SCHEMA, (target.schema,)) is None:
+            connection.run("CREATE SCHEMA {schema}")
         _execute(connection, schema_script())
-        run(connection, "INSERT INTO {schema}.meta VALUES (%s)", (len(scripts),))
+        connection.run("INSERT INTO {schema}.meta VALUES (%s)", (len(scripts),))
         return
-    run(connection, NO_WRITERS)
+    connection.run(NO_WRITERS)
     for number in range(current, len(scripts)):
         _execute(connection, scripts[number])
-    run(connection, "UPDATE {schema}.meta SET version = %s", (len(scripts),))
+    connection.run("UPDATE {schema}.meta SET version = %s", (len(scripts),))
 
 
 def _version(connection: DeadlineConnection, target: Target) -> int | None:
     """Return the schema's version, None if there is nothing yet; refuse what is not ours or too new."""
     name = target.schema
-    tables = {table for (table,) in every(connection, TABLES, (name,))}
+    tables = {table for (table,) in connection.every(TABLES, (name,))}
     if not tables:
         return None
-    version = scalar(connection, VERSION) if "meta" in tables and scalar(connection, HAS_VERSION) else None
+    version = connection.scalar(VERSION) if "meta" in tables and connection.scalar(HAS_VERSION) else None
     if version is None or version < 1:
         raise _refused(target, f"schema {name!r} holds tables of another program", "Name another with ?schema=")
     known = len(migration_scripts())
@@ -111,7 +110,7 @@ def _version(connection: DeadlineConnection, target: Target) -> int | None:
 
 
 def _check_server(connection: DeadlineConnection, target: Target) -> None:
-    found = one(connection, SETTINGS)
+    found = connection.one(SETTINGS)
     assert found is not None
     version, is_standby, read_only, encoding, isolation, *durability, messages, path = found
     if version < SERVER_VERSION_MIN:

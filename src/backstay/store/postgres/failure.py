@@ -45,6 +45,9 @@ REFUSED = {
     "42P05": ("a connection pooler mixes up prepared statements", "Take prepare=yes out of the URL"),
 }
 
+NOT_AS_THOUGHT, CHECKPOINT_IS_GONE, ID_EXISTS = "ZB001", "ZB005", "23505"
+"""What the functions of the schema raise."""
+
 INVALID, BUSY = "invalid", "busy"
 WHILE_CONNECTING = {
     r"password authentication failed|no password supplied": "28P01",

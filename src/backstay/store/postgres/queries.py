@@ -154,7 +154,7 @@ DOOMED = """
 SELECT c.key, l.thread, c.key = (l.id << 32 | l.head), l.epoch, l.owner, l.token,
   coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
   t.namespace, t.name, l.scope, l.branch,
-  EXISTS (SELECT 1 FROM {schema}.interrupt i WHERE i.checkpoint = c.id AND i.consumed IS NULL),
+  EXISTS (SELECT 1 FROM {schema}.record r WHERE r.checkpoint = c.id AND r.open),
   EXISTS (SELECT 1 FROM {schema}.tag g WHERE g.checkpoint = c.key),
   EXISTS (SELECT 1 FROM {schema}.lane o WHERE o.origin = c.id)
 FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32 JOIN {schema}.thread t ON t.id = l.thread
@@ -189,7 +189,7 @@ DROP_TAGS = "DELETE FROM {schema}.tag WHERE checkpoint = ANY(%s::bigint[])"
 DROP_WRITES = """
 DELETE FROM {schema}.write w USING {schema}.lane l
 WHERE l.id = ANY(%s::bigint[]) AND w.thread = l.thread AND w.scope = l.scope AND w.checkpoint = ANY(%s::bytea[])"""
-DROP_INTERRUPTS = "DELETE FROM {schema}.interrupt WHERE checkpoint = ANY(%s::bytea[])"
+DROP_RECORDS = "DELETE FROM {schema}.record WHERE checkpoint = ANY(%s::bytea[])"
 KEYS_OF_LANES = """
 SELECT c.key FROM pg_catalog.unnest(%s::bigint[]) l
 JOIN {schema}.checkpoint c ON c.key > l << 32 AND c.key < (l + 1) << 32"""
@@ -205,8 +205,8 @@ WITH emptied AS (
     SELECT 1 FROM {schema}.checkpoint c WHERE c.key > l.id << 32 AND c.key < (l.id + 1) << 32)
   RETURNING l.id, l.thread, l.scope, l.branch),
 dropped AS (
-  DELETE FROM {schema}.effect e USING emptied l
-  WHERE e.thread = l.thread AND e.scope = l.scope AND e.branch = l.branch)
+  DELETE FROM {schema}.record r USING emptied l
+  WHERE r.kind = 'effect' AND r.thread = l.thread AND r.scope = l.scope AND r.branch = l.branch)
 SELECT id FROM emptied"""
 DROP_STREAM_REFS_OF_LANES = "DELETE FROM {schema}.stream_ref WHERE lane = ANY(%s::bigint[])"
 DROP_BLOB_REFS_OF_LANES = "DELETE FROM {schema}.blob_ref WHERE lane = ANY(%s::bigint[])"
@@ -243,9 +243,7 @@ DROP_FRESH = """
 DELETE FROM {schema}.fresh f USING pg_catalog.unnest(%s::bigint[]) a
 WHERE f.slot = (a >> 28 << 7) | ((a >> 9) & 127::bigint) AND f.address = a RETURNING pg_catalog.length(body)"""
 DROP_WRITES_OF_THREAD = "DELETE FROM {schema}.write WHERE thread = %s"
-DROP_SESSIONS_OF_THREAD = "DELETE FROM {schema}.session WHERE thread = %s"
-DROP_INTERRUPTS_OF_THREAD = "DELETE FROM {schema}.interrupt WHERE thread = %s"
-DROP_EFFECTS_OF_THREAD = "DELETE FROM {schema}.effect WHERE thread = %s"
+DROP_RECORDS_OF_THREAD = "DELETE FROM {schema}.record WHERE thread = %s"
 DROP_LANES_OF_THREAD = "DELETE FROM {schema}.lane WHERE thread = %s"
 DROP_THREAD = "DELETE FROM {schema}.thread WHERE id = %s"
 
@@ -274,18 +272,17 @@ UNION SELECT lane FROM {schema}.blob_ref r WHERE NOT EXISTS (SELECT 1 FROM {sche
 TAGS_WITHOUT_CHECKPOINT = """
 SELECT checkpoint, name FROM {schema}.tag g
 WHERE NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.key = g.checkpoint)"""
-INTERRUPTS_WITHOUT_CHECKPOINT = """
-SELECT i.number, i.id, t.name, i.checkpoint FROM {schema}.interrupt i LEFT JOIN {schema}.thread t ON t.id = i.thread
-WHERE NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.id = i.checkpoint)"""
+RECORDS_WITHOUT_CHECKPOINT = """
+SELECT r.id, r.kind, r.key, t.name, r.checkpoint
+FROM {schema}.record r LEFT JOIN {schema}.thread t ON t.id = r.thread
+WHERE r.checkpoint IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.id = r.checkpoint)"""
 _LOST = "NOT EXISTS (SELECT 1 FROM {schema}.thread t WHERE t.id = n.thread)"
 UNREACHABLE = f"""
 SELECT 'checkpoint', pg_catalog.count(*) FROM {{schema}}.checkpoint n
 WHERE NOT EXISTS (SELECT 1 FROM {{schema}}.lane l WHERE l.id = n.key >> 32)
 UNION ALL SELECT 'branch', pg_catalog.count(*) FROM {{schema}}.lane n WHERE {_LOST}
-UNION ALL SELECT 'effect', pg_catalog.count(*) FROM {{schema}}.effect n WHERE {_LOST}
-UNION ALL SELECT 'session', pg_catalog.count(*) FROM {{schema}}.session n WHERE {_LOST}
 UNION ALL SELECT 'write', pg_catalog.count(*) FROM {{schema}}.write n WHERE {_LOST}
-UNION ALL SELECT 'interrupt', pg_catalog.count(*) FROM {{schema}}.interrupt n WHERE {_LOST}"""
+UNION ALL SELECT n.kind, pg_catalog.count(*) FROM {{schema}}.record n WHERE {_LOST} GROUP BY n.kind"""
 BLOB_NAMES = "SELECT digest FROM {schema}.blob"
 ALL_ROW_SIZES = """
 SELECT false AS is_fresh, address, size FROM {schema}.chunk
@@ -309,7 +306,7 @@ ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
 
 # Leases -----------------------------------------------------------------------------------------------------------
 
-_IN_A_WHILE = "pg_catalog.clock_timestamp() + %(ttl)s::double precision * interval '1 microsecond'"
+_IN_A_WHILE = "pg_catalog.clock_timestamp() + %(ttl_us)s::double precision * interval '1 microsecond'"
 _LEFT = "coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint"
 ACQUIRE = "SELECT * FROM {schema}.acquire_lease({version}, %s, %s, %s, %s, %s, %s, %s)"
 _NAMED = """t.id = l.thread AND t.namespace = %(namespace)s AND t.name = %(thread)s
@@ -327,8 +324,7 @@ DROP_UNUSED_THREAD = """
 DELETE FROM {schema}.thread t WHERE t.id = %s AND t.next_seq = 1
   AND NOT EXISTS (SELECT 1 FROM {schema}.lane l WHERE l.thread = t.id)
   AND NOT EXISTS (SELECT 1 FROM {schema}.write w WHERE w.thread = t.id)
-  AND NOT EXISTS (SELECT 1 FROM {schema}.session s WHERE s.thread = t.id)
-  AND NOT EXISTS (SELECT 1 FROM {schema}.effect e WHERE e.thread = t.id)"""
+  AND NOT EXISTS (SELECT 1 FROM {schema}.record r WHERE r.thread = t.id)"""
 LEASE = f"SELECT l.epoch, l.owner, {_LEFT} FROM {{schema}}.thread t, {{schema}}.lane l WHERE {_NAMED}"
 LEASES = f"""
 SELECT t.namespace, t.name, l.scope, l.branch, l.id, l.owner, l.epoch, {_LEFT}
@@ -349,75 +345,22 @@ taken AS (
   RETURNING t.namespace, t.name, l.scope, l.branch, l.id, l.epoch, m.held, m.expires)
 SELECT namespace, name, scope, branch, id, epoch FROM taken ORDER BY held DESC, expires, id"""
 
-# Sessions ---------------------------------------------------------------------------------------------------------
+# Records ----------------------------------------------------------------------------------------------------------
 
-BEGIN_SESSION = f"""
-INSERT INTO {{schema}}.session AS s (id, thread, scope, branch, owner, process, note, started, seen, expires)
-SELECT %(id)s, m.thread_id, %(scope)s, %(branch)s, %(owner)s, %(process)s, %(note)s, %(started)s, %(seen)s,
-  {_IN_A_WHILE}
-FROM {{schema}}.make_thread(CASE WHEN {{current}} THEN %(namespace)s END, %(thread)s) m
-ON CONFLICT (id) DO UPDATE SET seen = excluded.seen, expires = excluded.expires WHERE s.ended IS NULL"""
-BEAT = f"""
-UPDATE {{schema}}.session SET seen = %(seen)s, expires = {_IN_A_WHILE}
-WHERE id = %(id)s AND ended IS NULL AND {{current}} RETURNING 1"""
-END_SESSION = """
-UPDATE {schema}.session SET ended = %s, reason = %s WHERE id = %s AND ended IS NULL AND {current} RETURNING 1"""
-SESSIONS = """
-SELECT s.id, t.namespace, t.name, s.scope, s.branch, s.owner, s.process, s.note, s.started, s.seen, s.ended, s.reason,
-  (extract(epoch FROM s.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric)::bigint
-FROM {schema}.session s JOIN {schema}.thread t ON t.id = s.thread
-WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s)
-  AND (NOT %(active)s OR s.ended IS NULL)
-ORDER BY s.number"""
-
-# Interrupts -------------------------------------------------------------------------------------------------------
-
-_INTERRUPT = """i.id, t.namespace, t.name, i.scope, i.branch, i.checkpoint, i.digest, i.body, i.created, i.number,
-  i.decision, i.decided_by, i.decided, i.consumer, i.consumer_epoch, i.consumed"""
-ADD_INTERRUPT = """
-WITH place AS (
-  SELECT l.thread FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32
-  JOIN {schema}.thread t ON t.id = l.thread
-  WHERE c.id = %(checkpoint)s AND t.namespace = %(namespace)s AND t.name = %(thread)s AND l.scope = %(scope)s
-    AND {current}
-  FOR NO KEY UPDATE OF t FOR KEY SHARE OF c)
-INSERT INTO {schema}.interrupt (id, thread, scope, branch, checkpoint, digest, body, created)
-SELECT %(id)s, p.thread, %(scope)s, %(branch)s, %(checkpoint)s, %(digest)s, %(body)s, %(created)s FROM place p
-ON CONFLICT (id) DO NOTHING RETURNING 1"""
-INTERRUPT = f"""
-SELECT {_INTERRUPT} FROM {{schema}}.interrupt i JOIN {{schema}}.thread t ON t.id = i.thread WHERE i.id = %s"""
-INTERRUPT_AS_STORED = f"{INTERRUPT} FOR NO KEY UPDATE OF i"  # a lock makes it wait for a synchronous standby
-DECIDE = """
-UPDATE {schema}.interrupt SET decision = %s, decided_by = %s, decided = %s
-WHERE id = %s AND digest = %s AND decision IS NULL AND {current}"""
-CONSUME = """
-UPDATE {schema}.interrupt SET consumer = %(by)s, consumer_epoch = %(epoch)s, consumed = %(moment)s
-WHERE id = %(id)s AND decision IS NOT NULL AND {current} AND (consumer IS NULL OR consumer_epoch < %(epoch)s)"""
-INTERRUPTS = f"""
-SELECT {_INTERRUPT} FROM {{schema}}.interrupt i JOIN {{schema}}.thread t ON t.id = i.thread
-WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND i.number > %(after)s
-  AND (NOT %(pending)s OR i.consumed IS NULL)
-ORDER BY i.number LIMIT %(limit)s"""
-
-# Effects ----------------------------------------------------------------------------------------------------------
-
-_EFFECT = """{row}.scope, {row}.branch, {row}.key, {row}.attempt, {row}.owner, {row}.request, {row}.created,
-  {row}.digest, {row}.number, {row}.status, {row}.body, {row}.ended, {row}.settled_by"""
-BEGIN_EFFECT = f"""
-SELECT b.is_fenced, b.epoch, b.holder, b.left_us, {_EFFECT.replace("{row}", "(b.effect)")}
-FROM {{schema}}.begin_effect(
-  {{version}}, %(namespace)s, %(thread)s, %(scope)s, %(branch)s,
-  %(epoch)s::bigint, %(token)s::text, %(retry_of)s::bigint,
-  %(id)s, %(key)s, %(attempt)s::bigint, %(owner)s, %(request)s, %(created)s::bigint, %(digest)s) b"""
-_EFFECTS = f"SELECT t.namespace, t.name, {_EFFECT.replace('{row}', 'e')} FROM"
-END_EFFECT = f"""
-{_EFFECTS} {{schema}}.end_effect({{version}}, %s, %s::bigint, %s, %s, %s, %s::bigint, %s::text) e
-JOIN {{schema}}.thread t ON t.id = e.thread"""
-EFFECT = f"{_EFFECTS} {{schema}}.effect e JOIN {{schema}}.thread t ON t.id = e.thread WHERE e.id = %s"
-EFFECTS = f"""
-{_EFFECTS} {{schema}}.effect e JOIN {{schema}}.thread t ON t.id = e.thread
-WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND e.number > %(after)s
-ORDER BY e.number LIMIT %(limit)s"""
+_RECORD = """
+SELECT r.kind, t.namespace, t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number,
+  coalesce(extract(epoch FROM r.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint
+FROM {schema}.record r JOIN {schema}.thread t ON t.id = r.thread"""
+RECORD = f"{_RECORD} WHERE r.id = %s"
+RECORDS = f"""{_RECORD}
+WHERE t.namespace = %(namespace)s AND r.kind = %(kind)s AND r.number > %(after)s {{conditions}}
+ORDER BY r.number LIMIT %(limit)s"""
+AND_THREAD = " AND t.name = %(thread)s"
+AND_OPEN = " AND r.open"
+PUT_RECORD = """
+SELECT * FROM {schema}.put_record(
+  {version}, %s, %s, %s, %s, %s, %s::bigint, %s::text,
+  %s, %s, %s, %s::bytea, %s, %s, %s::bigint, %s::bigint, %s::bigint)"""
 
 # Mending ----------------------------------------------------------------------------------------------------------
 
@@ -430,7 +373,7 @@ DROP_EMPTY_LANE = """
 DELETE FROM {schema}.lane l WHERE l.id = %s AND NOT EXISTS (
   SELECT 1 FROM {schema}.checkpoint c WHERE c.key > l.id << 32 AND c.key < (l.id + 1) << 32) RETURNING l.id"""
 DROP_TAG = "DELETE FROM {schema}.tag WHERE checkpoint = %s AND name = %s"
-DROP_INTERRUPT = "DELETE FROM {schema}.interrupt WHERE number = %s"
+DROP_RECORD = "DELETE FROM {schema}.record WHERE id = %s"
 PUT_BLOB = """
 INSERT INTO {schema}.blob AS b (digest, size, body) VALUES (%s, %s, %s)
 ON CONFLICT (digest) DO UPDATE SET size = excluded.size, body = excluded.body"""

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from backstay.errors import StoreRefused
 from backstay.store.postgres.connection import DeadlineConnection
-from backstay.store.postgres.select import every
 from backstay.store.postgres.target import Target
 
 _MIGRATIONS = importlib.resources.files(__package__) / "migrations"
@@ -102,7 +101,7 @@ def check_schema(connection: DeadlineConnection, target: Target) -> None:
     """Refuse a schema whose tables and functions are not exactly ours; name what is wrong."""
     ours = expected(schema_script())
     bound = {"tables": list(ours.columns), "functions": list(ours.functions)}
-    wrong = _differences(ours, every(connection, OBJECTS, bound), target.schema)
+    wrong = _differences(ours, connection.every(OBJECTS, bound), target.schema)
     if wrong:
         more = f" and {len(wrong) - _NAMED_MAX} more" if len(wrong) > _NAMED_MAX else ""
         raise StoreRefused(

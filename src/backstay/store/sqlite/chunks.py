@@ -14,10 +14,10 @@ import apsw
 
 from backstay.errors import Corrupted
 from backstay.pieces.coverage import assemble
-from backstay.pieces.piece import STREAM_BYTES_MAX, Range
+from backstay.pieces.piece import Range
 from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, pack_body, touching, unpack_body, unpack_stored
 from backstay.store.sqlite import queries
-from backstay.store.sqlite.select import every, one
+from backstay.store.sqlite.rows import every, one
 
 WINDOWS_BYTES = (65536, 262144)
 """First small windows, so that little stays uncompressed; then large ones, which pack better and load faster."""
@@ -73,13 +73,6 @@ def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[li
         else:
             found.append(_read_stream(connection, piece.source, piece.start, piece.length))
     return found
-
-
-def stream_end(connection: apsw.Connection, stream: int) -> int:
-    """Return where a stream ends; 0 if nothing of it is left."""
-    first = address_of(stream, 0)
-    row = one(connection, queries.LAST_CHUNK, (first, first + STREAM_BYTES_MAX))
-    return 0 if row is None else row[0] + row[1] - first
 
 
 def _read_stream(connection: apsw.Connection, stream: int, start: int, length: int) -> list[bytes]:

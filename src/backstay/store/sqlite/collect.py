@@ -1,5 +1,7 @@
 """Deleting: rows first, then every byte that no remaining manifest needs. All inside one transaction.
 
+Compacting makes the file as small as it can be: it merges what is left of small rows, then gives free pages back.
+
 Rules: a lane's references are recomputed from the manifests it has left, so its head's sources always stay referred
 to; a source that no lane refers to goes; of a stream that is still referred to, the rows outside all ranges that any
 referring lane still needs go. Children of a deleted checkpoint keep its digest, so their own can still be checked.
@@ -18,19 +20,63 @@ from backstay.pieces.piece import STREAM_BYTES_MAX
 from backstay.store.base import Removed
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, span_of
 from backstay.store.sqlite import queries
-from backstay.store.sqlite.chunks import read_blob
+from backstay.store.sqlite.chunks import WINDOWS_BYTES, merge_window, read_blob
+from backstay.store.sqlite.find import is_head, tags
+from backstay.store.sqlite.lane import lane_of
+from backstay.store.sqlite.leases import check_head, check_thread
 from backstay.store.sqlite.pending import drop_writes
-from backstay.store.sqlite.rows import StoredId
-from backstay.store.sqlite.select import every, one, scalar
+from backstay.store.sqlite.records import has_open_record
+from backstay.store.sqlite.rows import StoredId, every, one, pack_id, scalar, span_of_kind
+from backstay.store.sqlite.transactions import Transactions
 
 
-def lane_of(connection: apsw.Connection, key: int) -> tuple[int, str, str, str, str]:
-    """Return the thread's number, then namespace, thread, scope and branch of a checkpoint's lane."""
-    found = one(connection, queries.LANE_BY_ID, (key >> SEQ_BITS,))
-    if found is None:
-        raise Corrupted("a checkpoint belongs to a branch that is not there")
-    thread, namespace, name, scope, branch = found
-    return thread, namespace, name, scope, branch
+class Deletes(Transactions):
+    """The verbs that take checkpoints away and give space back."""
+
+    def delete(
+        self,
+        namespace: str,
+        checkpoints: Collection[str],
+        protect: bool,
+        token: str | None = None,
+        *,
+        tagged: bool = False,
+        forked: bool = False,
+    ) -> Removed:
+        def is_protected(connection: apsw.Connection, key: int, name: StoredId) -> bool:
+            return (
+                (protect and (is_head(connection, key) or has_open_record(connection, key, name)))
+                or (tagged and bool(tags(connection, key)))
+                or (forked and one(connection, queries.LANES_FORKED_FROM, (name,)) is not None)
+            )
+
+        def job(connection: apsw.Connection) -> Removed:
+            keys, now = [], self._clock()
+            for name in [pack_id(namespace, each) for each in checkpoints]:
+                key = scalar(connection, queries.IDENTITY, (name,))
+                if key is not None and not is_protected(connection, key, name):
+                    check_head(connection, key, token, now)
+                    keys.append(key)
+            return delete_rows(connection, keys)
+
+        return self._shrunk(self._write(job))
+
+    def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
+        def job(connection: apsw.Connection) -> Removed:
+            check_thread(connection, namespace, thread, token, self._clock())
+            found = one(connection, queries.THREAD, (namespace, thread))
+            return Removed() if found is None else delete_thread(connection, found[0])
+
+        return self._shrunk(self._write(job))
+
+    def compact(self) -> int:
+        return self._alone(compact_database)
+
+    def _shrunk(self, removed: Removed) -> Removed:
+        """Give the pages back that a delete has emptied."""
+        if removed.bytes or removed.checkpoints:
+            self._alone(_give_pages_back)
+        return removed
 
 
 def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
@@ -46,7 +92,7 @@ def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
         connection.execute(queries.DROP_TAGS, (key,))
         thread, _, _, scope, _ = lane_of(connection, key)
         drop_writes(connection, queries.DROP_WRITES, (thread, scope, row[0]))
-        connection.execute(queries.DROP_INTERRUPTS, (thread, row[0]))
+        connection.execute(queries.DROP_RECORDS_OF_CHECKPOINT, (thread, row[0]))
     before = {lane: _sources(connection, lane) for lane in lanes}
     keep_parents(connection, digests, lanes)
     emptied = sum(_settle_head(connection, lane) for lane in lanes)
@@ -62,8 +108,7 @@ def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
     drop_writes(connection, queries.DROP_WRITES_OF_THREAD, (thread,))
     for statement in (
         queries.DROP_LANES_OF_THREAD,  # those that were only leased so far
-        queries.DROP_SESSIONS_OF_THREAD,
-        queries.DROP_EFFECTS_OF_THREAD,
+        queries.DROP_RECORDS_OF_THREAD,
         queries.DROP_THREAD,
     ):
         connection.execute(statement, (thread,))
@@ -101,7 +146,7 @@ def _settle_head(connection: apsw.Connection, lane: int) -> bool:
     newest = scalar(connection, queries.NEWEST_KEY, span_of(lane))
     if newest is None:
         connection.execute(queries.DROP_REFS, (lane,))
-        connection.execute(queries.DROP_EFFECTS_OF_LANE, (lane,))
+        connection.execute(queries.DROP_RECORDS_OF_LANE, (*span_of_kind("effect"), lane))
         connection.execute(queries.DROP_LANE, (lane,))
         return True
     connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, lane))
@@ -159,3 +204,37 @@ def _trim_stream(connection: apsw.Connection, stream: int, needed: list[tuple[in
             connection.execute(queries.DROP_CHUNK, (address,))
             freed += stored
     return freed
+
+
+def compact_database(connection: apsw.Connection) -> int:
+    """Merge and compress all streams, give free pages back and empty the log; return by how much the file shrank."""
+    before = _file_bytes(connection)
+    for stream, _ in every(connection, queries.STREAM_SIZES):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _compact_stream(connection, stream)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        else:
+            connection.execute("COMMIT")
+    _give_pages_back(connection)
+    every(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
+    return max(0, before - _file_bytes(connection))
+
+
+def _give_pages_back(connection: apsw.Connection) -> None:
+    """Cut free pages off the file; it shrinks when the log is next folded in, without waiting for readers here."""
+    every(connection, "PRAGMA incremental_vacuum")
+
+
+def _compact_stream(connection: apsw.Connection, stream: int) -> None:
+    first = address_of(stream, 0)
+    rows = every(connection, queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX))
+    length = WINDOWS_BYTES[-1]
+    for window in sorted({(address - first) // length for address, _, _ in rows}):
+        merge_window(connection, first + window * length, length)
+
+
+def _file_bytes(connection: apsw.Connection) -> int:
+    return int(connection.pragma("page_count")) * int(connection.pragma("page_size"))

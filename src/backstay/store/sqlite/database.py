@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import apsw
 import apsw.sqlite_extra
@@ -88,7 +89,9 @@ class Database:
 
     def check_in_place(self, connection: Connection) -> None:
         """Refuse to go on if the files at the path are not the connection's; to be called before every read."""
-        self._check(None if connection.files is None else connection.files.problem())
+        problem = None if connection.files is None else connection.files.problem()
+        if problem is not None or self._refusal is not None:
+            self._refuse(problem)
 
     def begin(self, connection: Connection) -> None:
         """Begin to write, with the lock held; refuse it if files or tables are not what they were."""
@@ -106,19 +109,20 @@ class Database:
 
         Nothing may be acknowledged before.
         """
-        self._check(None if connection.files is None else connection.files.problem_after_write())
+        problem = None if connection.files is None else connection.files.problem_after_write()
+        if problem is not None or self._refusal is not None:
+            self._refuse(problem)
         self._log.keep(connection)
 
-    def _check(self, problem: str | None) -> None:
-        """Refuse to go on, from now on, if there is a problem with the files."""
-        if problem is not None and self._refusal is None:
+    def _refuse(self, problem: str | None) -> NoReturn:
+        """Refuse everything from now on, because of this problem with the files or the one that was first."""
+        if self._refusal is None:
             self._refusal = (
                 f"{problem}; nothing more is read or written through it",
                 "Put the file back or restore a copy, then open the store again",
             )
-        if self._refusal is not None:
-            what, hint = self._refusal
-            raise StoreRefused(what, path=self.path, hint=hint)
+        what, hint = self._refusal
+        raise StoreRefused(what, path=self.path, hint=hint)
 
     def _check_tables(self, connection: Connection) -> None:
         """Refuse tables that another version or another program has changed since the store was opened."""
@@ -143,11 +147,13 @@ class Database:
         if self._identity is None:
             self._identity = identity_of(self.path)
         else:
-            self._check(database_problem(self.path, self._identity))
+            problem = database_problem(self.path, self._identity)
+            if problem is not None or self._refusal is not None:
+                self._refuse(problem)
         connection = Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
         try:
             if identity_of(self.path) != self._identity:
-                self._check("the database was deleted, moved or replaced while it was opened")
+                self._refuse("the database was deleted, moved or replaced while it was opened")
             connection.set_busy_timeout(int(self.timeout_s * 1000))
             for setting, value in _SETTINGS.items():
                 connection.config(setting, value)

@@ -98,9 +98,12 @@ class OpenFiles:
 
     def _first_problem(self) -> str | None:
         for path, mine in zip(self._paths, self._identities, strict=True):
-            found = identity_of(path)
-            if mine is None or found != mine:
-                return _happened(path, "was deleted or moved" if found is None else "was replaced by another file")
+            try:
+                found = os.stat(path)
+            except OSError:
+                return _happened(path, "was deleted or moved")
+            if mine != (found.st_dev, found.st_ino):
+                return _happened(path, "was replaced by another file")
         return None
 
 

@@ -1,19 +1,85 @@
-"""Finding rows: the statements that lists and look-ups are made of."""
+"""Finding checkpoints: heads, lists and look-ups, and the bytes that their manifests name."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 import apsw
 
-from backstay.store.base import PAGE_ROWS_MAX, LaneKey, Query, Row, lost_head
-from backstay.store.layout import SEQ_BITS, SEQ_MAX, span_of
+from backstay.errors import Corrupted
+from backstay.pieces.manifest import Source
+from backstay.pieces.piece import Range
+from backstay.store.base import PAGE_ROWS_MAX, Head, Lane, LaneKey, Query, Row, Sizes, head_is_lost, lost_head
+from backstay.store.layout import SEQ_BITS, SEQ_MAX, key_of, span_of
 from backstay.store.sqlite import queries
-from backstay.store.sqlite.collect import lane_of
-from backstay.store.sqlite.rows import pack_id, read_row, read_rows, unpack_id
-from backstay.store.sqlite.select import every, one, scalar
+from backstay.store.sqlite.chunks import read_ranges
+from backstay.store.sqlite.lane import find_lane, lane_of
+from backstay.store.sqlite.pending import with_writes
+from backstay.store.sqlite.rows import every, one, pack_id, read_lane, read_row, read_rows, scalar, unpack_id
+from backstay.store.sqlite.transactions import Transactions, reading
+
+
+class Reads(Transactions):
+    """The verbs that only look at checkpoints and their bytes."""
+
+    @reading
+    def head(self, connection: apsw.Connection, lane: LaneKey) -> Head | None:
+        found = find_lane(connection, lane)
+        if found is None:
+            return None
+        key = key_of(found.number, found.head)
+        fields = connection.execute(queries.HEAD, (found.thread, lane.scope, key)).fetchone()
+        row = None
+        if fields is not None:
+            *_, has_tags, has_writes = fields
+            row = read_row(lane, found.thread, fields[:-2], True, tags(connection, key) if has_tags else ())
+            row = with_writes(connection, row) if has_writes else row
+        elif found.last_seq or found.head:
+            raise head_is_lost(lane)
+        owned = dict(every(connection, queries.OWNED, (found.number,)))
+        return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
+
+    @reading
+    def find(self, connection: apsw.Connection, query: Query) -> list[Row]:
+        if query.ids is not None:
+            rows = rows_by_id(connection, query)
+        elif query.heads_of_threads:
+            rows = heads_of_threads(connection, query)
+        else:
+            rows = rows_of_lanes(connection, query)
+        return [with_writes(connection, row) for row in rows] if query.writes else rows
+
+    def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
+        return []  # a page that cannot be read is an error of the call that needs it
+
+    @reading
+    def lanes(self, connection: apsw.Connection, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
+        found = every(connection, queries.LANES, {"namespace": namespace, "thread": thread, "scope": scope})
+        return [
+            Lane(
+                read_lane(key),
+                id_of(connection, key_of(number, head)),
+                head,
+                last_seq,
+                epoch,
+                None if origin is None else unpack_id(origin),
+            )
+            for number, _, *key, head, last_seq, epoch, origin in found
+        ]
+
+    @reading
+    def fetch(self, connection: apsw.Connection, ranges: Iterable[Range]) -> list[list[bytes]]:
+        return read_ranges(connection, ranges)
+
+    @reading
+    def sizes(self, connection: apsw.Connection) -> Sizes:
+        sources: dict[Source, int] = dict(every(connection, queries.BLOB_SIZES))
+        sources.update(every(connection, queries.STREAM_SIZES))
+        pages = connection.pragma("page_count")
+        return Sizes(pages * connection.pragma("page_size"), sources, scalar(connection, queries.ROW_BYTES))
 
 
 def is_head(connection: apsw.Connection, key: int) -> bool:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import apsw
 
+from backstay.errors import Corrupted
 from backstay.store.lane import LaneKey
+from backstay.store.layout import SEQ_BITS
 from backstay.store.sqlite import queries
-from backstay.store.sqlite.rows import Shape, StoredId
-from backstay.store.sqlite.select import one, scalar
+from backstay.store.sqlite.rows import Shape, StoredId, one, scalar
 from backstay.store.tenure import FREE, Tenure
 
 
@@ -25,18 +26,18 @@ class StoredLane(NamedTuple):
 
 
 NO_LANE = StoredLane()
-_LANE = Shape("lane or thread", "int int int int int")
+_LANE = Shape("lane or thread", "int int int int int int text? text? int? text?")
 _TENURE = Shape("lane", "int text? text? int? text?")
 
 
 def find_lane(connection: apsw.Connection, key: LaneKey) -> StoredLane | None:
     """Return the lane of that name, or None."""
-    found = one(connection, queries.LANE, key)
+    found = connection.execute(queries.LANE, key).fetchone()
     if found is None:
         return None
-    number, thread, head, last_seq, next_seq, *tenure = found
-    _LANE.check(found[:5])
-    return StoredLane(number, thread, head, last_seq, next_seq, read_tenure(*tenure))
+    _LANE.check(found)
+    number, thread, head, last_seq, next_seq, epoch, owner, token, expires, boot = found
+    return StoredLane(number, thread, head, last_seq, next_seq, Tenure(epoch, owner, token, expires or 0, boot or ""))
 
 
 def add_lane(connection: apsw.Connection, key: LaneKey, origin: StoredId | None = None) -> StoredLane:
@@ -58,3 +59,12 @@ def read_tenure(epoch: int, owner: str | None, token: str | None, expires: int |
     """Return a lane's lease from its columns."""
     _TENURE.check((epoch, owner, token, expires, boot))
     return Tenure(epoch, owner, token, expires or 0, boot or "")
+
+
+def lane_of(connection: apsw.Connection, key: int) -> tuple[int, str, str, str, str]:
+    """Return the thread's number, then namespace, thread, scope and branch of a checkpoint's lane."""
+    found = one(connection, queries.LANE_BY_ID, (key >> SEQ_BITS,))
+    if found is None:
+        raise Corrupted("a checkpoint belongs to a branch that is not there")
+    thread, namespace, name, scope, branch = found
+    return thread, namespace, name, scope, branch

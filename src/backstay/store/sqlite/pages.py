@@ -12,9 +12,9 @@ import apsw
 from backstay.errors import Corrupted
 from backstay.store.finding import DAMAGED, REBUILD, Finding
 from backstay.store.sqlite import queries
-from backstay.store.sqlite.select import every
+from backstay.store.sqlite.rows import every
 
-ADOPTABLE = ("blob", "checkpoint", "chunk", "effect", "ref")
+ADOPTABLE = ("blob", "checkpoint", "chunk", "record", "ref")
 """Their rows are covered by digests; references are worked out anew."""
 
 ELSEWHERE = "free and map pages"
@@ -52,6 +52,8 @@ def adopt_pages(connection: apsw.Connection, tables: list[str]) -> None:
                 f"the structure of table {name} is damaged: {problem}",
                 hint="Restore a copy of the file, or import what can be read into another store",
             )
+    if "record" in tables:
+        every(connection, queries.EXPIRE)  # no digest covers a time to live; one that has run out only waits for a beat
     if "ref" in tables:
         every(connection, queries.DISOWN)  # a wrong 1 would let two lanes extend one stream; a wrong 0 costs nothing
     every(connection, "VACUUM")

@@ -15,8 +15,7 @@ from backstay.store.base import LaneKey, Row, WriteRow
 from backstay.store.layout import uuid_bytes, uuid_text
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.lane import thread_of
-from backstay.store.sqlite.rows import StoredId, pack_id
-from backstay.store.sqlite.select import every, one, scalar
+from backstay.store.sqlite.rows import StoredId, every, one, pack_id, scalar
 from backstay.store.writes import Packed, by_task, merge, merged, pack, read
 
 PIECE_BYTES = 260
@@ -28,7 +27,7 @@ INLINE_BYTES_MAX = 80
 
 def put_writes(
     connection: apsw.Connection, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool
-) -> bool:
+) -> None:
     """Keep the results of finished tasks; see ``Backend.write``."""
     thread = thread_of(connection, lane)[0]
     name = pack_id(lane.namespace, checkpoint)
@@ -42,7 +41,6 @@ def put_writes(
         if stored is not None:
             drop_writes(connection, queries.DROP_WRITES_OF_TASK, key)
             _put(connection, key, stored)
-    return True
 
 
 def with_writes(connection: apsw.Connection, row: Row) -> Row:

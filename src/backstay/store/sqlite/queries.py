@@ -33,8 +33,7 @@ DROP_UNUSED_THREAD = """
 DELETE FROM thread WHERE id = :thread AND next_seq = 1
   AND NOT EXISTS (SELECT 1 FROM lane WHERE thread = :thread)
   AND NOT EXISTS (SELECT 1 FROM write WHERE thread = :thread)
-  AND NOT EXISTS (SELECT 1 FROM session WHERE thread = :thread)
-  AND NOT EXISTS (SELECT 1 FROM effect WHERE thread = :thread)"""
+  AND NOT EXISTS (SELECT 1 FROM record WHERE thread = :thread)"""
 
 ADD_LANE = """
 INSERT INTO lane (thread, scope, branch, head, last_seq, origin) VALUES (?, ?, ?, 0, 0, ?) RETURNING id"""
@@ -64,78 +63,47 @@ AND_HELD = " AND l.token = :token"
 AND_NOT_HELD = " AND l.token <> :token"
 EXPIRED_FIRST = " ORDER BY iif(l.boot = :boot, l.expires, 0), l.id LIMIT :limit"
 
-# Sessions ---------------------------------------------------------------------------------------------------------
+# Records ----------------------------------------------------------------------------------------------------------
 
-ADD_SESSION = """
-INSERT INTO session (id, thread, scope, branch, owner, process, note, started, seen, expires, boot)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-HAS_SESSION = "SELECT 1 FROM session WHERE id = ?"
-BEAT = "UPDATE session SET seen = ?, expires = ?, boot = ? WHERE id = ? AND ended IS NULL RETURNING number"
-END_SESSION = "UPDATE session SET ended = ?, reason = ? WHERE id = ? AND ended IS NULL RETURNING number"
-SESSIONS = """
-SELECT s.id, t.namespace, t.name, s.scope, s.branch,
-  s.owner, s.process, s.note, s.started, s.seen, s.ended, s.reason, s.expires, s.boot
-FROM session s CROSS JOIN thread t ON t.id = s.thread WHERE t.namespace = :namespace"""
-AND_RUN_IN_THREAD = " AND s.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-AND_ACTIVE = " AND s.ended IS NULL"
-AND_ACTIVE_ANYWHERE = " AND s.number IN (SELECT number FROM session WHERE ended IS NULL)"  # so that the index tells
-BEGUN_FIRST = " ORDER BY s.number"
-DROP_SESSIONS_OF_THREAD = "DELETE FROM session WHERE thread = ?"
-
-# Interrupts -------------------------------------------------------------------------------------------------------
-
-_INTERRUPTS = """
-SELECT i.id, t.namespace, t.name, i.scope, i.branch, i.checkpoint, i.digest, i.body, i.created, i.number,
-  i.decision, i.decided_by, i.decided, i.consumer, i.consumer_epoch, i.consumed
-FROM interrupt i CROSS JOIN thread t ON t.id = i.thread"""
-INTERRUPT = f"{_INTERRUPTS} WHERE i.id = ?"
-INTERRUPTS = f"{_INTERRUPTS} WHERE i.number > :after AND t.namespace = :namespace"
-AND_PAUSED_IN_THREAD = " AND i.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-AND_PENDING = " AND i.consumer IS NULL"
-AND_PENDING_ANYWHERE = " AND i.number IN (SELECT number FROM interrupt WHERE consumer IS NULL)"
-RECORDED_FIRST = " ORDER BY i.number LIMIT :limit"
-ADD_INTERRUPT = """
-INSERT INTO interrupt (id, thread, scope, branch, checkpoint, digest, created, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
-DECIDE = """
-UPDATE interrupt SET decision = ?, decided_by = ?, decided = ? WHERE id = ? AND digest = ? AND decision IS NULL"""
-CONSUME = """
-UPDATE interrupt SET consumer = :by, consumer_epoch = :epoch, consumed = :at
-WHERE id = :id AND decision IS NOT NULL AND (consumer IS NULL OR consumer_epoch < :epoch)"""
-IS_AWAITED = """
-SELECT 1 FROM interrupt WHERE thread = (SELECT thread FROM lane WHERE id = ?) AND consumer IS NULL AND checkpoint = ?
-LIMIT 1"""
-DROP_INTERRUPTS = "DELETE FROM interrupt WHERE thread = ? AND checkpoint = ?"
-
-# Effects ----------------------------------------------------------------------------------------------------------
-
-_EFFECTS = """
-SELECT t.namespace, t.name, e.scope, e.branch, e.key, e.attempt, e.owner, e.request, e.created, e.digest, e.number,
-  e.status, e.body, e.ended, e.settled_by
-FROM effect e CROSS JOIN thread t ON t.id = e.thread"""
-EFFECT = f"{_EFFECTS} WHERE e.id = ?"
-EFFECTS = f"{_EFFECTS} WHERE e.number > :after AND t.namespace = :namespace"
-AND_DONE_IN_THREAD = " AND e.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-BEGUN_EFFECTS_FIRST = " ORDER BY e.number LIMIT :limit"
-ADD_EFFECT = """
-INSERT INTO effect (id, thread, scope, branch, key, attempt, owner, request, created, digest, status)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'intended')"""
-BEGIN_EFFECT_AGAIN = """
-UPDATE effect SET attempt = ?, owner = ?, request = ?, created = ?, digest = ?,
-  status = 'intended', body = NULL, ended = NULL, settled_by = NULL
-WHERE id = ?"""
-END_EFFECT = """
-UPDATE effect SET status = ?, body = ?, ended = ?, settled_by = ?
-WHERE id = ? AND status = 'intended' AND attempt = ? AND owner = ?"""
-DROP_EFFECTS_OF_LANE = """
-DELETE FROM effect WHERE (thread, scope, branch) = (SELECT thread, scope, branch FROM lane WHERE id = ?)"""
-DROP_EFFECTS_OF_THREAD = "DELETE FROM effect WHERE thread = ?"
+_RECORDS = """
+SELECT r.place, t.namespace, t.name, r.scope, r.branch, r.key, r.body, r.version, r.checkpoint, r.open,
+  r.expires, r.boot
+FROM record r CROSS JOIN thread t ON t.id = r.thread"""
+RECORD = f"{_RECORDS} WHERE r.id = ?"
+_LISTED = f"{_RECORDS} WHERE r.place > :low AND r.place < :high AND t.namespace = :namespace"
+_IN_THREAD = " AND r.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
+# The ones that are open are found in their index, which tells their places too; then they are looked up in order.
+_OPEN_ANYWHERE = " AND r.place IN (SELECT place FROM record WHERE open AND place > :low AND place < :high)"
+_FIRST_STORED_FIRST = " ORDER BY r.place LIMIT :limit"
+RECORDS = {  # of one thread or of all, only open ones or all
+    (False, False): _LISTED + _FIRST_STORED_FIRST,
+    (False, True): _LISTED + _OPEN_ANYWHERE + _FIRST_STORED_FIRST,
+    (True, False): _LISTED + _IN_THREAD + _FIRST_STORED_FIRST,
+    (True, True): _LISTED + _IN_THREAD + " AND r.open" + _FIRST_STORED_FIRST,
+}
+NEXT_RECORD = "UPDATE counter SET value = value + 1 WHERE name = 'record' RETURNING value"
+ADD_RECORD = """
+INSERT INTO record (place, id, thread, scope, branch, key, checkpoint, version, open, expires, boot, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+CHANGE_RECORD = "UPDATE record SET version = ?, open = ?, expires = ?, boot = ?, body = ? WHERE id = ?"
+HAS_OPEN_RECORD = """
+SELECT 1 FROM record WHERE thread = (SELECT thread FROM lane WHERE id = ?) AND open AND checkpoint = ? LIMIT 1"""
+DROP_RECORDS_OF_CHECKPOINT = "DELETE FROM record WHERE thread = ? AND checkpoint = ?"
+DROP_RECORDS_OF_LANE = """
+DELETE FROM record WHERE place > ? AND place < ?
+  AND (thread, scope, branch) = (SELECT thread, scope, branch FROM lane WHERE id = ?)"""
+DROP_RECORDS_OF_THREAD = "DELETE FROM record WHERE thread = ?"
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
 
 _FROM = "FROM checkpoint c LEFT JOIN blob b ON b.id = c.base LEFT JOIN checkpoint p ON p.id = c.parent"
 ROW_BY_ID = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.id = :id"
 ROW_BY_ID_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.id = :id"
-ROW_BY_KEY_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key = ?"
+# With whether it has tags and pending writes, which most have not: then nobody looks for them.
+HEAD = f"""
+SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, EXISTS (SELECT 1 FROM tag WHERE checkpoint = c.key),
+  EXISTS (SELECT 1 FROM write WHERE thread = ? AND scope = ? AND checkpoint = c.id)
+{_FROM} WHERE c.key = ?"""
 ROWS_OF_LANE = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.key > ? AND c.key < ?"
 ROWS_OF_LANE_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key > ? AND c.key < ?"
 HEADS_OF_THREADS = f"""
@@ -202,14 +170,18 @@ WHERE address >= coalesce((SELECT max(address) FROM chunk WHERE address <= :star
 ORDER BY address"""
 CHUNKS_IN_WINDOW = "SELECT address, size, body FROM chunk WHERE address >= ? AND address < ? ORDER BY address"
 CHUNK_SIZES = "SELECT address, size, length(body) FROM chunk WHERE address >= ? AND address < ? ORDER BY address"
-LAST_CHUNK = "SELECT address, size FROM chunk WHERE address >= ? AND address < ? ORDER BY address DESC LIMIT 1"
 ADD_CHUNK = "INSERT INTO chunk VALUES (?, ?, ?)"
 DROP_CHUNKS = "DELETE FROM chunk WHERE address >= ? AND address < ?"
 DROP_CHUNK = "DELETE FROM chunk WHERE address = ?"
 STREAM_SIZES = "SELECT address >> 28, coalesce(sum(length(body)), 0) FROM chunk GROUP BY 1"
 
 REFS = "SELECT source, owned FROM ref WHERE lane = ?"
-OWNED = "SELECT source FROM ref WHERE lane = ? AND owned"
+# The streams that a lane may extend, with their ends: 0 if nothing of one is left.
+OWNED = """
+SELECT r.source, coalesce((
+  SELECT c.address + c.size - (r.source << 28) FROM chunk c
+  WHERE c.address >= r.source << 28 AND c.address < (r.source + 1) << 28 ORDER BY c.address DESC LIMIT 1), 0)
+FROM ref r WHERE r.lane = ? AND r.owned"""
 ADD_REF = "INSERT INTO ref VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 DROP_REF = "DELETE FROM ref WHERE lane = ? AND source = ?"
 DROP_REFS = "DELETE FROM ref WHERE lane = ?"
@@ -231,16 +203,14 @@ TAGS_WITHOUT_CHECKPOINT = "SELECT checkpoint, name FROM tag WHERE checkpoint NOT
 UNREACHABLE = """
 SELECT 'checkpoint', count(*) FROM checkpoint c WHERE NOT EXISTS (SELECT 1 FROM lane l WHERE l.id = c.key >> 32)
 UNION ALL SELECT 'branch', count(*) FROM lane WHERE thread NOT IN (SELECT id FROM thread)
-UNION ALL SELECT 'effect', count(*) FROM effect WHERE thread NOT IN (SELECT id FROM thread)
-UNION ALL SELECT 'session', count(*) FROM session WHERE thread NOT IN (SELECT id FROM thread)
-UNION ALL SELECT 'write', count(*) FROM write WHERE thread NOT IN (SELECT id FROM thread)
-UNION ALL SELECT 'interrupt', count(*) FROM interrupt WHERE thread NOT IN (SELECT id FROM thread)"""
+UNION ALL SELECT 'record', count(*) FROM record WHERE thread NOT IN (SELECT id FROM thread)
+UNION ALL SELECT 'write', count(*) FROM write WHERE thread NOT IN (SELECT id FROM thread)"""
 ALL_CHUNK_SIZES = "SELECT address, size FROM chunk ORDER BY address"
 PIECES = "SELECT number FROM write_piece ORDER BY number"
 PIECES_NEEDED = "SELECT body, pieces FROM write WHERE typeof(body) = 'integer'"
-INTERRUPTS_WITHOUT_CHECKPOINT = """
-SELECT i.number, i.id, t.name, i.checkpoint FROM interrupt i LEFT JOIN thread t ON t.id = i.thread
-WHERE NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.id = i.checkpoint)"""
+RECORDS_WITHOUT_CHECKPOINT = """
+SELECT r.place, r.key, t.name, r.checkpoint FROM record r LEFT JOIN thread t ON t.id = r.thread
+WHERE r.checkpoint IS NOT NULL AND NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.id = r.checkpoint)"""
 
 # Mending ----------------------------------------------------------------------------------------------------------
 
@@ -248,7 +218,7 @@ PUT_BLOB = """
 INSERT INTO blob (digest, size, body) VALUES (?, ?, ?)
 ON CONFLICT (digest) DO UPDATE SET size = excluded.size, body = excluded.body"""
 PUT_CHUNK = "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?)"
-DROP_INTERRUPT = "DELETE FROM interrupt WHERE number = ?"
+DROP_RECORD = "DELETE FROM record WHERE place = ?"
 PUT_CHECKPOINT = """
 UPDATE checkpoint SET parent = ?, parent_digest = ?, step = ?, created = ?, digest = ?, size = ?, notes = ?,
   base = (SELECT id FROM blob WHERE digest = ?), manifest = ?
@@ -261,7 +231,8 @@ REINDEX = {
     "blob": "REINDEX blob",
     "checkpoint": "REINDEX checkpoint",
     "chunk": "REINDEX chunk",
-    "effect": "REINDEX effect",
+    "record": "REINDEX record",
     "ref": "REINDEX ref",
 }
 DISOWN = "UPDATE ref SET owned = 0"
+EXPIRE = "UPDATE record SET boot = '' WHERE boot IS NOT NULL"

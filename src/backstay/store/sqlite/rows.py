@@ -1,18 +1,38 @@
-"""How ids and rows are laid out in the tables. Bytes only, no I/O."""
+"""How ids and rows are laid out in the tables, and how a statement's rows are taken."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import contains
 from typing import Any
+
+import apsw
 
 from backstay.errors import Corrupted
 from backstay.store.base import LaneKey, Row
 from backstay.store.layout import SEQ_MAX, unpack_or_nothing, unreadable_id, uuid_bytes, uuid_text
+from backstay.store.records import KINDS, Kind
 
 StoredId = str | bytes
+Bound = Sequence[Any] | Mapping[str, Any]
 _UUID_BYTES = 16
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "text": (str,), "bytes": (bytes,), "id": (str, bytes)}
+
+
+def every(connection: apsw.Connection, statement: str, bound: Bound = ()) -> list[tuple[Any, ...]]:
+    """Return all rows."""
+    return connection.execute(statement, bound).fetchall()
+
+
+def one(connection: apsw.Connection, statement: str, bound: Bound = ()) -> tuple[Any, ...] | None:
+    """Return the first row, or None."""
+    return connection.execute(statement, bound).fetchone()
+
+
+def scalar(connection: apsw.Connection, statement: str, bound: Bound = ()) -> Any:
+    """Return the first column of the first row, or None."""
+    row = connection.execute(statement, bound).fetchone()
+    return None if row is None else row[0]
 
 
 class Shape:
@@ -64,6 +84,25 @@ def unpack_id(stored: StoredId) -> str:
         return uuid_text(stored)
     name = stored[stored.find("\0") + 1 :] if isinstance(stored, str) else ""
     return name if name and "\0" not in name else unreadable_id(stored)
+
+
+NUMBER_BITS = 48
+NUMBER_MAX = (1 << NUMBER_BITS) - 1
+"""Of a record's place: its kind is above these, so that each kind is one stretch of the table."""
+
+
+def span_of_kind(kind: Kind, after: int = 0) -> tuple[int, int]:
+    """Return the exclusive bounds of the places of records of a kind, optionally only those with higher numbers."""
+    place = KINDS.index(kind) + 1
+    return place << NUMBER_BITS | min(max(after, 0), NUMBER_MAX), (place + 1) << NUMBER_BITS
+
+
+def kind_of(place: int) -> Kind:
+    """Return the kind of the record at this place."""
+    number = (place >> NUMBER_BITS) - 1
+    if not 0 <= number < len(KINDS):
+        raise Corrupted("a row of table record is of no known kind", hint="store.verify() shows what is affected")
+    return KINDS[number]
 
 
 ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import apsw
 
 from backstay.errors import BackstayError, OutcomeUnknown, StoreRefused
+from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
 from backstay.store.lock import is_mine, reentered
 from backstay.store.sqlite.database import Database, translate, translated
 from backstay.store.sqlite.files import Connection
@@ -48,9 +49,6 @@ class _Ticket:
 
     def settle(self) -> None:
         self.is_settled = True
-        self.tell()
-
-    def tell(self) -> None:
         if self.wake.locked():  # only who has the turn frees it
             self.wake.release()
 
@@ -116,25 +114,24 @@ class Writer:
         self._is_led = True
         try:
             while not mine.is_settled:
-                group = self._next_group()
+                group: list[_Ticket] = []
+                while self._queue and len(group) < GROUP_JOBS_MAX:
+                    group.append(self._queue.popleft())
                 if not group:  # who led before took it and never came to the end
                     mine.settle()
                     break
                 self._settle(group, mine)
         finally:
             self._is_led = False
-            if self._queue:
-                self._queue[0].tell()
-
-    def _next_group(self) -> list[_Ticket]:
-        group: list[_Ticket] = []
-        while self._queue and len(group) < GROUP_JOBS_MAX:
-            group.append(self._queue.popleft())
-        return group
+            if self._queue and (first := self._queue[0].wake).locked():
+                first.release()
 
     def _settle(self, group: list[_Ticket], mine: _Ticket) -> None:
         try:
-            self._end_leftover()
+            # A leader that was interrupted again and again may have left a transaction that it could not roll back. It
+            # ends before the lock is waited for: whoever holds that may be waiting for this transaction.
+            if self._connection is not None and self._connection.in_transaction:
+                self.close()
             with self._database.lock.take():
                 if not self._attempt(group):
                     for ticket in group:
@@ -157,14 +154,16 @@ class Writer:
     def _attempt(self, group: list[_Ticket]) -> bool:
         """Run the jobs in one transaction; return False if a group was rolled back and is to be tried one by one."""
         try:
-            connection = self._connected()
+            connection = self._connection
+            if connection is None:
+                connection = self._connection = self._database.connect()
             self._database.begin(connection)
         except (BackstayError, apsw.Error) as error:
             self._fail(group, error)
             return True
         try:
             for ticket in group:
-                _run_job(connection, ticket, alone=len(group) == 1)
+                self._run_job(connection, ticket, alone=len(group) == 1)
         except apsw.Error as error:
             self._roll_back(connection)
             if len(group) > 1:
@@ -181,6 +180,23 @@ class Writer:
             for ticket in group:
                 ticket.is_durable = True
         return True
+
+    def _run_job(self, connection: Connection, ticket: _Ticket, alone: bool) -> None:
+        """Run one job; what the job itself refuses is undone and kept as its result."""
+        ticket.error = None
+        if not alone:
+            connection.execute("SAVEPOINT job")
+        try:
+            ticket.result = ticket.job(connection)
+        except BackstayError as error:
+            ticket.error = error
+        except ODD_VALUE_ERRORS as error:
+            ticket.error = odd_value(error, self._database.path)
+            ticket.error.__cause__ = error
+        if not alone:
+            if ticket.error is not None:
+                connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
 
     def _commit(self, connection: Connection, group: list[_Ticket]) -> bool:
         """Commit and tell whether that is certain; else each ticket has its error."""
@@ -201,19 +217,6 @@ class Writer:
                     ticket.error = _unknown(ticket, error)
             return False
 
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._database.connect()
-        return self._connection
-
-    def _end_leftover(self) -> None:
-        """End a transaction that a leader, interrupted again and again, could not even roll back.
-
-        Before the lock is waited for: who holds that may be waiting for this transaction to end.
-        """
-        if self._connection is not None and self._connection.in_transaction:
-            self.close()
-
     def _roll_back(self, connection: apsw.Connection) -> None:
         try:
             if connection.in_transaction:
@@ -228,24 +231,6 @@ class Writer:
         for ticket in group:
             if ticket.error is None:
                 ticket.error = ours
-
-
-def _run_job(connection: apsw.Connection, ticket: _Ticket, alone: bool) -> None:
-    """Run one job; what the job itself refuses is undone and kept as its result."""
-    ticket.error = None
-    if alone:
-        try:
-            ticket.result = ticket.job(connection)
-        except BackstayError as error:
-            ticket.error = error
-        return
-    connection.execute("SAVEPOINT job")
-    try:
-        ticket.result = ticket.job(connection)
-    except BackstayError as error:
-        ticket.error = error
-        connection.execute("ROLLBACK TO job")
-    connection.execute("RELEASE job")
 
 
 def _unknown(ticket: _Ticket, error: BaseException | None) -> OutcomeUnknown:

@@ -10,8 +10,8 @@ although its checkpoint is not there yet; the other way round a thread could go 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,11 +22,12 @@ from backstay.pieces.piece import Piece, Range, grown_by
 from backstay.pieces.tip import Live
 from backstay.store.atomic import replacing
 from backstay.store.base import Backend, LaneKey, Query, Row
-from backstay.thread.interrupts import record_of as interrupt_of
-from backstay.thread.ledger import payload_of
+from backstay.store.records import Kind, Record
+from backstay.thread import interrupts, ledger
+from backstay.thread.access import access_of
 from backstay.thread.load import expected_digest, is_there, open_tip
-from backstay.thread.perform import drive
 from backstay.thread.record import parent_digest, values_of
+from backstay.thread.records import all_records, unstored
 from backstay.thread.store import Store
 from backstay.transfer.bundle import records, walk
 from backstay.transfer.bundle.blocks import BlockWriter
@@ -63,7 +64,7 @@ def export_bundle(
     if on_damage not in get_args(OnDamage):
         raise InvalidInput(f"on_damage must be 'report' or 'refuse', not {on_damage!r}")
     target = Path(path)
-    backend = store._backend
+    backend = access_of(store).store
     named = walk.thread_names(backend, store.namespace)
     wanted = named if threads is None else _wanted(named, threads)
     pages, unlisted = _pages(backend, store.namespace, wanted)
@@ -160,26 +161,25 @@ class _Export:
             try:
                 self._export_row(thread, row)
             except (Corrupted, DecodeError) as error:
-                if drive(is_there(row), self.backend):  # else it was deleted while it was read
+                if is_there(self.backend, row):  # else it was deleted while it was read
                     thread.damaged.add(row.id)
                     self._report(name, row.id, error)
             self.teller.tell(self.checkpoints)
-        for interrupt in walk.interrupts(self.backend, self.namespace, name):
-            if self._is_whole(name, interrupt.checkpoint, interrupt_of, interrupt):
-                self.writer.add(records.INTERRUPT, records.pack_interrupt(interrupt))
-                self.interrupts += 1
-        for effect in walk.effects(self.backend, self.namespace, name):
-            if self._is_whole(name, None, payload_of, effect):
-                self.writer.add(records.EFFECT, records.pack_effect(effect))
-                self.effects += 1
+        self.interrupts += self._export_records("interrupt", name, records.INTERRUPT, _interrupt)
+        self.effects += self._export_records("effect", name, records.EFFECT, _effect)
 
-    def _is_whole(self, thread: str, checkpoint: str | None, check: Any, row: Any) -> bool:
-        try:
-            check(row)
-        except (Corrupted, DecodeError) as error:
-            self._report(thread, checkpoint, error)
-            return False
-        return True
+    def _export_records(self, kind: Kind, thread: str, mark: int, renewed: Callable[[Record], Record]) -> int:
+        """Write all records of a kind that can be read; return how many."""
+        count = 0
+        for stored in all_records(self.backend, kind, self.namespace, thread):
+            try:
+                data = records.pack_record(renewed(stored))
+            except (Corrupted, DecodeError) as error:
+                self._report(thread, stored.checkpoint, error)
+                continue
+            self.writer.add(mark, data)
+            count += 1
+        return count
 
     def _report(self, thread: str, checkpoint: str | None, error: BackstayError) -> None:
         if self.on_damage == "refuse":
@@ -235,7 +235,7 @@ class _Export:
 
     def _change(self, base: State | None, row: Row, number: int | None, thread: _Thread) -> _Change:
         """Return what a checkpoint changes, all of it verified; the base is as before if that fails."""
-        tip = drive(open_tip(row, {}), self.backend)
+        tip = open_tip(self.backend, row, {})
         _check_row(row, tip.entries())
         if row.size > STATE_BYTES_MAX:
             raise DecodeError(f"checkpoint {row.id} is larger than the {STATE_BYTES_MAX} bytes a bundle can hold")
@@ -310,3 +310,14 @@ def _check_row(row: Row, entries: Any) -> None:
     meta = bare(CheckpointMeta, values_of(row))
     if expected_digest(row, meta, entries, above) != row.digest:
         raise Corrupted(f"checkpoint {row.id}: description or content does not match its digest", checkpoint=row.id)
+
+
+def _interrupt(stored: Record) -> Record:
+    """Return an interrupt, all of it checked. The epoch of its consumer means nothing in another store."""
+    interrupts.record_of(stored)
+    row = interrupts.row_of(stored)
+    return replace(row, stored=unstored(stored), consumer_epoch=0).sealed()
+
+
+def _effect(stored: Record) -> Record:
+    return replace(ledger.row_of(stored), stored=unstored(stored)).sealed()

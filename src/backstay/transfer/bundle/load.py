@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backstay.errors import BackstayError, Conflict, Corrupted, Fenced, InvalidInput, NotFound
 from backstay.pieces.body import Body
 from backstay.pieces.tip import Change, Tip
 from backstay.store.base import Backend, Commit, LaneKey, Row
-from backstay.store.effects import INTENDED, EffectRow
-from backstay.store.interrupts import InterruptRow
+from backstay.store.records import Fence
+from backstay.thread import interrupts, ledger
+from backstay.thread.access import access_of
 from backstay.thread.cursor import Seen
+from backstay.thread.interrupts import InterruptRow
+from backstay.thread.ledger import FAILED, INTENDED, EffectRow
 from backstay.thread.load import fill, find_row, open_tip
-from backstay.thread.perform import drive
 from backstay.thread.record import NO_PARENT, checkpoint_digest, meta_of
+from backstay.thread.records import unstored
 from backstay.thread.store import Store
 from backstay.transfer.bundle import walk
 from backstay.transfer.bundle.limits import BundleLimits
@@ -61,7 +64,9 @@ def import_bundle(
                 f"the bundle is of namespace {reader.namespace!r}, the store was opened with {store.namespace!r}",
                 hint="Open the store with the bundle's namespace: a checkpoint's digest covers it",
             )
-        return _Import(store._backend, reader, wanted, Teller(progress, "importing", reader.size, "bytes")).run()
+        return _Import(
+            access_of(store).store, reader, wanted, Teller(progress, "importing", reader.size, "bytes")
+        ).run()
 
 
 @dataclass(slots=True)
@@ -225,25 +230,27 @@ class _Import:
         parent: Row | None = None
         tip = Tip()
         if head is not None and head.row is not None:
-            tip = drive(open_tip(head.row, head.owned), self.backend)
+            tip = open_tip(self.backend, head.row, head.owned)
         elif row.parent_id is not None and row.parent_id == step.origin:
-            found = drive(find_row(row.lane.namespace, row.parent_id), self.backend)
+            found = find_row(self.backend, row.lane.namespace, row.parent_id)
             if found is not None and found.digest == row.parent_digest:
-                parent, tip = found, drive(open_tip(found, {}), self.backend)
+                parent, tip = found, open_tip(self.backend, found, {})
         branch = self.thread.branches[step.number] = _Branch(row.lane, seen, tip)
         return branch, _whole_change(step, tip), parent
+
+    def _new_stream(self) -> int:
+        if not self.streams:
+            first = self.backend.reserve(STREAMS_AT_ONCE)
+            self.streams += range(first, first + STREAMS_AT_ONCE)
+        return self.streams.pop()
 
     def _plan(self, step: Step, branch: _Branch, change: Change, takes_over: Row | None) -> Commit:
         """Return the commit of a step, its digest computed from what is to be stored."""
         row, seen, tip = step.row, branch.seen, branch.tip
-        drive(fill(tip, tip.unloaded(change), row), self.backend)  # what waits to be committed is at hand: not these
-        wanted = tip.streams_wanted(change)
-        if len(self.streams) < wanted:
-            first = self.backend.reserve(wanted + STREAMS_AT_ONCE)
-            self.streams += range(first, first + wanted + STREAMS_AT_ONCE)
-        draft = tip.plan(change, self.streams.pop)
+        fill(self.backend, tip, tip.unloaded(change), row)  # what waits to be committed is at hand: not these
+        draft = tip.plan(change, self._new_stream)
         above = row.parent_digest or NO_PARENT
-        if checkpoint_digest(above, draft.root, draft.keys, meta_of(row), row.notes) != row.digest:
+        if checkpoint_digest(above, draft.root, draft.keys, meta_of(row), row.created_us, row.notes) != row.digest:
             raise Corrupted(
                 f"checkpoint {row.id} as it would be stored does not match its digest",
                 path=str(self.reader.path),
@@ -291,39 +298,44 @@ class _Import:
     # Interrupts and effects ---------------------------------------------------------------------------------------
 
     def _interrupt(self, row: InterruptRow) -> None:
-        space = row.lane.namespace
+        name, lane = row.stored.key, row.stored.lane
         try:
-            there = self.backend.interrupt(row)
+            there = interrupts.add(self.backend, replace(row, stored=unstored(row.stored)))
+            there = interrupts.put(self.backend, there, lambda there: _as_far_as(row, there))
         except NotFound:
-            self.missing.append(
-                Note(
-                    f"interrupt {row.id} belongs to a checkpoint that is not there", "", row.lane.thread, row.checkpoint
-                )
-            )
+            what = f"interrupt {name} belongs to a checkpoint that is not there"
+            self.missing.append(Note(what, "", lane.thread, row.stored.checkpoint))
             return
-        if row.decision is not None and row.decided_by is not None and row.decided_us is not None:
-            there = self.backend.decide(space, row.id, row.digest, row.decision, row.decided_by, row.decided_us)
-        if row.consumer is not None and row.consumed_us is not None and there.decision == row.decision:
-            there = self.backend.consume(space, row.id, row.consumer, 0, row.consumed_us)
         self.interrupts += 1
         if (there.decision, there.consumer) != (row.decision, row.consumer):
-            what = f"interrupt {row.id} was decided or consumed otherwise in the store; that stays"
-            self.notes.append(Note(what, "", row.lane.thread, row.checkpoint))
+            what = f"interrupt {name} was decided or consumed otherwise in the store; that stays"
+            self.notes.append(Note(what, "", lane.thread, row.stored.checkpoint))
 
     def _effect(self, row: EffectRow) -> None:
-        there = self.backend.begin_effect(row, None, None)
-        if (there.attempt, there.owner) == (row.attempt, row.owner) and row.status != INTENDED:
-            body, ended_us = row.body or b"", row.ended_us or 0
-            named = (row.lane, row.key, row.attempt, row.owner, row.status, body, ended_us)
-            if row.settled_by is None:
-                there = self.backend.end_effect(*named)
-            else:
-                there = self.backend.settle_effect(*named, row.settled_by)
+        first = replace(row, stored=unstored(row.stored)).sealed()
+        there = ledger.row_of(self.backend.put_record(first, fence=Fence()))
+        while _follows(row, there):
+            there = ledger.row_of(self.backend.put_record(replace(row, stored=there.stored).sealed(), fence=Fence()))
         self.effects += 1
-        mine, theirs = ((each.digest, each.status, each.body) for each in (row, there))
-        if mine != theirs:
-            what = f"effect {row.key!r} went on otherwise in the store; that stays"
-            self.notes.append(Note(what, "", row.lane.thread))
+        if replace(row, stored=there.stored) != there:
+            what = f"effect {row.stored.key!r} went on otherwise in the store; that stays"
+            self.notes.append(Note(what, "", row.stored.lane.thread))
+
+
+def _as_far_as(row: InterruptRow, there: InterruptRow) -> InterruptRow:
+    """Return an interrupt of the store, decided and consumed as the bundle says if it was not before."""
+    if row.decision is not None:
+        there = interrupts.decided(there, row.decision, row.decided_by or "", row.decided_us or 0)
+    if row.consumer is not None and there.decision == row.decision and there.consumer is None:
+        there = interrupts.consumed(there, row.consumer, 0, row.consumed_us or 0)
+    return there
+
+
+def _follows(row: EffectRow, there: EffectRow) -> bool:
+    """Tell whether an effect of a bundle is what the one in the store became: its receipt, or the next attempt."""
+    if (row.attempt, row.owner) == (there.attempt, there.owner):
+        return there.status == INTENDED and row.status != INTENDED
+    return there.status == FAILED and row.attempt == there.attempt + 1
 
 
 def _change(step: Step, tip: Tip) -> Change:

@@ -19,10 +19,9 @@ from backstay.pieces.body import from_body
 from backstay.pieces.manifest import Key, root_digest
 from backstay.store.atomic import failure
 from backstay.store.base import LaneKey, Row, WriteRow
-from backstay.store.effects import EffectRow
-from backstay.store.interrupts import InterruptRow
-from backstay.thread.interrupts import record_of as interrupt_of
-from backstay.thread.ledger import payload_of
+from backstay.thread import interrupts, ledger
+from backstay.thread.interrupts import InterruptRow
+from backstay.thread.ledger import EffectRow
 from backstay.thread.load import assemble
 from backstay.thread.record import NO_PARENT, checkpoint_digest, values_of
 from backstay.transfer.bundle import records
@@ -179,14 +178,12 @@ class BundleReader:
                 return self._checkpoint(data)
             case records.INTERRUPT:
                 self._counts[2] += 1
-                row = records.unpack_interrupt(data, *place)
-                interrupt_of(row)  # every byte of it checked
-                return row
+                stored = records.unpack_record(data, "interrupt", *place)
+                interrupts.record_of(stored)  # every byte of it checked
+                return interrupts.row_of(stored)
             case records.EFFECT:
                 self._counts[3] += 1
-                effect = records.unpack_effect(data, *place)
-                payload_of(effect)
-                return effect
+                return ledger.row_of(records.unpack_record(data, "effect", *place))
             case records.DAMAGE:
                 self._counts[4] += 1
                 checkpoint, what = records.unpack_damage(data)
@@ -255,7 +252,9 @@ class BundleReader:
             writes,
         )
         meta = bare(CheckpointMeta, _checked_values(row))
-        expected = checkpoint_digest(above or NO_PARENT, root_digest(entries_of(state)), list(state), meta, row.notes)
+        expected = checkpoint_digest(
+            above or NO_PARENT, root_digest(entries_of(state)), list(state), meta, row.created_us, row.notes
+        )
         if expected != record.digest:
             raise DecodeError(f"checkpoint {row.id} does not match its digest")
         return row

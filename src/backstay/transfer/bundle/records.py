@@ -11,7 +11,7 @@ long as they can be. So what is written follows from the contents alone, and a l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import ormsgpack
@@ -20,13 +20,11 @@ from backstay.codec.depth import has_more_items_than
 from backstay.errors import DecodeError, InvalidInput
 from backstay.model.fields import DESCRIPTION_BYTES_MAX, check_fields
 from backstay.model.ids import check_id
-from backstay.model.interrupt import QUESTION_BYTES_MAX
 from backstay.pieces.body import BYTES, FOREIGN, LIST, MAP, TAG_LENGTH_MAX, TEXT, VALUE
 from backstay.pieces.manifest import SYSTEM_NAMES, Key
 from backstay.store.base import LaneKey, WriteRow
-from backstay.store.effects import DONE, FAILED, INTENDED, EffectRow
-from backstay.store.interrupts import InterruptRow
 from backstay.store.layout import uuid_bytes, uuid_text
+from backstay.store.records import Kind, Record
 from backstay.thread.change import KEY_LENGTH_MAX, KEYS_MAX
 from backstay.transfer.bundle.blocks import DIGEST_BYTES
 
@@ -198,96 +196,21 @@ def unpack_write(data: bytes) -> WriteRow:
     )
 
 
-def pack_interrupt(row: InterruptRow) -> bytes:
-    """Return the record of an interrupt. The epoch of who consumed it means nothing in another store."""
-    return ormsgpack.packb(
-        [
-            _short(row.id),
-            row.lane.scope,
-            row.lane.branch,
-            _short(row.checkpoint),
-            row.digest,
-            row.body,
-            row.created_us,
-            row.decision,
-            row.decided_by,
-            row.decided_us,
-            row.consumer,
-            row.consumed_us,
-        ]
-    )
+def pack_record(record: Record) -> bytes:
+    """Return the record of an interrupt or an effect, which is sealed as if it were just stored."""
+    checkpoint = None if record.checkpoint is None else _short(record.checkpoint)
+    key = record.key if record.kind == "effect" else _short(record.key)
+    place = (record.lane.scope, record.lane.branch, key, checkpoint)
+    return ormsgpack.packb([*place, record.open, record.body])
 
 
-def unpack_interrupt(data: bytes, namespace: str, thread: str) -> InterruptRow:
-    """Return an interrupt."""
-    name, scope, branch, checkpoint, digest, body, created_us, decision, by, decided_us, consumer, consumed_us = (
-        _unpack(data, 12)
-    )
+def unpack_record(data: bytes, kind: Kind, namespace: str, thread: str) -> Record:
+    """Return an interrupt or an effect as a store would have it."""
+    scope, branch, key, checkpoint, is_open, body = _unpack(data, 6)
     lane = LaneKey(namespace, thread, _of(scope, str), check_id(branch, "branch"))
-    row = InterruptRow(
-        _name(name), lane, _name(checkpoint), _digest(digest), _bounded(body, QUESTION_BYTES_MAX), _of(created_us, int)
-    )
-    if decision is not None:
-        _bounded(decision, QUESTION_BYTES_MAX + DIGEST_BYTES)
-    decided = (_optional(decision, bytes), _optional(by, str), _optional(decided_us, int))
-    consumed = (_optional(consumer, str), _optional(consumed_us, int))
-    for parts in (decided, consumed):
-        if any(part is None for part in parts) and any(part is not None for part in parts):
-            raise DecodeError("an interrupt is decided or consumed only in part")
-    return replace(
-        row,
-        decision=decided[0],
-        decided_by=decided[1],
-        decided_us=decided[2],
-        consumer=consumed[0],
-        consumed_us=consumed[1],
-    )
-
-
-def pack_effect(row: EffectRow) -> bytes:
-    """Return the record of an effect."""
-    return ormsgpack.packb(
-        [
-            row.lane.scope,
-            row.lane.branch,
-            row.key,
-            row.attempt,
-            row.owner,
-            row.request,
-            row.created_us,
-            row.digest,
-            row.status,
-            row.body,
-            row.ended_us,
-            row.settled_by,
-        ]
-    )
-
-
-def unpack_effect(data: bytes, namespace: str, thread: str) -> EffectRow:
-    """Return an effect."""
-    scope, branch, key, attempt, owner, request, created_us, digest, status, body, ended_us, by = _unpack(data, 12)
-    lane = LaneKey(namespace, thread, _of(scope, str), check_id(branch, "branch"))
-    if (
-        status not in (INTENDED, DONE, FAILED)
-        or (status == INTENDED) != (body is None)
-        or (body is None) != (ended_us is None)
-    ):
-        raise DecodeError("an effect has an impossible status")
-    return EffectRow(
-        lane,
-        _of(key, str),
-        _number(attempt),
-        _of(owner, str),
-        _of(request, bytes),
-        _of(created_us, int),
-        _digest(digest),
-        0,
-        status,
-        _optional(body, bytes),
-        _optional(ended_us, int),
-        _optional(by, str),
-    )
+    name = _of(key, str) if kind == "effect" else _name(key)
+    belongs = None if checkpoint is None else _name(checkpoint)
+    return Record(kind, lane, name, _of(body, bytes), _of(is_open, bool), belongs, version=1)
 
 
 # The parts of records ---------------------------------------------------------------------------------------------

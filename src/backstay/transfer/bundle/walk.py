@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from backstay.errors import BackstayError
 from backstay.store.base import PAGE_ROWS_MAX, Backend, Query, Row
-from backstay.store.effects import EffectRow
-from backstay.store.interrupts import InterruptRow
+from backstay.thread.records import all_records
 
 PAGE_ROWS = 100
 """Checkpoints with their manifests that are held at once."""
@@ -38,7 +37,7 @@ def thread_names(backend: Backend, namespace: str) -> list[str]:
         before = page[-1].thread_number
     names.reverse()
     known = set(names)
-    for effect in effects(backend, namespace, None):
+    for effect in all_records(backend, "effect", namespace, None):
         if effect.lane.thread not in known:
             known.add(effect.lane.thread)
             names.append(effect.lane.thread)
@@ -92,19 +91,3 @@ def _page(backend: Backend, query: Query) -> list[Row | BackstayError]:
             error.checkpoint = error.checkpoint or row.id
             found.append(error)
     return found
-
-
-def effects(backend: Backend, namespace: str, thread: str | None) -> Iterator[EffectRow]:
-    """Yield the effects of a thread, or of all, in the order in which they were begun."""
-    after = 0
-    while page := backend.effects(namespace, thread, after, PAGE_ROWS):
-        yield from page
-        after = page[-1].number
-
-
-def interrupts(backend: Backend, namespace: str, thread: str) -> Iterator[InterruptRow]:
-    """Yield the interrupts of a thread in the order in which they were recorded."""
-    after = 0
-    while page := backend.interrupts(namespace, thread, False, after, PAGE_ROWS):
-        yield from page
-        after = page[-1].number

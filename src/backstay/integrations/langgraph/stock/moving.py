@@ -39,7 +39,7 @@ from backstay.model.checkpoint import MAIN
 from backstay.model.ids import check_id
 from backstay.store.base import Backend, LaneKey, Query, Row, WriteRow
 from backstay.store.sqlite.database import resolve_path
-from backstay.thread.perform import Flow, ask
+from backstay.thread.access import access_of
 from backstay.thread.removal import REBUILT_FROM
 from backstay.thread.store import Store
 from backstay.transfer.intake import Arrival, Intake
@@ -107,7 +107,7 @@ class _Intake(Intake):
         before = self.stored
         try:
             check_id(thread, "thread_id")
-            self.there = there = self.store._run(_names(self.store.namespace, thread))
+            self.there = there = _names(access_of(self.store).store, self.store.namespace, thread)
             coming = {arrival.id for arrival in arrivals}
             self._check_strangers(thread, there, coming)
             if there > coming:
@@ -119,12 +119,12 @@ class _Intake(Intake):
             self.refused.append(Refused(thread, error, self.stored - before))
 
 
-def _names(namespace: str, thread: str) -> Flow[set[str]]:
+def _names(store: Backend, namespace: str, thread: str) -> set[str]:
     """Return the ids of a thread's checkpoints, of all its namespaces."""
     found: set[str] = set()
     query: Query | None = Query(namespace, thread)
     while query is not None:
-        rows = yield from ask(partial(_find, query))
+        rows = partial(_find, query)(store)
         found.update(row.id for row in rows)
         query = Query(namespace, thread, before=rows[-1].seq) if len(rows) == query.limit else None
     return found
@@ -257,7 +257,7 @@ class _Line:
         if rows:
             store = self._intake.store
             lane = LaneKey(store.namespace, place.thread, place.scope, MAIN)
-            store._run(ask(lambda backend: backend.write(lane, name, rows, False)))
+            access_of(store).store.write(lane, name, rows, False)
 
     def _put(self, place: Place, found: StockCheckpoint, where: str) -> None:
         spot, metadata, parent = found.spot, dict(found.metadata), found.spot.parent

@@ -121,65 +121,26 @@ CREATE TABLE {schema}.write (
 );
 ALTER TABLE {schema}.write ALTER body SET STORAGE EXTERNAL;
 
-CREATE TABLE {schema}.session (
-  id      bytea PRIMARY KEY,
-  number  bigint GENERATED ALWAYS AS IDENTITY,
-  thread  bigint NOT NULL,
-  scope   text COLLATE "C" NOT NULL,
-  branch  text COLLATE "C" NOT NULL,
-  owner   text NOT NULL,
-  process text NOT NULL,
-  note    text NOT NULL,
-  started bigint NOT NULL,
-  seen    bigint NOT NULL,
-  expires timestamptz NOT NULL,
-  ended   bigint,
-  reason  text
-);
-CREATE INDEX session_thread ON {schema}.session (thread);
-CREATE INDEX session_active ON {schema}.session (number) WHERE ended IS NULL;
-
-CREATE TABLE {schema}.interrupt (
-  number         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  id             bytea NOT NULL UNIQUE,
-  thread         bigint NOT NULL,
-  scope          text COLLATE "C" NOT NULL,
-  branch         text COLLATE "C" NOT NULL,
-  checkpoint     bytea NOT NULL,
-  digest         bytea NOT NULL,
-  body           bytea NOT NULL,
-  created        bigint NOT NULL,
-  decision       bytea,
-  decided_by     text,
-  decided        bigint,
-  consumer       text,
-  consumer_epoch bigint NOT NULL DEFAULT 0,
-  consumed       bigint
-);
-CREATE INDEX interrupt_checkpoint ON {schema}.interrupt (checkpoint);
-CREATE INDEX interrupt_thread ON {schema}.interrupt (thread);
-CREATE INDEX interrupt_pending ON {schema}.interrupt (number) WHERE consumed IS NULL;
-
--- id is the SHA-256 of the lane and the key: whatever their lengths, it fits into an index. It belongs to its lane by name,
--- which need not be there.
-CREATE TABLE {schema}.effect (
-  number     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  id         bytea NOT NULL UNIQUE,
+-- Sessions, interrupts and effects. id is a SHA-256 of what names the record (see store/records.py): whatever the lengths,
+-- it fits into an index. A record belongs to its lane by name; the lane need not be there. A write adds one to the version.
+CREATE TABLE {schema}.record (
+  number     bigint GENERATED ALWAYS AS IDENTITY,
   thread     bigint NOT NULL,
+  version    bigint NOT NULL,
+  expires    timestamptz,
+  open       boolean NOT NULL,
+  kind       text COLLATE "C" NOT NULL,
   scope      text COLLATE "C" NOT NULL,
   branch     text COLLATE "C" NOT NULL,
   key        text COLLATE "C" NOT NULL,
-  attempt    bigint NOT NULL,
-  owner      text NOT NULL,
-  request    bytea NOT NULL,
-  created    bigint NOT NULL,
-  digest     bytea NOT NULL,
-  status     text NOT NULL,
-  body       bytea,
-  ended      bigint,
-  settled_by text
+  id         bytea NOT NULL UNIQUE,
+  checkpoint bytea,
+  body       bytea NOT NULL,
+  PRIMARY KEY (kind, number)
 );
-CREATE INDEX effect_thread ON {schema}.effect (thread, number);
+CREATE INDEX record_thread ON {schema}.record (thread, kind, number);
+CREATE INDEX record_open ON {schema}.record (kind, number) WHERE open;
+CREATE INDEX record_checkpoint ON {schema}.record (checkpoint) WHERE checkpoint IS NOT NULL;
 
 CREATE TABLE {schema}.counter (
   name  text PRIMARY KEY,
@@ -447,68 +408,84 @@ BEGIN
     WHERE l.id = acquire_lease.lane;
 END $$;
 
--- Stores the intent of an effect if it is the next attempt; see the contract's begin_effect. It holds the lane's row, if
--- there is one, and then the thread's: so no lease is taken and nothing deleted in between, and numbers appear in order.
-CREATE FUNCTION {schema}.begin_effect(
-  p_version int, p_namespace text, p_thread text, p_scope text, p_branch text, p_epoch bigint, p_token text, p_retry_of bigint,
-  p_id bytea, p_key text, p_attempt bigint, p_owner text, p_request bytea, p_created bigint, p_digest bytea,
-  OUT is_fenced boolean, OUT epoch bigint, OUT holder text, OUT left_us bigint, OUT effect {schema}.effect
+-- Stores a record if its version and number are those that are stored; see the contract's put_record. The answer is the
+-- record as it is then. outcome: 0 this is it, 1 fenced, 2 it is gone. Raises ZB005 if its checkpoint is gone. A new record
+-- holds the lane's row, if there is a fence and a lane, and then the thread's: so no lease is taken and nothing deleted in
+-- between, and the numbers of a thread appear in order.
+CREATE FUNCTION {schema}.put_record(
+  p_version int, p_namespace text, p_thread text, p_scope text, p_branch text,
+  p_is_fenced boolean, p_epoch bigint, p_token text,
+  p_kind text, p_id bytea, p_key text, p_checkpoint bytea, p_body bytea, p_open boolean, p_ttl bigint,
+  p_seen bigint, p_number bigint,
+  OUT outcome int, OUT epoch bigint, OUT holder text, OUT held_us bigint,
+  OUT thread text, OUT scope text, OUT branch text, OUT key text, OUT checkpoint bytea, OUT body bytea, OUT open boolean,
+  OUT version bigint, OUT number bigint, OUT left_us bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_lane    bigint;
   v_thread  bigint;
   v_token   text;
-  v_expires timestamptz;
+  v_held    timestamptz;
+  v_exists  boolean;
+  v_expires timestamptz := clock_timestamp() + p_ttl * interval '1 microsecond';
 BEGIN
   PERFORM {schema}.check_version(p_version);
-  is_fenced := false; left_us := 0;
-  SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_expires
-    FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
-    WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
-    FOR NO KEY UPDATE OF l;
-  epoch := coalesce(epoch, 0);
+  outcome := 0;
+  IF p_is_fenced THEN
+    SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_held
+      FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
+      FOR NO KEY UPDATE OF l;
+    epoch := coalesce(epoch, 0);
+  END IF;
 
-  SELECT e.* INTO effect FROM {schema}.effect e WHERE e.id = p_id;
-  IF effect.owner = p_owner AND effect.attempt = p_attempt THEN
-    PERFORM 1 FROM {schema}.effect e WHERE e.id = p_id FOR NO KEY UPDATE;
+  SELECT t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number,
+      coalesce(extract(epoch FROM r.expires - clock_timestamp()) * 1000000, 0)
+    INTO thread, scope, branch, key, checkpoint, body, open, version, number, left_us
+    FROM {schema}.record r JOIN {schema}.thread t ON t.id = r.thread WHERE r.id = p_id;
+  v_exists := FOUND;
+  IF p_is_fenced AND NOT (v_exists AND version = p_seen + 1 AND body = p_body)
+     AND (epoch <> p_epoch OR (p_token IS NULL AND v_held > clock_timestamp())
+          OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token)) THEN
+    outcome := 1;
+    held_us := coalesce(extract(epoch FROM v_held - clock_timestamp()) * 1000000, 0);
     RETURN;
   END IF;
-  IF epoch <> p_epoch OR (p_token IS NULL AND v_expires > clock_timestamp())
-     OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token) THEN
-    is_fenced := true;
-    left_us := coalesce(extract(epoch FROM v_expires - clock_timestamp()) * 1000000, 0);
+  IF v_exists AND (version <> p_seen OR number <> p_number) THEN
+    PERFORM 1 FROM {schema}.record r WHERE r.id = p_id FOR NO KEY UPDATE;
     RETURN;
   END IF;
-  IF effect.status = 'done' OR (effect.status = 'intended' AND effect.attempt IS DISTINCT FROM p_retry_of) THEN
+  IF NOT v_exists AND p_seen <> 0 THEN
+    outcome := 2;
     RETURN;
   END IF;
-  SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
-  IF v_lane IS NULL THEN
-    PERFORM 1 FROM {schema}.lane l WHERE l.thread = v_thread AND l.scope = p_scope AND l.branch = p_branch;
-    IF FOUND THEN
-      RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
+
+  IF v_exists THEN
+    UPDATE {schema}.record r SET version = p_seen + 1, body = p_body, open = p_open, expires = v_expires
+      WHERE r.id = p_id AND r.version = p_seen AND r.number = p_number;
+    IF NOT FOUND THEN
+      RAISE EXCEPTION 'another writer changed the record' USING ERRCODE = '40001';
     END IF;
+  ELSE
+    SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
+    IF p_is_fenced AND v_lane IS NULL THEN
+      PERFORM 1 FROM {schema}.lane l WHERE l.thread = v_thread AND l.scope = p_scope AND l.branch = p_branch;
+      IF FOUND THEN
+        RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
+      END IF;
+    END IF;
+    IF p_checkpoint IS NOT NULL THEN
+      PERFORM 1 FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32
+        WHERE c.id = p_checkpoint AND l.thread = v_thread AND l.scope = p_scope;
+      IF NOT FOUND THEN
+        RAISE EXCEPTION 'the checkpoint it belongs to is gone' USING ERRCODE = 'ZB005';
+      END IF;
+    END IF;
+    -- Whoever finds the name taken now begins again, and finds the record.
+    INSERT INTO {schema}.record AS r (thread, version, expires, open, kind, scope, branch, key, id, checkpoint, body)
+      VALUES (v_thread, 1, v_expires, p_open, p_kind, p_scope, p_branch, p_key, p_id, p_checkpoint, p_body)
+      RETURNING r.number INTO number;
+    thread := p_thread; scope := p_scope; branch := p_branch; key := p_key; checkpoint := p_checkpoint;
   END IF;
-
-  INSERT INTO {schema}.effect AS e (id, thread, scope, branch, key, attempt, owner, request, created, digest, status)
-    VALUES (p_id, v_thread, p_scope, p_branch, p_key, p_attempt, p_owner, p_request, p_created, p_digest, 'intended')
-    ON CONFLICT (id) DO UPDATE SET attempt = p_attempt, owner = p_owner, request = p_request, created = p_created,
-      digest = p_digest, status = 'intended', body = NULL, ended = NULL, settled_by = NULL
-    WHERE e.attempt = p_attempt - 1 AND (e.status = 'failed' OR (e.status = 'intended' AND e.attempt = p_retry_of))
-    RETURNING e.* INTO effect;
-  IF NOT FOUND THEN
-    SELECT e.* INTO STRICT effect FROM {schema}.effect e WHERE e.id = p_id;
-  END IF;
-END $$;
-
--- Sets the receipt of an effect if it has none, and returns the effect as it is then.
-CREATE FUNCTION {schema}.end_effect(
-  p_version int, p_id bytea, p_attempt bigint, p_owner text, p_status text, p_body bytea, p_ended bigint, p_by text
-) RETURNS SETOF {schema}.effect LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  PERFORM {schema}.check_version(p_version);
-  UPDATE {schema}.effect e SET status = p_status, body = p_body, ended = p_ended, settled_by = p_by
-    WHERE e.id = p_id AND e.status = 'intended' AND e.attempt = p_attempt AND e.owner = p_owner;
-  -- Whoever was first, what it did is seen here.
-  RETURN QUERY SELECT e.* FROM {schema}.effect e WHERE e.id = p_id FOR NO KEY UPDATE;
+  version := p_seen + 1; body := p_body; open := p_open; left_us := coalesce(p_ttl, 0);
 END $$;

@@ -98,69 +98,29 @@ CREATE TABLE write_piece (
   body   BLOB NOT NULL
 ) STRICT;
 
--- Runs: active until they end; overdue if `expires` has passed and they have not. Every index is a page of 4 KiB in the
--- smallest file, so there is one for all lists: it tells those of a thread, and those that have not ended.
-CREATE TABLE session (
-  number  INTEGER PRIMARY KEY,
-  id      ANY NOT NULL UNIQUE,
-  thread  INTEGER NOT NULL REFERENCES thread (id),
-  scope   TEXT NOT NULL,
-  branch  TEXT NOT NULL,
-  owner   TEXT NOT NULL,
-  process TEXT NOT NULL,
-  note    TEXT NOT NULL,
-  started INTEGER NOT NULL,
-  seen    INTEGER NOT NULL,
-  ended   INTEGER,
-  reason  TEXT,
-  expires INTEGER NOT NULL,
-  boot    TEXT NOT NULL
-) STRICT;
-CREATE INDEX session_thread ON session (thread, ended);
-
--- Pauses of a checkpoint that wait for a decision, which is made once and consumed once. They go with the checkpoint.
-CREATE TABLE interrupt (
-  number         INTEGER PRIMARY KEY AUTOINCREMENT,
-  id             ANY NOT NULL UNIQUE,
-  thread         INTEGER NOT NULL REFERENCES thread (id),
-  scope          TEXT NOT NULL,
-  branch         TEXT NOT NULL,
-  checkpoint     ANY NOT NULL,
-  digest         BLOB NOT NULL,
-  created        INTEGER NOT NULL,
-  decided_by     TEXT,
-  decided        INTEGER,
-  consumer       TEXT,
-  consumer_epoch INTEGER NOT NULL DEFAULT 0,
-  consumed       INTEGER,
-  body           BLOB NOT NULL,
-  decision       BLOB
-) STRICT;
-CREATE INDEX interrupt_thread ON interrupt (thread, consumer);
-
--- What is done to the world outside: an intent until a receipt ends it. `id` is the SHA-256 of the lane and the key, `digest`
--- covers the intent, the first 32 bytes of `body` the receipt. It belongs to its lane by name, which need not be there.
-CREATE TABLE effect (
-  number     INTEGER PRIMARY KEY AUTOINCREMENT,
+-- Sessions, interrupts and effects. place = kind << 48 | number, so each kind is one stretch of the table; kinds are
+-- numbered from 1 as in store/records.py. `id` is the SHA-256 of what names the record, `body` is sealed and covers all
+-- columns but `id` and the time to live, which ends when the boot clock of the boot with that id says `expires`. Every
+-- index is a page of 4 KiB in the smallest file, so there are two for all lists.
+CREATE TABLE record (
+  place      INTEGER PRIMARY KEY,
   id         BLOB NOT NULL UNIQUE,
   thread     INTEGER NOT NULL REFERENCES thread (id),
   scope      TEXT NOT NULL,
   branch     TEXT NOT NULL,
   key        TEXT NOT NULL,
-  attempt    INTEGER NOT NULL,
-  owner      TEXT NOT NULL,
-  request    BLOB NOT NULL,
-  created    INTEGER NOT NULL,
-  digest     BLOB NOT NULL,
-  status     TEXT NOT NULL,
-  ended      INTEGER,
-  settled_by TEXT,
-  body       BLOB
+  version    INTEGER NOT NULL,
+  checkpoint ANY,
+  open       INTEGER NOT NULL,
+  expires    INTEGER,
+  boot       TEXT,
+  body       BLOB NOT NULL
 ) STRICT;
-CREATE INDEX effect_thread ON effect (thread);
+CREATE INDEX record_thread ON record (thread);
+CREATE INDEX record_open ON record (thread) WHERE open;
 
 CREATE TABLE counter (
   name  TEXT PRIMARY KEY,
   value INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
-INSERT INTO counter VALUES ('stream', 1);
+INSERT INTO counter VALUES ('stream', 1), ('record', 0);
