@@ -104,28 +104,18 @@ def _guarded(function: Callable[..., Any], what: str, *, is_verb: bool) -> Calla
 
 def install() -> None:
     """Start to watch, for as long as this process lives."""
+    members = {name: member for base in Backend.__mro__[:-1] for name, member in vars(base).items()}
+    verbs = [name for name, member in members.items() if callable(member) and not name.startswith("_")]
     for module, name in STORES:
         try:
             store = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError:  # the driver is an extra
             continue
-        verbs = {verb for verb, member in vars_of(Backend).items() if callable(member) and not verb.startswith("_")}
-        for verb in sorted({"__init__", *verbs}):
+        for verb in ["__init__", *verbs]:
             setattr(store, verb, _guarded(getattr(store, verb), f"{name}.{verb}", is_verb=True))
-    for waiting in (threading.Condition, threading.Thread):
-        verb = "join" if waiting is threading.Thread else "wait"
-        setattr(waiting, verb, _guarded(getattr(waiting, verb), f"{waiting.__name__}.{verb}", is_verb=False))
+    threading.Condition.wait = _guarded(threading.Condition.wait, "Condition.wait", is_verb=False)  # type: ignore[method-assign]
+    threading.Thread.join = _guarded(threading.Thread.join, "Thread.join", is_verb=False)  # type: ignore[method-assign]
     sys.addaudithook(_audit)
-
-
-def vars_of(kind: type) -> dict[str, Any]:
-    """Return what a class and its bases define."""
-    return {
-        name: member
-        for base in kind.__mro__
-        if base.__module__.startswith("backstay.")
-        for name, member in vars(base).items()
-    }
 
 
 @pytest.hookimpl(wrapper=True)

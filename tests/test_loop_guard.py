@@ -135,6 +135,19 @@ def test_a_saved_checkpoint_is_read_without_blocking(tmp_path: Path, save: Savin
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("field", ["state", "writes"])
+def test_what_is_not_in_memory_is_refused_instead_of_read_in_the_loop(tmp_path: Path, field: str) -> None:
+    async def main() -> None:
+        async with await backstay.aopen(tmp_path / "a.db") as store:
+            thread = store.thread("t")
+            first = await thread.save({"n": 1})
+            await thread.save({"n": 2})
+            with pytest.raises(backstay.InvalidInput, match="would block the loop"):
+                getattr(first, field)
+
+    asyncio.run(main())
+
+
 def shop() -> Graph:
     graph = Graph("shop")
 

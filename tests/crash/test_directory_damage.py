@@ -34,7 +34,7 @@ from effort import effort, spread
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 RANDOM_FLIPS = 15 * effort()
 LOG_FLIPS = 150 * effort()
-CUTS = 15 * effort()  # of each log
+CUTS = 20 * effort()  # of each log
 REPAIRS = 8 * effort()
 IDS = ("a1", "a2", "a3", "f1", "b1", "b2", "b3")
 BRANCHES = (("alpha", "main"), ("alpha", "what-if"), ("beta", "main"))

@@ -28,7 +28,7 @@ from effort import effort, spread
 
 CHANGES = ("pwrite64", "write", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "mkdir", "fallocate")
 ALL = sys.maxsize
-POINTS_A_CALL = 4 * effort()
+POINTS_A_CALL = 5 * effort()
 KILLED = (*CHANGES, "openat")
 FAILED = (*CHANGES, "openat")
 ERRORS = {

@@ -100,89 +100,6 @@ BEGIN
 END $$;
 
 
-SET default_tablespace = '';
-
-SET default_table_access_method = heap;
-
---
--- Name: effect; Type: TABLE; Schema: golden; Owner: -
---
-
-CREATE TABLE golden.effect (
-    number bigint NOT NULL,
-    id bytea NOT NULL,
-    thread bigint NOT NULL,
-    scope text NOT NULL COLLATE pg_catalog."C",
-    branch text NOT NULL COLLATE pg_catalog."C",
-    key text NOT NULL COLLATE pg_catalog."C",
-    attempt bigint NOT NULL,
-    owner text NOT NULL,
-    request bytea NOT NULL,
-    created bigint NOT NULL,
-    digest bytea NOT NULL,
-    status text NOT NULL,
-    body bytea,
-    ended bigint,
-    settled_by text
-);
-
-
---
--- Name: begin_effect(integer, text, text, text, text, bigint, text, bigint, bytea, text, bigint, text, bytea, bigint, bytea); Type: FUNCTION; Schema: golden; Owner: -
---
-
-CREATE FUNCTION golden.begin_effect(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_epoch bigint, p_token text, p_retry_of bigint, p_id bytea, p_key text, p_attempt bigint, p_owner text, p_request bytea, p_created bigint, p_digest bytea, OUT is_fenced boolean, OUT epoch bigint, OUT holder text, OUT left_us bigint, OUT effect golden.effect) RETURNS record
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-  v_lane    bigint;
-  v_thread  bigint;
-  v_token   text;
-  v_expires timestamptz;
-BEGIN
-  PERFORM "golden".check_version(p_version);
-  is_fenced := false; left_us := 0;
-  SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_expires
-    FROM "golden".thread t JOIN "golden".lane l ON l.thread = t.id
-    WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
-    FOR NO KEY UPDATE OF l;
-  epoch := coalesce(epoch, 0);
-
-  SELECT e.* INTO effect FROM "golden".effect e WHERE e.id = p_id;
-  IF effect.owner = p_owner AND effect.attempt = p_attempt THEN
-    PERFORM 1 FROM "golden".effect e WHERE e.id = p_id FOR NO KEY UPDATE;
-    RETURN;
-  END IF;
-  IF epoch <> p_epoch OR (p_token IS NULL AND v_expires > clock_timestamp())
-     OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token) THEN
-    is_fenced := true;
-    left_us := coalesce(extract(epoch FROM v_expires - clock_timestamp()) * 1000000, 0);
-    RETURN;
-  END IF;
-  IF effect.status = 'done' OR (effect.status = 'intended' AND effect.attempt IS DISTINCT FROM p_retry_of) THEN
-    RETURN;
-  END IF;
-  SELECT m.thread_id INTO v_thread FROM "golden".make_thread(p_namespace, p_thread) m;
-  IF v_lane IS NULL THEN
-    PERFORM 1 FROM "golden".lane l WHERE l.thread = v_thread AND l.scope = p_scope AND l.branch = p_branch;
-    IF FOUND THEN
-      RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
-    END IF;
-  END IF;
-
-  INSERT INTO "golden".effect AS e (id, thread, scope, branch, key, attempt, owner, request, created, digest, status)
-    VALUES (p_id, v_thread, p_scope, p_branch, p_key, p_attempt, p_owner, p_request, p_created, p_digest, 'intended')
-    ON CONFLICT (id) DO UPDATE SET attempt = p_attempt, owner = p_owner, request = p_request, created = p_created,
-      digest = p_digest, status = 'intended', body = NULL, ended = NULL, settled_by = NULL
-    WHERE e.attempt = p_attempt - 1 AND (e.status = 'failed' OR (e.status = 'intended' AND e.attempt = p_retry_of))
-    RETURNING e.* INTO effect;
-  IF NOT FOUND THEN
-    SELECT e.* INTO STRICT effect FROM "golden".effect e WHERE e.id = p_id;
-  END IF;
-END $$;
-
-
 --
 -- Name: check_version(integer); Type: FUNCTION; Schema: golden; Owner: -
 --
@@ -305,23 +222,6 @@ END $$;
 
 
 --
--- Name: end_effect(integer, bytea, bigint, text, text, bytea, bigint, text); Type: FUNCTION; Schema: golden; Owner: -
---
-
-CREATE FUNCTION golden.end_effect(p_version integer, p_id bytea, p_attempt bigint, p_owner text, p_status text, p_body bytea, p_ended bigint, p_by text) RETURNS SETOF golden.effect
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-BEGIN
-  PERFORM "golden".check_version(p_version);
-  UPDATE "golden".effect e SET status = p_status, body = p_body, ended = p_ended, settled_by = p_by
-    WHERE e.id = p_id AND e.status = 'intended' AND e.attempt = p_attempt AND e.owner = p_owner;
-  -- Whoever was first, what it did is seen here.
-  RETURN QUERY SELECT e.* FROM "golden".effect e WHERE e.id = p_id FOR NO KEY UPDATE;
-END $$;
-
-
---
 -- Name: make_thread(text, text); Type: FUNCTION; Schema: golden; Owner: -
 --
 
@@ -386,6 +286,84 @@ END $$;
 
 
 --
+-- Name: put_record(integer, text, text, text, text, boolean, bigint, text, text, bytea, text, bytea, bytea, boolean, bigint, bigint, bigint); Type: FUNCTION; Schema: golden; Owner: -
+--
+
+CREATE FUNCTION golden.put_record(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_is_fenced boolean, p_epoch bigint, p_token text, p_kind text, p_id bytea, p_key text, p_checkpoint bytea, p_body bytea, p_open boolean, p_ttl bigint, p_seen bigint, p_number bigint, OUT outcome integer, OUT epoch bigint, OUT holder text, OUT held_us bigint, OUT thread text, OUT scope text, OUT branch text, OUT key text, OUT checkpoint bytea, OUT body bytea, OUT open boolean, OUT version bigint, OUT number bigint, OUT left_us bigint) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  v_lane    bigint;
+  v_thread  bigint;
+  v_token   text;
+  v_held    timestamptz;
+  v_exists  boolean;
+  v_expires timestamptz := clock_timestamp() + p_ttl * interval '1 microsecond';
+BEGIN
+  PERFORM "golden".check_version(p_version);
+  outcome := 0;
+  IF p_is_fenced THEN
+    SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_held
+      FROM "golden".thread t JOIN "golden".lane l ON l.thread = t.id
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
+      FOR NO KEY UPDATE OF l;
+    epoch := coalesce(epoch, 0);
+  END IF;
+
+  SELECT t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number,
+      coalesce(extract(epoch FROM r.expires - clock_timestamp()) * 1000000, 0)
+    INTO thread, scope, branch, key, checkpoint, body, open, version, number, left_us
+    FROM "golden".record r JOIN "golden".thread t ON t.id = r.thread WHERE r.id = p_id;
+  v_exists := FOUND;
+  IF p_is_fenced AND NOT (v_exists AND version = p_seen + 1 AND body = p_body)
+     AND (epoch <> p_epoch OR (p_token IS NULL AND v_held > clock_timestamp())
+          OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token)) THEN
+    outcome := 1;
+    held_us := coalesce(extract(epoch FROM v_held - clock_timestamp()) * 1000000, 0);
+    RETURN;
+  END IF;
+  IF v_exists AND (version <> p_seen OR number <> p_number) THEN
+    PERFORM 1 FROM "golden".record r WHERE r.id = p_id FOR NO KEY UPDATE;
+    RETURN;
+  END IF;
+  IF NOT v_exists AND p_seen <> 0 THEN
+    outcome := 2;
+    RETURN;
+  END IF;
+
+  IF v_exists THEN
+    UPDATE "golden".record r SET version = p_seen + 1, body = p_body, open = p_open, expires = v_expires
+      WHERE r.id = p_id AND r.version = p_seen AND r.number = p_number;
+    IF NOT FOUND THEN
+      RAISE EXCEPTION 'another writer changed the record' USING ERRCODE = '40001';
+    END IF;
+  ELSE
+    SELECT m.thread_id INTO v_thread FROM "golden".make_thread(p_namespace, p_thread) m;
+    IF p_is_fenced AND v_lane IS NULL THEN
+      PERFORM 1 FROM "golden".lane l WHERE l.thread = v_thread AND l.scope = p_scope AND l.branch = p_branch;
+      IF FOUND THEN
+        RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
+      END IF;
+    END IF;
+    IF p_checkpoint IS NOT NULL THEN
+      PERFORM 1 FROM "golden".checkpoint c JOIN "golden".lane l ON l.id = c.key >> 32
+        WHERE c.id = p_checkpoint AND l.thread = v_thread AND l.scope = p_scope;
+      IF NOT FOUND THEN
+        RAISE EXCEPTION 'the checkpoint it belongs to is gone' USING ERRCODE = 'ZB005';
+      END IF;
+    END IF;
+    -- Whoever finds the name taken now begins again, and finds the record.
+    INSERT INTO "golden".record AS r (thread, version, expires, open, kind, scope, branch, key, id, checkpoint, body)
+      VALUES (v_thread, 1, v_expires, p_open, p_kind, p_scope, p_branch, p_key, p_id, p_checkpoint, p_body)
+      RETURNING r.number INTO number;
+    thread := p_thread; scope := p_scope; branch := p_branch; key := p_key; checkpoint := p_checkpoint;
+  END IF;
+  version := p_seen + 1; body := p_body; open := p_open; left_us := coalesce(p_ttl, 0);
+END $$;
+
+
+--
 -- Name: put_writes(integer, text, text, text, bytea, bytea[], integer[], bytea[], bytea[]); Type: FUNCTION; Schema: golden; Owner: -
 --
 
@@ -409,6 +387,10 @@ BEGIN
   END IF;
 END $$;
 
+
+SET default_tablespace = '';
+
+SET default_table_access_method = heap;
 
 --
 -- Name: blob; Type: TABLE; Schema: golden; Owner: -
@@ -492,20 +474,6 @@ WITH (fillfactor='50');
 
 
 --
--- Name: effect_number_seq; Type: SEQUENCE; Schema: golden; Owner: -
---
-
-ALTER TABLE golden.effect ALTER COLUMN number ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME golden.effect_number_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
-);
-
-
---
 -- Name: fresh; Type: TABLE; Schema: golden; Owner: -
 --
 
@@ -516,43 +484,6 @@ CREATE TABLE golden.fresh (
 )
 WITH (fillfactor='75');
 ALTER TABLE ONLY golden.fresh ALTER COLUMN body SET STORAGE EXTERNAL;
-
-
---
--- Name: interrupt; Type: TABLE; Schema: golden; Owner: -
---
-
-CREATE TABLE golden.interrupt (
-    number bigint NOT NULL,
-    id bytea NOT NULL,
-    thread bigint NOT NULL,
-    scope text NOT NULL COLLATE pg_catalog."C",
-    branch text NOT NULL COLLATE pg_catalog."C",
-    checkpoint bytea NOT NULL,
-    digest bytea NOT NULL,
-    body bytea NOT NULL,
-    created bigint NOT NULL,
-    decision bytea,
-    decided_by text,
-    decided bigint,
-    consumer text,
-    consumer_epoch bigint DEFAULT 0 NOT NULL,
-    consumed bigint
-);
-
-
---
--- Name: interrupt_number_seq; Type: SEQUENCE; Schema: golden; Owner: -
---
-
-ALTER TABLE golden.interrupt ALTER COLUMN number ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME golden.interrupt_number_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
-);
 
 
 --
@@ -599,32 +530,31 @@ CREATE TABLE golden.meta (
 
 
 --
--- Name: session; Type: TABLE; Schema: golden; Owner: -
+-- Name: record; Type: TABLE; Schema: golden; Owner: -
 --
 
-CREATE TABLE golden.session (
-    id bytea NOT NULL,
+CREATE TABLE golden.record (
     number bigint NOT NULL,
     thread bigint NOT NULL,
+    version bigint NOT NULL,
+    expires timestamp with time zone,
+    open boolean NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
     scope text NOT NULL COLLATE pg_catalog."C",
     branch text NOT NULL COLLATE pg_catalog."C",
-    owner text NOT NULL,
-    process text NOT NULL,
-    note text NOT NULL,
-    started bigint NOT NULL,
-    seen bigint NOT NULL,
-    expires timestamp with time zone NOT NULL,
-    ended bigint,
-    reason text
+    key text NOT NULL COLLATE pg_catalog."C",
+    id bytea NOT NULL,
+    checkpoint bytea,
+    body bytea NOT NULL
 );
 
 
 --
--- Name: session_number_seq; Type: SEQUENCE; Schema: golden; Owner: -
+-- Name: record_number_seq; Type: SEQUENCE; Schema: golden; Owner: -
 --
 
-ALTER TABLE golden.session ALTER COLUMN number ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME golden.session_number_seq
+ALTER TABLE golden.record ALTER COLUMN number ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME golden.record_number_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -728,12 +658,12 @@ INSERT INTO golden.checkpoint VALUES (4294967302, 1767268800000000, 173, NULL, 4
 INSERT INTO golden.checkpoint VALUES (4294967304, 1767268800000000, 5, NULL, 6, '\x01006336', '\x01006335', '\xa0d6da529b6485b42a14da42b47b85f83be68a9a7658219fa0d5e56632d19031', '\x2634088c31d0a838bfc7ab3cf217a149c5d069283f77c840a38ef5ba9566414b', '\x05d771a1', '\x93c09094a86d65737361676573a16c01c405a46c617374');
 INSERT INTO golden.checkpoint VALUES (12884901897, 1767268800000000, 1, NULL, 1, '\x01007331', NULL, NULL, '\x560dca31a0434fd0e20fec28c70f9564abaf7eb3f74ffc21a047234f97c732e5', '\xd9777618', '\x93c09094a6696e73696465a17600c401c3');
 INSERT INTO golden.checkpoint VALUES (17179869185, 1767268800000000, 2388, NULL, 1, '\x01006530', NULL, NULL, '\x1f5401edde64f4f3c1ffa5cac63f6844b6668a2c9afc0457407a095945636479', '\x9dabe547', '\x93c09095a56974656d73a16c1ecd0954c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfff');
-INSERT INTO golden.checkpoint VALUES (17179869186, 1767268800000000, 2316, NULL, 2, '\x01006531', '\x01006530', NULL, '\x4179f153c4af32d7df4df2eb491acdb53572375b0237e34b96543e02faf50f3c', '\x154cb980', '\x93c09095a56974656d73a16c1ec420629a4903ebb2381d514d72912f45c0bd07f3aff4ddd7f2c7a027e42610760f6b96ccb80800cd0854c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100');
-INSERT INTO golden.checkpoint VALUES (17179869187, 1767268800000000, 2244, NULL, 3, '\x01006532', '\x01006531', NULL, '\x336a17eec76768500d4f8e507e5c663aca4afa11f3baf04e0c303f86ed3f7b67', '\xe99c0d1a', '\x93c09095a56974656d73a16c1ec420358cc72178aff54f52ef1428bbebe4084f443357844fbdc57fd916cdd36988f09accb80800cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cd075ec420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6');
-INSERT INTO golden.checkpoint VALUES (17179869188, 1767268800000000, 2172, NULL, 4, '\x01006533', '\x01006532', NULL, '\x20c32d01cd92447ecf0252dc3f9639b77874d41594120dfb9606b15a9c1a5f4f', '\x3c68a060', '\x93c09095a56974656d73a16c1ec420be1aaa0740f07826af02dc7c890321ba0edcb2d90f67af942a21a9e055b708309eccb80800cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cd0668c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ec');
-INSERT INTO golden.checkpoint VALUES (17179869189, 1767268800000000, 2100, NULL, 5, '\x01006534', '\x01006533', NULL, '\x109032cbbfbbbd4b8ab4608058d97550c466d8d37652a036810bffc6d238d9ab', '\xc0e4b569', '\x93c09095a56974656d73a16c1ec420b4c07937a4c8bf30b5d79ba382a9e70f64b343844f79522304efa360cdbcfd3cdc0012ccb80800cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ecc40aa96368616e6765642034cd0572c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd03e2');
-INSERT INTO golden.checkpoint VALUES (21474836481, 1767268800000000, 284, NULL, 0, '\x0001a1e716f8a07000978c4ecfc56d39f0', NULL, NULL, '\x66bea11896813b70b510bf2a8463b1eb7bd2b6f0742c19e97bc45f33525e1984', '\x85a172c41001a1e716f895700097d9f2fa64f3d928a167a473686f70a168cf660a6391bbb8e68ca16ea47069636ba174a5696e70757482f1eb36', '\x95c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c00c4009400a16c01c40e95a473686f70a47069636bc00080');
-INSERT INTO golden.checkpoint VALUES (21474836482, 1767268800000000, 396, NULL, 1, '\x0001a1e716f8af7000b94dd1d9ab488d45', '\x0001a1e716f8a07000978c4ecfc56d39f0', NULL, '\xd42f874b1bc53d62de8d771d5841ef510219c63464698eeb6b1ea8c962acc6ac', '\x88a172c41001a1e716f895700097d9f2fa64f3d928a167a473686f70a168cf660a6391bbb8e68ca16ca47069636ba16ea3706179a9696e7465727275707485a26964d9526261636b737461793a7175657374696f6e3a63633536636565663633303563376339323536313336386531646536356265643239323932396566393331313330356237343534313964666133336665653639a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fab726573756d655f68696e74a852756e207061793fa174a9696e74657272757074afcce010', '\x96c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c01c406a56170706c659400a16c01c47396a473686f70a3706179a47069636b0181a47069636b0181a5776169747391d9526261636b737461793a7175657374696f6e3a636335366365656636333035633763393235363133363865316465363562656432393239323965663933313133303562373435343139646661333366656536399401a16c01c405a47069636b');
+INSERT INTO golden.checkpoint VALUES (17179869186, 1767268800000000, 2316, NULL, 2, '\x01006531', '\x01006530', NULL, '\x4179f153c4af32d7df4df2eb491acdb53572375b0237e34b96543e02faf50f3c', '\x154cb980', '\x93c09095a56974656d73a16c1ec420629a4903ebb2381d514d72912f45c0bd07f3aff4ddd7f2c7a027e42610760f6b96ccb80100cd0854c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100');
+INSERT INTO golden.checkpoint VALUES (17179869187, 1767268800000000, 2244, NULL, 3, '\x01006532', '\x01006531', NULL, '\x336a17eec76768500d4f8e507e5c663aca4afa11f3baf04e0c303f86ed3f7b67', '\xe99c0d1a', '\x93c09095a56974656d73a16c1ec420358cc72178aff54f52ef1428bbebe4084f443357844fbdc57fd916cdd36988f09accb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cd075ec420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6');
+INSERT INTO golden.checkpoint VALUES (17179869188, 1767268800000000, 2172, NULL, 4, '\x01006533', '\x01006532', NULL, '\x20c32d01cd92447ecf0252dc3f9639b77874d41594120dfb9606b15a9c1a5f4f', '\x3c68a060', '\x93c09095a56974656d73a16c1ec420be1aaa0740f07826af02dc7c890321ba0edcb2d90f67af942a21a9e055b708309eccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cd0668c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ec');
+INSERT INTO golden.checkpoint VALUES (17179869189, 1767268800000000, 2100, NULL, 5, '\x01006534', '\x01006533', NULL, '\x109032cbbfbbbd4b8ab4608058d97550c466d8d37652a036810bffc6d238d9ab', '\xc0e4b569', '\x93c09095a56974656d73a16c1ec420b4c07937a4c8bf30b5d79ba382a9e70f64b343844f79522304efa360cdbcfd3cdc0012ccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ecc40aa96368616e6765642034cd0572c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd03e2');
+INSERT INTO golden.checkpoint VALUES (21474836481, 1767268800000000, 284, NULL, 0, '\x0001a1e72aa96d7000a0f29486e594d3c7', NULL, NULL, '\x7ef93bf73d36db08d5f99f9edf652003679b0aab4ff120afd454aa35154f6eb0', '\x85a172c41001a1e72aa94a700080acbcf3031b861ba167a473686f70a168cf660a6391bbb8e68ca16ea47069636ba174a5696e7075746a423fd9', '\x95c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c00c4009400a16c01c40e95a473686f70a47069636bc00080');
+INSERT INTO golden.checkpoint VALUES (21474836482, 1767268800000000, 396, NULL, 1, '\x0001a1e72aa9867000ad6014b484ccb1a4', '\x0001a1e72aa96d7000a0f29486e594d3c7', NULL, '\xd4a1bf83fad533cb026f65fcaee0dc355507a7e910e1c1eedc9670b665f6ef94', '\x88a172c41001a1e72aa94a700080acbcf3031b861ba167a473686f70a168cf660a6391bbb8e68ca16ca47069636ba16ea3706179a9696e7465727275707485a26964d9526261636b737461793a7175657374696f6e3a61343939376364346537333838326165363235316262393564383333666539376361303862323435666135613936346261373235323963346630396566343634a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fab726573756d655f68696e74a852756e207061793fa174a9696e74657272757074e783f1e6', '\x96c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c01c406a56170706c659400a16c01c47396a473686f70a3706179a47069636b0181a47069636b0181a5776169747391d9526261636b737461793a7175657374696f6e3a613439393763643465373338383261653632353162623935643833336665393763613038623234356661356139363462613732353239633466303965663436349401a16c01c405a47069636b');
 INSERT INTO golden.checkpoint VALUES (25769803777, 1767268800000000, 1, NULL, 1, '\x01006c31', NULL, NULL, '\xa1ca94b4fc3a8f72a72d9d6f303e97705cad7c74c6a19043ae4508f696478317', '\xac1a2419', '\x93c09094a16ea17600c40101');
 INSERT INTO golden.checkpoint VALUES (30064771073, 1767268800000000, 1, NULL, 1, '\x016f74686572006331', NULL, NULL, '\x6794b0cc5482a73f253a548aa1b3fddc2fe4a86b2ed233208461b4ab39344746', '\x70803c59', '\x93c09094a56f74686572a17600c401c3');
 
@@ -748,33 +678,14 @@ INSERT INTO golden.checkpoint VALUES (30064771073, 1767268800000000, 1, NULL, 1,
 -- Data for Name: counter; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.counter VALUES ('stream', 19);
-
-
---
--- Data for Name: effect; Type: TABLE DATA; Schema: golden; Owner: -
---
-
-INSERT INTO golden.effect OVERRIDING SYSTEM VALUE VALUES (1, '\x759c3becc4e38772b3fed7f380a9ea86d4756fca57ef8317ec39aa2433bd5422', 1, '', 'main', 'mail', 1, 'golden:2213 01a1e716-f7fd-7000-9ee0-190a99fbf31b', '\xba11ed9e34406435f1c267e5ab66fdf91c13baa2db951f4b2d3ece9ab77991b0', 1767268800000000, '\x13e6f5b7899aeb0877dff54badb6f9315adeccb274835fd01d72555ca1a6e291', 'done', '\x309f83289f1e0bcb3e11126479204e425a660afab3b4107bbc3e980cc3f8530d7281a473656e74a3616e6e', 1767268800000000, NULL);
-INSERT INTO golden.effect OVERRIDING SYSTEM VALUE VALUES (2, '\x998bc3d9fe8769c0f1fe7620e0ebc786a152570351ece1cb0872d13721e50cac', 1, '', 'main', 'fax', 1, 'golden:2213 01a1e716-f810-7000-abf6-335e4c0f7562', '\xd87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5', 1767268800000000, '\x0f542abb8cdd9219279da7c792a71454e571bf5453c8c0bc95b7cde27e6ccaf1', 'failed', '\x9eb4c94320a6cb647849dd8f814a97303de8fc430e6a120d020feb03209c778f6556616c75654572726f72', 1767268800000000, NULL);
-INSERT INTO golden.effect OVERRIDING SYSTEM VALUE VALUES (3, '\x8656946bc091f88b4f74744ffc01a8b2b8f66d42cf11852ecead4b02e99c849e', 1, '', 'main', 'charge', 1, 'golden:2213 01a1e716-f824-7000-966d-84e295601c6b', '\xd87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5', 1767268800000000, '\x1be5451622014395c9e8c8687f20a34df5720732d6974c59c5115d74a3bbbf87', 'intended', NULL, NULL, NULL);
+INSERT INTO golden.counter VALUES ('stream', 17);
 
 
 --
 -- Data for Name: fresh; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.fresh VALUES (1024, 2147483648, '\xa96368616e6765642030d9506562616635636364366633373239316433346261646531626266663533396537366334376166623239336335643533393134643439326530626463323430343533373238633263336161356432396561d9503465396533383730613331383763306238393838313766313263306161656237623636343839343138356637393535653962326435653434623135346561643031353234666163616562626564333261a96368616e6765642031');
-
-
---
--- Data for Name: interrupt; Type: TABLE DATA; Schema: golden; Owner: -
---
-
-INSERT INTO golden.interrupt OVERRIDING SYSTEM VALUE VALUES (1, '\x010061736b2d6f70656e', 1, '', 'main', '\x01006333', '\xa70524bb305e701d3b66aa01684498144f56e2ffef20388bf4bf1b776cd30580', '\x85a26964a861736b2d6f70656ea46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f616481a6616d6f756e7405a670726f6d7074a64d617920493f', 1767268800000000, NULL, NULL, NULL, NULL, 0, NULL);
-INSERT INTO golden.interrupt OVERRIDING SYSTEM VALUE VALUES (2, '\x010061736b2d616e737765726564', 1, '', 'main', '\x01006333', '\xbc3d7773a9081712955488ead0be37053e7e208d0889fc2833be3c717610ad7c', '\x85a26964ac61736b2d616e737765726564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0', 1767268800000000, '\x6d6c810b5a7c42deb71942df4b15b13381a8e7e8726cec1797470d80d9f2cfe385a46b696e64a66d6f64696679a573636f7065c0a576616c756581a6616d6f756e7404a6726561736f6ea0a6746172676574c0', 'bob', 1767268800000000, NULL, 0, NULL);
-INSERT INTO golden.interrupt OVERRIDING SYSTEM VALUE VALUES (3, '\x010061736b2d75736564', 1, '', 'main', '\x01006333', '\x5e42268a88023a52fd654387cb6d569ed569331585f428b5538fdf2e70693523', '\x85a26964a861736b2d75736564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0', 1767268800000000, '\x01816baee04619a4c82c4785b1b68ec146587a5bad9064f9a4673fe282a6bd3585a46b696e64a7617070726f7665a573636f7065c0a576616c7565c0a6726561736f6ea0a6746172676574c0', 'ann', 1767268800000000, 'worker-1', 0, 1767268800000000);
-INSERT INTO golden.interrupt OVERRIDING SYSTEM VALUE VALUES (4, '\x01006261636b737461793a7175657374696f6e3a63633536636565663633303563376339323536313336386531646536356265643239323932396566393331313330356237343534313964666133336665653639', 3, '', 'main', '\x0001a1e716f8af7000b94dd1d9ab488d45', '\x09f1f95de7aad049c5e850c200acd396d19a7830a2df8ee6e84e9baa9dc00fa1', '\x85a26964d9526261636b737461793a7175657374696f6e3a63633536636565663633303563376339323536313336386531646536356265643239323932396566393331313330356237343534313964666133336665653639a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793f', 1767268800000000, NULL, NULL, NULL, NULL, 0, NULL);
+INSERT INTO golden.fresh VALUES (128, 268435456, '\xa96368616e6765642030d9506562616635636364366633373239316433346261646531626266663533396537366334376166623239336335643533393134643439326530626463323430343533373238633263336161356432396561d9503465396533383730613331383763306238393838313766313263306161656237623636343839343138356637393535653962326435653434623135346561643031353234666163616562626564333261a96368616e6765642031');
 
 
 --
@@ -786,7 +697,7 @@ INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (1, 1, 8, 8, 0, NULL, '',
 INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (3, 1, 9, 9, 0, NULL, 'inner', 'main', NULL, NULL, NULL);
 INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (4, 2, 5, 5, 0, NULL, '', 'main', NULL, NULL, NULL);
 INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (5, 3, 2, 2, 1, NULL, '', 'main', NULL, NULL, NULL);
-INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (6, 4, 1, 1, 1, '2026-11-17 01:20:04.908507+00', '', 'main', 'worker-2', '2063e9c0ef23400dbf7cf008d04c1418', NULL);
+INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (6, 4, 1, 1, 1, '2026-11-17 01:41:35.370919+00', '', 'main', 'worker-2', '340074c5270344ee9a277e29b845f0b7', NULL);
 INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (7, 5, 1, 1, 0, NULL, '', 'main', NULL, NULL, NULL);
 
 
@@ -798,18 +709,25 @@ INSERT INTO golden.meta VALUES (1);
 
 
 --
--- Data for Name: session; Type: TABLE DATA; Schema: golden; Owner: -
+-- Data for Name: record; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.session OVERRIDING SYSTEM VALUE VALUES ('\x0001a1e716f8277000aba1b3e7ef32922b', 1, 1, '', 'main', 'worker-1', '5bfae961-7a91-44cf-8c82-e89dc83d489f pid:[4026531836]+time:[4026531834] 2213 1509914 golden', 'nightly', 1767268800000000, 1767268800000000, '2026-11-17 01:20:34.649652+00', 1767268800000000, 'completed');
-INSERT INTO golden.session OVERRIDING SYSTEM VALUE VALUES ('\x0001a1e716f8eb7000abc5e4e4c0d16ac1', 2, 4, '', 'main', 'worker-2', '5bfae961-7a91-44cf-8c82-e89dc83d489f pid:[4026531836]+time:[4026531834] 2213 1509914 golden', 'nobody ended it', 1767268800000000, 1767268800000000, '2026-11-17 01:20:04.895003+00', NULL, NULL);
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (1, 1, 1, NULL, true, 'interrupt', '', 'main', 'ask-open', '\x21d6c22cdf2cded3a0ca51cd7d6c74ddab451bdff89f70bce3eb2e4b31086a11', '\x01006333', '\xb25dfde5b850d03dcd3e30d2ca709d65da4dcc16fed18334ad1b976fbe3cfa9a98c44385a26964a861736b2d6f70656ea46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f616481a6616d6f756e7405a670726f6d7074a64d617920493fcf00064752550bf000c0c0c0c000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (2, 1, 2, NULL, true, 'interrupt', '', 'main', 'ask-answered', '\x394a0b56867f32974dc568e2791b7777522abdd72fcb200bee54bddcd34825d5', '\x01006333', '\xdd66c471ebe59416555c3f45f71577378bd6b132bc9815ecd2f62f601538c04798c43985a26964ac61736b2d616e737765726564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c43385a46b696e64a66d6f64696679a573636f7065c0a576616c756581a6616d6f756e7404a6726561736f6ea0a6746172676574c0a3626f62cf00064752550bf000c000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (3, 1, 3, NULL, false, 'interrupt', '', 'main', 'ask-used', '\x9f298e6e04e50d2f296d9e7a7a483aa51284a730c157ef1df9d693df1a94a631', '\x01006333', '\xd37e3beab39f94b31a71d39e5aebf09bb4c76b3a17c34c9b1be92a8573fa0c7e98c43585a26964a861736b2d75736564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c42c85a46b696e64a7617070726f7665a573636f7065c0a576616c7565c0a6726561736f6ea0a6746172676574c0a3616e6ecf00064752550bf000a8776f726b65722d3100cf00064752550bf000');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (4, 1, 2, NULL, false, 'effect', '', 'main', 'mail', '\x759c3becc4e38772b3fed7f380a9ea86d4756fca57ef8317ec39aa2433bd5422', NULL, '\xff0fd4e2188555c84ff33e60d19e9c876e47732ee4cdb4197b76bb93eb3f93ba9801d931676f6c64656e3a32393937352030316131653732612d613832622d373030302d623137372d646163326161616531373034c420ba11ed9e34406435f1c267e5ab66fdf91c13baa2db951f4b2d3ece9ab77991b0cf00064752550bf000a4646f6e65c40b7281a473656e74a3616e6ecf00064752550bf000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (5, 1, 2, NULL, false, 'effect', '', 'main', 'fax', '\x998bc3d9fe8769c0f1fe7620e0ebc786a152570351ece1cb0872d13721e50cac', NULL, '\x0fba07a3b42d6057b7d5ae454a757648cfa3662f7698fe8cf4084cef3bbc0ce09801d931676f6c64656e3a32393937352030316131653732612d613833652d373030302d393934322d316235663633363835306435c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a66661696c6564c40b6556616c75654572726f72cf00064752550bf000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (6, 1, 1, NULL, true, 'effect', '', 'main', 'charge', '\x8656946bc091f88b4f74744ffc01a8b2b8f66d42cf11852ecead4b02e99c849e', NULL, '\x944d5bd0b32d98c679cfb1be36dfdbf38e18b87f33b67615c398121de4b78ae99801d931676f6c64656e3a32393937352030316131653732612d613834612d373030302d396662662d326134643331316264356331c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a8696e74656e646564c400c0c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (7, 1, 2, NULL, false, 'session', '', 'main', '01a1e72a-a84f-7000-bc61-3d7b4fb23fd4', '\x6e52d1ba71953c52b11fcee5a2d62678259171605796020d7ead3d1867ebecb9', NULL, '\x6b01533a2c308790f9a09254b95c484880800a246401bc8fd1a26973f34c641097a8776f726b65722d31d95c35626661653936312d376139312d343463662d386338322d653839646338336434383966207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d203239393735203136333832313420676f6c64656ea76e696768746c79cf00064752550bf000cf00064752550bf000cf00064752550bf000a9636f6d706c65746564');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (8, 3, 1, NULL, true, 'interrupt', '', 'main', 'backstay:question:a4997cd4e73882ae6251bb95d833fe97ca08b245fa5a964ba72529c4f09ef464', '\xa2517bbd41fc7af22af8501836991e298cc3caf106340ce244ec6255465f1dc8', '\x0001a1e72aa9867000ad6014b484ccb1a4', '\xd907b30172ee77eee8891cf9c238d1b6c984f0e118dd4a92a8e220721dce8c2a98c4a585a26964d9526261636b737461793a7175657374696f6e3a61343939376364346537333838326165363235316262393564383333666539376361303862323435666135613936346261373235323963346630396566343634a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fcf00064752550bf000c0c0c0c000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (9, 4, 2, '2026-11-17 01:41:35.383971+00', true, 'session', '', 'main', '01a1e72a-a9c1-7000-af13-8fb35669b7c7', '\x79635add3e447c2d20a80bf4021970e9ca8a4bbd5999049a7d3964a8a5e5884c', NULL, '\x7e54e138cbeef649ef07f65cd19ccfe38f70745068958e204cd6f2bcb5f064c397a8776f726b65722d32d95c35626661653936312d376139312d343463662d386338322d653839646338336434383966207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d203239393735203136333832313420676f6c64656eaf6e6f626f647920656e646564206974cf00064752550bf000cf00064752550bf000c0c0');
 
 
 --
 -- Data for Name: stream_ref; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.stream_ref VALUES (4, 8, true);
+INSERT INTO golden.stream_ref VALUES (4, 1, true);
 
 
 --
@@ -846,20 +764,6 @@ SELECT pg_catalog.setval('golden.blob_id_seq', 3, true);
 
 
 --
--- Name: effect_number_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
---
-
-SELECT pg_catalog.setval('golden.effect_number_seq', 3, true);
-
-
---
--- Name: interrupt_number_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
---
-
-SELECT pg_catalog.setval('golden.interrupt_number_seq', 4, true);
-
-
---
 -- Name: lane_id_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
 --
 
@@ -867,10 +771,10 @@ SELECT pg_catalog.setval('golden.lane_id_seq', 7, true);
 
 
 --
--- Name: session_number_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
+-- Name: record_number_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
 --
 
-SELECT pg_catalog.setval('golden.session_number_seq', 2, true);
+SELECT pg_catalog.setval('golden.record_number_seq', 9, true);
 
 
 --
@@ -937,43 +841,11 @@ ALTER TABLE ONLY golden.counter
 
 
 --
--- Name: effect effect_id_key; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.effect
-    ADD CONSTRAINT effect_id_key UNIQUE (id);
-
-
---
--- Name: effect effect_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.effect
-    ADD CONSTRAINT effect_pkey PRIMARY KEY (number);
-
-
---
 -- Name: fresh fresh_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
 --
 
 ALTER TABLE ONLY golden.fresh
     ADD CONSTRAINT fresh_pkey PRIMARY KEY (slot);
-
-
---
--- Name: interrupt interrupt_id_key; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.interrupt
-    ADD CONSTRAINT interrupt_id_key UNIQUE (id);
-
-
---
--- Name: interrupt interrupt_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.interrupt
-    ADD CONSTRAINT interrupt_pkey PRIMARY KEY (number);
 
 
 --
@@ -993,11 +865,19 @@ ALTER TABLE ONLY golden.lane
 
 
 --
--- Name: session session_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
+-- Name: record record_id_key; Type: CONSTRAINT; Schema: golden; Owner: -
 --
 
-ALTER TABLE ONLY golden.session
-    ADD CONSTRAINT session_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY golden.record
+    ADD CONSTRAINT record_id_key UNIQUE (id);
+
+
+--
+-- Name: record record_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
+--
+
+ALTER TABLE ONLY golden.record
+    ADD CONSTRAINT record_pkey PRIMARY KEY (kind, number);
 
 
 --
@@ -1048,34 +928,6 @@ CREATE INDEX blob_ref_digest ON golden.blob_ref USING btree (digest);
 
 
 --
--- Name: effect_thread; Type: INDEX; Schema: golden; Owner: -
---
-
-CREATE INDEX effect_thread ON golden.effect USING btree (thread, number);
-
-
---
--- Name: interrupt_checkpoint; Type: INDEX; Schema: golden; Owner: -
---
-
-CREATE INDEX interrupt_checkpoint ON golden.interrupt USING btree (checkpoint);
-
-
---
--- Name: interrupt_pending; Type: INDEX; Schema: golden; Owner: -
---
-
-CREATE INDEX interrupt_pending ON golden.interrupt USING btree (number) WHERE (consumed IS NULL);
-
-
---
--- Name: interrupt_thread; Type: INDEX; Schema: golden; Owner: -
---
-
-CREATE INDEX interrupt_thread ON golden.interrupt USING btree (thread);
-
-
---
 -- Name: lane_leased; Type: INDEX; Schema: golden; Owner: -
 --
 
@@ -1090,17 +942,24 @@ CREATE INDEX lane_origin ON golden.lane USING btree (origin) WHERE (origin IS NO
 
 
 --
--- Name: session_active; Type: INDEX; Schema: golden; Owner: -
+-- Name: record_checkpoint; Type: INDEX; Schema: golden; Owner: -
 --
 
-CREATE INDEX session_active ON golden.session USING btree (number) WHERE (ended IS NULL);
+CREATE INDEX record_checkpoint ON golden.record USING btree (checkpoint) WHERE (checkpoint IS NOT NULL);
 
 
 --
--- Name: session_thread; Type: INDEX; Schema: golden; Owner: -
+-- Name: record_open; Type: INDEX; Schema: golden; Owner: -
 --
 
-CREATE INDEX session_thread ON golden.session USING btree (thread);
+CREATE INDEX record_open ON golden.record USING btree (kind, number) WHERE open;
+
+
+--
+-- Name: record_thread; Type: INDEX; Schema: golden; Owner: -
+--
+
+CREATE INDEX record_thread ON golden.record USING btree (thread, kind, number);
 
 
 --

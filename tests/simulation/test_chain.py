@@ -54,7 +54,7 @@ from backstay.testing.verdict import Kind, Verdict
 from effort import effort
 
 WORKERS = 4
-THREAD_ROUNDS = 50 * effort()
+THREAD_ROUNDS = max(100, 50 * effort())
 PROCESS_ROUNDS = 20 * effort()
 KILLS = max(6, effort())
 SEARCHES = 100 * effort()

@@ -512,7 +512,6 @@ class TestMutants:
         IgnoresVersions,
         WritesUnfenced,
         AnswersTheFenced,
-        FencesRepetitions,
         MakesWhatIsGone,
         LivesForEver,
         NeverCloses,
@@ -521,7 +520,7 @@ class TestMutants:
         LeavesThreadsRecords,
         ForgetsEffectsWithTheLease,
     ]
-    contract: ClassVar = [*machine, ReplacesSilently, *owners, IgnoresNumbers]
+    contract: ClassVar = [*machine, ReplacesSilently, *owners, IgnoresNumbers, FencesRepetitions]
 
     @pytest.mark.row("C1", "C3", "C4")
     @pytest.mark.parametrize("mutant", machine, ids=lambda mutant: mutant.__name__)

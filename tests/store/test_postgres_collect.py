@@ -23,7 +23,7 @@ from backstay.testing.postgres import PostgresServer
 from backstay.upkeep.repair import repair
 from effort import effort
 
-LAYOUTS = 10 * effort()
+LAYOUTS = max(20, 10 * effort())
 STREAM = 7
 SLOT_BYTES, SLOTS = 512, 128
 EDGES = [

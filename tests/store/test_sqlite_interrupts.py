@@ -218,7 +218,7 @@ class CountingGate(Gate):
 
 @pytest.mark.filterwarnings("ignore:unclosed file")
 def test_a_lock_that_python_code_takes_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backstay.store.sqlite.store.Gate", CountingGate)
+    monkeypatch.setattr("backstay.store.sqlite.transactions.Gate", CountingGate)
     assert is_caught(path)
 
 

@@ -24,7 +24,7 @@ from effort import effort
 
 TABLES = {name: text for name, text in our_objects().items() if text.startswith("CREATE TABLE")}
 ODD: tuple[Any, ...] = (None, -1, 0, 2**63 - 1, -(2**63), 1.5, "", "x", "é\0y", b"", b"x", b"\xff" * 16, b"\x93" * 32)
-VALUES_A_COLUMN = min(len(ODD), max(1, effort() // 2))
+VALUES_A_COLUMN = min(len(ODD), max(2, effort() // 2))
 
 
 def columns_of(table: str) -> list[str]:

@@ -52,10 +52,10 @@ def made_anew(table: str, old: str, new: str) -> str:
 CHANGES = {
     "view beside ours": ("CREATE VIEW evil AS SELECT * FROM checkpoint", "view evil"),
     "view instead of a table": ("DROP TABLE tag; CREATE VIEW tag AS SELECT 1 checkpoint, 'x' name", "tag is not"),
-    "table missing": ("DROP TABLE session", "session is missing"),
+    "table missing": ("DROP TABLE record", "record is missing"),
     "index missing": ("DROP INDEX checkpoint_id", "checkpoint_id is missing"),
     "generated column": ("ALTER TABLE checkpoint ADD COLUMN evil INTEGER AS (step + 1)", "checkpoint is not"),
-    "extra column": ("ALTER TABLE session ADD COLUMN evil TEXT", "session is not"),
+    "extra column": ("ALTER TABLE record ADD COLUMN evil TEXT", "record is not"),
     "renamed column": ("ALTER TABLE tag RENAME COLUMN name TO label", "tag is not"),
     "renamed table": ("ALTER TABLE tag RENAME TO label", "tag is missing"),
     "index": ("CREATE INDEX evil ON checkpoint (step)", "index evil"),
@@ -70,8 +70,8 @@ CHANGES = {
     "without rowid": (made_anew("write_piece", "STRICT", "STRICT, WITHOUT ROWID"), "write_piece is not"),
     "with rowid": (made_anew("write", ", WITHOUT ROWID", ""), "write is not"),
     "foreign key": (
-        made_anew("effect", "REFERENCES thread (id)", "REFERENCES thread (id) ON DELETE CASCADE"),
-        "effect",
+        made_anew("record", "REFERENCES thread (id)", "REFERENCES thread (id) ON DELETE CASCADE"),
+        "record",
     ),
     **{
         f"trigger {when} {event} on {table}": (

@@ -140,7 +140,7 @@ def test_nobody_can_put_a_question_of_their_own_in_the_place_of_one(
     forged = handle.run(interrupts.keep, handle.context, handle.cursor, checkpoint.id, planted)
     thread.decide(forged, "approve", by="mallory")
     for look in (lambda: settle(thread, PAY, checkpoint), lambda: waiting(thread, PAY)):
-        with pytest.raises(backstay.Corrupted, match="another question stands under its id"):
+        with pytest.raises(backstay.Corrupted, match="another question has its id"):
             look()
 
     assert [record.pending for record in thread.interrupts()] == [True]

@@ -331,7 +331,7 @@ def test_forged_numbers_never_take_more_than_the_limits(tmp_path: Path, show: Sh
     limits = BundleLimits(state_bytes=2 * MIB, work_bytes=12 * MIB)
     ends: dict[str, int] = {}
     highest = 0
-    for seed in range(max(10, 3 * effort())):
+    for seed in range(max(40, 4 * effort())):
         path = written(tmp_path / "forged", random_records(random.Random(seed)))
         for what in (verify_bundle, lambda path, limits: sum(1 for _ in read_bundle(path, limits=limits))):
             tracemalloc.start()

@@ -114,10 +114,10 @@ def test_a_pending_write_that_cannot_be_read_is_found(path: Path) -> None:
     assert found(path) == [("damaged", "checkpoint a7, writes[task][0]")]
 
 
-def test_a_session_with_an_impossible_moment_is_found(path: Path) -> None:
-    with backstay.open(path) as store, store.thread("alpha").session(owner="worker"):
+def test_a_damaged_session_is_found(path: Path) -> None:
+    with backstay.open(path) as store, store.thread("alpha").session(owner="worker") as session:
         pass
-    change(path, "UPDATE session SET started = 9223372036854775807")
+    flip_column(path, "record", "body", f"key = '{session.id}'")
 
     assert [kind for kind, where in found(path) if where.startswith("session ")] == ["damaged"]
 

@@ -370,7 +370,7 @@ def test_a_quarantine_file_holds_everything_that_could_be_read(path: Path, tmp_p
     values = {value["key"]: b"".join(part for _, part in value["parts"]) for value in damaged.values or ()}
     assert values["doc"] == text("doc", 2000).encode()
     assert len(values["log"]) == next(value["size"] for value in damaged.values or () if value["key"] == "log")
-    assert [asked["id"] for asked in damaged.interrupts] == ["ask"]
+    assert [asked["key"] for asked in damaged.interrupts] == ["ask"]
     assert [write["task_id"] for write in files["a7"].writes] == ["task"]
     assert all(re.fullmatch(r"[0-9a-f]{32}-[0-9a-f]{16}\.quarantine", Path(each).name) for each in report.files)
 

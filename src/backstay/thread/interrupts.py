@@ -24,7 +24,7 @@ from backstay.thread.cursor import Context, Cursor
 from backstay.thread.hold import Hold
 from backstay.thread.process import this_process
 from backstay.thread.record import from_microseconds, to_microseconds, too_large
-from backstay.thread.records import RecordPages, damaged, find_by_id, seal, unseal
+from backstay.thread.records import RecordPages, confirm, damaged, find_by_id, seal, unseal
 
 RESERVED = "backstay:"
 """How the ids of interrupts begin that Backstay makes itself. Nobody else can record one of these."""
@@ -392,6 +392,8 @@ def consumed(row: InterruptRow, by: str, epoch: int, at_us: int) -> InterruptRow
 
 def put(store: Backend, row: InterruptRow, rule: Callable[[InterruptRow], InterruptRow]) -> InterruptRow:
     """Store what a rule makes of an interrupt, and of what others made of it meanwhile; return what is stored then."""
+    if rule(row) is row:
+        row = row_of(confirm(store, row.stored))
     while (changed := rule(row)) is not row:
         row = row_of(store.put_record(changed.sealed()))
     return row

@@ -17,7 +17,7 @@ from backstay.store.base import Backend, LaneKey
 from backstay.store.records import Record, record_id
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.record import from_microseconds, to_microseconds
-from backstay.thread.records import RecordPages, damaged, seal, unseal
+from backstay.thread.records import RecordPages, confirm, damaged, seal, unseal
 
 KEY_LENGTH_MAX = 1000  # characters
 NOT_DONE = "not done"
@@ -108,7 +108,7 @@ def settle_row(store: Backend, context: Context, row: EffectRow, outcome: Outcom
     done = outcome.status is EffectStatus.DONE
     payload = RESULT + encode(outcome.result, "result") if done else ERROR + NOT_DONE.encode()
     settled = ended(row, outcome.status.value, payload, to_microseconds(context.now()), by)
-    return row if settled is row else row_of(store.put_record(settled.sealed()))
+    return row_of(confirm(store, row.stored) if settled is row else store.put_record(settled.sealed()))
 
 
 def settle(

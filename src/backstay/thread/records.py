@@ -79,6 +79,14 @@ def damaged(record: Record, what: str) -> Corrupted:
     )
 
 
+def confirm(store: Backend, stored: Record) -> Record:
+    """Repeat the write that made a record as it is, and return it as it is now.
+
+    A read shows what a synchronous standby may not have yet; an answer that rests on it must last like a write's.
+    """
+    return store.put_record(replace(stored, version=stored.version - 1))
+
+
 def find_by_id(store: Backend, kind: Kind, namespace: str, name: str) -> Record | None:
     """Return a session or an interrupt, whose id is its name in the whole namespace."""
     return store.record(kind, LaneKey(namespace, "", "", ""), name)
