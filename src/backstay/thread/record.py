@@ -36,14 +36,14 @@ NO_PARENT = bytes(32)
 CHECKSUM_BYTES = 4
 _ELSEWHERE = ("frames", "path")  # notes that are kept with the payload
 _RUN_ID = NOTE_KEYS["run_id"]  # stored as 16 bytes if it is a UUID
-_MICROSECOND = timedelta(microseconds=1)
+MICROSECOND = timedelta(microseconds=1)
 _EXACT_US = 4_102_444_800_000_000  # until the year 2100 a float of seconds names every microsecond exactly
 _from_timestamp = datetime.fromtimestamp
 
 
 def to_microseconds(moment: datetime) -> int:
     """Return a UTC moment as whole microseconds since 1970."""
-    return (moment - EPOCH) // _MICROSECOND
+    return (moment - EPOCH) // MICROSECOND
 
 
 def from_microseconds(count: int) -> datetime:

@@ -14,17 +14,18 @@ from itertools import count
 from typing import Any
 
 from backstay.errors import Conflict, Corrupted, Fenced, IdTaken, InvalidInput, NotFound
-from backstay.model.checkpoint import NOTE_FIELDS, Notes, SavedCheckpoint, bare
+from backstay.model.checkpoint import EPOCH, NOTE_FIELDS, Notes, SavedCheckpoint, bare
 from backstay.model.ids import check_id
 from backstay.pieces.manifest import Key
 from backstay.pieces.tip import Change, Tip
-from backstay.store.base import Backend, Commit, LaneKey, Row
+from backstay.store.base import Backend, Commit, Committed, LaneKey, Row
 from backstay.store.leases import fenced
 from backstay.thread.arguments import Which, check_mapping, check_notes, name_of, names_of
 from backstay.thread.change import append_change, check_state, state_change
 from backstay.thread.cursor import Context, Cursor, Seen
 from backstay.thread.load import deleted_meanwhile, fill, find_row, is_there, open_tip, winner_of
 from backstay.thread.record import (
+    MICROSECOND,
     NO_PARENT,
     checkpoint_digest,
     encode_notes,
@@ -32,7 +33,6 @@ from backstay.thread.record import (
     meta_of,
     new_meta,
     parent_digest,
-    to_microseconds,
     values_of,
 )
 
@@ -282,7 +282,7 @@ def commit_on(
     given: Notes = {**request.keep, **request.notes}  # type: ignore[typeddict-item]  # `keep` holds fields of a record
     name, parent_id = request.name or context.new_id(), parent.id if parent else None
     meta = new_meta(lane, name, parent_id, step, context.now(), given)
-    created_us = to_microseconds(meta.created_at)
+    created_us = (meta.created_at - EPOCH) // MICROSECOND
     notes = encode_notes(meta, created_us, described=bool(given))
     if unloaded := tip.unloaded(change):
         _load_for(store, cursor, tip, unloaded, parent if takes_over else seen.head)
@@ -313,7 +313,18 @@ def commit_on(
         requires=parent_id if takes_over else None,
         parent_digest=parent.digest if parent and (takes_over or request.replaces_head) else None,
     )
-    began = time.monotonic()
+    committed = _stored(store, cursor, commit)
+    row = commit.row(0, committed.seq)
+    tip.items = request.items
+    cursor.move(seen, Seen(committed.number, committed.seq, commit.epoch, row), tip)
+    return bare(
+        SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
+    )
+
+
+def _stored(store: Backend, cursor: Cursor, commit: Commit) -> Committed:
+    """Store a commit. A save under a lease extends it, or finds out that it is lost."""
+    hold, began = cursor.hold, time.monotonic()
     try:
         committed = store.commit(commit)
     except Fenced as error:
@@ -324,14 +335,9 @@ def commit_on(
         raise
     except Conflict as lost:
         raise _conflict(store, cursor, lost.what, lost) from lost
-    if hold is not None and committed.fresh:  # a save under a lease extends it
+    if hold is not None and committed.fresh:
         hold.pulse.extended(began)
-    row = commit.row(0, committed.seq)
-    tip.items = request.items
-    cursor.move(seen, Seen(committed.number, committed.seq, commit.epoch, row), tip)
-    return bare(
-        SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
-    )
+    return committed
 
 
 def _load_for(store: Backend, cursor: Cursor, tip: Tip, unloaded: list[Key], row: Row | None) -> None:

@@ -238,12 +238,8 @@ def _of(value: Any, kind: type) -> Any:
 def _bounded(value: Any, most: int) -> bytes:
     data: bytes = _of(value, bytes)
     if len(data) > most:
-        raise DecodeError("a description or question in the bundle is larger than any can be")
+        raise DecodeError("a description in the bundle is larger than any can be")
     return data
-
-
-def _optional(value: Any, kind: type) -> Any:
-    return None if value is None else _of(value, kind)
 
 
 def _number(value: Any) -> int:
