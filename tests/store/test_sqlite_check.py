@@ -34,6 +34,13 @@ def test_an_interrupt_whose_checkpoint_is_not_there_is_found(store: SqliteStore)
     assert (found.kind, found.where, found.thread, found.checkpoint) == ("orphan", "interrupt ask", "t", "one")
 
 
+def test_a_record_that_no_call_would_find_is_found(store: SqliteStore) -> None:
+    break_with(store, "UPDATE record SET id = x'00'")
+    (found,) = store.check()
+
+    assert (found.kind, found.where, found.thread) == ("damaged", "interrupt ask", "t")
+
+
 def test_a_lane_without_a_checkpoint_must_have_a_lease(store: SqliteStore) -> None:
     break_with(store, "UPDATE lane SET token = NULL WHERE last_seq = 0")
     (found,) = store.check()

@@ -208,6 +208,8 @@ UNION ALL SELECT 'write', count(*) FROM write WHERE thread NOT IN (SELECT id FRO
 ALL_CHUNK_SIZES = "SELECT address, size FROM chunk ORDER BY address"
 PIECES = "SELECT number FROM write_piece ORDER BY number"
 PIECES_NEEDED = "SELECT body, pieces FROM write WHERE typeof(body) = 'integer'"
+RECORD_NAMES = """
+SELECT r.place, r.id, t.namespace, t.name, r.scope, r.branch, r.key FROM record r JOIN thread t ON t.id = r.thread"""
 RECORDS_WITHOUT_CHECKPOINT = """
 SELECT r.place, r.key, t.name, r.checkpoint FROM record r LEFT JOIN thread t ON t.id = r.thread
 WHERE r.checkpoint IS NOT NULL AND NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.id = r.checkpoint)"""

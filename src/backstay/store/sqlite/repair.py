@@ -17,6 +17,7 @@ from backstay.store.finding import DAMAGED, ORPHAN, REBUILD, Finding
 from backstay.store.lane import LaneKey
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, pack_body, span_of
 from backstay.store.patch import patched
+from backstay.store.records import record_id
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.chunks import read_blob
 from backstay.store.sqlite.collect import keep_parents
@@ -130,6 +131,7 @@ def plan_rebuild(connection: apsw.Connection, drop: bool) -> Rebuild:
     _plan_bytes(connection, plan, survey, drop)
     if drop:
         _plan_rows(connection, plan)
+    plan.hopeless += _misnamed(connection)
     plan.hopeless += [out_of_reach(what, count) for what, count in every(connection, queries.UNREACHABLE) if count]
     return plan
 
@@ -213,6 +215,18 @@ def _plan_rows(connection: apsw.Connection, plan: Rebuild) -> None:
     if pieces := lost_pieces(connection):
         what = Finding(ORPHAN, f"{len(pieces)} pieces of pending writes", "no row needs them", repair=REBUILD)
         plan.add(what, *((queries.DROP_PIECES, (number, number + 1)) for number in pieces))
+
+
+def _misnamed(connection: apsw.Connection) -> list[Finding]:
+    """Return the records that no call finds by name. Whether the name or the place is wrong only their seals tell."""
+    found = []
+    for place, name, *lane, key in connection.execute(queries.RECORD_NAMES):
+        kind = kind_of(place)
+        if name != record_id(kind, LaneKey(*lane), key):
+            found.append(
+                Finding(DAMAGED, f"{kind} {key}", "it cannot be found by its name", lane[1], namespace=lane[0])
+            )
+    return found
 
 
 def _put_row(connection: apsw.Connection, row: Row) -> None:
