@@ -74,13 +74,13 @@ class _Run:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             if not may_be_deeper_than(data, DEPTH_MAX):
                 value, end = ormsgpack.unpackb(PAIR + data + END_BYTES, ext_hook=self._extend)  # as in unpack_whole
-                if end != END:
+                if type(end) is not int or end != END:
                     raise DecodeError("bytes are left over after a value")
                 return value
         pair = ormsgpack.unpackb(b"".join((_WRAPPED, *parts, END_BYTES)), ext_hook=self._extend)
         for _ in range(_WRAPPERS):
             (pair,) = pair
-        if pair[1] != END:
+        if type(pair[1]) is not int or pair[1] != END:
             raise DecodeError("bytes are left over after the value")
         return pair[0]
 

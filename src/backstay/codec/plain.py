@@ -23,7 +23,7 @@ END: Final = int.from_bytes(END_BYTES[1:])
 def unpack_whole(data: bytes, ext_hook: Callable[[int, bytes], Any] | None = None) -> Any:
     """Decode one value that must take up all of the data. Raises ValueError as the C decoder does, or DecodeError."""
     pair = ormsgpack.unpackb(PAIR + data + END_BYTES, ext_hook=ext_hook)
-    if pair[1] != END:
+    if type(pair[1]) is not int or pair[1] != END:  # not every value can be compared, such as an array
         raise DecodeError("bytes are left over after a value")
     return pair[0]
 

@@ -86,7 +86,7 @@ def revive(data: bytes, trust: Trust) -> Any:
         pair = ormsgpack.unpackb(b"".join((PAIR, data, END_BYTES)), ext_hook=run.extend, option=_OPTION)
     except Exception as error:
         raise run.translated(error) from error
-    if pair[1] != END:
+    if type(pair[1]) is not int or pair[1] != END:  # not every value can be compared, such as an array
         raise DecodeError("bytes are left over after a value")
     return pair[0]
 
