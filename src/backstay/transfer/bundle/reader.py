@@ -15,7 +15,6 @@ from pathlib import Path
 
 from backstay.errors import Corrupted, DecodeError, InvalidInput
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta, bare
-from backstay.model.interrupt import QUESTION_BYTES_MAX
 from backstay.pieces.body import from_body
 from backstay.pieces.manifest import Key, root_digest
 from backstay.store.atomic import failure
@@ -180,11 +179,8 @@ class BundleReader:
             case records.INTERRUPT:
                 self._counts[2] += 1
                 stored = records.unpack_record(data, "interrupt", *place)
-                row = interrupts.row_of(stored)
-                if max(len(row.question), len(row.decision or b"")) > QUESTION_BYTES_MAX:
-                    raise DecodeError("a question or decision in the bundle is larger than any can be")
                 interrupts.record_of(stored)  # every byte of it checked
-                return row
+                return interrupts.row_of(stored)
             case records.EFFECT:
                 self._counts[3] += 1
                 return ledger.row_of(records.unpack_record(data, "effect", *place))
