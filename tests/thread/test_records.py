@@ -16,6 +16,7 @@ from backstay.testing.drafts import put
 from backstay.thread import interrupts, ledger, session
 from backstay.thread.interrupts import InterruptRow
 from backstay.thread.ledger import DONE, FAILED, INTENDED, RESULT, EffectRow
+from backstay.thread.records import seal
 from backstay.thread.session import SessionRow
 
 LANE = LaneKey("", "t", "", "main")
@@ -63,7 +64,7 @@ def test_no_bit_of_a_record_can_change_unseen(store: MemoryStore, row: Any) -> N
 def test_a_sealed_list_of_another_form_is_damage(store: MemoryStore, row: Any) -> None:
     sealed = row.sealed()
     for fields in ([], [1], [None] * 8, ["text"] * 7, [b""] * 8):
-        forged = replace(session.seal(sealed, fields), version=1)
+        forged = replace(seal(sealed, True, fields), version=1)
 
         with pytest.raises(Corrupted, match=r"form|does not"):
             READ[sealed.kind](forged)
