@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -134,16 +133,13 @@ def postgres() -> Iterator[PostgresServer]:
         from backstay.testing.postgres import PostgresServer, PostgresUnavailable
     except ImportError as missing:
         skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
-    with contextlib.ExitStack() as stack:
-        folder = None
-        if RAM_FOLDER.is_dir() and shutil.disk_usage(RAM_FOLDER).free >= RAM_BYTES_MIN:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="backstay-pg-", dir=RAM_FOLDER)))
-            folder.chmod(0o755)  # PostgreSQL may run as another user
-        try:
-            server = PostgresServer(folder and folder / "server")
-        except PostgresUnavailable as missing:
-            skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
-        yield stack.enter_context(server)
+    in_memory = RAM_FOLDER.is_dir() and shutil.disk_usage(RAM_FOLDER).free >= RAM_BYTES_MIN
+    try:
+        server = PostgresServer(parent=RAM_FOLDER if in_memory else Path("/tmp"))
+    except PostgresUnavailable as missing:
+        skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
+    with server:
+        yield server
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import backstay
 from effort import effort
 
 VICTIM = Path(__file__).parent / "real_signal_victim.py"
-INTERRUPTS = 100 * effort()
+INTERRUPTS = max(200, 100 * effort())
 HANDLER_SAVES = 12 * effort()
 TIMEOUT_S = 120 * max(1, effort() // 2)
 

@@ -34,7 +34,7 @@ from effort import effort
 
 EVERYTHING = ["Saver", "Saver", "Saver", "Deleter", "Deleter"]
 ONE_BLOB = ["Swapper", "Swapper", "Swapper"]
-SECONDS = max(3.0, 1.5 * effort())
+SECONDS = max(5.0, 1.5 * effort())
 TURN_SECONDS = 3.0
 MUTANT_SECONDS_MAX = 30.0
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
@@ -188,7 +188,7 @@ def test_what_is_deleted_meanwhile_never_breaks_what_is_saved(
     show("prune and save", f"seed {SEED}, {load}{resolved}")
     assert load.told.wrong == [], load.told.wrong[0]
     assert load.found == []
-    assert load.counts["deleted"] > 6 * SECONDS
+    assert load.counts["deleted"] > min(100, 5 * effort())
     assert all(load.counts[f"{what} ok"] for what in ("append", "edit", "rewind", "replace", "prune", "delete_thread"))
     assert load.counts["fork_within ok"] + load.counts["fork_across ok"]
 

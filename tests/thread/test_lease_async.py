@@ -170,8 +170,8 @@ def test_the_bodys_own_error_is_kept(url: str) -> None:
     async def main(store: backstay.AsyncStore) -> None:
         async def body() -> None:
             async with store.thread("t").lease(ttl=0.2) as lease:
-                await end_in_the_store(lease)
                 try:
+                    await end_in_the_store(lease)
                     await asyncio.sleep(FOREVER_S)
                 finally:
                     raise ZeroDivisionError

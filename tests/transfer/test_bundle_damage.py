@@ -14,12 +14,17 @@ import ormsgpack
 import pytest
 
 import backstay
-from backstay.codec import compress
+from backstay.codec import compress, encode
 from backstay.codec.limits import VALUE_BYTES_MAX
 from backstay.errors import BackstayError, Corrupted, StoreRefused
 from backstay.model.checkpoint import CheckpointMeta, bare
+from backstay.model.decision import Decision, DecisionKind
+from backstay.model.interrupt import QUESTION_BYTES_MAX, Interrupt, InterruptKind
 from backstay.pieces.manifest import root_digest
 from backstay.store.base import LaneKey
+from backstay.store.records import Record
+from backstay.thread.interrupts import InterruptRow
+from backstay.thread.ledger import intent_of
 from backstay.thread.record import NO_PARENT, checkpoint_digest, checksum, from_microseconds
 from backstay.transfer import export_bundle, import_bundle, verify_bundle
 from backstay.transfer.bundle import records
@@ -27,6 +32,7 @@ from backstay.transfer.bundle.blocks import BLOCK_BYTES, MAGIC, BlockWriter
 from backstay.transfer.bundle.blocks import _head as block_head
 from backstay.transfer.bundle.records import CheckpointRecord, Edit
 from backstay.transfer.bundle.state import entries_of, whole
+from backstay.upkeep import check
 
 Show = Callable[[str, object], None]
 
@@ -107,8 +113,10 @@ def test_another_version_and_another_file_are_refused(bundle: Path, tmp_path: Pa
 # Made to do harm --------------------------------------------------------------------------------------------------
 
 
-def forged(path: Path, *made: tuple[int, bytes], counts: tuple[int, ...] = (1, 1, 0, 0, 0)) -> Path:
-    """Write a bundle of any records, with all its checksums right."""
+def forged(path: Path, *made: tuple[int, bytes]) -> Path:
+    """Write a bundle of any records, with all its checksums and counts right."""
+    counted = (records.THREAD, records.CHECKPOINT, records.INTERRUPT, records.EFFECT, records.DAMAGE)
+    counts = [sum(kind == each for kind, _ in made) for each in counted]
     with path.open("wb") as file:
         writer = BlockWriter(file)
         writer.add(records.HEADER, records.pack_names(""))
@@ -143,8 +151,59 @@ def with_checkpoint(made: CheckpointRecord, data: bytes = b"\x01") -> tuple[tupl
     return (THREAD, LANE, (records.CHECKPOINT, made.pack()), (records.VALUE_BYTES, data))
 
 
-def test_a_forged_bundle_with_right_digests_is_just_a_bundle(tmp_path: Path) -> None:
-    assert verify_bundle(forged(tmp_path / "x", *with_checkpoint(record()))).checkpoints == 1
+def question(payload: object = None) -> bytes:
+    return encode(Interrupt(id="q", kind=InterruptKind.TOOL_APPROVAL, payload=payload).to_plain())
+
+
+LARGE = "x" * QUESTION_BYTES_MAX
+DECISION = encode(Decision(kind=DecisionKind.APPROVE).to_plain())
+LARGE_DECISION = encode(Decision(kind=DecisionKind.MODIFY, value=LARGE).to_plain())
+DECIDED: dict[str, Any] = {"decision": DECISION, "decided_by": "ann", "decided_us": 1}
+CONSUMED: dict[str, Any] = {**DECIDED, "consumer": "worker", "consumer_epoch": 7, "consumed_us": 2}
+
+
+def with_interrupt(**fields: Any) -> tuple[tuple[int, bytes], ...]:
+    """Return a checkpoint and an interrupt of it whose seal is right."""
+    row = InterruptRow(Record("interrupt", LaneKey("", "t", "", "main"), "q", b"", True, "cp"), question(), 0)
+    return *with_checkpoint(record()), (records.INTERRUPT, records.pack_record(replace(row, **fields).sealed()))
+
+
+def with_effect(**fields: Any) -> tuple[tuple[int, bytes], ...]:
+    """Return an effect whose seal is right."""
+    row = intent_of(LaneKey("", "t", "", "main"), "mail", "owner", b"", 0)
+    return THREAD, (records.EFFECT, records.pack_record(replace(row, **fields).sealed()))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        with_checkpoint(record()),
+        with_interrupt(),
+        with_interrupt(**DECIDED),
+        with_interrupt(**CONSUMED),
+        with_effect(),
+        with_effect(status="done", payload=b"nno", ended_us=1),
+        with_effect(status="failed", payload=b"eno", ended_us=1, settled_by="ann"),
+    ],
+)
+def test_a_forged_bundle_with_right_digests_is_just_a_bundle(made: Any, tmp_path: Path) -> None:
+    path = forged(tmp_path / "x", *made)
+    with backstay.open("memory:") as store:
+        assert verify_bundle(path)
+        assert import_bundle(path, store)
+        assert check(store)
+
+
+def test_the_epoch_of_a_consumer_is_not_taken_over(tmp_path: Path) -> None:
+    """Else nobody in this store could ever take the decision over from a worker that died."""
+    path = forged(tmp_path / "x", *with_interrupt(**CONSUMED))
+    with backstay.open("memory:") as store:
+        import_bundle(path, store)
+        (shown,) = store.interrupts(pending=False)
+        thread = store.thread("t")
+        thread.latest()
+        with thread.lease():
+            assert thread.consume(shown).kind is DecisionKind.APPROVE
 
 
 @pytest.mark.row("T1", "T10", "T11")
@@ -183,6 +242,21 @@ def test_a_forged_bundle_with_right_digests_is_just_a_bundle(tmp_path: Path) -> 
         pytest.param(with_checkpoint(record(edits=[Edit("k", "v", 0, 0, 0, 1)] * 2)), id="a key twice"),
         pytest.param(with_checkpoint(record(edits=[Edit(5, "v", 0, 0, 0, 1)])), id="a key of ours that is none"),
         pytest.param(with_checkpoint(record(writes=3)), id="writes that do not come"),
+        pytest.param(with_interrupt(decision=DECISION), id="a decision by nobody"),
+        pytest.param(with_interrupt(decided_by="ann"), id="somebody without a decision"),
+        pytest.param(with_interrupt(**{**DECIDED, "decision": b"\xc1"}), id="a decision that is none"),
+        pytest.param(with_interrupt(consumer="worker", consumed_us=1), id="consumed without a decision"),
+        pytest.param(with_interrupt(**DECIDED, consumer="worker"), id="consumed at no time"),
+        pytest.param(with_interrupt(question=b"\xc1"), id="a question that is none"),
+        pytest.param(with_interrupt(question=question(LARGE)), id="a question larger than any can be"),
+        pytest.param(with_interrupt(**{**DECIDED, "decision": LARGE_DECISION}), id="a decision larger than any can be"),
+        pytest.param(with_effect(status="else"), id="a status that is none"),
+        pytest.param(with_effect(attempt=0), id="an attempt before the first"),
+        pytest.param(with_effect(ended_us=1), id="an intent that has ended"),
+        pytest.param(with_effect(settled_by="ann"), id="an intent that somebody settled"),
+        pytest.param(with_effect(payload=b"r"), id="an intent with a receipt"),
+        pytest.param(with_effect(status="done", payload=b"nno"), id="done at no time"),
+        pytest.param(with_effect(status="done", payload=b"eno", ended_us=1), id="the receipt of another status"),
     ],
 )
 def test_a_forged_bundle_is_refused_and_nothing_of_it_is_stored(made: Any, tmp_path: Path) -> None:

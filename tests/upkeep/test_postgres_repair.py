@@ -62,7 +62,7 @@ REBUILDABLE = {
         INSERT INTO blob (digest, size, body) VALUES (decode(repeat('00', 32), 'hex'), 1, 'x');
         INSERT INTO chunk VALUES (99::bigint << 28, 1, 'x'); INSERT INTO fresh VALUES (98 << 7, 98::bigint << 28, 'x');
         INSERT INTO tag VALUES (5, 'nobody'); INSERT INTO blob_ref SELECT lane + 50, digest FROM blob_ref;
-        UPDATE interrupt SET checkpoint = 'gone'""",
+        UPDATE record SET checkpoint = 'gone' WHERE checkpoint IS NOT NULL""",
 }
 
 NEED_BACKUP = {

@@ -140,10 +140,16 @@ class PostgresServer:
     port: int
 
     def __init__(
-        self, directory: Path | None = None, *, settings: Mapping[str, str] | None = None, major: int = 18
+        self,
+        directory: Path | None = None,
+        *,
+        settings: Mapping[str, str] | None = None,
+        major: int = 18,
+        parent: Path = Path("/tmp"),
     ) -> None:
         self.settings = {**SETTINGS, **(settings or {})}
         self._given = directory
+        self._parent = parent  # of a directory of its own, which goes with the server
         self._major = major
         self._install = find_install(major)
         self._account = find_account()
@@ -162,7 +168,7 @@ class PostgresServer:
     def __enter__(self) -> PostgresServer:
         self._reserved = bind_free_port()
         self.port = self._reserved.getsockname()[1]
-        self.directory = (self._given or Path(tempfile.mkdtemp(prefix="backstay-pg-", dir="/tmp"))).resolve()
+        self.directory = (self._given or Path(tempfile.mkdtemp(prefix="backstay-pg-", dir=self._parent))).resolve()
         self._watcher = subprocess.Popen(
             ["/bin/sh", "-c", WATCHER, "watcher", self.directory, "keep" if self._given else "remove"],
             stdin=subprocess.PIPE,

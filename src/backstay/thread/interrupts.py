@@ -406,7 +406,11 @@ def put(store: Backend, row: InterruptRow, rule: Callable[[InterruptRow], Interr
 def row_of(stored: Record) -> InterruptRow:
     """Return what a stored interrupt says, every byte of it checked."""
     row = InterruptRow(stored, *unseal(stored, _TYPES))
-    if stored.checkpoint is None or stored.open != (row.consumer is None):
+    decided = {part is not None for part in (row.decision, row.decided_by, row.decided_us)}
+    consumed = {part is not None for part in (row.consumer, row.consumed_us)}
+    is_whole = consumed == {not stored.open} and decided in ({True}, consumed)
+    longest = max(len(row.question), len(row.decision or b""))
+    if stored.checkpoint is None or not is_whole or longest > QUESTION_BYTES_MAX:
         raise damaged(stored, "it is not of the known form")
     return row
 

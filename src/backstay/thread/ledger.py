@@ -173,7 +173,9 @@ def find(store: Backend, lane: LaneKey, key: str) -> EffectRow | None:
 def row_of(stored: Record) -> EffectRow:
     """Return what a stored effect says, every byte of it checked."""
     row = EffectRow(stored, *unseal(stored, _TYPES))
-    if row.payload[:1] not in _PAYLOADS.get(row.status, ()) or stored.open != (row.status == INTENDED):
+    is_open = row.status == INTENDED
+    is_whole = stored.open == (row.ended_us is None) == is_open and (row.settled_by is None or not is_open)
+    if row.payload[:1] not in _PAYLOADS.get(row.status, ()) or not is_whole or row.attempt < 1:
         raise damaged(stored, "the receipt does not belong to its status")
     return row
 

@@ -408,10 +408,10 @@ class Thread:
             if blocking or not in_event_loop():
                 return load.payload(store, namespace, name)
             raise InvalidInput(
-                f"the {field} of a checkpoint saved earlier is not in memory, and reading it here would block the loop",
+                f"checkpoint.{field} is not in memory any more, and reading it here would block the event loop",
                 thread=saved.thread_id,
                 checkpoint=name,
-                hint="Write: (await thread.get(checkpoint.id))." + field,
+                hint=f"Write (await thread.get(checkpoint.id)).{field}",
             )
 
         saved.__dict__["_load"] = load_payload

@@ -31,7 +31,7 @@ from backstay.store.postgres.rows import pack_id
 
 @dataclass(slots=True)
 class UnneededRows:
-    """Rows of streams that nobody needs, by address. What stands in both tables is judged and deleted in each apart."""
+    """Rows of streams that nobody needs, by address. A row in both tables is judged and deleted in each apart."""
 
     chunks: list[int] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
@@ -71,19 +71,8 @@ class Deleting:
             lock_threads(connection, {thread for (thread,) in connection.every(queries.THREADS_OF, (wanted,))})
             connection.every(queries.LOCK_CHECKPOINTS, (wanted,))  # a tag that is being given waits, or counts
             keys = []
-            for (
-                key,
-                _,
-                is_head,
-                epoch,
-                owner,
-                held,
-                left_us,
-                *lane,
-                is_awaited,
-                has_tag,
-                was_forked,
-            ) in connection.every(queries.DOOMED, (wanted,)):
+            for fields in connection.every(queries.DOOMED, (wanted,)):
+                key, is_head, epoch, owner, held, left_us, *lane, is_awaited, has_tag, was_forked = fields
                 if (protect and (is_head or is_awaited)) or (tagged and has_tag) or (forked and was_forked):
                     continue
                 if is_head and held is not None and held != token and left_us > 0:
@@ -101,7 +90,7 @@ class Deleting:
                 return Removed()
             lock_threads(connection, found)
             lanes = connection.every(queries.LANES_OF_THREAD, (namespace, thread))
-            for _, _, epoch, owner, held, left_us, *lane in lanes:
+            for _, epoch, owner, held, left_us, *lane in lanes:
                 if held is not None and held != token and left_us > 0:
                     raise fenced(LaneKey(*lane), 0, epoch, owner, left_us)
             keys = [key for (key,) in connection.every(queries.KEYS_OF_LANES, ([lane[0] for lane in lanes],))]

@@ -151,7 +151,7 @@ FROM found f"""
 ONE_DELETER = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('backstay delete {schema}', 0))"
 IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = '60s'"
 DOOMED = """
-SELECT c.key, l.thread, c.key = (l.id << 32 | l.head), l.epoch, l.owner, l.token,
+SELECT c.key, c.key = (l.id << 32 | l.head), l.epoch, l.owner, l.token,
   coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
   t.namespace, t.name, l.scope, l.branch,
   EXISTS (SELECT 1 FROM {schema}.record r WHERE r.checkpoint = c.id AND r.open),
@@ -160,7 +160,7 @@ SELECT c.key, l.thread, c.key = (l.id << 32 | l.head), l.epoch, l.owner, l.token
 FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32 JOIN {schema}.thread t ON t.id = l.thread
 WHERE c.id = ANY(%s::bytea[])"""
 LANES_OF_THREAD = """
-SELECT l.id, l.thread, l.epoch, l.owner, l.token,
+SELECT l.id, l.epoch, l.owner, l.token,
   coalesce(extract(epoch FROM l.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
   t.namespace, t.name, l.scope, l.branch
 FROM {schema}.lane l JOIN {schema}.thread t ON t.id = l.thread WHERE t.namespace = %s AND t.name = %s ORDER BY l.id"""

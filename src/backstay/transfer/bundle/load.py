@@ -300,7 +300,8 @@ class _Import:
     def _interrupt(self, row: InterruptRow) -> None:
         name, lane = row.stored.key, row.stored.lane
         try:
-            there = interrupts.add(self.backend, replace(row, stored=unstored(row.stored)))
+            # Epochs of another store mean nothing here: whoever holds the lease may take over from a dead consumer.
+            there = interrupts.add(self.backend, replace(row, stored=unstored(row.stored), consumer_epoch=0))
             there = interrupts.put(self.backend, there, lambda there: _as_far_as(row, there))
         except NotFound:
             what = f"interrupt {name} belongs to a checkpoint that is not there"

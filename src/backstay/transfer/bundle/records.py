@@ -238,7 +238,7 @@ def _of(value: Any, kind: type) -> Any:
 def _bounded(value: Any, most: int) -> bytes:
     data: bytes = _of(value, bytes)
     if len(data) > most:
-        raise DecodeError("a description or question in the bundle is larger than any can be")
+        raise DecodeError("a description in the bundle is larger than any can be")
     return data
 
 
