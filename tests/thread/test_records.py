@@ -64,7 +64,7 @@ def test_no_bit_of_a_record_can_change_unseen(store: MemoryStore, row: Any) -> N
 def test_a_sealed_list_of_another_form_is_damage(store: MemoryStore, row: Any) -> None:
     sealed = row.sealed()
     for fields in ([], [1], [None] * 8, ["text"] * 7, [b""] * 8):
-        forged = replace(seal(sealed, fields), version=1)
+        forged = replace(seal(sealed, True, fields), version=1)
 
         with pytest.raises(Corrupted, match=r"form|does not"):
             READ[sealed.kind](forged)

@@ -11,7 +11,7 @@ With what it goes   A record with a checkpoint goes with it. Effects go with the
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from backstay.errors import NotFound
@@ -74,12 +74,17 @@ def winner(record: Record, stored: Record | None) -> Record | None:
 
 def written(record: Record, stored: Record | None, number: int, ttl_us: int | None) -> Record:
     """Return the row after a write that was stored; ``number`` is that of a new one."""
-    return replace(
-        stored or replace(record, number=number),
-        body=record.body,
-        open=record.open,
-        version=record.version + 1,
-        left_us=ttl_us or 0,
+    first = stored or record
+    return Record(
+        first.kind,
+        first.lane,
+        first.key,
+        record.body,
+        record.open,
+        first.checkpoint,
+        record.version + 1,
+        number if stored is None else stored.number,
+        ttl_us or 0,
     )
 
 

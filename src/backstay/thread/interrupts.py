@@ -57,8 +57,9 @@ class InterruptRow:
     def sealed(self) -> Record:
         """Return the record to be stored."""
         return seal(
-            replace(self.stored, open=self.consumer is None),
-            (
+            self.stored,
+            self.consumer is None,
+            [
                 self.question,
                 self.created_us,
                 self.decision,
@@ -67,7 +68,7 @@ class InterruptRow:
                 self.consumer,
                 self.consumer_epoch,
                 self.consumed_us,
-            ),
+            ],
         )
 
 

@@ -48,8 +48,9 @@ class EffectRow:
     def sealed(self) -> Record:
         """Return the record to be stored."""
         return seal(
-            replace(self.stored, open=self.status == INTENDED),
-            (
+            self.stored,
+            self.status == INTENDED,
+            [
                 self.attempt,
                 self.owner,
                 self.request,
@@ -58,7 +59,7 @@ class EffectRow:
                 self.payload,
                 self.ended_us,
                 self.settled_by,
-            ),
+            ],
         )
 
 

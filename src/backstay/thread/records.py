@@ -34,16 +34,17 @@ T = TypeVar("T")
 Types = Sequence[type | tuple[type, ...]]
 
 
-def seal(record: Record, fields: Sequence[Any]) -> Record:
+def seal(record: Record, is_open: bool, fields: list[Any]) -> Record:
     """Return the record with these fields as its body, sealed for the version that storing it gives."""
-    packed = ormsgpack.packb(list(fields))
-    return replace(record, body=_seal(record, record.version + 1, packed) + packed)
+    packed = ormsgpack.packb(fields)
+    body = _seal(record, record.version + 1, is_open, packed) + packed
+    return Record(record.kind, record.lane, record.key, body, is_open, record.checkpoint, record.version, record.number)
 
 
 def unseal(record: Record, types: Types) -> list[Any]:
     """Return the fields of a stored record; Corrupted if anything of it is not as it was written."""
     given, packed = record.body[:_SEAL_BYTES], record.body[_SEAL_BYTES:]
-    if given != _seal(record, record.version, packed):
+    if given != _seal(record, record.version, record.open, packed):
         raise damaged(record, "it does not match its digest")
     try:
         # Each byte can be an empty list of 56 bytes, so a large body is unpacked only if it has few items.
@@ -63,9 +64,9 @@ def unstored(record: Record) -> Record:
     return replace(record, version=0, number=0, left_us=0)
 
 
-def _seal(record: Record, version: int, packed: bytes) -> bytes:
+def _seal(record: Record, version: int, is_open: bool, packed: bytes) -> bytes:
     place = (record.kind, *record.lane, record.key, "" if record.checkpoint is None else f"of {record.checkpoint}")
-    return digest_of(*(part.encode() for part in place), b"%d %d" % (version, record.open), packed)
+    return digest_of(*(part.encode() for part in place), b"%d %d" % (version, is_open), packed)
 
 
 def damaged(record: Record, what: str) -> Corrupted:

@@ -60,10 +60,8 @@ class SessionRow:
 
     def sealed(self) -> Record:
         """Return the record to be stored."""
-        return seal(
-            replace(self.stored, open=self.reason is None),
-            (self.owner, self.process, self.note, self.started_us, self.seen_us, self.ended_us, self.reason),
-        )
+        fields = [self.owner, self.process, self.note, self.started_us, self.seen_us, self.ended_us, self.reason]
+        return seal(self.stored, self.reason is None, fields)
 
 
 def row_of(stored: Record) -> SessionRow:
