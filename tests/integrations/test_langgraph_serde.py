@@ -229,11 +229,10 @@ def test_damaged_bytes_give_a_value_or_a_decode_error(show: Any) -> None:
 
 
 def test_an_array_left_over_after_a_value_is_refused() -> None:
-    array = JsonPlusSerializer().dumps_typed(VALUES["numpy"]())[1] if "numpy" in VALUES else b""
+    array = b"\xc7\x0c\x06\x94\xa3<f8\x92\x00\x03\xa1C\xc4\x00"  # cannot be compared with a number
 
-    for rest in (array, b"\xc7\x0c\x06\x94\xa3<f8\x92\x00\x03\xa1C\xc4\x00"):
-        with pytest.raises(DecodeError):
-            SafeSerializer().loads_typed(("msgpack", b"]" + rest))
+    with pytest.raises(DecodeError, match="left over"):
+        SafeSerializer().loads_typed(("msgpack", b"]" + array))
 
 
 def mutated(data: bytearray, rng: random.Random) -> bytes:
