@@ -152,7 +152,7 @@ class StoreBackend(CheckpointBackend):
             raise InvalidInput(f"before_step must be a whole number, not {type(before_step).__name__}")
         access = access_of(await self._opened.store())
         doomed = [item.checkpoint_id async for item in self.checkpoints(thread_id) if item.step < before_step]
-        return (await access.arun(shelf.delete, access.context, doomed, spare=True)).checkpoints
+        return (await access.arun(shelf.delete, access.context, doomed, protect=True)).checkpoints
 
     async def close(self) -> None:
         """Close the store, if this backend opened it."""

@@ -306,6 +306,6 @@ def _unpacked(data: Any, checkpoint: Checkpoint) -> tuple[str | None, dict[str, 
 # Deleting ---------------------------------------------------------------------------------------------------------
 
 
-def delete(store: Backend, context: Context, names: Collection[str], spare: bool) -> Removed:
-    """Delete checkpoints, all in one step; with ``spare`` no branch's newest and none that waits for a decision."""
-    return store.delete(context.namespace, names, spare)
+def delete(store: Backend, context: Context, names: Collection[str], protect: bool) -> Removed:
+    """Delete checkpoints, all in one step; with ``protect`` no branch's newest and none that waits for a decision."""
+    return store.delete(context.namespace, names, protect)

@@ -113,7 +113,7 @@ class StoreCheckpointStore(CheckpointStore):
 
     async def _delete(self, names: Collection[str]) -> int:
         access = access_of(await self._opened.store())
-        return (await access.arun(shelf.delete, access.context, names, spare=False)).checkpoints
+        return (await access.arun(shelf.delete, access.context, names, protect=False)).checkpoints
 
 
 class MemoryCheckpointStore(StoreCheckpointStore):
