@@ -142,7 +142,7 @@ def test_what_is_not_in_memory_is_refused_instead_of_read_in_the_loop(tmp_path: 
             thread = store.thread("t")
             first = await thread.save({"n": 1})
             await thread.save({"n": 2})
-            with pytest.raises(backstay.InvalidInput, match="would block the loop"):
+            with pytest.raises(backstay.InvalidInput, match="would block the event loop"):
                 getattr(first, field)
 
     asyncio.run(main())

@@ -156,7 +156,7 @@ def test_nor_does_another_cut_while_the_store_is_opened_again(
 
 @pytest.mark.effort
 @pytest.mark.row("C12")
-@pytest.mark.parametrize(("call", "every"), [("pwrite", 13), ("fdatasync", 3), ("fsync", 5)])
+@pytest.mark.parametrize(("call", "every"), [("pwrite", 13), ("fdatasync", 4), ("fsync", 5)])
 def test_nor_does_a_cut_after_the_disk_failed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show, call: str, every: int
 ) -> None:

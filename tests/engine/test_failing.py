@@ -266,11 +266,13 @@ class Deadly:
 
     def __getattr__(self, verb: str) -> Any:
         done = getattr(self._backend, verb)
-        return self._die if verb == "interrupt" else done
+        return self._put_record if verb == "put_record" else done
 
-    def _die(self, row: Any) -> None:
+    def _put_record(self, record: Any, *how: Any) -> Any:
+        if record.kind != "interrupt":
+            return self._backend.put_record(record, *how)
         if self._after:
-            self._backend.interrupt(row)
+            self._backend.put_record(record, *how)
         raise Dies
 
 

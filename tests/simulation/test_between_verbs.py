@@ -291,7 +291,7 @@ def test_a_checkpoint_that_begins_to_wait_for_a_decision_meanwhile_is_not_pruned
 def test_an_interrupt_of_what_is_pruned_meanwhile_is_refused(two: Two, thread: backstay.Thread) -> None:
     gone = thread.save({"n": 1})
     thread.save({"n": 2})
-    two.before("interrupt", lambda: two.theirs.prune(Keep(last=1)))
+    two.before("put_record", lambda: two.theirs.prune(Keep(last=1)))
 
     with pytest.raises(NotFound):
         thread.interrupt(gone)

@@ -113,7 +113,7 @@ def test_what_was_just_saved_is_shown_from_memory_and_never_read_by_the_loop(url
             assert second.state == {"items": [1, 2]}
             assert of_no_handle.state == {"n": 1}
             for checkpoint, field in ((first, "state"), (first, "frames"), (first, "writes"), (second, "writes")):
-                with pytest.raises(InvalidInput, match=f"the {field} of a checkpoint saved earlier") as refused:
+                with pytest.raises(InvalidInput, match=f"checkpoint.{field} is not in memory") as refused:
                     getattr(checkpoint, field)
                 assert f"(await thread.get(checkpoint.id)).{field}" in str(refused.value)
             assert watched.calls == before

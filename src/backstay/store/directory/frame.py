@@ -121,9 +121,12 @@ def is_blank(read: Read, start: int, end: int) -> bool:
 def is_torn(read: Read, start: int, end: int, mark: bytes) -> bool:
     """Tell whether the end of a log looks like a write that a power failure cut short, rather than like damage.
 
-    It is torn if the record says that it is longer, or if a sector of it was never written and reads as zeros.
+    It is torn if the record says that it is longer, or if a sector of it was never written and reads as zeros. A record
+    may begin in the last bytes of a sector: then only a part of its mark may be there.
     """
     fields = read(start, HEAD_BYTES)
+    if (begun := fields.rstrip(b"\0")) and mark.startswith(begun):
+        return True
     extent = _last_written(read, start, end)
     if len(fields) == HEAD_BYTES and fields.startswith(mark):
         _, _, head_bytes, payload_bytes, _ = _HEAD.unpack_from(fields)
