@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +30,10 @@ loop_guard.install()
 
 EXAMPLES = 15 * effort()
 """How many examples a property gets that does not say so itself."""
+
+STORE_TESTS = Path(__file__).parent / "store"
+LATER = pytest.StashKey[int]()
+"""How many tests were left out."""
 
 RAM_FOLDER = Path("/dev/shm")
 RAM_BYTES_MIN = 4 << 30
@@ -53,12 +57,42 @@ def pytest_report_header() -> list[str]:
     ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, and name at the end of the run, what takes too long for the effort of this run."""
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one worker more than there are cores: tests of leases, timeouts and lost networks mostly wait."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, and count at the end of the run, what takes too long for the effort of this run.
+
+    Tests above the stores run on PostgreSQL only from effort 2 on; those of the store itself always do.
+    """
+    later = []
     for item in items:
+        given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        if "postgres" in map(str, given) and STORE_TESTS not in item.path.parents:
+            item.add_marker(pytest.mark.effort(2))
         least = max((mark.args[0] for mark in item.iter_markers("effort") if mark.args), default=1)
         if effort() < least:
-            item.add_marker(pytest.mark.skip(reason=f"runs only with BACKSTAY_EFFORT >= {least}"))
+            later.append(item)
+    items[:] = [item for item in items if item not in set(later)]
+    config.stash[LATER] = len(later)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["later"] = session.config.stash.get(LATER, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LATER] = getattr(node, "workeroutput", {}).get("later", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LATER, 0):
+        terminalreporter.write_line(f"{left_out} tests run only with a larger BACKSTAY_EFFORT, see CONTRIBUTING.md")
 
 
 def skip_unless_ci(what: str) -> NoReturn:

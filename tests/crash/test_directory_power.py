@@ -231,6 +231,7 @@ BROKEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.effort(2)
 @pytest.mark.row("G16")
 @pytest.mark.parametrize("mutant", BROKEN)
 def test_a_store_that_syncs_too_little_is_noticed(

@@ -373,6 +373,7 @@ def test_every_mutant_is_caught_below() -> None:
 
 
 @pytest.mark.crash
+@pytest.mark.effort(2)
 @pytest.mark.parametrize("mutant", CAUGHT)
 def test_an_engine_that_is_wrong_is_caught(mutant: str, folder: Path, show: Show) -> None:
     """A harness that cannot fail shows nothing."""

@@ -481,6 +481,7 @@ def caught_by_programs(mutant: type[MemoryStore]) -> bool:
     return False
 
 
+@pytest.mark.effort(2)
 class TestMutants:
     machine: ClassVar = [
         LastWriterWins,

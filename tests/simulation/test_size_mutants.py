@@ -411,6 +411,7 @@ def postgres_place(postgres: PostgresServer) -> Iterator[Place]:
     opened.close()
 
 
+@pytest.mark.effort(2)
 @pytest.mark.row("C3", "C4")
 @pytest.mark.parametrize(("mutant", "store"), EACH, ids=[f"{store}: {mutant.name}" for mutant, store in EACH])
 def test_the_programs_catch(
@@ -426,6 +427,7 @@ def test_the_programs_catch(
             place.close()
 
 
+@pytest.mark.effort(2)
 @pytest.mark.row("C3", "C4")
 @pytest.mark.parametrize("mutant", SPECIAL, ids=lambda mutant: mutant.name)
 def test_the_programs_catch_in_postgresql(
