@@ -9,9 +9,10 @@ and the other packages that run operations of their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from backstay.store.base import Backend
 from backstay.thread.cursor import Context, Cursor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from backstay.thread.thread_async import AsyncThread
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -79,6 +81,23 @@ class Handle:
                 self.cursor.leftovers.append(undo)
                 self.access.offload.submit(self.run, lambda store: None)  # to tidy up, unless others do it first
             raise
+
+
+class Twin(Protocol[S]):
+    """What the async twin of a class has: the object whose methods it runs, and the workers that run them."""
+
+    _access: Access
+    _sync: S
+
+
+def awaited(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Twin[S], P], Coroutine[Any, Any, T]]:
+    """Return a method of a class as one of its async twin: the same, run in a worker thread."""
+
+    @functools.wraps(method)
+    async def call(self: Twin[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._access.offload.run(method, self._sync, *args, **kwargs)
+
+    return call
 
 
 @overload

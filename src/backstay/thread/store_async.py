@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from backstay.model.checkpoint import MAIN, CheckpointMeta
 from backstay.model.damaged import Damaged, OnDamage, check_on_damage
@@ -16,7 +15,7 @@ from backstay.model.lease import ExpiredLease
 from backstay.model.session import InterruptedRun, Session
 from backstay.store.base import Backend
 from backstay.store.open import open_backend
-from backstay.thread.access import access_of
+from backstay.thread.access import access_of, awaited
 from backstay.thread.arguments import lane_key
 from backstay.thread.cursor import Context, Cursor
 from backstay.thread.damage import alisted
@@ -25,9 +24,6 @@ from backstay.thread.interrupts import InterruptRecord, inbox_of
 from backstay.thread.lease import AsyncLease, check_terms, claim
 from backstay.thread.store import Store, make_context
 from backstay.thread.thread_async import AsyncThread, OnLost
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 async def aopen(
@@ -45,18 +41,6 @@ def async_twin(store: Store) -> AsyncStore:
     return twin
 
 
-def awaited(
-    method: Callable[Concatenate[Store, P], R],
-) -> Callable[Concatenate[AsyncStore, P], Coroutine[Any, Any, R]]:
-    """Return a method of ``Store`` as one of ``AsyncStore``: the same, run in a worker thread."""
-
-    @functools.wraps(method)
-    async def call(self: AsyncStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._access.offload.run(method, self._store, *args, **kwargs)
-
-    return call
-
-
 class AsyncStore:
     """An open store. Close it, or use it in an ``async with`` block, from any event loop."""
 
@@ -64,18 +48,18 @@ class AsyncStore:
         self._wrap(Store(backend, context))
 
     def _wrap(self, store: Store) -> None:
-        self._store = store
+        self._sync = store
         self._access = access_of(store)
 
     @property
     def url(self) -> str:
         """Return what the store was opened with."""
-        return self._store.url
+        return self._sync.url
 
     @property
     def namespace(self) -> str:
         """Return the namespace everything here happens in."""
-        return self._store.namespace
+        return self._sync.namespace
 
     def thread(self, thread_id: str, *, branch: str = MAIN, scope: str = "") -> AsyncThread:
         """Return a handle on a thread's branch; nothing is read or written until it is used."""
@@ -122,7 +106,7 @@ class AsyncStore:
 
     async def expired(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the leases that were neither renewed nor given back in time; see ``Store.expired``."""
-        return await self._access.offload.run(lambda: list(self._store.expired(on_damage=on_damage)))
+        return await self._access.offload.run(lambda: list(self._sync.expired(on_damage=on_damage)))
 
     async def claim(
         self,
@@ -150,7 +134,7 @@ class AsyncStore:
 
     async def sessions(self, *, on_damage: OnDamage = "raise", active: bool = True) -> list[Any]:
         """Return the sessions of all threads; see ``Store.sessions``."""
-        return await self._access.offload.run(lambda: list(self._store.sessions(on_damage=on_damage, active=active)))
+        return await self._access.offload.run(lambda: list(self._sync.sessions(on_damage=on_damage, active=active)))
 
     @overload
     async def interrupted(self, *, on_damage: Literal["raise"] = ...) -> list[InterruptedRun]: ...
@@ -160,7 +144,7 @@ class AsyncStore:
 
     async def interrupted(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the runs that did not end and whose process is gone; see ``Store.interrupted``."""
-        return await self._access.offload.run(lambda: list(self._store.interrupted(on_damage=on_damage)))
+        return await self._access.offload.run(lambda: list(self._sync.interrupted(on_damage=on_damage)))
 
     @overload
     def interrupts(
@@ -178,7 +162,7 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Release everything. Closing twice is fine."""
-        await asyncio.to_thread(self._store.close)  # not by one of the workers, which it waits for
+        await asyncio.to_thread(self._sync.close)  # not by one of the workers, which it waits for
 
     async def __aenter__(self) -> AsyncStore:
         return self

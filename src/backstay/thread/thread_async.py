@@ -6,16 +6,15 @@ what calls the user's own functions.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Literal, Unpack, overload
 
 from backstay.model.checkpoint import CheckpointMeta, Notes
 from backstay.model.damaged import Damaged, OnDamage, check_on_damage
 from backstay.model.effect import EffectRecord
 from backstay.model.interrupt import InterruptKind
 from backstay.store.base import Lane
-from backstay.thread.access import Access, Handle
+from backstay.thread.access import Access, Handle, awaited
 from backstay.thread.cursor import Cursor
 from backstay.thread.damage import alisted
 from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, aperform
@@ -27,21 +26,7 @@ from backstay.thread.loop import PAUSE_CHECK_S, AsyncLoop, check_plan
 from backstay.thread.session import AsyncRunSession
 from backstay.thread.thread import Thread
 
-P = ParamSpec("P")
-R = TypeVar("R")
 OnLost = Callable[[AsyncLease], None]
-
-
-def awaited(
-    method: Callable[Concatenate[Thread, P], R],
-) -> Callable[Concatenate[AsyncThread, P], Coroutine[Any, Any, R]]:
-    """Return a method of ``Thread`` as one of ``AsyncThread``: the same, run in a worker thread."""
-
-    @functools.wraps(method)
-    async def call(self: AsyncThread, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._access.offload.run(method, self._thread, *args, **kwargs)
-
-    return call
 
 
 class AsyncThread:
@@ -52,18 +37,18 @@ class AsyncThread:
 
     def __init__(self, access: Access, cursor: Cursor) -> None:
         self._access = access
-        self._thread = Thread(access, cursor, blocking=False)
-        self._handle: Handle = self._thread._handle
+        self._sync = Thread(access, cursor, blocking=False)
+        self._handle: Handle = self._sync._handle
 
     @property
     def id(self) -> str:
         """Return the thread's id."""
-        return self._thread.id
+        return self._sync.id
 
     @property
     def branch(self) -> str:
         """Return the branch this handle writes to."""
-        return self._thread.branch
+        return self._sync.branch
 
     save = awaited(Thread.save)
     append = awaited(Thread.append)
@@ -99,7 +84,7 @@ class AsyncThread:
     ) -> AsyncThread:
         """Begin another branch, or another thread (``to``), with a checkpoint's state; see ``Thread.fork``."""
         forked = await self._access.offload.run(
-            self._thread.fork, checkpoint, branch=branch, to=to, set=set, delete=delete, id=id, **notes
+            self._sync.fork, checkpoint, branch=branch, to=to, set=set, delete=delete, id=id, **notes
         )
         return AsyncThread(self._access, forked._handle.cursor)
 
@@ -139,7 +124,7 @@ class AsyncThread:
 
     async def branches(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the thread's branches, oldest first; see ``Thread.branches``."""
-        return await self._access.offload.run(lambda: list(self._thread.branches(on_damage=on_damage)))
+        return await self._access.offload.run(lambda: list(self._sync.branches(on_damage=on_damage)))
 
     @overload
     def interrupts(
