@@ -75,7 +75,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         least = max((mark.args[0] for mark in item.iter_markers("effort") if mark.args), default=1)
         if effort() < least:
             later.append(item)
-    items[:] = [item for item in items if item not in set(later)]
+    left_out = set(later)
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=later)
     config.stash[LATER] = len(later)
 
 
