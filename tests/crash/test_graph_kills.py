@@ -42,7 +42,7 @@ KILLS_PER_RUN = (1, 1, 4, 4, *[1] * 20)
 
 MUTANT_KILLS_PER_GRAPH = 4
 DEADLY_VERBS = {
-    *("acquire", "release", "reserve", "commit", "write", "new_interrupt", "change_interrupt", "close_interrupt"),
+    *("acquire", "release", "commit", "write", "new_interrupt", "change_interrupt", "close_interrupt"),
     *("new_effect", "close_effect", "effect"),
 }
 """Where processes of each chunk died; "effect" is the world's side of one."""

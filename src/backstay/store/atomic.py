@@ -216,10 +216,19 @@ def _lock(descriptor: int) -> bool:
 # What crashes left ------------------------------------------------------------------------------------------------
 
 
+def names_in(directory: str | os.PathLike[str]) -> list[str]:
+    """Return the names in a directory. Unlike other calls, Python does not make this one again after a signal."""
+    while True:
+        try:
+            return os.listdir(directory)
+        except InterruptedError:
+            continue
+
+
 def leftovers(directory: Path) -> list[Path]:
     """Return the temporary files in a directory, of dead and of living writers."""
     try:
-        names = sorted(name for name in os.listdir(directory) if name.startswith(PREFIX))
+        names = sorted(name for name in names_in(directory) if name.startswith(PREFIX))
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreError, StoreRefused
-from backstay.store.atomic import FILE_MODE, PREFIX, failure, sync_directory
+from backstay.store.atomic import FILE_MODE, PREFIX, failure, names_in, sync_directory
 from backstay.store.directory import frame
 from backstay.store.directory.control import Entry
 from backstay.store.directory.descriptors import Descriptors, File, Moved, file_of, found_at, read_at
@@ -70,7 +70,7 @@ class Logs:
     def _names(self) -> list[str]:
         lanes = self.root / LANES
         try:
-            return os.listdir(lanes)
+            return names_in(lanes)
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from backstay.errors import InvalidInput, StoreError, StoreRefused
-from backstay.store.atomic import FILE_MODE, failure, leftovers, make_directory, sync_directory, write_whole
+from backstay.store.atomic import FILE_MODE, failure, leftovers, make_directory, names_in, sync_directory, write_whole
 from backstay.store.directory.control import CONTROL_BYTES, Control
 from backstay.store.directory.descriptors import found_at
 from backstay.store.directory.logs import LANES
@@ -213,7 +213,7 @@ class Root:
         """Tell whether there is more than what an interrupted opening leaves."""
         ours = {LANES, "control"}
         try:
-            names = set(os.listdir(self.path)) - {path.name for path in leftovers(self.path)}
+            names = set(names_in(self.path)) - {path.name for path in leftovers(self.path)}
         except OSError as error:
             raise failure(error, "list", self.path) from error
         return bool(names - ours)
