@@ -36,6 +36,8 @@ from backstay.testing.postgres import PostgresServer
 from backstay.testing.proxy import Proxy
 from backstay.testing.waiting import wait_until
 
+pytestmark = pytest.mark.effort(2)
+
 Show = Callable[[str, object], None]
 Way = Literal["sync", "async"]
 

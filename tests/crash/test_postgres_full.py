@@ -32,6 +32,8 @@ from backstay.errors import BackstayError, Conflict, OutcomeUnknown, StoreBusy, 
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
 
+pytestmark = pytest.mark.effort(2)
+
 Show = Callable[[str, object], None]
 
 POOL = 2

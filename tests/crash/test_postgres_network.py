@@ -39,6 +39,8 @@ from backstay.testing.proxy import Fault, Proxy
 from backstay.testing.waiting import wait_until
 from effort import effort
 
+pytestmark = pytest.mark.effort(2)
+
 Show = Callable[[str, object], None]
 Rows = dict[str, list[tuple[Any, ...]]]
 

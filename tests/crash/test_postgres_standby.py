@@ -24,6 +24,8 @@ from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
 from backstay.thread.access import access_of
 
+pytestmark = pytest.mark.effort(2)
+
 Show = Callable[[str, object], None]
 
 SAVERS = 4

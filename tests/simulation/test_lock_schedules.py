@@ -25,6 +25,8 @@ from backstay.store.postgres import collect, queries
 from backstay.testing.postgres import PostgresServer
 from backstay.testing.waiting import wait_until
 
+pytestmark = pytest.mark.effort(2)
+
 DOCUMENT = hashlib.shake_128(b"document").hexdigest(2000)
 LINE = "x" * 700
 LARGE = hashlib.shake_128(b"large").digest(20_000)

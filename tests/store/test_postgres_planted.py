@@ -37,6 +37,8 @@ from backstay.testing.postgres import FOLDERS, PostgresServer
 from backstay.transfer import export_bundle, import_bundle
 from backstay.upkeep import check, repair
 
+pytestmark = pytest.mark.effort(2)
+
 Show = Callable[[str, object], None]
 
 WORKER, CULPRIT = "worker", "culprit"

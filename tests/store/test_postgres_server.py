@@ -119,6 +119,7 @@ def waits(server: PostgresServer) -> set[str]:
         return {kind for (kind,) in rows}
 
 
+@pytest.mark.effort(2)
 class TestServer:
     @pytest.mark.parametrize("host", ["tcp", "unix"])
     def test_it_answers_on_both_ways_with_durable_settings(
