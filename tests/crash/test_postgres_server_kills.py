@@ -247,6 +247,7 @@ def test_backends_killed_and_terminated_lose_nothing_and_their_writers_only_paus
     assert max(recovery.all_back_s) <= BACK_S_MAX
 
 
+@pytest.mark.effort(2)
 @pytest.mark.crash
 @pytest.mark.row("G16")
 def test_a_server_that_acknowledges_too_early_is_caught(postgres: PostgresServer, tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def load_until_noticed(url: str, folder: Path, crowd: list[str], mutation: str) 
     raise AssertionError
 
 
+@pytest.mark.effort(2)
 def test_a_store_that_looks_for_blobs_before_its_transaction_is_noticed(tmp_path: Path, show: Show) -> None:
     load = load_until_noticed(str(tmp_path / "agent.db"), tmp_path, ONE_BLOB, "looks too early")
 

@@ -216,6 +216,7 @@ class CountingGate(Gate):
         return self.changed
 
 
+@pytest.mark.effort(2)
 @pytest.mark.filterwarnings("ignore:unclosed file")
 def test_a_lock_that_python_code_takes_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backstay.store.sqlite.transactions.Gate", CountingGate)
