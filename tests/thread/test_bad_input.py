@@ -197,3 +197,10 @@ def test_limits_hold_at_the_limit_and_refuse_one_beyond(thread: backstay.Thread)
     thread.save({"k" * KEY_LENGTH_MAX: 1})
 
     assert len(list(thread.history(limit=10**9))) == 2
+
+
+@pytest.mark.parametrize("given", [[], "", 0, False])
+def test_an_empty_value_of_the_wrong_type_is_refused_too(thread: backstay.Thread, given: Any) -> None:
+    for arguments in ({"set": given}, {"append": given}):
+        with pytest.raises(backstay.InvalidInput, match="mapping"):
+            thread.append(**arguments)

@@ -126,13 +126,14 @@ def _inside(activation: Activation) -> Activation | None:
 def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
     """Return a frame without its state and path; what there is nothing of is left out."""
     todo = activation.todo
-    is_next = isinstance(todo, NextNode)
-    node = todo.node if isinstance(todo, NextNode) else activation.here
+    node, visit = activation.here, 1
+    if isinstance(todo, NextNode):
+        visit = activation.visits.get(node, 0) + 1
     plain: dict[str, Any] = {
         "graph_id": activation.graph.name,
         "node_id": node,
         "cursor": activation.cursor,
-        "visit": activation.visits.get(node, 0) + 1 if is_next else 1,
+        "visit": visit,
     }
     if key is not None:
         plain["fanout_key"] = key

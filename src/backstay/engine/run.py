@@ -371,12 +371,15 @@ class Runner:
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Await work that a cancelled caller must not leave undone: what a branch has finished is kept, whoever fails."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:  # once or more often: it leaves when the work is done
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

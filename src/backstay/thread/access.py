@@ -1,7 +1,7 @@
 """How threads and stores, and the packages above them, reach the operations.
 
 An operation is a plain function that takes the store first: ``save_append(store, context, cursor, …)``. ``Handle.run``
-holds the handle's lock and calls it; ``AsyncHandle.run`` does the same in a worker thread, one hop for the whole
+holds the handle's lock and calls it; ``Handle.arun`` does the same in a worker thread, one hop for the whole
 operation. Users never see these classes: ``handle_of`` and ``access_of`` give them to the engine, the LangGraph saver
 and the other packages that run operations of their own.
 """
@@ -12,7 +12,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from backstay.store.base import Backend
 from backstay.thread.cursor import Context, Cursor
@@ -100,14 +100,9 @@ def awaited(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Twin
     return call
 
 
-@overload
-def access_of(store: Store | AsyncStore) -> Access: ...
-@overload
-def access_of(store: Thread | AsyncThread) -> Access: ...
-def access_of(store: Any) -> Access:
+def access_of(store: Store | AsyncStore | Thread | AsyncThread) -> Access:
     """Return what operations on an open store need, given the store or one of its threads."""
-    access: Access = store._access
-    return access
+    return store._access
 
 
 def handle_of(thread: Thread | AsyncThread) -> Handle:

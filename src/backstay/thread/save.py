@@ -94,8 +94,8 @@ def save_append(
 ) -> SavedCheckpoint:
     """Save a known change: extend lists, replace keys, remove keys."""
     extend = append if type(append) is dict else check_mapping(append, "append")
-    put = check_mapping(put, "set") if put else {}
-    doomed = names_of(delete, "delete") if delete != () else ()
+    put = {} if put is None else check_mapping(put, "set")
+    doomed = () if type(delete) is tuple and not delete else names_of(delete, "delete")
     return save_change(store, context, cursor, partial(append_change, extend, put, doomed, request.notes), request)
 
 
