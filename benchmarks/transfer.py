@@ -6,7 +6,7 @@ import os
 import shutil
 
 import backstay
-from backstay.transfer import export_bundle, import_bundle, verify_bundle
+from backstay.bundle import check_bundle, export_bundle, import_bundle
 from benchmarks.bench import Bench
 from benchmarks.table import Row
 from benchmarks.timing import Times, clock
@@ -29,7 +29,7 @@ def run(bench: Bench) -> None:
         bundle = bench.new_path(".bundle")
         with backstay.open(bench.copy(built)) as store:
             times["export"].append(clock(lambda store=store, bundle=bundle: export_bundle(store, bundle)))  # type: ignore[misc]
-        times["verify"].append(clock(lambda bundle=bundle: verify_bundle(bundle)))  # type: ignore[misc]
+        times["verify"].append(clock(lambda bundle=bundle: check_bundle(bundle)))  # type: ignore[misc]
         with backstay.open(bench.new_path()) as target:
             times["import"].append(clock(lambda target=target, bundle=bundle: import_bundle(bundle, target)))  # type: ignore[misc]
         size = bundle.stat().st_size

@@ -1,11 +1,11 @@
-"""The same loop with the async API: three agents at once in one store. They fail half-way; run it again."""
+"""The same loop with the async API: three agents in one store. They fail halfway; run it again, and they resume."""
 
 import asyncio
 
 import backstay
 
 
-async def model(messages: list[str]) -> str:  # stands for a call that costs time and money
+async def model(messages: list[str]) -> str:  # a real model costs time and money
     await asyncio.sleep(0)
     return ["Book a train", "Book a hotel", "Pack warm clothes", "Done"][len(messages) - 1]
 
@@ -16,7 +16,7 @@ async def agent(store: backstay.AsyncStore, city: str) -> None:
     async with thread.loop({"messages": [f"Plan a trip to {city}"]}) as loop:
         async for turn in loop:
             if is_first_run and turn.iteration == 3:
-                return  # this agent's power fails here
+                return  # as if this agent's power failed here
             reply = await turn.effect("model", model, turn.state["messages"])
             turn.append(messages=[reply])
             print(f"{city}, step {turn.iteration}: {reply}")

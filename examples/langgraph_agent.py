@@ -1,7 +1,7 @@
-"""A LangGraph agent on a Backstay store: it asks, it is killed, it goes on. Run it until nothing is left to do.
+"""A LangGraph agent on a Backstay store: it asks, it is killed, it resumes. Run it until nothing is left to do.
 
-First run: the agent wants to send a mail and waits for somebody. Second run: you approve, the mail goes out, and the
-process is killed before its node is done. Third run: the node runs again, and the mail is not sent again.
+First run: the agent wants to send a mail and waits for a person. Second run: you approve, the mail is sent, and the
+process is killed before the node ends. Third run: the node runs again, and the mail is not sent again.
 """
 
 import os
@@ -14,14 +14,14 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import interrupt
 
-from backstay.integrations.langgraph import BackstaySaver, effect, resume_of
+from backstay.langgraph import BackstaySaver, effect, resume_of
 
-OUTBOX = Path("outbox.txt")  # stands for the world outside
-KILLED = Path("killed.txt")  # so that it is killed once only
+OUTBOX = Path("outbox.txt")  # instead of a mail server
+KILLED = Path("killed.txt")  # so that the process is killed only once
 
 
 class State(TypedDict):
-    """A conversation, as LangGraph has it."""
+    """A conversation in LangGraph's own types."""
 
     messages: Annotated[list[AnyMessage], add_messages]
 
@@ -37,7 +37,7 @@ def agent(_: State) -> dict[str, Any]:
     sent = effect("mail", send_mail, call["to"], call["text"])
     if not KILLED.exists():
         KILLED.touch()
-        print("The mail is out. Now the process is killed. Run me again.", flush=True)
+        print("The mail is sent. Now the process is killed. Run me again.", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     return {"messages": [AIMessage(f"Done: {sent}")]}
 
@@ -51,11 +51,11 @@ with BackstaySaver("mail.db") as saver:
     graph: Any = builder.compile(checkpointer=saver)
     waiting = saver.interrupts("bob")
     if graph.get_state(config).created_at is None:
-        graph.invoke({"messages": [("user", "Tell Bob when the train leaves")]}, config)
+        graph.invoke({"messages": [("user", "Write to Bob when the train leaves")]}, config)
         print(f"It asks: {saver.interrupts('bob')[0].interrupt.payload['value']}. Run me again to approve.")
     elif waiting:
         record = waiting[0]
-        if record.decision is None:  # else it was made before the process was killed, and is stored
+        if record.decision is None:  # otherwise it was decided before the process was killed
             call = record.interrupt.payload["value"]
             record = saver.store.thread("bob").decide(record, "modify", by="you", value=call)
         done = graph.invoke(resume_of(record), config)

@@ -1,9 +1,9 @@
-"""A plain agent loop, made durable by the three marked lines. It fails half-way; run it again and it goes on."""
+"""A plain agent loop, made durable by the three marked lines. It fails halfway; run it again, and it resumes."""
 
 import backstay
 
 
-def model(messages: list[str]) -> str:  # stands for a call that costs time and money
+def model(messages: list[str]) -> str:  # a real model costs time and money
     return ["Book a train", "Book a hotel", "Pack warm clothes", "Done"][len(messages) - 1]
 
 
@@ -14,7 +14,7 @@ with thread.loop({"messages": ["Plan a trip to Oslo"]}) as loop:  # 2: load
     for turn in loop:
         if is_first_run and turn.iteration == 3:
             raise SystemExit("The power fails here. Run me again.")
-        reply = turn.effect("model", model, turn.state["messages"])  # paid for once, whatever happens
+        reply = turn.effect("model", model, turn.state["messages"])  # paid for once
         turn.append(messages=[reply])  # 3: save
         print(f"step {turn.iteration}: {reply}")
         if reply == "Done":

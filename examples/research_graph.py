@@ -1,36 +1,37 @@
-"""Research in parallel, each part in a graph of its own, and then once more from the middle with another wish.
+"""Research in parallel, each question in its own subgraph, and then a replay from the middle with another style.
 
-The first run researches three questions side by side. Then the same run is taken up from the point where the questions
-were known, with another style: what was found before is not looked up again.
+The first run researches three questions in parallel. Then the run is replayed from the step at which the questions were
+known, with another style: searches that the first run made are not made again.
 """
 
 from typing import Annotated, TypedDict
 
 import backstay
-from backstay.engine import Context, append
+from backstay.engine import Context
+from backstay.engine.reducers import append
 
-paid: list[str] = []  # what was asked of the world outside in this process
+paid: list[str] = []  # the calls that this process really made
 
 
-def search(question: str, page: int) -> str:  # stands for a search that costs money
+def search(question: str, page: int) -> str:  # a real search costs money
     paid.append(f"search {question} {page}")
     return f"{question} fact {page}"
 
 
-def model(style: str, facts: list[str]) -> str:  # stands for a model
+def model(style: str, facts: list[str]) -> str:  # a fake model
     paid.append(f"model {style}")
     return f"{style}: {len(facts)} facts"
 
 
 class Search(TypedDict, total=False):
-    """What the inner graph knows: one question."""
+    """The state of the inner graph: one question."""
 
     question: str
     facts: Annotated[list[str], append]
 
 
 class Report(TypedDict, total=False):
-    """What the whole run knows."""
+    """The state of the whole run."""
 
     topic: str
     style: str
@@ -72,15 +73,15 @@ graph.end("write")
 store = backstay.open("research.db")
 thread = store.thread("otters")
 if thread.latest() is None:
-    result = graph.run_sync(thread, {"topic": "otters", "style": "short"}).check()
+    result = graph.run_sync(thread, {"topic": "otters", "style": "short"}).raise_for_status()
     print(result.state["report"], f"({len(paid)} calls paid)")
 
 paid.clear()
-planned = thread.at(step=1)  # step 0 is the input, step 1 the first node: the questions are known
+planned = thread.at(step=1)  # step 0 is the input; after step 1, the first node, the questions are known
 assert planned is not None
-if "long" not in [lane.key.branch for lane in thread.branches()]:
+if "long" not in [branch.key.name for branch in thread.branches()]:
     print(graph.replay_sync(thread, planned, plan=True))
-    result = graph.replay_sync(thread, planned, branch="long", set={"style": "long"}).check()
+    result = graph.replay_sync(thread, planned, branch="long", set={"style": "long"}).raise_for_status()
     print(result.state["report"], f"({len(paid)} calls paid)")
 
 short, long = thread.latest(), store.thread("otters", branch="long").latest()

@@ -7,24 +7,22 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import backstay
-from effort import effort
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import loop_guard
-from loop_guard import pytest_runtest_call as pytest_runtest_call
+from support import loop_guard
+from support.loop_guard import pytest_runtest_call as pytest_runtest_call
+from support.requirements import RequirementsCheck
+from support.running import RAM_FOLDER, Show, effort, skip_unless_ci
 
 if TYPE_CHECKING:
-    from backstay.testing.postgres import PostgresServer
+    from support.postgres import PostgresServer
 
 loop_guard.install()
 
@@ -35,7 +33,6 @@ STORE_TESTS = Path(__file__).parent / "store"
 LATER = pytest.StashKey[int]()
 """How many tests were left out."""
 
-RAM_FOLDER = Path("/dev/shm")
 RAM_BYTES_MIN = 4 << 30
 
 settings.register_profile(
@@ -46,6 +43,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("backstay")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(RequirementsCheck(config))
 
 
 def pytest_report_header() -> list[str]:
@@ -96,13 +97,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"{left_out} tests run only with a larger BACKSTAY_EFFORT, see CONTRIBUTING.md")
 
 
-def skip_unless_ci(what: str) -> NoReturn:
-    """Skip what this machine cannot test; where everything must be tested, fail."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(what)
-    pytest.skip(what)
-
-
 class Clock:
     """A clock that goes where it is told."""
 
@@ -119,9 +113,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-Show = Callable[[str, object], None]
 
 
 @pytest.fixture
@@ -149,7 +140,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def store(url: str, clock: Clock) -> Iterator[backstay.Store]:
     with backstay.open(url, clock=clock) as opened:
         yield opened
-        report = opened.verify()
+        report = opened.check()
         assert report, str(report)
 
 
@@ -165,7 +156,7 @@ def postgres() -> Iterator[PostgresServer]:
     Its files are in memory if there is room, for speed: what a disk may do to a server is tested on others.
     """
     try:
-        from backstay.testing.postgres import PostgresServer, PostgresUnavailable
+        from support.postgres import PostgresServer, PostgresUnavailable
     except ImportError as missing:
         skip_unless_ci(f"PostgreSQL cannot be tested: {missing}")
     in_memory = RAM_FOLDER.is_dir() and shutil.disk_usage(RAM_FOLDER).free >= RAM_BYTES_MIN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -22,6 +24,15 @@ BLOCKS = [
     for page in PAGES
     for number, block in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")), 1)
 ]
+
+PUBLIC = re.compile(
+    r"backstay(\.(errors|thread|retry|maintenance|bundle|langgraph|codec|testing(\.\w+)?"
+    r"|engine(\.(reducers|triggers|sinks|events))?|compat\.(sessions|workflow|backend|blobs)))?"
+)
+"""The modules that users import. Everything else may change at any time."""
+
+FOR_STORE_AUTHORS = {"backstay.store.base", "backstay.store.memory"}
+"""What a new store is made of; only CONTRIBUTING.md imports these."""
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -56,11 +67,48 @@ def test_the_readmes_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_test_that_a_page_names_is_there(page: Path) -> None:
-    named = re.findall(r"`((?:tests|src)/[\w/.]+\.py)", page.read_text(encoding="utf-8"))
+def test_pages_and_examples_import_public_modules_only() -> None:
+    sources = {
+        page: BLOCK.findall(text)
+        for page in PAGES
+        for text in [page.read_text(encoding="utf-8")]
+        if "decisions" not in page.parts
+    }
+    sources |= {path: [path.read_text(encoding="utf-8")] for path in sorted((ROOT / "examples").glob("*.py"))}
+    private = [
+        f"{path.relative_to(ROOT)}: from {module} import {name}"
+        for path, codes in sources.items()
+        for code in codes
+        for module, name in imports(code)
+        if not is_public(module, name) and not (path.name == "CONTRIBUTING.md" and module in FOR_STORE_AUTHORS)
+    ]
 
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert private == []
+
+
+def imports(code: str) -> list[tuple[str, str]]:
+    """Return the modules of ours that a program imports, each with the name that it takes from there."""
+    nodes = list(ast.walk(ast.parse(code)))
+    plain = [(alias.name, "") for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    taken = [
+        (node.module or "", each.name) for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names
+    ]
+    return [(module, name) for module, name in plain + taken if module.split(".")[0] == "backstay"]
+
+
+def is_public(module: str, name: str) -> bool:
+    if PUBLIC.fullmatch(f"{module}.{name}"):
+        return True
+    return bool(PUBLIC.fullmatch(module)) and name in {"", *getattr(importlib.import_module(module), "__all__", [name])}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`((?:[\w]+/)+\w+\.(?:py|sql|toml))`", page.read_text(encoding="utf-8"))
+
+    assert [
+        name for name in named if not (ROOT / name).exists() and not (ROOT / "src" / "backstay" / name).exists()
+    ] == []
 
 
 def test_there_are_examples_to_run() -> None:

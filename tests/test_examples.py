@@ -58,7 +58,7 @@ def test_the_approved_mail_goes_out_once_although_the_process_is_killed(tmp_path
 
     assert asked[0] == 0
     assert asked[1][0].startswith("It asks: {'tool': 'send_mail'")
-    assert killed == (-signal.SIGKILL, ["The mail is out. Now the process is killed. Run me again."])
+    assert killed == (-signal.SIGKILL, ["The mail is sent. Now the process is killed. Run me again."])
     assert ended == (0, ["Done: mail sent to bob@example.org (1 mail in the outbox)"])
     assert again == (0, ["Nothing is left to do."])
 

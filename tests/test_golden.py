@@ -1,9 +1,8 @@
-"""Stored formats stay what they are: files from the day they were made are read. ``tests/golden/make.py`` made them."""
+"""Stored formats stay what they are: files from the day they were made are read. ``support.golden`` made them."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ from typing import Any
 import pytest
 
 import backstay
+from backstay.bundle import check_bundle, export_bundle, import_bundle
 from backstay.errors import EffectUnknown
-from backstay.testing.postgres import PostgresServer
-from backstay.transfer import export_bundle, import_bundle, verify_bundle
-from backstay.upkeep import check, read_quarantine
-
-sys.path.insert(0, str(Path(__file__).parent / "golden"))
-
-from make import HERE, LONG, NOW, SECRET, VALUES, shop, talk
+from backstay.maintenance import read_quarantine
+from support.golden import GOLDEN, LONG, NOW, SECRET, VALUES, shop, talk
+from support.postgres import PostgresServer
 
 FIRST = {"messages": ["hello"], "plan": "search", "values": VALUES}
 STATES: dict[str, dict[str, Any]] = {
@@ -58,13 +54,13 @@ CHECKPOINTS = 16  # in the empty namespace: 5 + 2 of chat, 1 inside it, 5 edits,
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Return the URL of a copy of a golden store."""
     if request.param == "sqlite":
-        yield str(shutil.copy(HERE / "store.db", tmp_path))
+        yield str(shutil.copy(GOLDEN / "store.db", tmp_path))
     elif request.param == "dir":
-        yield f"dir:{shutil.copytree(HERE / 'directory', tmp_path / 'directory')}"
+        yield f"dir:{shutil.copytree(GOLDEN / 'directory', tmp_path / 'directory')}"
     else:
         server: PostgresServer = request.getfixturevalue("postgres")
         with server.connect() as connection:
-            connection.execute((HERE / "postgres.sql").read_bytes())
+            connection.execute((GOLDEN / "postgres.sql").read_bytes())
             yield server.url(schema="golden")
             connection.execute("drop schema golden cascade")
 
@@ -81,7 +77,7 @@ def look(store: backstay.Store) -> None:
     assert {id: checkpoint.state for id, checkpoint in stored.items()} == STATES
     assert repr(stored["c1"].state) == repr(FIRST)  # types included
     assert (found[4][1].metadata, found[3][1].tokens_used) == ({"user": "ann"}, 12)
-    assert {lane.key.branch: lane.origin for lane in thread.branches()} == {"main": None, "what-if": "c2"}
+    assert {branch.key.name: branch.origin for branch in thread.branches()} == {"main": None, "what-if": "c2"}
     assert [(w.task_id, w.index, w.channel, w.value) for w in stored["c3"].writes] == [
         ("task", 0, "channel", {"answer": 42}),
         ("task", 1, "other", [1, 2]),
@@ -107,11 +103,10 @@ def look(store: backstay.Store) -> None:
 
 def test_what_a_store_kept_is_all_there(url: str) -> None:
     with backstay.open(url) as store:
-        report, checked = store.verify(), check(store)
+        report = store.check()
         talks = url.endswith(".db") * 3  # what LangGraph has saved is in the SQLite file only
 
-        assert (bool(report), report.checkpoints) == (True, CHECKPOINTS + talks), str(report)
-        assert checked, str(checked)
+        assert (bool(report), report.good["checkpoints"]) == (True, CHECKPOINTS + talks), str(report)
         look(store)
         assert [(s.thread_id, s.owner, s.note, s.reason) for s in store.sessions(active=False)] == [
             ("chat", "worker-1", "nightly", "completed"),
@@ -123,7 +118,7 @@ def test_what_a_store_kept_is_all_there(url: str) -> None:
         kept = other.thread("chat").latest()
 
         assert kept is not None
-        assert (kept.id, kept.state, other.verify().checkpoints) == ("c1", {"other": True}, 1)
+        assert (kept.id, kept.state, other.check().good["checkpoints"]) == ("c1", {"other": True}, 1)
 
 
 def test_a_store_is_used_as_before(url: str) -> None:
@@ -140,33 +135,33 @@ def test_a_store_is_used_as_before(url: str) -> None:
         assert thread.effect("mail", lambda to: None, "ann") == {"sent": "ann"}
         assert held.epoch == 2
         assert (result.status, result.state) == ("completed", {"basket": ["apple"], "paid": 1})
-        assert store.verify()
+        assert store.check()
 
 
 def test_a_bundle_is_read() -> None:
-    totals = verify_bundle(HERE / "store.bundle")
+    totals = check_bundle(GOLDEN / "store.bundle")
     with backstay.open("memory:") as store:
-        report = import_bundle(HERE / "store.bundle", store)
+        report = import_bundle(GOLDEN / "store.bundle", store)
 
         assert report
         assert (totals.checkpoints, totals.interrupts, totals.effects) == (CHECKPOINTS, 4, 3)
-        assert store.verify().checkpoints == CHECKPOINTS
+        assert store.check().good["checkpoints"] == CHECKPOINTS
         look(store)
 
 
 def test_the_same_content_still_gives_the_same_bundle(tmp_path: Path) -> None:
     """The digest is of the records: it does not depend on the version of zstd, as the bytes of the file do."""
-    with backstay.open(shutil.copy(HERE / "store.db", tmp_path)) as store:
+    with backstay.open(shutil.copy(GOLDEN / "store.db", tmp_path)) as store:
         report = export_bundle(store, tmp_path / "again.bundle", threads=["chat", "edits", "shop", "left"])
 
-    assert report.digest == verify_bundle(HERE / "store.bundle").digest
+    assert report.digest == check_bundle(GOLDEN / "store.bundle").digest
 
 
 def test_a_quarantine_file_is_read() -> None:
-    found = read_quarantine(HERE / "checkpoint.quarantine")
+    found = read_quarantine(GOLDEN / "checkpoint.quarantine")
     values = {value["key"]: value for value in found.values or []}
 
-    assert (found.checkpoint["id"], found.checkpoint["lane"]) == ("h1", ["", "hurt", "", "main"])
+    assert (found.checkpoint["id"], found.checkpoint["branch"]) == ("h1", ["", "hurt", "", "main"])
     assert set(values) == {"data", "n"}
     assert SECRET[:-1] in b"".join(part for _, part in values["data"]["parts"])
     assert [(each["kind"], each["checkpoint"], each["key"]) for each in found.findings] == [("damaged", "h1", "data")]
@@ -175,10 +170,10 @@ def test_a_quarantine_file_is_read() -> None:
 def test_what_langgraph_has_saved_is_continued(tmp_path: Path) -> None:
     from langgraph.types import Command
 
-    from backstay.integrations.langgraph import BackstaySaver
+    from backstay.langgraph import BackstaySaver
 
     config: Any = {"configurable": {"thread_id": "talk"}}
-    with BackstaySaver(shutil.copy(HERE / "store.db", tmp_path)) as saver:
+    with BackstaySaver(shutil.copy(GOLDEN / "store.db", tmp_path)) as saver:
         graph = talk(saver)
         waiting = graph.get_state(config)
         steps = [state.values["words"] for state in graph.get_state_history(config) if state.values]
@@ -187,4 +182,4 @@ def test_what_langgraph_has_saved_is_continued(tmp_path: Path) -> None:
         assert (waiting.next, [each.value for each in waiting.interrupts]) == (("ask",), ["your name?"])
         assert steps == [["start", "hello"], ["start"], []]
         assert done["words"] == ["start", "hello", "ann"]
-        assert saver.store.verify()
+        assert saver.store.check()

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay.engine import Context, Graph
-from backstay.integrations.langgraph import BackstaySaver
+from backstay import Graph
+from backstay.engine import Context
+from backstay.langgraph import BackstaySaver
+from support.processes import child_environment
 
 PLANTED = """
 import asyncio, time
 import pytest, backstay
-from backstay.transfer import export_bundle
-from backstay.thread.offload import Offload
+from backstay.bundle import export_bundle
+from backstay.operations.drivers import Offload
 
 
 def run(block):
@@ -89,15 +91,15 @@ def test_fine_for_files_of_the_caller(tmp_path):
 
 
 def test_the_guard_fails_a_test_that_blocks_the_loop_and_no_other(tmp_path: Path) -> None:
-    tests = str(Path(__file__).parent)
     (tmp_path / "test_planted.py").write_text(PLANTED)
     (tmp_path / "conftest.py").write_text(
-        f"import sys; sys.path.insert(0, {tests!r})\nimport loop_guard\nloop_guard.install()\n"
-        "from loop_guard import pytest_runtest_call\n"
+        "from support import loop_guard\nfrom support.loop_guard import pytest_runtest_call\nloop_guard.install()\n"
         "def pytest_configure(config): config.addinivalue_line('markers', 'blocks_loop(why)')\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "--tb=line", str(tmp_path)]
-    report = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout
+    report = subprocess.run(
+        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=120
+    ).stdout
     outcomes = dict(line.split(" ")[:2][::-1] for line in report.splitlines() if "::test_" in line)
     names = [line[4:].partition("(")[0] for line in PLANTED.splitlines() if line.startswith("def test_")]
     expected = {f"test_planted.py::{name}": "FAILED" if name.startswith("test_blocked") else "PASSED" for name in names}

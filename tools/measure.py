@@ -15,13 +15,13 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-REACH_INS = {"_store", "_context", "_cursor", "_backend", "_run", "_offload"}
+REACH_INS = {"_store", "_services", "_cursor", "_backend", "_run", "_offload"}
 """Attributes of a thread or a store that only the folder thread/ should use on another object."""
 
 
@@ -41,6 +41,7 @@ def source_figures(package: ModuleType) -> dict[str, Any]:
         "functions": len(functions),
         "private functions used once": private_once,
         "of all functions, %": round(100 * private_once / len(functions), 1),
+        "class names used twice": len(repeated_classes(trees)),
         "yield from": sum(isinstance(node, ast.YieldFrom) for _, node in nodes),
         "store verbs": len(verbs(package.__name__)),
         "reach-ins": sum(is_reach_in(node) for path, node in nodes if path.parts[0] != "thread"),
@@ -48,12 +49,38 @@ def source_figures(package: ModuleType) -> dict[str, Any]:
 
 
 def used_once(tree: ast.Module) -> int:
-    """Count the private functions of a file that the file names exactly once beside their definition."""
+    """Count the private functions of a file that the file names exactly once after their definition."""
     nodes = list(ast.walk(tree))
     names = Counter(node.id for node in nodes if isinstance(node, ast.Name))
     names.update(node.attr for node in nodes if isinstance(node, ast.Attribute))
     defined = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return sum(name.startswith("_") and not name.endswith("__") and names[name] == 1 for name in defined)
+
+
+def repeated_classes(trees: Mapping[Path, ast.Module]) -> dict[str, list[str]]:
+    """Return the class names that are defined more than once outside compat/, each with its files.
+
+    compat/ repeats other systems' names on purpose.
+    """
+    found: dict[str, list[str]] = {}
+    for path, tree in trees.items():
+        if path.parts[0] != "compat":
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(path.as_posix())
+    return {name: files for name, files in found.items() if len(files) > 1}
+
+
+def folder_figures(package: ModuleType) -> dict[str, dict[str, int]]:
+    """Return the number of files and lines in each folder of the package."""
+    root = Path(str(package.__file__)).parent
+    figures: dict[str, dict[str, int]] = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        row = figures.setdefault(parts[0] if len(parts) > 1 else ".", {"files": 0, "lines": 0})
+        row["files"] += 1
+        row["lines"] += len(path.read_text(encoding="utf-8").splitlines())
+    return figures
 
 
 def verbs(package: str) -> set[str]:
@@ -183,7 +210,7 @@ def walk_graph_step(package: ModuleType, url: str, walk: Walk) -> None:
 def walk_langgraph_put(package: ModuleType, url: str, walk: Walk) -> None:
     from langgraph.checkpoint.base import empty_checkpoint
 
-    module = importlib.import_module(f"{package.__name__}.integrations.langgraph")
+    module = importlib.import_module(f"{package.__name__}.langgraph")
     with getattr(module, f"{package.__name__.capitalize()}Saver")(url) as saver:
         config: Any = {"configurable": {"thread_id": "x", "checkpoint_ns": ""}}
         for step in range(3):
@@ -223,12 +250,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     package = importlib.import_module(options.package)
-    source, walks = source_figures(package), walk_figures(package)
+    source, folders, walks = source_figures(package), folder_figures(package), walk_figures(package)
     if options.json:
-        print(json.dumps({"source": source, "walks": walks}, indent=2))
+        print(json.dumps({"source": source, "folders": folders, "walks": walks}, indent=2))
         return
     for name, value in source.items():
         print(f"{name:<28} {value:>9,}")
+    print(f"\n{'':<16}{'files':>10}{'lines':>10}")
+    for name, row in folders.items():
+        print(f"{name:<16}" + "".join(f"{value:>10,}" for value in row.values()))
     print(f"\n{'':<16}" + "".join(f"{name:>10}" for name in next(iter(walks.values()))))
     for name, row in walks.items():
         print(f"{name:<16}" + "".join(f"{value:>10}" for value in row.values()))

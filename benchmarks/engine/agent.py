@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypedDict
 
 import backstay
-from backstay.engine import END, Graph, append
+from backstay import Graph
+from backstay.engine import END
+from backstay.engine.reducers import append
 from benchmarks.bench import THREAD
 from benchmarks.engine.relay import Pause
 from benchmarks.workload import Message, State, Step
@@ -44,8 +46,8 @@ def run(first: State, steps: Sequence[Step], pause: Pause, url: str | None) -> N
     """Do the steps in a new store, or in none."""
     graph = chat(steps, pause)
     if url is None:
-        done = graph.run_sync(None, first).check()
+        done = graph.run_sync(None, first).raise_for_status()
     else:
         with backstay.open(url) as store:
-            done = graph.run_sync(store.thread(THREAD), first).check()
+            done = graph.run_sync(store.thread(THREAD), first).raise_for_status()
     assert len(done.values["messages"]) == len(first["messages"]) + 2 * len(steps)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import backstay
-from backstay.engine import END, Graph
+from backstay import Graph
+from backstay.engine import END
 from benchmarks.bench import Bench
 from benchmarks.table import Row, Target
 from benchmarks.workload import Conversation, Message
@@ -88,10 +89,10 @@ def measure(kind: str, path: str, count: int, look: Callable[[], float]) -> dict
     graph.choose("slide", lambda state: "stop" if state["turn"] == count else "again", {"again": "slide", "stop": END})
     first = {"document": conversation.document, "messages": made[:MESSAGES], "turn": 0}
     if kind == "none":
-        graph.run_sync(None, first).check()
+        graph.run_sync(None, first).raise_for_status()
     else:
         with backstay.open(path) as store:
-            graph.run_sync(store.thread("window"), first).check()
+            graph.run_sync(store.thread("window"), first).raise_for_status()
     return found
 
 

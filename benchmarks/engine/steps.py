@@ -85,7 +85,7 @@ def _place(bench: Bench, stack: ExitStack) -> Any:
     missing = [name for name in postgres.NEEDED if importlib.util.find_spec(name) is None]
     if missing or bench.quick:
         return None
-    testing = importlib.import_module("backstay.testing.postgres")
+    testing = importlib.import_module("support.postgres")
     try:
         return stack.enter_context(importlib.import_module("benchmarks.postgres.place").serve(bench))
     except (testing.PostgresUnavailable, testing.PostgresFailed) as error:

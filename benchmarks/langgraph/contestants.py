@@ -14,7 +14,7 @@ from typing import Any
 
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from backstay.integrations.langgraph import BackstaySaver
+from backstay.langgraph import BackstaySaver
 from benchmarks.bench import Bench
 from benchmarks.langgraph.loop import CONFIG
 

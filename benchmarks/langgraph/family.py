@@ -38,7 +38,7 @@ def _sizes(bench: Bench, make: Callable[[], list[Contestant]]) -> None:
 
 
 def _on_server(bench: Bench, names: tuple[str, ...]) -> None:
-    testing = importlib.import_module("backstay.testing.postgres")
+    testing = importlib.import_module("support.postgres")
     serve = importlib.import_module("benchmarks.postgres.place").serve
     if importlib.util.find_spec("langgraph.checkpoint.postgres") is None:
         names = (OURS,)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from backstay.testing.postgres import PostgresFailed, PostgresUnavailable
 from benchmarks.bench import Bench
 from benchmarks.postgres import concurrency, loads, saves, sizes
 from benchmarks.postgres.place import serve
+from support.postgres import PostgresFailed, PostgresUnavailable
 
 
 def run(bench: Bench) -> None:

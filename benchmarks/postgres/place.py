@@ -16,9 +16,9 @@ import psycopg
 from psycopg import sql
 
 import backstay
-from backstay.testing.postgres import PostgresServer
 from benchmarks.bench import THREAD, Bench, fill
 from benchmarks.timing import clock
+from support.postgres import PostgresServer
 
 SETTINGS = {"autovacuum": "off", "max_connections": "300", "shared_buffers": "256MB"}
 BYTES = """

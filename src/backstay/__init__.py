@@ -1,102 +1,101 @@
-"""Backstay: durable checkpoints for agents and graph workflows.
+"""Durable checkpoints for agents and graph workflows.
 
-Layers, each importing only those above it:
+    import backstay
 
-    errors    every error, in one tree
-    model     what is kept: frozen values
-    codec     values <-> bytes, exact or refused
-    pieces    bytes of a state <-> what is new of them
-    store     bytes <-> durable records: the contract, memory, SQLite, directories, PostgreSQL
-    thread    save, load, fork, rewind, diff, history, retention, effects, loops: what a user calls
-    recovery  what becomes of errors: retries, fallbacks, incidents
-    engine    graphs: nodes, edges, runs, pauses, time travel
-    compat    other systems' names and files
-    transfer  bundles between stores, imports
-    upkeep    check and repair
-    api       the public names
-    cli, testing
+    with backstay.open("agent.db") as store:
+        thread = store.thread("customer-42")
+        thread.save({"messages": ["Hello"], "plan": None}, next_node="search")
+        thread.append({"messages": ["Hi, how can I help?"]})
+        print(thread.latest().state["messages"])
 
-Importing the package loads none of them: that happens when a name is first used, so that a command line that only
-wants the version, or a program that only might need a checkpoint, starts at once.
+Start with ``open`` (or ``aopen`` with an event loop), ``Store``, ``Thread`` and ``Graph``. All errors derive from
+``BackstayError``. The other public packages:
+
+    backstay.thread       what threads and stores return: leases, loops, turns, interrupts, effects
+    backstay.engine       graphs; with backstay.engine.reducers, .triggers and .sinks
+    backstay.retry        error categories, retry policies, fallbacks, incidents
+    backstay.maintenance  the reports of check() and repair(), and quarantine files
+    backstay.bundle       one portable file with threads of a store
+    backstay.langgraph    a checkpoint saver for LangGraph
+    backstay.compat       other systems' names and files
+    backstay.testing      the contract for stores of your own
+
+``import backstay`` loads none of them. Each name is loaded when it is first used, so a program that may never need a
+checkpoint starts without delay.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from backstay.version import __version__
+from backstay.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from backstay.api import (
-        AsyncStore,
-        AsyncThread,
-        BackstayError,
-        Checkpoint,
-        CheckpointMeta,
-        Conflict,
-        Corrupted,
-        DecodeError,
-        EncodeError,
-        Fenced,
-        GraphMismatch,
-        InvalidInput,
-        Keep,
-        NotFound,
-        Opaque,
-        OutcomeUnknown,
-        Store,
-        StoreError,
-        Thread,
-        aopen,
-        diff,
-        open,
-        register,
-    )
-    from backstay.engine import Approve, Graph
+if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the table below
+    from backstay.codec.registry import Opaque as Opaque
+    from backstay.codec.registry import register as register
+    from backstay.engine.graph import Graph as Graph
+    from backstay.errors import BackstayError as BackstayError
+    from backstay.errors import Conflict as Conflict
+    from backstay.errors import Corrupted as Corrupted
+    from backstay.errors import DecodeError as DecodeError
+    from backstay.errors import EncodeError as EncodeError
+    from backstay.errors import Fenced as Fenced
+    from backstay.errors import GraphMismatch as GraphMismatch
+    from backstay.errors import InvalidInput as InvalidInput
+    from backstay.errors import NotFound as NotFound
+    from backstay.errors import OutcomeUnknown as OutcomeUnknown
+    from backstay.errors import StoreError as StoreError
+    from backstay.model.checkpoint import Checkpoint as Checkpoint
+    from backstay.model.checkpoint import CheckpointMeta as CheckpointMeta
+    from backstay.model.decision import Answer as Answer
+    from backstay.model.decision import Approve as Approve
+    from backstay.model.decision import Defer as Defer
+    from backstay.model.decision import Modify as Modify
+    from backstay.model.decision import Reject as Reject
+    from backstay.model.decision import Reroute as Reroute
+    from backstay.operations.diff import diff as diff
+    from backstay.operations.retention import Keep as Keep
+    from backstay.thread.store import AsyncStore as AsyncStore
+    from backstay.thread.store import Store as Store
+    from backstay.thread.store import aopen as aopen
+    from backstay.thread.store import open as open
+    from backstay.thread.thread import AsyncThread as AsyncThread
+    from backstay.thread.thread import Thread as Thread
 
-__all__ = [
-    "Approve",
-    "AsyncStore",
-    "AsyncThread",
-    "BackstayError",
-    "Checkpoint",
-    "CheckpointMeta",
-    "Conflict",
-    "Corrupted",
-    "DecodeError",
-    "EncodeError",
-    "Fenced",
-    "Graph",
-    "GraphMismatch",
-    "InvalidInput",
-    "Keep",
-    "NotFound",
-    "Opaque",
-    "OutcomeUnknown",
-    "Store",
-    "StoreError",
-    "Thread",
-    "__version__",
-    "aopen",
-    "diff",
-    "open",
-    "register",
-]
+_NAMES = {
+    "backstay.codec.registry": ("Opaque", "register"),
+    "backstay.engine.graph": ("Graph",),
+    "backstay.errors": (
+        "BackstayError",
+        "Conflict",
+        "Corrupted",
+        "DecodeError",
+        "EncodeError",
+        "Fenced",
+        "GraphMismatch",
+        "InvalidInput",
+        "NotFound",
+        "OutcomeUnknown",
+        "StoreError",
+    ),
+    "backstay.model.checkpoint": ("Checkpoint", "CheckpointMeta"),
+    "backstay.model.decision": ("Answer", "Approve", "Defer", "Modify", "Reject", "Reroute"),
+    "backstay.operations.diff": ("diff",),
+    "backstay.operations.retention": ("Keep",),
+    "backstay.thread.store": ("AsyncStore", "Store", "aopen", "open"),
+    "backstay.thread.thread": ("AsyncThread", "Thread"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-_OF_THE_ENGINE = ("Approve", "Graph")
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module 'backstay' has no attribute {name!r}")
-    from backstay import api
-
-    globals().update({public: getattr(api, public) for public in api.__all__})
-    if name in _OF_THE_ENGINE:  # half of all code, and not needed by who saves and loads
-        from backstay import engine
-
-        globals().update({public: getattr(engine, public) for public in _OF_THE_ENGINE})
-    return globals()[name]
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

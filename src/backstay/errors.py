@@ -1,47 +1,77 @@
-"""Every error Backstay raises, in one tree, grouped by who must act.
+"""All errors that Backstay raises, in one tree, grouped by who must act.
 
     BackstayError
     ├── the caller: change the call
     │   ├── InvalidInput          an argument that can never work (also a ValueError)
-    │   │   ├── InvalidGraph      a graph that cannot be built; names every mistake
-    │   │   └── EncodeError       a value that could not come back equal; refused before anything is written
-    │   ├── NotFound              the thread, branch or checkpoint named is not there (also a LookupError)
-    │   ├── GraphMismatch         the stored position belongs to another graph
-    │   │   └── MigrationFailed   the migration that should have made it fit did not work
-    │   ├── StepsExceeded         the run took as many steps as it may; all of them are saved
-    │   ├── LimitExceeded         a file asks for more memory or work than is allowed; raise the limit if you trust it
-    │   └── Rejected              a person, or a timeout, said no; what was asked for was not done
-    ├── the author of a node: mend the graph's code, then resume
-    │   ├── NodeFailed            a node raised an error, after all its attempts
-    │   ├── BadUpdate             a node returned what the state cannot take; nothing of it was committed
-    │   ├── MergeConflict         two nodes that ran side by side wrote the same key
-    │   └── Unrecovered           an operation failed, or waits for a decision, and this process has no error of it
-    ├── another writer: look at what happened, then go on from there
-    │   ├── Conflict              the head moved since it was read; nothing of this save was stored
+    │   │   ├── InvalidGraph      a graph that cannot be built; lists every mistake
+    │   │   └── EncodeError       a value that would not round-trip; refused before anything is written
+    │   ├── NotFound              the thread, branch or checkpoint does not exist (also a LookupError)
+    │   ├── GraphMismatch         the stored position was made by another graph
+    │   │   └── MigrationFailed   the migration of the position to the current graph failed
+    │   ├── StepsExceeded         the run reached its limit of steps; all of them are saved
+    │   ├── LimitExceeded         a file needs more memory or work than allowed; raise the limit if you trust it
+    │   └── Rejected              a person or a timeout rejected the action; it was not done
+    ├── the author of a node: fix the graph's code, then resume
+    │   ├── NodeFailed            a node raised an error in its last attempt
+    │   ├── BadUpdate             a node returned an update that the state cannot take; nothing was committed
+    │   ├── MergeConflict         two parallel nodes wrote the same key
+    │   └── Unrecovered           an operation failed in another process, or waits for a decision
+    ├── another writer: look at what happened, then continue from there
+    │   ├── Conflict              the head has moved since it was read; nothing was stored
     │   │   ├── IdTaken           the checkpoint id exists with other content
-    │   │   └── EffectChanged     the effect's key was used before, with other arguments
-    │   ├── Fenced                another owner holds the branch; this one must not write
+    │   │   └── EffectChanged     the effect's key was used before with other arguments
+    │   ├── Fenced                another worker holds the lease; this one must not write
     │   ├── OutcomeUnknown        the save may or may not be stored; save again with the same id to find out
-    │   └── EffectUnknown         an effect may have been done or not: a reconcile hook or a person must look
+    │   └── EffectUnknown         an effect may or may not have been done; a hook or a person must find out
     ├── the operator: look at the store
-    │   ├── StoreError            the store cannot do it now: busy, full, closed, unreadable, not ours
-    │   │   ├── StoreBusy         locked by another process for longer than the timeout
+    │   ├── StoreError            the store cannot do it now: busy, full, closed or unreadable
+    │   │   ├── StoreBusy         another process kept it locked for longer than the timeout
     │   │   ├── StoreFull         no space left; nothing was stored
-    │   │   └── StoreRefused      not ours, from a newer version, or set up unsafely; nothing was touched
-    │   └── Corrupted             stored bytes fail their digest
-    └── either: DecodeError       bytes that are no valid value (damaged, or not written by Backstay)
+    │   │   └── StoreRefused      not a Backstay store, from a newer version, or set up unsafely; not touched
+    │   └── Corrupted             stored bytes do not match their digest
+    └── either: DecodeError       bytes that are not a valid value (damaged, or not written by Backstay)
 
-An error says what happened, to which thread, checkpoint or path, and what to do next. It carries those as
-attributes too, and never shows a state's values. ``retry_safe`` tells whether the same call may simply be repeated.
+An error says what happened, to which thread, checkpoint or path, and what to do next. It has the same facts as
+attributes, and never shows values of a state. ``retry_safe`` says whether the same call may simply be repeated.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+__all__ = [
+    "BackstayError",
+    "BadUpdate",
+    "Conflict",
+    "Corrupted",
+    "DecodeError",
+    "EffectChanged",
+    "EffectUnknown",
+    "EncodeError",
+    "Fenced",
+    "GraphMismatch",
+    "IdTaken",
+    "InvalidGraph",
+    "InvalidInput",
+    "LimitExceeded",
+    "MergeConflict",
+    "MigrationFailed",
+    "NodeFailed",
+    "NotFound",
+    "OutcomeUnknown",
+    "Rejected",
+    "StepsExceeded",
+    "StoreBusy",
+    "StoreError",
+    "StoreFull",
+    "StoreRefused",
+    "StoreWarning",
+    "Unrecovered",
+]
+
 
 class BackstayError(Exception):
-    """Root of all errors of this library."""
+    """The base class of all errors of this library."""
 
     summary: ClassVar[str] = "backstay error"
     retry_safe: ClassVar[bool] = False
@@ -91,13 +121,13 @@ class InvalidInput(BackstayError, ValueError):
 
 
 class EncodeError(InvalidInput):
-    """A value could not come back equal, so it is refused before anything is written."""
+    """A value would not round-trip, so it is refused before anything is written."""
 
     summary = "serialization error"
 
 
 class InvalidGraph(InvalidInput):
-    """A graph cannot be built; ``problems`` names every mistake, each with its node."""
+    """A graph cannot be built; ``problems`` lists every mistake with its node."""
 
     summary = "invalid graph"
 
@@ -109,7 +139,7 @@ class InvalidGraph(InvalidInput):
 
 
 class NodeFailed(BackstayError):
-    """A node raised an error (its cause), after all the attempts it was given. Nothing of it was committed."""
+    """A node raised an error (the cause) in its last attempt. Nothing of it was committed."""
 
     summary = "node failed"
 
@@ -123,7 +153,7 @@ class NodeFailed(BackstayError):
 
 
 class BadUpdate(BackstayError):
-    """A node returned something that the state cannot take; nothing of it was committed."""
+    """A node returned an update that the state cannot take; nothing of it was committed."""
 
     summary = "bad update"
 
@@ -135,7 +165,7 @@ class BadUpdate(BackstayError):
 
 
 class MergeConflict(BackstayError):
-    """Two nodes that ran side by side wrote different values to a key that can have only one."""
+    """Two parallel nodes wrote different values to a key that can have only one."""
 
     summary = "merge conflict"
 
@@ -143,15 +173,15 @@ class MergeConflict(BackstayError):
         self.key = key
         self.writers = (first, second)
         super().__init__(
-            f"{first!r} and {second!r} ran side by side and both wrote {key!r}",
+            f"the parallel nodes {first!r} and {second!r} both wrote {key!r}",
             hint="Let one of them write it, give the key a reducer (append, merge, add, a function), or use two keys",
         )
 
 
 class Unrecovered(BackstayError):
-    """An operation has no value: it failed in an earlier process, whose error is gone, or waits for a decision.
+    """An operation has no result: it failed in an earlier process, whose error is gone, or waits for a decision.
 
-    ``interrupt`` is the question that waits (an ``InterruptRecord``), or None.
+    ``interrupt`` is the open question (an ``InterruptRecord``), or None.
     """
 
     summary = "not recovered"
@@ -162,7 +192,7 @@ class Unrecovered(BackstayError):
 
 
 class NotFound(BackstayError, LookupError):
-    """What was named is not in the store."""
+    """The thread, branch, checkpoint or record does not exist in the store."""
 
     summary = "checkpoint not found"
 
@@ -170,8 +200,8 @@ class NotFound(BackstayError, LookupError):
 class GraphMismatch(BackstayError):
     """The stored position was made by a graph with another fingerprint.
 
-    ``expected`` is the stored one, ``actual`` the present graph's; ``judgement``, if there is one, tells for each frame
-    of the position what differs.
+    ``expected`` is the stored fingerprint, ``actual`` that of the current graph. ``judgement``, if present, lists the
+    differences for each frame of the position.
     """
 
     summary = "graph mismatch"
@@ -188,7 +218,7 @@ class GraphMismatch(BackstayError):
 
 
 class MigrationFailed(GraphMismatch):
-    """A graph's migration raised an error (its cause), or gave no state or position; nothing was changed."""
+    """A graph's migration raised an error (the cause) or returned no state or position; nothing was changed."""
 
     summary = "migration failed"
 
@@ -200,7 +230,7 @@ class MigrationFailed(GraphMismatch):
 
 
 class StepsExceeded(BackstayError):
-    """The run took as many steps as it may; all of them are saved. ``limit`` is how many that is."""
+    """The run reached its limit of steps; all of them are saved. ``limit`` is the number of steps."""
 
     summary = "steps exceeded"
 
@@ -210,7 +240,7 @@ class StepsExceeded(BackstayError):
 
 
 class LimitExceeded(BackstayError):
-    """A file from outside asks for more memory or work than is allowed. ``limit`` names the limit that was reached."""
+    """A file from outside needs more memory or work than allowed. ``limit`` is the name of the limit."""
 
     summary = "limit exceeded"
 
@@ -220,9 +250,9 @@ class LimitExceeded(BackstayError):
 
 
 class Rejected(BackstayError):
-    """A decision said no: what was asked for was not done.
+    """A person or a timeout rejected the action; it was not done.
 
-    ``reason`` is the decision's, ``by`` who made it; "timeout" if nobody did in time.
+    ``reason`` is the reason of the decision, ``by`` who made it: "timeout" if no one decided in time.
     """
 
     summary = "rejected"
@@ -234,9 +264,9 @@ class Rejected(BackstayError):
 
 
 class Conflict(BackstayError):
-    """The branch's head is no longer the one this save builds on; nothing of it was stored.
+    """The head of the branch has moved, so this save would build on an old checkpoint; nothing was stored.
 
-    ``winner`` is the metadata of the head that is there now (a ``CheckpointMeta``), or None if it was deleted.
+    ``winner`` is the metadata of the current head (a ``CheckpointMeta``), or None if it was deleted.
     """
 
     summary = "conflict"
@@ -247,15 +277,15 @@ class Conflict(BackstayError):
 
 
 class IdTaken(Conflict):
-    """A checkpoint with this id exists and holds other content."""
+    """A checkpoint with this id exists and has other content."""
 
     summary = "checkpoint id taken"
 
 
 class EffectChanged(Conflict):
-    """The key of an effect was used before with other arguments: a result of those must not be taken for one of these.
+    """The key of an effect was used before with other arguments, so its result must not be reused.
 
-    ``record`` is the effect as the ledger has it (an ``EffectRecord``).
+    ``record`` is the effect as stored (an ``EffectRecord``).
     """
 
     summary = "effect changed"
@@ -266,9 +296,9 @@ class EffectChanged(Conflict):
 
 
 class Fenced(BackstayError):
-    """Another owner holds the branch, or holds it now: who is not its owner must not write.
+    """Another worker holds the lease on the branch, or took it over, so this one must not write.
 
-    ``epoch`` is the one this call came with (0 if it held no lease), ``current`` the branch's, ``owner`` who holds it.
+    ``epoch`` is the epoch of this call (0 if it held no lease), ``current`` that of the branch, ``owner`` the holder.
     """
 
     summary = "fenced"
@@ -292,10 +322,10 @@ class OutcomeUnknown(BackstayError):
 
 
 class EffectUnknown(BackstayError):
-    """An effect was begun and has no receipt: it may have been done or not, so it is not done again.
+    """An effect was started and has no receipt: it may or may not have been done, so it is not done again.
 
-    ``record`` is the effect as the ledger has it (an ``EffectRecord``), to be shown to whoever can find out, and to be
-    handed to ``thread.settle`` with what they found.
+    ``record`` is the effect as stored (an ``EffectRecord``). Show it to a person who can find out, and pass it to
+    ``thread.settle`` with the outcome.
     """
 
     summary = "effect outcome unknown"
@@ -318,26 +348,26 @@ class StoreBusy(StoreError):
 
 
 class StoreFull(StoreError):
-    """There is no space left for the store; nothing of this call was stored."""
+    """The store has no space left; nothing of this call was stored."""
 
     retry_safe = True
 
 
 class StoreRefused(StoreError):
-    """The store at this place is not ours, is from a newer version, or is set up unsafely; it was not touched."""
+    """This is not a Backstay store, it is from a newer version, or it is set up unsafely; it was not touched."""
 
 
 class Corrupted(BackstayError):
-    """Stored bytes fail their digest, or a record that must be there is missing."""
+    """Stored bytes do not match their digest, or a required record is missing."""
 
     summary = "corrupted checkpoint"
 
 
 class DecodeError(BackstayError, ValueError):
-    """Bytes that are no valid value: damaged, or not written by Backstay."""
+    """Bytes that are not a valid value: damaged, or not written by Backstay."""
 
     summary = "decode error"
 
 
 class StoreWarning(UserWarning):
-    """Nothing failed and nothing is lost, but the store needs somebody's attention. Not an error of the tree above."""
+    """Nothing failed and nothing is lost, but the operator should look at the store."""

@@ -1,4 +1,4 @@
-"""The command as its user meets it: in a process of its own."""
+"""The command as users run it: in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 import backstay
 from backstay.cli import demo as demo_module
-from backstay.cli.agent import THREAD, paid, pay, work
-from backstay.cli.child import Child, ChildFailed
-from backstay.cli.color import wants_color
+from backstay.cli.demo import DemoFailed, DemoProcess
+from backstay.cli.main import wants_color
+from backstay.cli.worker import THREAD, paid, pay, work
 
 COMMAND = [sys.executable, "-c", "from backstay.cli.main import main; main()"]
 ESCAPE = "\x1b"
@@ -53,7 +53,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
 
 
 def test_starting_the_command_imports_only_click_and_the_version(tmp_path: Path) -> None:
-    """The package itself is replaced by an empty one: what ``import backstay`` brings is not the command's doing."""
+    """An empty package replaces ``backstay``, so that only the imports of the command itself count."""
     script = (
         "import sys, types; package = types.ModuleType('backstay'); package.__path__ = [sys.argv[1]];"
         "sys.modules['backstay'] = package; import backstay.cli.main;"
@@ -64,13 +64,7 @@ def test_starting_the_command_imports_only_click_and_the_version(tmp_path: Path)
         [sys.executable, "-c", script, package], cwd=tmp_path, capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.split() == [
-        "backstay",
-        "backstay.cli",
-        "backstay.cli.color",
-        "backstay.cli.main",
-        "backstay.version",
-    ]
+    assert done.stdout.split() == ["backstay", "backstay.cli", "backstay.cli.main", "backstay.version"]
 
 
 @pytest.mark.crash
@@ -101,7 +95,7 @@ def test_the_plain_text_fits_eighty_columns_and_has_no_colour(tmp_path: Path) ->
 @pytest.mark.crash
 def test_a_kept_store_can_be_opened_with_the_lines_shown(tmp_path: Path) -> None:
     done = backstay_command("demo", "--path", "kept.db", "--color", "always", cwd=tmp_path, NO_COLOR="1")
-    assert ESCAPE in done.stdout  # --color goes before NO_COLOR
+    assert ESCAPE in done.stdout  # --color overrides NO_COLOR
 
     plain = backstay_command("demo", "--path", "other.db", cwd=tmp_path)
     lines = plain.stdout.splitlines()[-3:]
@@ -110,7 +104,7 @@ def test_a_kept_store_can_be_opened_with_the_lines_shown(tmp_path: Path) -> None
 
     assert tried.stdout.startswith("south: 40 for 11.60\n")
     with backstay.open(tmp_path / "kept.db") as store:
-        assert store.verify()
+        assert store.check()
 
 
 def test_a_file_that_exists_is_never_written_to(tmp_path: Path) -> None:
@@ -173,17 +167,17 @@ def test_a_claim_that_does_not_hold_is_named_and_the_exit_code_is_1(
     shown = capsys.readouterr()
     assert code == 1
     assert json.loads(shown.out)["ok"] is False
-    assert "failed: it began at step 7" in shown.err
+    assert "failed: it resumed at step 7" in shown.err
 
 
 def test_a_child_that_fails_is_quoted(tmp_path: Path) -> None:
     (tmp_path / "not-a-store.db").write_text("just text, and enough of it to be no database" * 50)
 
     with (
-        Child("race", str(tmp_path / "not-a-store.db"), "worker A") as child,
-        pytest.raises(ChildFailed, match="StoreRefused"),
+        DemoProcess("race", str(tmp_path / "not-a-store.db"), "worker A") as child,
+        pytest.raises(DemoFailed, match="StoreRefused"),
     ):
-        child.hear()
+        child.next_fact()
 
 
 def test_the_ledger_would_show_a_call_that_was_paid_twice(tmp_path: Path) -> None:
@@ -191,7 +185,7 @@ def test_the_ledger_would_show_a_call_that_was_paid_twice(tmp_path: Path) -> Non
     with backstay.open("memory:") as store:
         events = list(work(store.thread(THREAD), ledger))
         again = list(work(store.thread(THREAD), ledger))
-    assert (len(paid(ledger)), events[-1].step, again) == (6, 12, [])
+    assert (len(paid(ledger)), events[-1]["step"], again) == (6, 12, [])
 
     pay(ledger, "main", 2)
 
@@ -211,7 +205,7 @@ def test_the_ledger_would_show_a_call_that_was_paid_twice(tmp_path: Path) -> Non
         ("never", {"FORCE_COLOR": "1"}, True, False),
     ],
 )
-def test_the_option_goes_before_no_color_before_force_color_before_the_terminal(
+def test_the_option_overrides_no_color_then_force_color_then_the_terminal(
     choice: str | None, environ: dict[str, str], is_terminal: bool, expected: bool
 ) -> None:
     assert wants_color(choice, environ, is_terminal) is expected

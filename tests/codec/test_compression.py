@@ -29,14 +29,12 @@ def test_every_size_comes_back_the_same(size: int) -> None:
         assert decompress(compress(data), size) == data
 
 
-@pytest.mark.row("T10")
 @pytest.mark.parametrize("wrong", [0, 1, 99, 101, 10_000])
 def test_another_size_than_recorded_is_refused(wrong: int) -> None:
     with pytest.raises(DecodeError, match="does not hold"):
         decompress(compress(b"x" * 100), wrong)
 
 
-@pytest.mark.row("T10")
 def test_a_bomb_is_refused_without_allocating_what_it_holds() -> None:
     bomb = zstd.compress(bytes(256 * 1024 * 1024), level=19)
     assert len(bomb) < 32 * 1024
@@ -49,7 +47,6 @@ def test_a_bomb_is_refused_without_allocating_what_it_holds() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.row("T10")
 def test_damaged_cut_or_extended_frames_are_refused() -> None:
     plain = os.urandom(500) * 2
     good = compress(plain)

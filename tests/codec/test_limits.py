@@ -8,8 +8,8 @@ import numpy as np
 import ormsgpack
 import pytest
 
-from backstay.codec import decode, encode, limits
-from backstay.codec.depth import deeper_than
+from backstay.codec import decode, encode, msgpack
+from backstay.codec.msgpack import deeper_than
 from backstay.errors import DecodeError, EncodeError
 
 
@@ -35,21 +35,19 @@ def nested_ext(depth: int, around: bytes = b"\x91", inner: bytes = b"\xc0") -> b
     return inner
 
 
-@pytest.mark.row("T11")
 @pytest.mark.parametrize("filler", [b"", b"x" * 20_000], ids=["small", "large"])
 def test_lists_nest_to_the_limit_and_no_further_on_both_sides(filler: bytes) -> None:
     inner = filler.decode()
 
-    assert decode(encode(lists(limits.DEPTH_MAX, inner))) == lists(limits.DEPTH_MAX, inner)
+    assert decode(encode(lists(msgpack.DEPTH_MAX, inner))) == lists(msgpack.DEPTH_MAX, inner)
     with pytest.raises(EncodeError, match="nested too deep"):
-        encode(lists(limits.DEPTH_MAX + 1, inner))
+        encode(lists(msgpack.DEPTH_MAX + 1, inner))
     with pytest.raises(DecodeError):
-        decode(b"\x91" * (limits.DEPTH_MAX + 1) + encode(inner))
+        decode(b"\x91" * (msgpack.DEPTH_MAX + 1) + encode(inner))
 
 
-@pytest.mark.row("T11")
 def test_dicts_nest_to_the_limit_and_no_further_on_both_sides() -> None:
-    data = b"\x81\xa1k" * limits.DEPTH_MAX + b"\xc0"
+    data = b"\x81\xa1k" * msgpack.DEPTH_MAX + b"\xc0"
 
     assert encode(decode(data)) == data
     with pytest.raises(DecodeError):
@@ -58,22 +56,20 @@ def test_dicts_nest_to_the_limit_and_no_further_on_both_sides() -> None:
         encode({"k": decode(data)})
 
 
-@pytest.mark.row("T11")
 def test_tuples_nest_to_the_limit_and_no_further_on_both_sides() -> None:
-    data = nested_ext(limits.EXT_DEPTH_MAX)
+    data = nested_ext(msgpack.EXT_DEPTH_MAX)
 
-    assert encode(tuples(limits.EXT_DEPTH_MAX)) == data
-    assert decode(data) == tuples(limits.EXT_DEPTH_MAX)
+    assert encode(tuples(msgpack.EXT_DEPTH_MAX)) == data
+    assert decode(data) == tuples(msgpack.EXT_DEPTH_MAX)
     with pytest.raises(EncodeError, match="nested too deep"):
-        encode(tuples(limits.EXT_DEPTH_MAX + 1))
+        encode(tuples(msgpack.EXT_DEPTH_MAX + 1))
     with pytest.raises(DecodeError, match="nested deeper"):
-        decode(nested_ext(limits.EXT_DEPTH_MAX + 1))
+        decode(nested_ext(msgpack.EXT_DEPTH_MAX + 1))
 
 
-@pytest.mark.row("T11")
 @pytest.mark.parametrize("filler", ["", "中" * 300, "\U0001f600" * 9000], ids=["short", "text", "long"])
 def test_lists_inside_a_tuple_nest_to_the_limit_and_no_further_on_both_sides(filler: str) -> None:
-    inside = limits.EXT_INNER_DEPTH_MAX - 1  # the tuple's own array is the first
+    inside = msgpack.EXT_INNER_DEPTH_MAX - 1  # the tuple's own array is the first
 
     assert decode(encode((lists(inside, filler),))) == (lists(inside, filler),)
     with pytest.raises(EncodeError, match="nested too deep"):
@@ -82,19 +78,17 @@ def test_lists_inside_a_tuple_nest_to_the_limit_and_no_further_on_both_sides(fil
         decode(ext(1, b"\x91" * (inside + 2) + encode(filler)))
 
 
-@pytest.mark.row("T11")
 def test_many_containers_beside_each_other_are_not_deep() -> None:
     value: Any = ([{"a": [index]} for index in range(1000)], {1: [[]] * 1000})
 
     assert decode(encode(value)) == value
 
 
-@pytest.mark.row("T11")
 def test_a_value_at_every_depth_limit_at_once_decodes_on_a_threads_stack() -> None:
     value: Any = 0
-    for _ in range(limits.EXT_DEPTH_MAX):
-        value = (lists(limits.EXT_INNER_DEPTH_MAX - 1, value),)
-    value = lists(limits.DEPTH_MAX, value)
+    for _ in range(msgpack.EXT_DEPTH_MAX):
+        value = (lists(msgpack.EXT_INNER_DEPTH_MAX - 1, value),)
+    value = lists(msgpack.DEPTH_MAX, value)
     done: list[bytes] = []
     thread = threading.Thread(target=lambda: done.append(encode(decode(encode(value)))))
     thread.start()
@@ -103,7 +97,6 @@ def test_a_value_at_every_depth_limit_at_once_decodes_on_a_threads_stack() -> No
     assert done == [encode(value)]
 
 
-@pytest.mark.row("T11")
 @pytest.mark.parametrize("depth", [201, 256, 1100, 200_000])
 @pytest.mark.parametrize("head", [b"\x91", b"\x81\xa0", b"\xdc\x00\x01", b"\xdf\x00\x00\x00\x01\xa0"])
 def test_hostile_nesting_is_refused_or_read_but_never_crashes(head: bytes, depth: int) -> None:
@@ -115,7 +108,6 @@ def test_hostile_nesting_is_refused_or_read_but_never_crashes(head: bytes, depth
         assert encode(value) is not None
 
 
-@pytest.mark.row("T11")
 @pytest.mark.parametrize(
     "head", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x01"]
 )
@@ -125,48 +117,44 @@ def test_a_count_of_four_thousand_million_with_nothing_behind_it_is_refused(head
             decode(data)
 
 
-@pytest.mark.row("T11")
 @pytest.mark.parametrize("sign", [1, -1])
 def test_an_int_has_at_most_so_many_bits_on_both_sides(sign: int) -> None:
-    largest = sign * (2**limits.INT_BITS_MAX - 1)
+    largest = sign * (2**msgpack.INT_BITS_MAX - 1)
 
     assert decode(encode(largest)) == largest
     with pytest.raises(EncodeError, match="bits"):
         encode(2 * largest)
     with pytest.raises(DecodeError):
-        decode(ext(5, (2 * largest).to_bytes(limits.INT_BITS_MAX // 8 + 1, signed=True)))
+        decode(ext(5, (2 * largest).to_bytes(msgpack.INT_BITS_MAX // 8 + 1, signed=True)))
 
 
-@pytest.mark.row("T11")
 def test_a_decimal_has_at_most_so_many_characters_on_both_sides() -> None:
-    largest = Decimal("1" * limits.DECIMAL_CHARS_MAX)
+    largest = Decimal("1" * msgpack.DECIMAL_CHARS_MAX)
 
     assert decode(encode(largest)) == largest
     with pytest.raises(EncodeError, match="characters"):
-        encode(Decimal("1" * (limits.DECIMAL_CHARS_MAX + 1)))
+        encode(Decimal("1" * (msgpack.DECIMAL_CHARS_MAX + 1)))
     with pytest.raises(DecodeError, match="characters"):
-        decode(ext(6, b"1" * (limits.DECIMAL_CHARS_MAX + 1)))
+        decode(ext(6, b"1" * (msgpack.DECIMAL_CHARS_MAX + 1)))
 
 
-@pytest.mark.row("T11")
 def test_an_array_has_at_most_so_many_dimensions_on_both_sides() -> None:
-    largest = np.zeros((1,) * limits.ARRAY_DIMS_MAX, dtype="u1")
+    largest = np.zeros((1,) * msgpack.ARRAY_DIMS_MAX, dtype="u1")
 
     assert decode(encode(largest)).shape == largest.shape
     with pytest.raises(DecodeError, match="layout"):
-        decode(ext(32, ormsgpack.packb(["|u1", [1] * (limits.ARRAY_DIMS_MAX + 1), "C", b"\x00"])))
+        decode(ext(32, ormsgpack.packb(["|u1", [1] * (msgpack.ARRAY_DIMS_MAX + 1), "C", b"\x00"])))
     if int(np.__version__.split(".")[0]) >= 2:  # the first to allow more
         with pytest.raises(EncodeError, match="dimensions"):
-            encode(largest.reshape((1,) * (limits.ARRAY_DIMS_MAX + 1)))
+            encode(largest.reshape((1,) * (msgpack.ARRAY_DIMS_MAX + 1)))
 
 
-@pytest.mark.row("T11")
 def test_a_value_has_at_most_so_many_bytes_on_both_sides() -> None:
     head = 5
-    largest = bytes(limits.VALUE_BYTES_MAX - head)
+    largest = bytes(msgpack.VALUE_BYTES_MAX - head)
     data = encode(largest)
 
-    assert len(data) == limits.VALUE_BYTES_MAX
+    assert len(data) == msgpack.VALUE_BYTES_MAX
     assert decode(data) == largest
     with pytest.raises(DecodeError, match="more than"):
         decode(data, b"\x00")

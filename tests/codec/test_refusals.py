@@ -12,7 +12,8 @@ import numpy as np
 import ormsgpack
 import pytest
 
-from backstay.codec import encode, register
+from backstay import register
+from backstay.codec import encode
 from backstay.errors import EncodeError
 
 
@@ -116,7 +117,6 @@ OFFENDERS: list[Any] = [
 ]
 
 
-@pytest.mark.row("T2", "W4-01", "W2-25", "T12")
 @pytest.mark.parametrize("offender", OFFENDERS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     ("around", "path"),

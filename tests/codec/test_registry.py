@@ -10,7 +10,8 @@ import msgspec
 import pydantic
 import pytest
 
-from backstay.codec import Opaque, decode, encode, limits, register
+from backstay import Opaque, register
+from backstay.codec import decode, encode, msgpack
 from backstay.codec.registry import BY_NAME
 from backstay.errors import DecodeError, EncodeError, InvalidInput
 
@@ -167,7 +168,6 @@ def instances() -> list[Any]:
     ]
 
 
-@pytest.mark.row("T1", "T2")
 @pytest.mark.parametrize("value", instances(), ids=lambda value: type(value).__name__)
 def test_a_registered_class_comes_back_equal_without_running_its_code(value: Any) -> None:
     data = encode({"a": [value, (value,)]})
@@ -268,7 +268,7 @@ def test_a_missing_upgrade_step_is_an_error_only_when_it_is_needed() -> None:
         title: str
 
     assert decode(encode(Doc3("y"))) == Doc3("y")
-    with pytest.raises(DecodeError, match="no step from version 1"):
+    with pytest.raises(DecodeError, match="no upgrade from version 1"):
         decode(data)
     forget("Doc")
 
@@ -316,7 +316,6 @@ def test_a_pydantic_model_is_upgraded_by_its_fields() -> None:
     forget("M")
 
 
-@pytest.mark.row("T1")
 def test_an_unregistered_class_comes_back_opaque_and_encodes_to_the_same_bytes() -> None:
     data = store_v1()
     (value,) = decode(data)
@@ -370,8 +369,8 @@ def test_a_newer_version_than_the_registered_one_comes_back_opaque() -> None:
     forget("Doc")
 
 
-@pytest.mark.parametrize("version", [1, 127, 128, 255, 256, 65_535, 65_536, limits.VERSION_MAX])
-@pytest.mark.parametrize("name", ["a", "n" * 31, "n" * 32, "ü" * 100, "n" * limits.NAME_BYTES_MAX])
+@pytest.mark.parametrize("version", [1, 127, 128, 255, 256, 65_535, 65_536, msgpack.VERSION_MAX])
+@pytest.mark.parametrize("name", ["a", "n" * 31, "n" * 32, "ü" * 100, "n" * msgpack.NAME_BYTES_MAX])
 def test_names_and_versions_of_every_length_come_back(name: str, version: int) -> None:
     @register(name=name, version=version)
     @dataclass
@@ -402,12 +401,12 @@ class Listy(list[int]):
         (Bare, {"encode": str}),
         (Bare, {"decode": str}),
         (Point, {"name": ""}),
-        (Point, {"name": "n" * (limits.NAME_BYTES_MAX + 1)}),
+        (Point, {"name": "n" * (msgpack.NAME_BYTES_MAX + 1)}),
         (Point, {"name": "a\nb"}),
         (Point, {"name": "\ud800"}),
         (Point, {"version": 0}),
         (Point, {"version": True}),
-        (Point, {"version": limits.VERSION_MAX + 1}),
+        (Point, {"version": msgpack.VERSION_MAX + 1}),
         (Point, {"version": 2, "upgrade": {2: str}}),
         (Point, {"version": 2, "upgrade": {1: 5}}),
         (Point, {"name": "Celsius"}),

@@ -40,7 +40,6 @@ def full() -> dict[str, Any]:
     }
 
 
-@pytest.mark.row("S3-01", "S3-02", "S3-03", "S3-04", "S3-05", "S3-07", "S3-08")
 def test_metadata_needs_three_fields_and_has_defaults_for_the_rest() -> None:
     first, second = CheckpointMetadata("t", "c", 1), CheckpointMetadata("t", "c", 1)
     first.tags.append("mine")
@@ -52,7 +51,6 @@ def test_metadata_needs_three_fields_and_has_defaults_for_the_rest() -> None:
         CheckpointMetadata("t", "c")  # type: ignore[call-arg]
 
 
-@pytest.mark.row("S3-06")
 def test_a_checkpoint_is_made_now_in_utc_unless_said_otherwise() -> None:
     made = datetime.fromisoformat(CheckpointMetadata("t", "c", 1).created_at)
 
@@ -60,7 +58,6 @@ def test_a_checkpoint_is_made_now_in_utc_unless_said_otherwise() -> None:
     assert abs(datetime.now(made.tzinfo) - made) < timedelta(minutes=1)
 
 
-@pytest.mark.row("S3-09", "S3-10", "S3-11", "S3-12", "S3-13", "S3-14")
 def test_a_checkpoint_holds_the_whole_agent() -> None:
     metadata = CheckpointMetadata("t", "c", 1)
     checkpoint = Checkpoint(metadata, [{"role": "user"}], {"n": 1}, {"tool": "ok"})
@@ -70,7 +67,6 @@ def test_a_checkpoint_holds_the_whole_agent() -> None:
     assert (checkpoint.tools_result, checkpoint.next_node) == ({"tool": "ok"}, "")
 
 
-@pytest.mark.row("S3-15", "S3-16")
 def test_the_dictionary_has_exactly_the_promised_shape() -> None:
     plain = full()
 
@@ -80,7 +76,6 @@ def test_the_dictionary_has_exactly_the_promised_shape() -> None:
     assert (made.metadata.step, made.metadata.tags, made.state) == (3, ["b", "a"], {"plan": ["x"]})
 
 
-@pytest.mark.row("S3-17")
 @pytest.mark.parametrize("key", ["thread_id", "checkpoint_id", "step", "created_at"])
 def test_what_is_required_and_missing_is_named(key: str) -> None:
     plain = full()
@@ -92,7 +87,6 @@ def test_what_is_required_and_missing_is_named(key: str) -> None:
         Checkpoint.from_dict({})
 
 
-@pytest.mark.row("S3-18")
 def test_all_else_has_a_default() -> None:
     required = {"thread_id": "t", "checkpoint_id": "c", "step": 1, "created_at": "2026-01-31T12:00:00+00:00"}
 
@@ -102,7 +96,6 @@ def test_all_else_has_a_default() -> None:
     assert (made.messages, made.state, made.tools_result, made.next_node) == ([], {}, {}, "")
 
 
-@pytest.mark.row("S3-19")
 @given(messages=st.lists(OBJECTS, max_size=3), state=OBJECTS, tools=OBJECTS, node=st.text(max_size=5))
 def test_there_and_back_gives_an_equal_checkpoint(
     messages: list[dict[str, Any]], state: dict[str, Any], tools: dict[str, Any], node: str
@@ -113,7 +106,6 @@ def test_there_and_back_gives_an_equal_checkpoint(
     assert Checkpoint.from_dict(json.loads(json.dumps(made.to_dict(), allow_nan=False))) == made
 
 
-@pytest.mark.row("W3-16")
 def test_keys_of_another_version_are_kept_and_written_again() -> None:
     plain = full()
     plain["metadata"]["model"] = {"name": "m", "temperature": 0.5}
@@ -125,7 +117,6 @@ def test_keys_of_another_version_are_kept_and_written_again() -> None:
     assert (made.metadata.extra["model"]["name"], made.extra) == ("m", {"plugins": ["later"]})
 
 
-@pytest.mark.row("W3-14")
 def test_a_dictionary_shares_nothing_with_its_checkpoint() -> None:
     plain = full()
     made = Checkpoint.from_dict(plain)
@@ -138,7 +129,6 @@ def test_a_dictionary_shares_nothing_with_its_checkpoint() -> None:
     assert made.to_dict() == full()
 
 
-@pytest.mark.row("W3-13")
 @pytest.mark.parametrize(
     ("value", "path"),
     [

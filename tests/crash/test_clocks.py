@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -22,16 +21,13 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from crew import Crew, Worker
-
 import backstay
 from backstay.testing.chain import chains_of, check_chain
-from backstay.testing.history import History
-from backstay.testing.waiting import wait_until
+from backstay.testing.drafts import wait_until
+from backstay.testing.history import CallHistory
 from backstay.thread.access import access_of
-from effort import effort
+from support.crew import Crew, Worker
+from support.running import Show, effort, skip_unless_ci
 
 HOUR_S, DAY_S = 3600, 86_400
 OFFSETS_S = (0, HOUR_S, -HOUR_S, DAY_S, -DAY_S)
@@ -42,8 +38,6 @@ TTL_S = 0.3
 LONG_TTL_S = 120.0
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
-Show = Callable[[str, object], None]
-
 
 class FakeClock:
     """The wall clock of the processes that run in ``environment``: as many seconds off as it was last set to."""
@@ -51,8 +45,7 @@ class FakeClock:
     def __init__(self, folder: Path) -> None:
         library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
         if library is None:
-            missing = "libfaketime is not installed (Debian package faketime): clocks cannot be set"
-            pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+            skip_unless_ci("libfaketime is not installed (Debian package faketime): clocks cannot be set")
         self._file = folder / "clock"
         self.offset_s = 0
         self.steps = 0
@@ -95,12 +88,12 @@ class Place:
         self.history = str(folder / "history.jsonl")
 
     def hire(self, name: str, mutation: str = "") -> Worker:
-        return self.crew.hire("lease_work:Holder", self.url, self.history, name, mutation)
+        return self.crew.hire("support.crash.lease_work:Holder", self.url, self.history, name, mutation)
 
     def judge(self) -> str:
-        history = History.read(self.history)
+        history = CallHistory.read(self.history)
         verdict = check_chain(history, chains_of(self.store, history.branches))
-        report = self.store.verify()
+        report = self.store.check()
         assert verdict, str(verdict)
         assert report, str(report)
         return str(verdict)
@@ -125,8 +118,6 @@ def moment(checkpoint: dict[str, str]) -> float:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G9")
-@pytest.mark.row("C3")
 def test_order_and_newest_do_not_notice_that_clocks_are_set(place: Place, clock: FakeClock, show: Show) -> None:
     """Two workers save in turn; the clock is set before each save, or in the middle of it."""
     chance = random.Random(SEED)
@@ -162,8 +153,6 @@ def test_order_and_newest_do_not_notice_that_clocks_are_set(place: Place, clock:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G9")
-@pytest.mark.row("C5")
 def test_leases_do_not_notice_that_the_clocks_of_workers_are_set(place: Place, clock: FakeClock, show: Show) -> None:
     """A long lease is not taken from its holder after a step ahead, and a short one ends although time went back."""
     holder, rival = place.hire("holder"), place.hire("rival")
@@ -221,8 +210,6 @@ def test_leases_that_go_by_the_wall_clock_are_given_away_early_but_never_written
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G9")
-@pytest.mark.row("C5")
 @pytest.mark.usefixtures("postgres")  # which says so if this machine cannot run one
 def test_never_do_two_save_under_one_lease_also_if_the_clock_of_the_server_is_set(
     tmp_path: Path, clock: FakeClock, show: Show
@@ -261,7 +248,7 @@ def test_never_do_two_save_under_one_lease_also_if_the_clock_of_the_server_is_se
 def server_time(store: backstay.Store) -> float:
     """Return what time it is for the server of a store."""
     backend: Any = access_of(store).store
-    found = backend._link.read(lambda connection: connection.execute("SELECT clock_timestamp()").fetchone())
+    found = backend._pool.read(lambda connection: connection.execute("SELECT clock_timestamp()").fetchone())
     value: datetime = found[0]
     return value.timestamp()
 
@@ -269,7 +256,7 @@ def server_time(store: backstay.Store) -> float:
 @contextlib.contextmanager
 def server_under(clock: FakeClock) -> Iterator[str]:
     """Run a PostgreSQL server of its own, by a clock that can be set; return the URL of a store there."""
-    from backstay.testing.postgres import PostgresServer
+    from support.postgres import PostgresServer
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in clock.environment.items():

@@ -7,32 +7,25 @@ import json
 import os
 import random
 import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from damaged import CUT, Answer, Damage, Verdict, ask, damaged, fill, text
-from nursery import Nursery
-
 import backstay
 from backstay.errors import BackstayError
 from backstay.model.checkpoint import Write
 from backstay.store.sqlite.database import CHECKSUM_VFS, PAGE_BYTES
-from effort import effort, spread
+from support.crash.damaged import CUT, Answer, Damage, Verdict, ask, damaged, fill, text
+from support.processes import Nursery
+from support.running import Show, effort, spread
 
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 RANDOM_FLIPS = 150 * effort()
 PAGE_FLIPS = 205 * effort()  # with twenty times the effort, every byte
 PAGES = 2 * effort()
-LANES = 2
-
-Show = Callable[[str, object], None]
+BRANCHES = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     path = tmp_path_factory.mktemp("original") / "agent.db"
     fill(str(path))
     with backstay.open(path) as store:
-        assert store.verify()
+        assert store.check()
         answers = ask(store)
     assert not [answer for answer in answers.values() if answer is None or isinstance(answer, BackstayError)]
     return Original(str(path), path.read_bytes(), answers)  # closed: nobody has it open any more
@@ -66,13 +59,15 @@ def judged(original: Original, folder: Path, damages: list[Damage]) -> Verdict:
     total = Verdict()
     with contextlib.ExitStack() as stack:
         running = []
-        for lane in range(LANES):
-            place = folder / str(lane)
+        for branch in range(BRANCHES):
+            place = folder / str(branch)
             place.mkdir()
             copy = shutil.copy(original.path, place / "original.db")
             nursery = stack.enter_context(Nursery())
             pid = nursery.start(
-                "damaged:judge_all", [str(copy), str(place), damages[lane::LANES]], str(place / "verdict")
+                "support.crash.damaged:judge_all",
+                [str(copy), str(place), damages[branch::BRANCHES]],
+                str(place / "verdict"),
             )
             running.append((nursery, pid, place / "verdict"))
         for nursery, pid, out in running:
@@ -83,7 +78,6 @@ def judged(original: Original, folder: Path, damages: list[Damage]) -> Verdict:
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11")
 def test_the_checksum_of_a_page_notices_every_single_flipped_bit(original: Original, show: Show) -> None:
     """All bits of a page, through the function that SQLite itself calls when it reads it."""
     connection = apsw.Connection(original.path, vfs=CHECKSUM_VFS)
@@ -106,7 +100,6 @@ def test_the_checksum_of_a_page_notices_every_single_flipped_bit(original: Origi
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11", "T18")
 def test_no_random_flip_gives_a_wrong_answer(original: Original, tmp_path: Path, show: Show) -> None:
     rng = random.Random(SEED)
     flips = [(rng.randrange(len(original.data)), 1 << rng.randrange(8)) for _ in range(RANDOM_FLIPS)]
@@ -119,7 +112,6 @@ def test_no_random_flip_gives_a_wrong_answer(original: Original, tmp_path: Path,
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11")
 @pytest.mark.parametrize("what", ["header", "newest checkpoint"])
 def test_no_flip_in_any_byte_of_a_page_gives_a_wrong_answer(
     original: Original, tmp_path: Path, show: Show, what: str
@@ -135,7 +127,6 @@ def test_no_flip_in_any_byte_of_a_page_gives_a_wrong_answer(
     assert verdict.silent == 0
 
 
-@pytest.mark.row("G11")
 def test_no_truncation_gives_a_wrong_answer(original: Original, tmp_path: Path, show: Show) -> None:
     """Files of no byte and of one are left out: SQLite takes both for a new database (see ``test_sqlite_opening``)."""
     rng = random.Random(SEED)
@@ -151,7 +142,6 @@ def test_no_truncation_gives_a_wrong_answer(original: Original, tmp_path: Path, 
     assert verdict.refused > 0
 
 
-@pytest.mark.row("G11")
 def test_a_file_that_ends_inside_a_page_is_refused(tmp_path: Path) -> None:
     """SQLite fills the rest of the page with zeros, which no checksum sees."""
     path = tmp_path / "agent.db"
@@ -186,7 +176,6 @@ def damage_a_chunk(original: Original, path: Path) -> None:
     path.write_bytes(damaged(original.data, (place, 1)))
 
 
-@pytest.mark.row("G11")
 def test_one_damaged_page_leaves_the_checkpoints_of_others_readable(
     original: Original, tmp_path: Path, show: Show
 ) -> None:
@@ -202,12 +191,11 @@ def test_one_damaged_page_leaves_the_checkpoints_of_others_readable(
     assert {"a0", "b0", "history alpha", "history beta"} <= set(kept)
 
 
-@pytest.mark.row("G11")
-def test_verify_reports_a_damaged_page_and_goes_on(original: Original, tmp_path: Path) -> None:
+def test_a_check_reports_a_damaged_page_and_continues(original: Original, tmp_path: Path) -> None:
     damage_a_chunk(original, tmp_path / "damaged.db")
     with backstay.open(tmp_path / "damaged.db") as store:
-        report = store.verify()
+        report = store.check()
 
     assert not report
-    assert report.checkpoints == 14
+    assert report.good["checkpoints"] + len(report.damaged) == 14
     assert {finding.checkpoint for finding in report.findings} > {"a9"}

@@ -9,7 +9,6 @@ import functools
 import os
 import random
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,18 +17,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from backstay.thread.access import access_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from directory_story import folder_in_memory
-
 import backstay
-from backstay import upkeep
 from backstay.errors import Corrupted, DecodeError, StoreError, StoreRefused
-from backstay.store.directory.frame import FILE_HEAD_BYTES, Frame, scan
+from backstay.store.directory.frame import FILE_HEAD_BYTES, RecordFrame, scan
 from backstay.store.finding import DAMAGED, LEFTOVER
-from effort import effort, spread
+from backstay.thread.access import access_of
+from support.crash.directory_story import folder_in_memory
+from support.running import Show, effort, spread
 
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 RANDOM_FLIPS = 15 * effort()
@@ -40,7 +34,6 @@ IDS = ("a1", "a2", "a3", "f1", "b1", "b2", "b3")
 BRANCHES = (("alpha", "main"), ("alpha", "what-if"), ("beta", "main"))
 REFUSALS = (Corrupted, DecodeError, StoreRefused)
 
-Show = Callable[[str, object], None]
 Answers = dict[str, Any]
 
 
@@ -60,7 +53,7 @@ def fill(path: Path, close: bool = True) -> None:
     alpha.fork("a2", branch="what-if", set={"n": -2}, id="f1")
     beta.save({"b": 2}, id="b2")
     alpha.tag("a1", "good")
-    beta.delete("b1")
+    beta.delete_checkpoint("b1")
     alpha.save({"log": ["one", "two", "three"], "n": 3}, id="a3")
     beta.save({"b": 3}, id="b3")
     if close:
@@ -73,7 +66,7 @@ class Original:
     def __init__(self, path: Path) -> None:
         self.files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
         with backstay.open(f"dir:{path}") as store:
-            assert store.verify()
+            assert store.check()
             self.answers = ask(store)
         assert not [answer for answer in self.answers.values() if isinstance(answer, Exception)]
 
@@ -84,7 +77,7 @@ class Original:
     def write(self, folder: Path, changes: dict[str, bytes | None]) -> Path:
         """Make a copy in which files are changed, or missing."""
         place = Path(tempfile.mkdtemp(dir=folder))
-        (place / "lanes").mkdir()
+        (place / "branches").mkdir()
         for name, data in (self.files | changes).items():
             if data is not None:
                 (place / name).write_bytes(data)
@@ -93,7 +86,7 @@ class Original:
     def log_of(self, thread: str, branch: str = "main") -> str:
         """Return the name of a branch's log."""
         numbers = {("alpha", "main"): 2, ("beta", "main"): 4, ("alpha", "what-if"): 5}
-        name = f"lanes/{numbers[thread, branch]:08}.log"
+        name = f"branches/{numbers[thread, branch]:08}.log"
         assert thread.encode() in self.files[name]
         return name
 
@@ -104,10 +97,10 @@ def original(folder: Path) -> Original:
     return Original(folder / "original")
 
 
-def frames(data: bytes) -> list[Frame]:
+def frames(data: bytes) -> list[RecordFrame]:
     mark = data[FILE_HEAD_BYTES - 8 : FILE_HEAD_BYTES]
     parts = list(scan(lambda at, length: data[at : at + length], mark, FILE_HEAD_BYTES, len(data)))
-    return [part for part in parts if isinstance(part, Frame)]
+    return [part for part in parts if isinstance(part, RecordFrame)]
 
 
 def plain(found: backstay.Checkpoint | None) -> Any:
@@ -149,7 +142,7 @@ def judge(original: Original, place: Path, readable: set[str]) -> tuple[str, lis
     except REFUSALS as error:
         return "refused", [f"{readable} should be readable: {error}"] if readable else []
     with store:
-        reported = [finding for finding in store.verify().findings if finding.kind != LEFTOVER]
+        reported = [finding for finding in store.check().findings if finding.kind != LEFTOVER]
         answers = ask(store)
     refused = [name for name, answer in answers.items() if isinstance(answer, Exception)]
     wrong = [
@@ -209,7 +202,6 @@ def total(original: Original, folder: Path, damages: list[Damage]) -> Counter[st
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11")
 def test_no_flip_in_any_log_gives_a_wrong_answer(original: Original, folder: Path, show: Show) -> None:
     rng = random.Random(SEED)
     places = [(name, place) for name, data in original.logs.items() for place in range(len(data))]
@@ -222,7 +214,6 @@ def test_no_flip_in_any_log_gives_a_wrong_answer(original: Original, folder: Pat
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11")
 def test_no_random_flip_in_the_files_of_a_store_that_was_never_closed_gives_a_wrong_answer(
     folder: Path, show: Show
 ) -> None:
@@ -247,7 +238,6 @@ def test_no_random_flip_in_the_files_of_a_store_that_was_never_closed_gives_a_wr
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11")
 def test_an_acknowledged_end_that_is_cut_off_is_damage(original: Original, folder: Path, show: Show) -> None:
     """Many lengths of the last two records of every branch: going on from an older checkpoint would lose the newer."""
     cut = 0
@@ -274,7 +264,6 @@ def test_an_acknowledged_end_that_is_cut_off_is_damage(original: Original, folde
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11")
 def test_the_same_after_the_log_was_written_anew(folder: Path) -> None:
     """Then the control file knows an older mark of it; the number of its last record tells."""
     fill(folder / "compacted")
@@ -291,7 +280,6 @@ def test_the_same_after_the_log_was_written_anew(folder: Path) -> None:
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11")
 def test_a_torn_end_of_which_nobody_knows_is_cut_off_and_told(original: Original, folder: Path, show: Show) -> None:
     """Without the control file, as after a copy by Git, the end of a log may be a write that did not end."""
     cut = 0
@@ -308,7 +296,7 @@ def test_a_torn_end_of_which_nobody_knows_is_cut_off_and_told(original: Original
                 assert (head.id if head else None) == (before[0] if before else None)
                 store.thread(thread, branch=branch).save({"n": 0}, id="next")
             with backstay.open(f"dir:{place}") as store:
-                assert store.verify()
+                assert store.check()
                 assert store.get("next") is not None
             shutil.rmtree(place)
             cut += 1
@@ -320,7 +308,6 @@ def test_a_torn_end_of_which_nobody_knows_is_cut_off_and_told(original: Original
 # Other files in their place ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("G11")
 def test_two_logs_that_were_exchanged_are_noticed(original: Original, folder: Path) -> None:
     one, two = original.log_of("alpha"), original.log_of("beta")
     place = original.write(folder, {one: original.files[two], two: original.files[one]})
@@ -332,7 +319,6 @@ def test_two_logs_that_were_exchanged_are_noticed(original: Original, folder: Pa
     assert (place / two).read_bytes() == original.files[one]
 
 
-@pytest.mark.row("G11")
 @pytest.mark.parametrize("branch", BRANCHES)
 def test_a_log_of_another_store_is_noticed(original: Original, folder: Path, branch: tuple[str, str]) -> None:
     other = Path(tempfile.mkdtemp(dir=folder)) / "other"
@@ -348,7 +334,6 @@ def test_a_log_of_another_store_is_noticed(original: Original, folder: Path, bra
     assert (outcome, wrong) == ("partly refused", [])
 
 
-@pytest.mark.row("T8")
 def test_a_link_in_the_place_of_a_log_is_refused(original: Original, folder: Path) -> None:
     name = original.log_of("alpha")
     place = original.write(folder, {name: None})
@@ -361,7 +346,6 @@ def test_a_link_in_the_place_of_a_log_is_refused(original: Original, folder: Pat
     assert secret.read_bytes() == original.files[name]
 
 
-@pytest.mark.row("T8")
 def test_a_folder_or_a_pipe_in_the_place_of_a_log_is_refused(original: Original, folder: Path) -> None:
     name = original.log_of("alpha")
     for make in (Path.mkdir, os.mkfifo):
@@ -371,7 +355,6 @@ def test_a_folder_or_a_pipe_in_the_place_of_a_log_is_refused(original: Original,
             backstay.open(f"dir:{place}")
 
 
-@pytest.mark.row("G11")
 def test_garbage_behind_the_end_hides_nothing(original: Original, folder: Path) -> None:
     rng = random.Random(SEED)
     for length in (1, 7, 60, 600, 5000):
@@ -387,7 +370,6 @@ def test_garbage_behind_the_end_hides_nothing(original: Original, folder: Path) 
 
 
 @pytest.mark.effort
-@pytest.mark.row("G11")
 def test_a_repair_makes_every_branch_usable_from_its_newest_whole_checkpoint(
     original: Original, folder: Path, show: Show
 ) -> None:
@@ -421,7 +403,7 @@ def repair(place: Path) -> None:
     """Repair as the guide says: once for what hides others, once for what that shows."""
     with backstay.open(f"dir:{place}") as store:
         for _ in range(2):
-            upkeep.repair(store, quarantine_dir=place / "quarantine", dry_run=False)
-        wrong = [finding for finding in store.verify().findings if finding.kind != LEFTOVER]
+            store.repair(quarantine_dir=place / "quarantine", dry_run=False)
+        wrong = [finding for finding in store.check().findings if finding.kind != LEFTOVER]
         assert not wrong, f"{place}: {wrong}"
     assert [*(place / "damaged").glob("*"), *(place / "quarantine").glob("*")], "the damaged bytes are kept"

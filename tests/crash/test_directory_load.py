@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-
-from test_prune_and_save import EVERYTHING, run_load
-
-from effort import effort
+from support.running import Show, effort
+from support.simulation.prune_load import EVERYTHING, SEED, run_load
 
 LOAD_SECONDS = max(2.0, 0.5 * effort())
-SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
-
-Show = Callable[[str, object], None]
 
 
 @pytest.mark.effort
-@pytest.mark.row("C8", "C11")
 def test_what_is_deleted_and_written_anew_meanwhile_never_breaks_what_is_saved_or_read(
     tmp_path: Path, show: Show
 ) -> None:

@@ -13,7 +13,6 @@ import hashlib
 import os
 import random
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,27 +21,22 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from directory_story import Story, check, folder_in_memory, prepare, tried
-from power import Disk, Op, Recorder, Tree, write_tree
-
 from backstay.store import atomic
 from backstay.store.base import Removed
 from backstay.store.directory import logs
-from backstay.store.directory.control import Entry
+from backstay.store.directory.control import RingEntry
+from backstay.store.directory.encoding import encode
 from backstay.store.directory.frame import FILE_HEAD_BYTES, HEAD_BYTES
-from backstay.store.directory.garbage import home_of
-from backstay.store.directory.record import encode
+from backstay.store.directory.rewrite import log_of
 from backstay.store.directory.store import DirectoryStore
-from backstay.store.memory.fact import Fact
-from effort import effort
+from backstay.store.memory.mutations import Mutation
+from support.crash.directory_story import Story, check, folder_in_memory, prepare, tried
+from support.crash.power import Disk, Op, Recorder, Tree, write_tree
+from support.running import Show, effort
 
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 STATES_A_STEP = max(2, effort())
 SECOND_CUTS = 2 * effort()
-
-Show = Callable[[str, object], None]
 
 
 @pytest.fixture
@@ -155,7 +149,6 @@ def test_nor_does_another_cut_while_the_store_is_opened_again(
 
 
 @pytest.mark.effort
-@pytest.mark.row("C12")
 @pytest.mark.parametrize(("call", "every"), [("pwrite", 13), ("fdatasync", 4), ("fsync", 5)])
 def test_nor_does_a_cut_after_the_disk_failed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show, call: str, every: int
@@ -196,23 +189,23 @@ class _Without:
 
 
 def _publish_first(patch: pytest.MonkeyPatch) -> None:
-    real = DirectoryStore._keep
+    real = DirectoryStore._apply
 
-    def keep(self: DirectoryStore, fact: Fact) -> Removed:
-        home, number = home_of(fact, self._tables), self._state.last + 1
+    def keep(self: DirectoryStore, fact: Mutation) -> Removed:
+        home, number = log_of(fact, self._tables), self._state.last + 1
         log = self._logs.known.get(home)
         if log is not None:
             end = log.end + HEAD_BYTES + sum(map(len, encode(fact)))
-            self._root.control.publish(self._state._replace(last=number), Entry(number, home, end, log.mark))
+            self._root.control.publish(self._state._replace(last=number), RingEntry(number, home, end, log.mark))
         return real(self, fact)
 
-    patch.setattr(DirectoryStore, "_keep", keep)
+    patch.setattr(DirectoryStore, "_apply", keep)
 
 
 def _believe_old_notes(patch: pytest.MonkeyPatch) -> None:
     real = logs.Logs.recover
 
-    def recover(self: logs.Logs, number: int, at: int, record_number: int) -> Entry | None:
+    def recover(self: logs.Logs, number: int, at: int, record_number: int) -> RingEntry | None:
         entry = real(self, number, at, record_number)
         log = self.look(number) if self.path(number).exists() else None
         if entry is None and log is not None:
@@ -232,7 +225,6 @@ BROKEN: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.effort(2)
-@pytest.mark.row("G16")
 @pytest.mark.parametrize("mutant", BROKEN)
 def test_a_store_that_syncs_too_little_is_noticed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show, mutant: str

@@ -16,15 +16,21 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from directory_story import MAIN_THREAD, REMOVES, STATES, Story, check, folder_in_memory, prepare, steps_of
-from strace_bench import Bench, Fault, Run, need_strace
-
 import backstay
 from backstay.errors import Conflict, Corrupted, DecodeError, StoreError
 from backstay.store.directory import logs
-from effort import effort, spread
+from support.crash.directory_story import (
+    MAIN_THREAD,
+    REMOVES,
+    STATES,
+    Story,
+    check,
+    folder_in_memory,
+    prepare,
+    steps_of,
+)
+from support.crash.strace_bench import Bench, Fault, Run, need_strace
+from support.running import Show, effort, spread
 
 CHANGES = ("pwrite64", "write", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "mkdir", "fallocate")
 ALL = sys.maxsize
@@ -37,7 +43,6 @@ ERRORS = {
 }
 """Which errors of ours may come of an error of the system."""
 
-Show = Callable[[str, object], None]
 
 pytestmark = pytest.mark.crash
 
@@ -53,7 +58,7 @@ def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     with folder_in_memory(tmp_path) as folder:  # a kill does not test the disk: what was written survives it
 
         def make(*arguments: Any) -> Bench:
-            return Bench(folder, "directory_story:run", lambda made: [f"dir:{made}/store", *arguments])
+            return Bench(folder, "support.crash.directory_story:run", lambda made: [f"dir:{made}/store", *arguments])
 
         yield make
 
@@ -85,7 +90,6 @@ def judge_errors(run: Run, allowed: set[str]) -> list[str]:
 
 
 @pytest.mark.effort
-@pytest.mark.row("G1")
 def test_a_kill_at_any_system_call_loses_and_breaks_nothing(make_bench: Callable[..., Bench], show: Show) -> None:
     with make_bench() as bench:
         calls = bench.calls(KILLED)
@@ -98,7 +102,6 @@ def test_a_kill_at_any_system_call_loses_and_breaks_nothing(make_bench: Callable
 
 
 @pytest.mark.effort
-@pytest.mark.row("G2", "C12")
 @pytest.mark.parametrize("errno", ERRORS)
 def test_an_error_of_any_system_call_is_told_as_it_is_and_overcome(
     make_bench: Callable[..., Bench], show: Show, errno: str
@@ -122,7 +125,6 @@ def test_an_error_of_any_system_call_is_told_as_it_is_and_overcome(
 
 
 @pytest.mark.effort
-@pytest.mark.row("G2")
 def test_an_error_of_a_read_or_of_the_lock_is_told_and_overcome(make_bench: Callable[..., Bench], show: Show) -> None:
     with make_bench() as bench:
         calls = bench.calls(("pread64", "flock"))
@@ -137,7 +139,6 @@ def test_an_error_of_a_read_or_of_the_lock_is_told_and_overcome(make_bench: Call
 
 
 @pytest.mark.effort
-@pytest.mark.row("G2")
 def test_an_interrupted_call_is_simply_made_again(make_bench: Callable[..., Bench], show: Show) -> None:
     with make_bench() as bench:
         points = faults(bench.calls(("pwrite64", "fsync", "openat")), ("pwrite64", "fsync", "openat"), "error=EINTR")
@@ -150,7 +151,6 @@ def test_an_interrupted_call_is_simply_made_again(make_bench: Callable[..., Benc
 
 
 @pytest.mark.effort
-@pytest.mark.row("G2", "G11")
 def test_a_write_that_claims_more_than_it_did_is_noticed_by_whoever_reads(
     make_bench: Callable[..., Bench], show: Show
 ) -> None:
@@ -224,7 +224,6 @@ class Watchers:
 
 
 @pytest.mark.effort
-@pytest.mark.row("G1", "C11")
 def test_a_process_that_had_it_open_goes_on_after_any_kill_of_another(
     make_bench: Callable[..., Bench], show: Show
 ) -> None:
@@ -257,7 +256,6 @@ def first_noticed(bench: Bench, points: list[Fault], look: Callable[[Run], objec
     return ""
 
 
-@pytest.mark.row("G16")
 @pytest.mark.parametrize(
     ("mutant", "fault"),
     [
@@ -280,7 +278,6 @@ def test_a_broken_store_is_noticed(make_bench: Callable[..., Bench], show: Show,
     assert noticed
 
 
-@pytest.mark.row("G16")
 def test_a_store_that_keeps_torn_ends_is_noticed(
     make_bench: Callable[..., Bench], show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +291,6 @@ def test_a_store_that_keeps_torn_ends_is_noticed(
     assert noticed
 
 
-@pytest.mark.row("G16")
 def test_a_store_that_notes_nothing_beforehand_is_noticed(
     make_bench: Callable[..., Bench], show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 from collections import Counter
-from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
 import pytest
 
 import backstay
-from backstay.model.effect import EffectRecord
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from effect_victims import IDEMPOTENT, NOWHERE, PLAIN, POINTS, RECONCILED, World
-from nursery import Nursery
-
-from effort import effort
+from backstay.model.runs import EffectRecord
+from support.crash.effect_victims import IDEMPOTENT, NOWHERE, PLAIN, POINTS, RECONCILED, World
+from support.processes import Nursery
+from support.running import Show, effort
 
 ROUNDS = max(1, effort() // 4)
 EFFECTS = 20 * effort()
@@ -33,8 +27,6 @@ DONE_BEFORE = {point: number >= 3 for number, point in enumerate(POINTS)}
 
 KNOWN_AFTER = {POINTS[0], POINTS[-1]}
 """Where a process may die so that the next one knows what to do."""
-
-Show = Callable[[str, object], None]
 
 
 class Arena:
@@ -49,7 +41,9 @@ class Arena:
 
     def kill(self, name: str, mode: str, point: str, victim: str = "do_one") -> None:
         """Start a victim that dies at a point, and prove that it did."""
-        pid = self.nursery.start(f"effect_victims:{victim}", [self.path, self.world.path, name, mode, point], self._out)
+        pid = self.nursery.start(
+            f"support.crash.effect_victims:{victim}", [self.path, self.world.path, name, mode, point], self._out
+        )
         assert self.nursery.wait(pid) == -signal.SIGKILL, f"it did not die {point}"
         assert not self.out.exists() or self.out.read_text() == ""
         self.killed += 1
@@ -57,7 +51,9 @@ class Arena:
     def restart(self, name: str, mode: str, victim: str = "do_one") -> str:
         """Start it again, let it live, and return what it told."""
         arguments = [self.path, self.world.path, name, mode, NOWHERE]
-        assert self.nursery.wait(self.nursery.start(f"effect_victims:{victim}", arguments, self._out)) == 0
+        assert (
+            self.nursery.wait(self.nursery.start(f"support.crash.effect_victims:{victim}", arguments, self._out)) == 0
+        )
         told = self.out.read_text().strip()
         self.out.write_text("")
         return told
@@ -82,7 +78,6 @@ def every_kill() -> list[tuple[str, str]]:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("C9", "C10")
 def test_after_a_kill_an_effect_was_done_once_or_nobody_claims_to_know(tmp_path: Path, show: Show) -> None:
     told: Counter[str] = Counter()
     with Nursery() as nursery:
@@ -109,7 +104,6 @@ def test_after_a_kill_an_effect_was_done_once_or_nobody_claims_to_know(tmp_path:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("C9", "C10")
 def test_with_a_hook_that_finds_out_every_effect_is_done_exactly_once(tmp_path: Path, show: Show) -> None:
     with Nursery() as nursery:
         arena = Arena(nursery, tmp_path)
@@ -125,7 +119,6 @@ def test_with_a_hook_that_finds_out_every_effect_is_done_exactly_once(tmp_path: 
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("C10")
 def test_an_idempotent_effect_is_repeated_under_its_own_key_until_it_is_known(tmp_path: Path, show: Show) -> None:
     with Nursery() as nursery:
         arena = Arena(nursery, tmp_path)
@@ -141,7 +134,6 @@ def test_an_idempotent_effect_is_repeated_under_its_own_key_until_it_is_known(tm
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("C9", "C10")
 def test_killed_at_any_moment_and_restarted_all_effects_are_done_exactly_once(tmp_path: Path, show: Show) -> None:
     """Kills from outside come wherever they come, also into the middle of a transaction."""
     rng = random.Random(SEED)
@@ -152,7 +144,7 @@ def test_killed_at_any_moment_and_restarted_all_effects_are_done_exactly_once(tm
         while code:
             fifo = str(tmp_path / f"fifo-{kills}")
             os.mkfifo(fifo)
-            pid = nursery.start("effect_victims:do_many", [arena.path, arena.world.path, EFFECTS], fifo)
+            pid = nursery.start("support.crash.effect_victims:do_many", [arena.path, arena.world.path, EFFECTS], fifo)
             with open(fifo, "rb", buffering=0) as said:
                 # What was done before is replayed at once, so it dies soon after the first new one.
                 if len(_read(said, told + rng.randint(1, EFFECTS // RANDOM_KILLS_MIN))) < EFFECTS:

@@ -9,23 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import session_victim
-import workflow_victim
-from directory_story import folder_in_memory
-from strace_bench import PLACE, Bench, Fault, Run, need_strace
-
 from backstay.compat.sessions import SyncCheckpointWriter
 from backstay.compat.workflow import FileCheckpointStore
-from effort import effort, spread
+from support.crash import session_victim, workflow_victim
+from support.crash.directory_story import folder_in_memory
+from support.crash.strace_bench import PLACE, Bench, Fault, Run, need_strace
+from support.running import Show, effort, spread
 
 CALLS = ("openat", "write", "fsync", "rename", "unlink", "mkdir")
 ERRORS = {
@@ -35,7 +30,6 @@ ERRORS = {
 FILES = 3
 POINTS_A_CALL = 4 * effort()
 
-Show = Callable[[str, object], None]
 Have = Callable[[Path], set[str]]
 
 pytestmark = pytest.mark.crash
@@ -119,13 +113,12 @@ def bench_for(victim: str, otherwise: Path) -> Iterator[Bench]:
     # A kill does not test the disk, since what was written survives it: so memory will do.
     with (
         folder_in_memory(otherwise) as folder,
-        Bench(folder, f"file_victims:{victim}", lambda made: [str(made / PLACE), FILES]) as bench,
+        Bench(folder, f"support.crash.file_victims:{victim}", lambda made: [str(made / PLACE), FILES]) as bench,
     ):
         yield bench
 
 
 @pytest.mark.effort
-@pytest.mark.row("G1")
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_kill_at_any_system_call_leaves_whole_files_only(tmp_path: Path, show: Show, victim: str) -> None:
     with bench_for(victim, tmp_path) as bench:
@@ -141,7 +134,6 @@ def test_a_kill_at_any_system_call_leaves_whole_files_only(tmp_path: Path, show:
 
 
 @pytest.mark.effort
-@pytest.mark.row("G2")
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_an_error_of_any_system_call_is_told_and_overcome(tmp_path: Path, show: Show, victim: str) -> None:
     raised: Counter[str] = Counter()
@@ -170,7 +162,6 @@ def test_an_error_of_any_system_call_is_told_and_overcome(tmp_path: Path, show: 
     assert raised["StoreFull"]
 
 
-@pytest.mark.row("G16")
 def test_a_writer_that_writes_in_place_is_noticed(tmp_path: Path, show: Show) -> None:
     noticed = ""
     with bench_for("workflows_in_place", tmp_path) as bench:

@@ -14,25 +14,20 @@ import os
 import random
 import shutil
 import signal
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-
-from graph_mutants import MUTANTS
-from graph_victims import READS, WRITES, Point, parse
-from graphs import FEATURES, Scenario, make
-from nursery import Nursery
-
 from backstay.store.base import Backend
-from effort import effort
+from support.crash.graph_mutants import MUTANTS
+from support.crash.graph_victims import READS, WRITES, Point, parse
+from support.processes import Nursery
+from support.running import RAM_FOLDER, Show, effort
+from support.simulation.graphs import FEATURES, Scenario, make
 
 CHUNKS = max(1, effort() // 2)
 SEEDS = 17 * effort()
@@ -51,10 +46,7 @@ LIVES_MAX = 60
 FEATURE_SEEDS = 128
 FEATURE_COUNT_MIN = 8
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
-RAM_FOLDER = Path("/dev/shm")
 """Where the stores are, if it is there: a kill does not lose what was written, wherever that is."""
-
-Show = Callable[[str, object], None]
 
 
 @dataclass
@@ -131,7 +123,7 @@ class Arena:
         """Live one life; return what it told if it came to its end, None if it was killed where it was to be."""
         out = folder / f"out-{life}"
         arguments = [str(folder), self.seed, life, point, self.mutant]
-        code = self.nursery.wait(self.nursery.start("graph_victims:live", arguments, str(out)))
+        code = self.nursery.wait(self.nursery.start("support.crash.graph_victims:live", arguments, str(out)))
         if code == -signal.SIGKILL and point is not None:
             self.kills += 1
             return None
@@ -310,7 +302,6 @@ def kill_graph(nursery: Nursery, folder: Path, seed: int, tally: Tally) -> None:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("W2-01", "W2-02", "W2-12")
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_graph_killed_anywhere_ends_like_one_that_was_not(chunk: int, folder: Path, show: Show) -> None:
     tally = Tally()

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import shutil
 import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from nursery import Nursery
-
 import backstay
+from backstay.bundle import export_bundle, import_bundle
 from backstay.model.checkpoint import Write
-from backstay.testing.machine import RAM_FOLDER
-from backstay.transfer import export_bundle, import_bundle
-from effort import effort, spread
+from support.processes import Nursery
+from support.running import RAM_FOLDER, Show, effort, spread
 
 KILLS = 6 * effort()
-
-Show = Callable[[str, object], None]
 
 
 def make_bundle(path: Path) -> None:
@@ -74,9 +67,8 @@ def test_an_import_that_is_killed_anywhere_is_completed_by_the_next(
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             counted.unlink(missing_ok=True)
-            return nursery.wait(
-                nursery.start("import_victims:import_until", [url, str(bundle), deadline, after], str(counted))
-            )
+            given = [url, str(bundle), deadline, after]
+            return nursery.wait(nursery.start("support.crash.import_victims:import_until", given, str(counted)))
 
         assert run(0, False) == 0
         calls = int(counted.read_text(encoding="utf-8"))
@@ -84,7 +76,7 @@ def test_an_import_that_is_killed_anywhere_is_completed_by_the_next(
         for number, deadline in enumerate(points):
             assert run(deadline, after=number % 2 == 1) == -signal.SIGKILL
             with backstay.open(url) as store:
-                assert store.verify(), "what an import has stored is whole at any moment"
+                assert store.check(), "what an import has stored is whole at any moment"
                 report = import_bundle(bundle, store)
                 assert report, str(report)
                 assert (report.stored + report.present, report.notes) == (14, ())

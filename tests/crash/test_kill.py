@@ -11,26 +11,19 @@ import os
 import random
 import selectors
 import signal
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from chains import Told, compare
-from nursery import Nursery
-
-from effort import effort
+from support.crash.kill_victims import Told, compare
+from support.processes import Nursery
+from support.running import Show, effort
 
 WRITERS = 4
 KILLS = 20 * effort()
 LINES_BEFORE_KILL_MAX = 24
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
-
-Show = Callable[[str, object], None]
 
 
 @dataclass
@@ -59,7 +52,7 @@ class Arena:
         fifo = str(self.folder / f"{name}.{generation}")
         os.mkfifo(fifo)
         pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-        pid = self.nursery.start("kill_victims:save_without_end", [self.path, name, generation], fifo)
+        pid = self.nursery.start("support.crash.kill_victims:save_without_end", [self.path, name, generation], fifo)
         victim = Victim(name, pid, pipe, generation)
         self.selector.register(pipe, selectors.EVENT_READ, victim)
         return victim
@@ -94,7 +87,6 @@ class Arena:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G5", "C11")
 @pytest.mark.parametrize("place", ["agent.db", "dir:logs"])
 def test_four_writers_killed_again_and_again_lose_nothing_and_never_fork(
     tmp_path: Path, show: Show, place: str
@@ -137,7 +129,9 @@ def test_a_writer_that_acknowledges_too_early_is_caught(tmp_path: Path) -> None:
     with Nursery() as nursery:
         for generation in range(3):
             os.mkfifo(f"{out}{generation}")
-            pid = nursery.start("kill_victims:acknowledge_before_saving", [path, "w", generation], f"{out}{generation}")
+            pid = nursery.start(
+                "support.crash.kill_victims:acknowledge_before_saving", [path, "w", generation], f"{out}{generation}"
+            )
             with open(f"{out}{generation}") as lines:
                 told.take(lines.readline().rstrip())
                 told.take(lines.readline().rstrip())
@@ -152,7 +146,7 @@ def test_a_writer_that_takes_a_conflict_for_success_is_caught(tmp_path: Path) ->
     path, out = str(tmp_path / "agent.db"), str(tmp_path / "out")
     told = Told()
     with Nursery() as nursery:
-        assert nursery.wait(nursery.start("kill_victims:acknowledge_conflicts", [path, "w", 0], out)) == 0
+        assert nursery.wait(nursery.start("support.crash.kill_victims:acknowledge_conflicts", [path, "w", 0], out)) == 0
     for line in Path(out).read_text().splitlines():
         told.take(line)
 

@@ -8,26 +8,20 @@ by the epoch, inside the commit. All saves and leases of a run are recorded and 
 from __future__ import annotations
 
 import fcntl
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-
-from crew import Crew, Worker, at_once
-from lease_work import FENCE_WORDS
-from schedule import change_function, schema_of
-
 import backstay
-from backstay.testing.chain import chains_of, check_chain
-from backstay.testing.history import History
-from backstay.testing.verdict import Kind, Verdict
-from backstay.testing.waiting import wait_until
-from effort import effort
+from backstay.testing.chain import ChainVerdict, ViolationKind, chains_of, check_chain
+from backstay.testing.drafts import wait_until
+from backstay.testing.history import CallHistory
+from support.crash.lease_work import FENCE_WORDS
+from support.crew import Crew, Worker, at_once
+from support.running import Show, effort
+from support.simulation.schedule import change_function, schema_of
 
 TTL_S = 0.3
 WORK_TTL_S = 1.5
@@ -37,8 +31,6 @@ ROUNDS = max(1, effort() // 5)
 DEATHS = 2 * ROUNDS
 CLAIMERS = 4
 DEAD_RUNS = max(20, 3 * effort())
-
-Show = Callable[[str, object], None]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -56,15 +48,15 @@ class Place:
         self.history = str(folder / "history.jsonl")
 
     def hire(self, name: str, mutation: str = "") -> Worker:
-        return self.crew.hire("lease_work:Holder", self.url, self.history, name, mutation)
+        return self.crew.hire("support.crash.lease_work:Holder", self.url, self.history, name, mutation)
 
     def wait_expired(self, *threads: str) -> None:
         """Wait until these leases have expired, by the store's own word."""
         wait_until(lambda: {lease.thread_id for lease in self.store.expired()} >= set(threads))
 
-    def judge(self) -> Verdict:
+    def judge(self) -> ChainVerdict:
         """Return the verdict on everything that was recorded."""
-        history = History.read(self.history)
+        history = CallHistory.read(self.history)
         return check_chain(history, chains_of(self.store, history.branches))
 
 
@@ -73,7 +65,7 @@ def place(shared_url: str, tmp_path: Path) -> Iterator[Place]:
     with Crew(tmp_path) as crew:
         made = Place(shared_url, tmp_path, crew)
         yield made
-        report = made.store.verify()
+        report = made.store.check()
         assert report, str(report)
         made.store.close()
 
@@ -91,9 +83,6 @@ def fall_asleep(place: Place, sleepers: dict[str, Worker]) -> None:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G10")
-@pytest.mark.row("C5")
-@pytest.mark.row("C8")
 @pytest.mark.parametrize("saves", [True, False], ids=["new-owner-has-saved", "new-owner-has-not-saved-yet"])
 def test_a_holder_that_slept_past_its_lease_is_refused_and_told(place: Place, saves: bool, show: Show) -> None:
     sleepers = [place.hire(f"sleeper {number}") for number in range(SLEEPERS)]
@@ -150,7 +139,6 @@ def is_locked(path: str) -> bool:
 
 
 @pytest.mark.crash
-@pytest.mark.row("C5")
 def test_a_holder_is_told_by_its_heartbeat_that_it_was_replaced_while_it_was_stopped(place: Place) -> None:
     """It does nothing when it wakes up: that its lease is lost comes to it by itself."""
     sleepers = {f"thread {number}": place.hire(f"sleeper {number}") for number in range(SLEEPERS)}
@@ -172,7 +160,6 @@ def test_a_holder_is_told_by_its_heartbeat_that_it_was_replaced_while_it_was_sto
 
 
 @pytest.mark.crash
-@pytest.mark.row("C5")
 def test_a_holder_that_works_longer_than_its_lease_is_never_claimed_while_its_heart_beats(
     place: Place, show: Show
 ) -> None:
@@ -192,7 +179,6 @@ def test_a_holder_that_works_longer_than_its_lease_is_never_claimed_while_its_he
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("C5")
 def test_a_killed_holder_is_found_and_replaced_by_one_of_four_who_goes_on_where_it_was(
     place: Place, show: Show
 ) -> None:
@@ -224,8 +210,6 @@ def test_a_killed_holder_is_found_and_replaced_by_one_of_four_who_goes_on_where_
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("C5")
-@pytest.mark.row("G10")
 def test_four_workers_share_dead_runs_each_exactly_once(place: Place, show: Show) -> None:
     victim = place.hire("victim")
     threads = [f"thread {number}" for number in range(DEAD_RUNS)]
@@ -248,7 +232,6 @@ def test_four_workers_share_dead_runs_each_exactly_once(place: Place, show: Show
 
 
 @pytest.mark.crash
-@pytest.mark.row("G10")
 def test_a_store_that_does_not_compare_epochs_is_noticed(
     place: Place, request: pytest.FixtureRequest, show: Show
 ) -> None:
@@ -268,5 +251,5 @@ def test_a_store_that_does_not_compare_epochs_is_noticed(
 
     verdict = place.judge()
     show("without a fence", f"{len(verdict.violations)} violations")
-    assert verdict.kinds == {Kind.STALE_EPOCH}
+    assert verdict.kinds == {ViolationKind.STALE_EPOCH}
     assert len(verdict.violations) == SLEEPERS

@@ -8,30 +8,24 @@ the loop says so, and somebody who looks at the world tells it.
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from loop_work import World, story
-from nursery import Nursery
-
 import backstay
 from backstay.errors import EffectUnknown
-from backstay.model.effect import EffectStatus, Outcome
-from backstay.testing.waiting import wait_until
+from backstay.model.runs import EffectStatus, Outcome
+from backstay.testing.drafts import wait_until
 from backstay.thread.loop import Loop
-from effort import effort, spread
+from support.crash.loop_work import World, story
+from support.processes import Nursery
+from support.running import Show, effort, spread
 
 DEEDS = ["look", "quote", "pay 5", "mail ann", "mail bob"]
 STATE = {"log": [f"did {deed}" for deed in DEEDS], "answer": 42}
 KILLS = 8 * effort()
-
-Show = Callable[[str, object], None]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -70,7 +64,9 @@ class Place:
         """Run the story in a process of its own; return how it ended, and the calls it made if it lived."""
         out = self.folder / f"out of {thread} {number}"
         path = str(self.folder / f"world of {thread}")
-        pid = self.nursery.start("loop_work:live_and_die", [self.url, thread, path, number, after, careless], str(out))
+        pid = self.nursery.start(
+            "support.crash.loop_work:live_and_die", [self.url, thread, path, number, after, careless], str(out)
+        )
         return self.nursery.wait(pid), out.read_text().split()
 
     def decide(self, thread: str) -> None:
@@ -140,15 +136,13 @@ def place(shared_url: str, tmp_path: Path) -> Iterator[Place]:
     with Nursery() as nursery:
         made = Place(shared_url, tmp_path, nursery)
         yield made
-        report = made.store.verify()
+        report = made.store.check()
         assert report, str(report)
         made.store.close()
 
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("W4-02")
-@pytest.mark.row("S2x-22")
 def test_a_loop_killed_at_any_write_ends_like_one_that_was_not(place: Place, show: Show) -> None:
     every = place.deaths()
     deaths = spread(every, KILLS)

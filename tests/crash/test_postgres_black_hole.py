@@ -10,35 +10,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from backstay.thread.access import access_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from postgres_story import IMPORTED, make_import
-from postgres_watch import Watch
-
 import backstay
 from backstay.errors import OutcomeUnknown, StoreBusy
-from backstay.store.lane import LaneKey
-from backstay.store.leases import Claim
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.proxy import Proxy
-from backstay.testing.waiting import wait_until
+from backstay.store.leases import BranchKey, LeaseRequest
+from backstay.testing.drafts import wait_until
+from backstay.thread.access import access_of
+from support.crash.postgres_story import IMPORTED, make_import
+from support.postgres import PostgresServer, Watch
+from support.proxy import Proxy
+from support.running import Show
 
 pytestmark = pytest.mark.effort(2)
 
-Show = Callable[[str, object], None]
 Way = Literal["sync", "async"]
 
 TIMEOUT_S = 1.5
@@ -47,8 +39,8 @@ CALLER_TIMEOUT_S = 0.3
 WAIT_S = 30.0
 POOL = 4
 LARGE_BYTES = 8 << 20
-CLAIM = Claim("ann", "token", 60_000_000)
-LANE = LaneKey("", "t", "", "main")
+CLAIM = LeaseRequest("ann", "token", 60_000_000)
+BRANCH = BranchKey("", "t", "", "main")
 
 
 @dataclass
@@ -191,7 +183,6 @@ def judge(show: Show, place: Place, name: str, ended: list[Ended], *errors: type
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8", "C9")
 def test_calls_whose_requests_never_arrive_end_in_time(place: Place, show: Show) -> None:
     handle = place.store.thread("t")
     place.call(handle.latest)
@@ -211,7 +202,6 @@ def test_calls_whose_requests_never_arrive_end_in_time(place: Place, show: Show)
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8", "C9")
 def test_calls_whose_answers_never_arrive_end_in_time(place: Place, show: Show) -> None:
     handle = place.store.thread("t")
     place.call(handle.latest)
@@ -224,7 +214,7 @@ def test_calls_whose_answers_never_arrive_end_in_time(place: Place, show: Show) 
         lambda: handle.append({"log": ["there"]}),
         lambda: place.store.thread("t").tag("c-1", "there"),
         lambda: place.store.thread("t").delete("c-2"),
-        lambda: acquire(backend.acquire, LANE._replace(thread="other"), CLAIM),
+        lambda: acquire(backend.acquire, BRANCH._replace(thread="other"), CLAIM),
     )
 
     judge(show, place, "after the request", ended, *[OutcomeUnknown] * len(ended))
@@ -237,7 +227,6 @@ def test_calls_whose_answers_never_arrive_end_in_time(place: Place, show: Show) 
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8")
 def test_calls_that_need_a_new_connection_end_in_time_and_have_stored_nothing(place: Place, show: Show) -> None:
     place.proxy.stall()
     ended = place.run(
@@ -256,7 +245,6 @@ def test_calls_that_need_a_new_connection_end_in_time_and_have_stored_nothing(pl
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8")
 def test_a_large_read_that_stops_on_its_way_ends_in_time(place: Place, show: Show) -> None:
     with place.stalled_at(b"WITH ORDINALITY"):
         ended = place.run(place.store.thread("large").latest)
@@ -266,7 +254,6 @@ def test_a_large_read_that_stops_on_its_way_ends_in_time(place: Place, show: Sho
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8")
 @pytest.mark.parametrize("request_", [b"COPY", b"commit_checkpoint"])
 def test_a_large_import_that_stops_on_its_way_ends_in_time_and_has_stored_nothing(
     postgres: PostgresServer, proxy: Proxy, postgres_url: str, show: Show, request_: bytes
@@ -284,7 +271,6 @@ def test_a_large_import_that_stops_on_its_way_ends_in_time_and_has_stored_nothin
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8", "C9")
 def test_an_event_loop_that_stops_waiting_gets_its_turn_at_once(
     postgres: PostgresServer, proxy: Proxy, postgres_url: str, show: Show
 ) -> None:

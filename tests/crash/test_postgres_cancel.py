@@ -7,7 +7,6 @@ tells. The handle, the pool and the loop are as if nothing had happened.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
@@ -15,15 +14,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from postgres_watch import Watch
-
 import backstay
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.waiting import wait_until
-
-Show = Callable[[str, object], None]
+from backstay.testing.drafts import wait_until
+from support.postgres import PostgresServer, Watch
+from support.running import Show
 
 POOL = 3
 WAIT_S = 60
@@ -86,7 +80,6 @@ def judge(show: Show, sweep: Sweep, name: str) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.row("G7", "C9")
 def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all(
     postgres: PostgresServer, postgres_url: str, show: Show
 ) -> None:
@@ -96,7 +89,7 @@ def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all
         async with await backstay.aopen(f"{watch.url}&pool={POOL}") as store:
             sweep = Sweep(store)
             await sweep.run(lambda: wait_until(lambda: not watch.transactions))
-            assert await store.verify()
+            assert await store.check()
             with watch.locked():
                 reading = [asyncio.ensure_future(store.thread("t").latest()) for _ in range(POOL + 2)]
                 await turns_until(lambda: watch.blocked == POOL)  # the pool has lost none
@@ -108,20 +101,18 @@ def test_a_save_to_postgres_cancelled_at_every_turn_is_stored_once_or_not_at_all
 
 
 @pytest.mark.crash
-@pytest.mark.row("G7", "C9")
 def test_a_save_to_sqlite_cancelled_at_every_turn_is_stored_once_or_not_at_all(tmp_path: Path, show: Show) -> None:
     async def main() -> Sweep:
         async with await backstay.aopen(tmp_path / "agent.db") as store:
             sweep = Sweep(store)
             await sweep.run(lambda: None)
-            assert await store.verify()
+            assert await store.check()
         return sweep
 
     judge(show, asyncio.run(main()), "SQLite")
 
 
 @pytest.mark.crash
-@pytest.mark.row("C9")
 def test_a_cancelled_save_lets_its_caller_go_while_the_database_still_keeps_it_waiting(
     postgres: PostgresServer, postgres_url: str
 ) -> None:

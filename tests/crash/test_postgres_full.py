@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,18 +22,14 @@ from typing import Any
 import psycopg
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from postgres_watch import Watch
-
 import backstay
 from backstay.errors import BackstayError, Conflict, OutcomeUnknown, StoreBusy, StoreFull
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.waiting import wait_until
+from backstay.testing.drafts import wait_until
+from support.postgres import PostgresServer, Watch
+from support.running import Show
 
 pytestmark = pytest.mark.effort(2)
 
-Show = Callable[[str, object], None]
 
 POOL = 2
 CALLERS = 16
@@ -83,7 +78,7 @@ class Jam:
 
     def close(self) -> None:
         self.callers.shutdown()
-        assert self.store.verify()
+        assert self.store.check()
         self.store.close()
 
 
@@ -112,7 +107,6 @@ def test_callers_without_a_connection_wait_for_one_and_succeed(jam: Callable[[fl
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8")
 def test_callers_without_a_connection_are_told_so_at_their_deadline_and_nothing_is_half_stored(
     jam: Callable[[float], Jam], show: Show
 ) -> None:
@@ -181,7 +175,7 @@ def test_a_server_without_a_free_connection_is_asked_again_until_the_deadline(
         show("server without connections", f"{refusals(server)} refusals, {late_s:.2f} s beyond {TIMEOUT_S} s")
         assert late_s <= GRACE_S
         assert [meta.id for meta in hasty.thread("t").history()] == [saving.result().id]
-        assert patient.verify()
+        assert patient.check()
 
 
 def refusals(server: PostgresServer) -> int:
@@ -259,7 +253,7 @@ class Filler:
         self.save(refused)
         self.save("last")
         assert [meta.id for meta in self.thread.history()][::-1] == self.acked
-        report = self.store.verify()
+        report = self.store.check()
         assert report, str(report)
         self.store.close()
 
@@ -294,7 +288,6 @@ def test_a_save_that_finds_the_servers_disk_full_says_so_and_works_again_when_th
 
 
 @pytest.mark.crash
-@pytest.mark.row("G6")
 def test_a_server_that_dies_of_a_full_disk_comes_back_with_everything_acknowledged(
     squeezed: tuple[PostgresServer, Path], show: Show
 ) -> None:

@@ -9,39 +9,30 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backstay.thread.access import access_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from postgres_story import CHANGES, COMMIT, WRITES, Step, dump, fixed_clock, make_import, set_stage
-from postgres_watch import Watch
-
 import backstay
 from backstay.errors import Conflict, OutcomeUnknown
 from backstay.store.base import Commit
-from backstay.store.postgres.commit import is_plain
+from backstay.store.postgres.checkpoints import is_plain
 from backstay.testing.chain import chains_of, check_chain
-from backstay.testing.drafts import draft, lane, put
-from backstay.testing.history import Branch, RecordedThread, Recorder
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.proxy import Fault, Proxy
-from backstay.testing.waiting import wait_until
-from effort import effort
+from backstay.testing.drafts import branch_key, draft, put, wait_until
+from backstay.testing.history import BranchName, CallRecorder, RecordedThread
+from backstay.thread.access import access_of
+from support.crash.postgres_story import CHANGES, COMMIT, WRITES, Step, dump, fixed_clock, make_import, set_stage
+from support.postgres import PostgresServer, Watch
+from support.proxy import Fault, Proxy
+from support.running import Show, effort
 
 pytestmark = pytest.mark.effort(2)
 
-Show = Callable[[str, object], None]
 Rows = dict[str, list[tuple[Any, ...]]]
 
 HASTY_S = 0.8
@@ -77,7 +68,7 @@ class Stage:
 
     def close(self) -> None:
         for store in (self.store, self.direct):
-            report = store.verify()
+            report = store.check()
             assert report, str(report)
             store.close()
         with self._server.connect() as connection:
@@ -105,7 +96,6 @@ def in_peace(stage: Stage, steps: list[Step]) -> list[tuple[object, Rows]]:
 
 
 @pytest.mark.crash
-@pytest.mark.row("G7", "C2", "C9")
 @pytest.mark.parametrize("fault", ["swallow_answer", "cut_before"])
 def test_a_lost_answer_or_request_of_any_write_is_settled_without_the_caller_noticing(
     stage: Callable[[float], Stage], proxy: Proxy, fault: Fault
@@ -122,7 +112,6 @@ def test_a_lost_answer_or_request_of_any_write_is_settled_without_the_caller_not
 
 
 @pytest.mark.crash
-@pytest.mark.row("G7", "C2", "C9")
 def test_a_write_whose_answer_was_lost_with_the_network_is_unknown_and_saving_again_gives_the_first_result(
     stage: Callable[[float], Stage], proxy: Proxy, show: Show
 ) -> None:
@@ -149,7 +138,6 @@ def test_a_write_whose_answer_was_lost_with_the_network_is_unknown_and_saving_ag
 
 
 @pytest.mark.crash
-@pytest.mark.row("G7", "C9")
 @pytest.mark.parametrize("fault", ["swallow_answer", "cut_before"])
 def test_a_change_whose_commit_is_lost_is_unknown_at_once_and_doing_it_again_leaves_it_done_once(
     stage: Callable[[float], Stage], proxy: Proxy, fault: Fault
@@ -174,7 +162,6 @@ def test_a_change_whose_commit_is_lost_is_unknown_at_once_and_doing_it_again_lea
 
 
 @pytest.mark.crash
-@pytest.mark.row("G7")
 @pytest.mark.parametrize("fault", ["swallow_answer", "cut_before"])
 @pytest.mark.parametrize("request_", [b"BEGIN", b"FOR UPDATE", b".checkpoint WHERE key = ANY"])
 def test_a_change_that_breaks_before_its_commit_is_done_again_by_itself(
@@ -191,7 +178,6 @@ def test_a_change_that_breaks_before_its_commit_is_done_again_by_itself(
 
 
 @pytest.mark.crash
-@pytest.mark.row("G7", "C9")
 def test_a_replaced_checkpoint_whose_commit_is_lost_can_be_replaced_again(
     stage: Callable[[float], Stage], proxy: Proxy
 ) -> None:
@@ -209,7 +195,6 @@ def test_a_replaced_checkpoint_whose_commit_is_lost_can_be_replaced_again(
 
 
 @pytest.mark.crash
-@pytest.mark.row("G7", "C9")
 @pytest.mark.parametrize(
     ("fault", "request_"),
     [
@@ -251,7 +236,7 @@ def test_stream_numbers_are_never_given_out_twice_though_answers_are_lost(
 class Load:
     """Threads that save to two shared branches through the proxy, and count what is acknowledged."""
 
-    def __init__(self, store: backstay.Store, recorder: Recorder) -> None:
+    def __init__(self, store: backstay.Store, recorder: CallRecorder) -> None:
         self._store, self._recorder = store, recorder
         self._over = False
         self._changed = threading.Condition()
@@ -294,11 +279,10 @@ class Load:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G6", "G7")
 def test_connections_cut_at_any_moment_under_load_lose_nothing_and_never_fork(
     postgres_url: str, proxy: Proxy, show: Show
 ) -> None:
-    rng, recorder = random.Random(SEED), Recorder()
+    rng, recorder = random.Random(SEED), CallRecorder()
     with backstay.open(proxy.url(f"{postgres_url}&timeout={PATIENT_S}&pool={WRITERS}")) as store:
         load = Load(store, recorder)
         for _ in range(CUTS):
@@ -308,7 +292,7 @@ def test_connections_cut_at_any_moment_under_load_lose_nothing_and_never_fork(
         load.end()
         history = recorder.history()
         verdict = check_chain(history, chains_of(store, history.branches))
-        report = store.verify()
+        report = store.check()
 
     show("cuts under load", f"seed {SEED}, {CUTS} times, {proxy.fired['cut']} connections cut; {verdict}")
     assert load.failures == []
@@ -321,33 +305,33 @@ def test_connections_cut_at_any_moment_under_load_lose_nothing_and_never_fork(
 class Late:
     """A writer whose save hangs in the network until it has given it up, and another one that builds on the same."""
 
-    lane = lane("t")
+    branch = branch_key("t")
 
     def __init__(self, server: PostgresServer, proxy: Proxy, url: str) -> None:
         self.server, self.proxy = server, proxy
-        self.recorder = Recorder()
+        self.recorder = CallRecorder()
         self.near = backstay.open(url)
         self.far = backstay.open(proxy.url(f"{url}&timeout={HASTY_S}"))
-        with self.recorder.append(Branch("t"), id="first", parent=None) as call:
-            put(access_of(self.near).store, self.lane, {"n": 0}, "first")
+        with self.recorder.append(BranchName("t"), id="first", parent=None) as call:
+            put(access_of(self.near).store, self.branch, {"n": 0}, "first")
             call.ok()
 
     def prepare(self, name: str) -> Commit:
         """Return a commit that builds on what is there now, and takes the quick way."""
-        commit = draft(access_of(self.near).store, self.lane, {"n": name}, name)
+        commit = draft(access_of(self.near).store, self.branch, {"n": name}, name)
         assert is_plain(commit)
         return commit
 
     def commit(self, store: backstay.Store, commit: Commit) -> bool:
         """Commit and tell whether that gave a new checkpoint."""
-        with self.recorder.append(Branch("t"), id=commit.id, parent=commit.parent_id) as call:
+        with self.recorder.append(BranchName("t"), id=commit.id, parent=commit.parent_id) as call:
             committed = access_of(store).store.commit(commit)
             call.ok(seq=committed.seq)
         return committed.fresh
 
     def hang(self, commit: Commit) -> None:
         """Commit into a network that stands still, until that is given up. The request is on its way from then on."""
-        access_of(self.far).store.head(self.lane)  # so that there is a connection
+        access_of(self.far).store.head(self.branch)  # so that there is a connection
         stalled = self.proxy.fired["stall"]
         self.proxy.stall()
         with pytest.raises(OutcomeUnknown):
@@ -362,7 +346,7 @@ class Late:
         history = self.recorder.history()
         verdict = check_chain(history, chains_of(self.near, history.branches))
         assert verdict, str(verdict)
-        assert self.near.verify()
+        assert self.near.check()
         self.far.close()
         self.near.close()
 
@@ -373,7 +357,6 @@ def late(postgres: PostgresServer, proxy: Proxy, postgres_url: str) -> Late:
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8", "C1", "C9")
 def test_a_save_that_arrives_after_another_writers_is_refused_by_the_server_itself(late: Late) -> None:
     mine, other = late.prepare("mine"), late.prepare("other")
     late.hang(mine)
@@ -389,7 +372,6 @@ def test_a_save_that_arrives_after_another_writers_is_refused_by_the_server_itse
 
 
 @pytest.mark.crash
-@pytest.mark.row("G8", "C1", "C2", "C9")
 def test_a_save_that_arrives_late_but_first_is_found_by_its_writer_and_is_a_conflict_to_the_other(late: Late) -> None:
     mine, other = late.prepare("mine"), late.prepare("other")
     late.hang(mine)
@@ -405,7 +387,6 @@ def test_a_save_that_arrives_late_but_first_is_found_by_its_writer_and_is_a_conf
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G8", "C1", "C9")
 def test_when_a_late_save_and_another_writers_race_exactly_one_lands(late: Late, show: Show) -> None:
     won = 0
     for number in range(RACES):

@@ -12,7 +12,6 @@ import random
 import re
 import selectors
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,19 +20,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from nursery import Nursery
-from postgres_victims import THREADS, write
-
 import backstay
 from backstay.testing.chain import chains_of, check_chain
-from backstay.testing.history import Action, History, Operation, Outcome, RecordedThread, Recorder
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.waiting import wait_until
-from effort import effort
-
-Show = Callable[[str, object], None]
+from backstay.testing.drafts import wait_until
+from backstay.testing.history import CallHistory, CallKind, CallOutcome, CallRecorder, RecordedCall, RecordedThread
+from support.crash.postgres_victims import THREADS, write
+from support.postgres import PostgresServer
+from support.processes import Nursery
+from support.running import Show, effort
 
 PATIENT = ("p1", "p2", "p3")
 IMPATIENT = "i1"
@@ -72,7 +66,7 @@ class Crowd:
         self._selector.register(self._pipe, selectors.EVENT_READ)
         backstay.open(server.url(timeout=20) + options).close()  # makes the tables
         self._pids = [
-            nursery.start("postgres_victims:save_without_end", [url + options, self.history, name], fifo)
+            nursery.start("support.crash.postgres_victims:save_without_end", [url + options, self.history, name], fifo)
             for name, url in ((name, server.url(timeout=patience)) for name, patience in PATIENCE_S.items())
         ]
 
@@ -140,15 +134,15 @@ class Recovery:
         )
 
 
-def appends(history: History) -> dict[str, Operation]:
+def appends(history: CallHistory) -> dict[str, RecordedCall]:
     """Return the last attempt of every save."""
-    return {str(call.id): call for call in history.operations if call.action is Action.APPEND}
+    return {str(call.id): call for call in history.calls if call.action is CallKind.APPEND}
 
 
 def settle(store: backstay.Store, path: str) -> str:
     """Save again, with the same id, whatever has no answer yet; tell how many of those were stored already."""
-    recorder = Recorder(path)
-    left_open = [call for call in appends(recorder.history()).values() if call.outcome is Outcome.UNKNOWN]
+    recorder = CallRecorder(path)
+    left_open = [call for call in appends(recorder.history()).values() if call.outcome is CallOutcome.UNKNOWN]
     applied = 0
     for call in left_open:
         name = str(call.id)
@@ -166,18 +160,18 @@ def judge(server: PostgresServer, crowd: Crowd, options: str = "") -> str:
     """Settle what is open, compare what is stored with what the writers were told, and return the figures."""
     with backstay.open(server.url(timeout=20) + options) as store:
         settled = settle(store, crowd.history)
-        history = History.read(crowd.history)
+        history = CallHistory.read(crowd.history)
         stored = {meta.id for thread in THREADS for meta in store.thread(thread).history()}
         verdict = check_chain(history, chains_of(store, history.branches))
-        report = store.verify()
+        report = store.check()
     last = appends(history)
-    outcomes = {outcome: {name for name, call in last.items() if call.outcome is outcome} for outcome in Outcome}
-    assert outcomes[Outcome.OK] <= stored, "an acknowledged checkpoint is lost"
-    assert not outcomes[Outcome.FAIL] & stored, "a refused checkpoint is there"
-    assert outcomes[Outcome.UNKNOWN] == set(), "an unknown outcome was not resolved"
+    outcomes = {outcome: {name for name, call in last.items() if call.outcome is outcome} for outcome in CallOutcome}
+    assert outcomes[CallOutcome.OK] <= stored, "an acknowledged checkpoint is lost"
+    assert not outcomes[CallOutcome.FAIL] & stored, "a refused checkpoint is there"
+    assert outcomes[CallOutcome.UNKNOWN] == set(), "an unknown outcome was not resolved"
     assert verdict, str(verdict)
     assert report, str(report)
-    unknown = [call for call in history.operations if call.action is Action.APPEND and call.outcome is Outcome.UNKNOWN]
+    unknown = [call for call in history.calls if call.action is CallKind.APPEND and call.outcome is CallOutcome.UNKNOWN]
     return f"{verdict}; {len(unknown)} attempts of unknown outcome, {settled}; told {dict(crowd.answers)}"
 
 
@@ -188,7 +182,6 @@ def proofs(server: PostgresServer, words: str) -> list[str]:
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G6", "C9")
 def test_a_server_killed_again_and_again_loses_nothing_and_its_writers_only_pause(
     server: PostgresServer, tmp_path: Path, show: Show
 ) -> None:
@@ -217,7 +210,6 @@ def test_a_server_killed_again_and_again_loses_nothing_and_its_writers_only_paus
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G6", "C9")
 def test_backends_killed_and_terminated_lose_nothing_and_their_writers_only_pause(
     server: PostgresServer, tmp_path: Path, show: Show
 ) -> None:
@@ -249,7 +241,6 @@ def test_backends_killed_and_terminated_lose_nothing_and_their_writers_only_paus
 
 @pytest.mark.effort(2)
 @pytest.mark.crash
-@pytest.mark.row("G16")
 def test_a_server_that_acknowledges_too_early_is_caught(postgres: PostgresServer, tmp_path: Path) -> None:
     """A harness that cannot fail shows nothing: with synchronous_commit=off the last saves are lost."""
     settings = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
@@ -264,7 +255,6 @@ def test_a_server_that_acknowledges_too_early_is_caught(postgres: PostgresServer
 
 
 @pytest.mark.crash
-@pytest.mark.row("G6")
 def test_the_first_call_after_a_restart_is_quick_though_every_pooled_connection_is_dead(
     server: PostgresServer, show: Show
 ) -> None:
@@ -272,7 +262,7 @@ def test_the_first_call_after_a_restart_is_quick_though_every_pooled_connection_
         store.thread("t").save({"n": 0})
         readers = [threading.Thread(target=store.thread("t").latest) for _ in range(STALE)]
         with other.transaction():
-            other.execute("lock table backstay.lane")
+            other.execute("lock table backstay.branch")
             for reader in readers:
                 reader.start()
             wait_until(lambda: len(server.backend_pids()) == STALE + 2)  # the main thread has one of its own
@@ -288,4 +278,4 @@ def test_the_first_call_after_a_restart_is_quick_though_every_pooled_connection_
 
         show("first call after a restart", f"{took:.2f} s with {STALE} dead connections in the pool")
         assert took <= BACK_S_MAX
-        assert store.verify()
+        assert store.check()

@@ -17,16 +17,16 @@ import pytest
 
 import backstay
 from backstay.errors import BackstayError, OutcomeUnknown
-from backstay.model.effect import Outcome
-from backstay.store.base import LaneKey
-from backstay.store.leases import Claim
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.waiting import wait_until
+from backstay.model.runs import Outcome
+from backstay.store.base import BranchKey
+from backstay.store.leases import LeaseRequest
+from backstay.testing.drafts import wait_until
 from backstay.thread.access import access_of
+from support.postgres import PostgresServer
+from support.running import Show
 
 pytestmark = pytest.mark.effort(2)
 
-Show = Callable[[str, object], None]
 
 SAVERS = 4
 SAVES_BEFORE = 40  # of each saver, before the primary is killed
@@ -91,7 +91,7 @@ def calls(store: backstay.Store) -> dict[str, Callable[[], object]]:
         "replace": lambda: store.thread("replace").save({"n": 2}, id=first.id, replace=True),
         "decide": lambda: asking.decide(asked, "approve", by="me"),
         "settle": lambda: asking.settle(effect, Outcome.done(1), by="me"),
-        "lease": lambda: backend.acquire(LaneKey("", "leased", "", "main"), Claim("me", "token", 60_000_000)),
+        "lease": lambda: backend.acquire(BranchKey("", "leased", "", "main"), LeaseRequest("me", "token", 60_000_000)),
         "tag": lambda: thread.tag(first.id, "good"),
     }
 
@@ -110,7 +110,7 @@ def test_what_the_standby_may_not_have_is_not_acknowledged(
         for name, call in made.items():
             error = interrupted(primary, call, "pg_cancel_backend")
             assert type(error) is OutcomeUnknown, (name, error)
-            assert "wait for the synchronous standby was cancelled" in str(error)
+            assert "stopped waiting for its synchronous standby" in str(error)
         made["killed"] = lambda: store.thread("killed").save({"n": 1}, id="killed")
         assert type(interrupted(primary, made["killed"], "pg_terminate_backend")) is OutcomeUnknown
         with ThreadPoolExecutor(len(made)) as pool:  # it is there by now, but on one server: the same call waits again
@@ -181,7 +181,7 @@ def test_a_failover_loses_nothing_that_was_acknowledged(
             for each in running:
                 each.result()
         states = {saver.thread.id: check_saver(store, saver) for saver in savers}
-        assert store.verify()
+        assert store.check()
 
     assert all(len(saver.saved) > count for saver, count in zip(savers, before, strict=True))
     show("saves acknowledged before and after a failover", (sum(before), sum(map(len, states.values()))))

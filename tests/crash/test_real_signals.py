@@ -1,7 +1,7 @@
 """Real signals at any moment in a program that saves: nothing hangs, in no thread or process, and nothing is lost.
 
-See ``real_signal_victim`` for the program. Where another process can use the same store, this one saves beside it, so a
-lock that stays behind shows as ``StoreBusy`` here.
+See ``support.crash.real_signal_victim`` for the program. Where another process can use the same store, this one saves
+beside it, so a lock that stays behind shows as ``StoreBusy`` here.
 """
 
 from __future__ import annotations
@@ -9,20 +9,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 import backstay
-from effort import effort
+from support.processes import child_environment
+from support.running import Show, effort
 
-VICTIM = Path(__file__).parent / "real_signal_victim.py"
+VICTIM = [sys.executable, "-m", "support.crash.real_signal_victim"]
 INTERRUPTS = max(200, 100 * effort())
 HANDLER_SAVES = 12 * effort()
 TIMEOUT_S = 120 * max(1, effort() // 2)
-
-Show = Callable[[str, object], None]
 
 
 @pytest.mark.crash
@@ -32,8 +29,10 @@ Show = Callable[[str, object], None]
 def test_signals_at_any_moment_leave_no_lock_behind_and_lose_nothing(
     url: str, mode: str, times: int, show: Show
 ) -> None:
-    command = [sys.executable, str(VICTIM), url, mode, str(times), "20261116", str(TIMEOUT_S)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as victim:
+    command = [*VICTIM, url, mode, str(times), "20261116", str(TIMEOUT_S)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
+    ) as victim:
         beside = save_while(url, victim)
         said, errors = victim.communicate(timeout=TIMEOUT_S + 30)
 

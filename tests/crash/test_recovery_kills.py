@@ -7,25 +7,20 @@ is asked, they are asked once, and after they say "retry" it goes on with three 
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from loop_work import World
-from nursery import Nursery
-from recovery_work import POLICY, attempt_it
-
 import backstay
-from backstay.recovery import RecoveryAction
+from backstay.retry import RecoveryAction
+from support.crash.loop_work import POLICY, World, attempt_it
+from support.processes import Nursery
+from support.running import Show
 
 pytestmark = pytest.mark.crash
 
 CALLS_MAX = 20
-Show = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +47,9 @@ class Arena:
     def kill(self, number: int = 0, after: bool = False, deadly_call: int = 0, careless: bool = False) -> bool:
         """Run a victim; tell whether it died."""
         arguments = [self._url, self._world, number, after, deadly_call, careless]
-        code = self._nursery.wait(self._nursery.start("recovery_work:live_and_die", arguments, str(self._out)))
+        code = self._nursery.wait(
+            self._nursery.start("support.crash.loop_work:recover_and_die", arguments, str(self._out))
+        )
         assert code in (0, -signal.SIGKILL)
         return code != 0
 

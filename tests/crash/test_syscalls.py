@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from strace_bench import PLACE, Bench, Fault, Run, need_strace
-from syscall_victim import REMOVES, STATES, THREAD
-
 import backstay
-from effort import effort, spread
+from support.crash.strace_bench import PLACE, Bench, Fault, Run, need_strace
+from support.crash.syscall_victim import REMOVES, STATES, THREAD
+from support.running import Show, effort, spread
 
 CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "openat")
 KILL_POINTS = 16 * effort()
 ERROR_POINTS_MAX = 5 * effort()  # of each call and each error
-
-Show = Callable[[str, object], None]
 
 
 def database(folder: Path) -> str:
@@ -32,7 +26,9 @@ def database(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     need_strace()
-    made = Bench(tmp_path_factory.mktemp("syscalls"), "syscall_victim:run", lambda folder: [database(folder)])
+    made = Bench(
+        tmp_path_factory.mktemp("syscalls"), "support.crash.syscall_victim:run", lambda folder: [database(folder)]
+    )
     made.prepare = lambda folder: (folder / PLACE).mkdir()
     with made:
         yield made
@@ -48,7 +44,7 @@ def check_store(run: Run) -> None:
     begun, done = steps(run, "begin"), steps(run, "done")
     digests = {event["done"]: event["digest"] for event in run.events if "done" in event}
     with backstay.open(database(run.folder)) as store:
-        report = store.verify()
+        report = store.check()
         assert report, str(report)
         for name, state in STATES.items():
             found = store.get(name)
@@ -68,13 +64,12 @@ def check_store(run: Run) -> None:
         head = thread.latest()
         thread.save({**(head.state if head else {}), "after": True}, id="next")
         assert store.thread("another").save({"n": 1}).step == 1
-        report = store.verify()
+        report = store.check()
         assert report, str(report)
 
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G1")
 def test_a_kill_at_any_system_call_loses_and_breaks_nothing(bench: Bench, show: Show) -> None:
     calls = bench.calls(CALLS)
     counts = {call: len(numbers) for call, numbers in calls.items()}
@@ -91,7 +86,6 @@ def test_a_kill_at_any_system_call_loses_and_breaks_nothing(bench: Bench, show: 
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("G2", "C9", "C12")
 @pytest.mark.parametrize("errno", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("call", ["pwrite64", "fdatasync"])
 def test_an_error_of_any_write_or_sync_is_reported_and_then_overcome(

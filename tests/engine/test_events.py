@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstay.engine.event import (
+from backstay.engine.events import (
     CheckpointSaved,
     DecisionTaken,
     EffectReplayed,
     Event,
-    EventLog,
     Interrupted,
-    NodeFailed,
+    NodeAttemptFailed,
     NodeFinished,
     NodeStarted,
     RunEnded,
@@ -25,8 +24,8 @@ from backstay.engine.event import (
     SinkFailed,
     Token,
 )
-from backstay.model.decision import DecisionKind
-from backstay.model.interrupt import Interrupt, InterruptKind
+from backstay.model.decision import DecisionKind, Interrupt, InterruptKind
+from support.engine.event_log import EventLog
 
 ASKED = Interrupt(id="i-1", kind=InterruptKind.BEFORE_NODE, node="b")
 
@@ -34,7 +33,7 @@ WHOLE: list[Event] = [
     RunStarted("r", "g", 2, True),
     CheckpointSaved("c-0", 0, "input"),
     NodeStarted("g/a#1", "a", 1, None, 1),
-    NodeFailed("g/a#1", "a", 1, "TimeoutError", True, 0.5),
+    NodeAttemptFailed("g/a#1", "a", 1, "TimeoutError", True, 0.5),
     NodeStarted("g/a#1", "a", 1, None, 2),
     EffectReplayed("g/a#1", "charge"),
     Token("g/a#1", "a", {"secret": 1}),
@@ -78,7 +77,7 @@ def test_a_log_collects_what_it_is_called_with() -> None:
         log(event)
 
     assert (list(log), len(log)) == (WHOLE, len(WHOLE))
-    assert log.of(NodeFailed) == [WHOLE[3]]
+    assert log.of(NodeAttemptFailed) == [WHOLE[3]]
     log.check()
 
 
@@ -103,7 +102,7 @@ def test_a_run_that_was_cancelled_may_leave_nodes_behind_one_that_completed_may_
         ("run 'r' ends as 's'", [*WHOLE[:-1], RunEnded("failed", "s", 3)]),
         ("g/a#1 is running already", [*WHOLE[:3], *WHOLE[2:]]),
         ("g/a#1 has finished already", [*WHOLE[:9], NodeStarted("g/a#1", "a", attempt=3), *WHOLE[9:]]),
-        ("not to be tried again", [*WHOLE[:3], NodeFailed("g/a#1", "a", 1, "KeyError"), *WHOLE[4:]]),
+        ("not to be tried again", [*WHOLE[:3], NodeAttemptFailed("g/a#1", "a", 1, "KeyError"), *WHOLE[4:]]),
         ("attempt 1 after 1", [*WHOLE[:4], WHOLE[2], *WHOLE[5:]]),
         ("attempt 0 after none", [*WHOLE[:2], NodeStarted("g/a#1", "a", attempt=0), *WHOLE[3:]]),
         ("g/a#1 is not running", [*WHOLE[:2], *WHOLE[3:]]),
@@ -111,7 +110,7 @@ def test_a_run_that_was_cancelled_may_leave_nodes_behind_one_that_completed_may_
         ("g/a#1 is not running", [*WHOLE[:8], WHOLE[6], *WHOLE[8:]]),
         ("g/a#1 is not running", [*WHOLE[:2], WHOLE[5], *WHOLE[2:]]),
         ("began as 'a' and ends as 'b'", [*WHOLE[:7], NodeFinished("g/a#1", "b"), *WHOLE[8:]]),
-        ("attempt 1 ends as attempt 2", [*WHOLE[:3], NodeFailed("g/a#1", "a", 2, "KeyError"), *WHOLE[4:]]),
+        ("attempt 1 ends as attempt 2", [*WHOLE[:3], NodeAttemptFailed("g/a#1", "a", 2, "KeyError"), *WHOLE[4:]]),
         ("step 0 comes after step 1", [*WHOLE[:9], WHOLE[1], *WHOLE[9:]]),
         ("step 2 comes after step 3", [*WHOLE[:-1], RunEnded("failed", "r", 2)]),
     ],

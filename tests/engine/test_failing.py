@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,17 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay.engine import Approve, Defer, Graph, Modify, Reject, Reroute, Status
-from backstay.engine.event import EventLog, NodeFailed, NodeStarted
+from backstay import Graph
+from backstay.engine import Status
+from backstay.engine.events import NodeAttemptFailed, NodeStarted
 from backstay.errors import Fenced, Unrecovered
 from backstay.errors import NodeFailed as FailedNode
-from backstay.recovery import ErrorCategory, Incident, RetryPolicy
+from backstay.model.decision import Approve, Defer, Modify, Reject, Reroute
+from backstay.retry import ErrorCategory, Incident, RetryPolicy
 from backstay.store.open import open_backend
-from backstay.thread.store import Store, make_context
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from walk import State, Walk, asked, head
+from backstay.thread.store import Store, make_services
+from support.engine.event_log import EventLog
+from support.engine.walk import State, Walk, asked, head
 
 TWICE = RetryPolicy(1, first_s=0)
 
@@ -30,7 +29,7 @@ TWICE = RetryPolicy(1, first_s=0)
 def store(tmp_path: Path) -> Iterator[backstay.Store]:
     with backstay.open(str(tmp_path / "a.db")) as opened:
         yield opened
-        assert opened.verify()
+        assert opened.check()
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def test_a_fallback_takes_the_nodes_place_once_there_are_no_attempts_left() -> N
         [1, 2],
     )
     assert [type(error) for error in errors] == [ConnectionRefusedError]
-    assert [(each.attempt, each.will_retry) for each in log.of(NodeFailed)] == [(1, True), (2, True)]
+    assert [(each.attempt, each.will_retry) for each in log.of(NodeAttemptFailed)] == [(1, True), (2, True)]
     log.check()
 
 
@@ -203,7 +202,7 @@ def test_a_rejection_fails_the_run_as_if_nobody_had_been_asked(store: backstay.S
     assert result.status is Status.FAILED
     assert isinstance(result.error, FailedNode)
     assert isinstance(result.error.error, Unrecovered)
-    assert "ConnectionRefusedError (transient), and somebody said no: not today" in str(result.error.error)
+    assert "ConnectionRefusedError (transient), and a person rejected it: not today" in str(result.error.error)
     assert list(store.interrupts()) == []
     down.error = None
     assert graph.resume_sync(thread).status is Status.COMPLETED  # what failed can be resumed, as always
@@ -280,7 +279,7 @@ class Deadly:
 def test_a_worker_that_dies_while_it_asks_leaves_one_question_and_no_new_attempt(tmp_path: Path, after: bool) -> None:
     url, down = str(tmp_path / "b.db"), Down()
     graph = graph_of(down, on_failure="pause")
-    with Store(Deadly(open_backend(url), after), make_context("", None)) as dying, pytest.raises(Dies):
+    with Store(Deadly(open_backend(url), after), make_services("", None)) as dying, pytest.raises(Dies):
         graph.run_sync(dying.thread("t"), lease_s=None)
     with backstay.open(url) as store:
         asked = [graph.resume_sync(store.thread("t")) for _ in range(2)]

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.codec import decode, encode
-from backstay.engine.edge import END
 from backstay.engine.fingerprint import fingerprint, fingerprint_of, hex_of, identity, shape, type_text
 from backstay.engine.graph import Graph
-from backstay.engine.reducer import add, append, merge
-from backstay.engine.schema import transient
-from backstay.recovery import RetryPolicy
+from backstay.engine.nodes import END
+from backstay.engine.reducers import add, append, merge
+from backstay.engine.state import transient
+from backstay.retry import RetryPolicy
+from support.running import Show
 
 Declare = Callable[[Graph], object]
-Show = Callable[[str, object], None]
 
 
 def work(state: Any) -> None:
@@ -196,7 +196,6 @@ CHANGES: dict[str, Callable[[], Graph]] = {
 }  # fmt: skip
 
 
-@pytest.mark.row("W2-17")
 def test_every_change_of_a_graph_changes_its_fingerprint(show: Show) -> None:
     hashes = {"as it was": hash_of(declared(BASE.values()))}
     hashes |= {what: hash_of(change()) for what, change in CHANGES.items()}
@@ -225,7 +224,6 @@ def test_retries_timeouts_prompts_and_notes_are_no_part_of_it() -> None:
     assert hash_of(changed()) == hash_of(declared(BASE.values()))
 
 
-@pytest.mark.row("W2-17")
 @given(st.permutations(list(BASE)), st.permutations(list(FIELDS)), st.booleans())
 def test_the_order_of_declarations_means_nothing(steps: list[str], fields: list[str], turned: bool) -> None:
     first, second = sorted(steps.index(name) for name in IN_ORDER)
@@ -257,7 +255,6 @@ def row_of(names: list[str], title: str) -> Graph:
 rows = st.tuples(st.lists(odd, min_size=1, max_size=4, unique=True), odd)
 
 
-@pytest.mark.row("W2-17")
 @given(rows, rows)
 def test_names_with_odd_characters_cannot_make_two_graphs_look_alike(
     one: tuple[list[str], str], two: tuple[list[str], str]
@@ -265,7 +262,6 @@ def test_names_with_odd_characters_cannot_make_two_graphs_look_alike(
     assert (hash_of(row_of(*one)) == hash_of(row_of(*two))) is (one == two)
 
 
-@pytest.mark.row("W2-17")
 def test_names_that_only_join_to_the_same_text_differ() -> None:
     pairs = (["ab", "c"], ["a", "bc"], ["a", "b", "c"], ["abc"], ['a"b', "c"], ["a", 'b"c'])
 
@@ -310,7 +306,7 @@ PROGRAM = """
 from typing import Annotated, Literal, TypedDict
 from backstay.engine.fingerprint import fingerprint_of, hex_of
 from backstay.engine.graph import Graph
-from backstay.engine.reducer import append
+from backstay.engine.reducers import append
 
 State = TypedDict("State", {"notes": Annotated[list[str], append], "mood": Literal["up", "down"], "n": int | None})
 graph = Graph("research", state=State)
@@ -323,7 +319,6 @@ print(hex_of(fingerprint_of(graph.build())))
 """
 
 
-@pytest.mark.row("S2-22")
 def test_the_fingerprint_is_the_same_in_every_process_and_version() -> None:
     """Runs are parked for long: a fingerprint that changed with this library would refuse them all."""
     printed = {
@@ -340,7 +335,6 @@ def test_the_fingerprint_is_the_same_in_every_process_and_version() -> None:
     assert printed == {"18a76b6483219a2c"}
 
 
-@pytest.mark.row("S2-22", "W2-19")
 def test_it_is_an_unsigned_number_of_64_bits_and_16_digits_as_text() -> None:
     hashes = [hash_of(change()) for change in CHANGES.values()]
 

@@ -8,7 +8,10 @@ from typing import Annotated, TypedDict
 import pytest
 
 import backstay
-from backstay.engine import Approve, Context, Graph, Reroute, Status, add
+from backstay import Graph
+from backstay.engine import Context, Status
+from backstay.engine.reducers import add
+from backstay.model.decision import Approve, Reroute
 
 
 class State(TypedDict, total=False):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, TypedDict
 
-import pytest
-
 import backstay
 from backstay import Graph, Keep
-from backstay.engine import Approve, Retained, append
+from backstay.engine.reducers import append
+from backstay.engine.sinks import Retained, StoreSink
+from backstay.model.decision import Approve
 
 
 class State(TypedDict):
@@ -29,24 +29,21 @@ def counting(rounds: int) -> Graph:
     return graph
 
 
-@pytest.mark.row("S2x-10")
-@pytest.mark.row("S2x-11")
-@pytest.mark.row("W2-08")
 def test_only_what_the_rules_want_is_left_after_a_run(url: str) -> None:
     with backstay.open(url) as store:
         thread = store.thread("t")
         sinks: list[Retained] = []
 
-        def composed(sink: backstay.engine.StoreSink) -> Retained:
+        def composed(sink: StoreSink) -> Retained:
             sinks.append(Retained(Keep(last=3), sink))
             return sinks[0]
 
-        result = counting(12).run_sync(thread, {"log": []}, sink=composed).check()
+        result = counting(12).run_sync(thread, {"log": []}, sink=composed).raise_for_status()
 
         assert result.values == {"log": list(range(12))}
         assert [meta.step for meta in thread.history()] == [12, 11, 10]
         assert sinks[0].deleted == 10
-        assert thread.verify()
+        assert thread.check()
 
 
 def test_what_waits_for_a_decision_and_what_is_tagged_stays(url: str) -> None:
@@ -59,7 +56,7 @@ def test_what_waits_for_a_decision_and_what_is_tagged_stays(url: str) -> None:
 
         result = graph.resume_sync(thread, Approve(scope="count"), sink=lambda sink: Retained(Keep(last=1), sink))
 
-        assert result.check().values == {"log": list(range(6))}
+        assert result.raise_for_status().values == {"log": list(range(6))}
         assert [meta.step for meta in thread.history()] == [7, first.checkpoint.step]
 
 

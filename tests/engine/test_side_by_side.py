@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 
 import backstay
-from backstay.engine import DELETE, Answer, Approve, Cancellation, Graph, Modify, Status, add, append, merge
-from backstay.engine.event import Event, EventLog, NodeFinished, RunEnded
-from backstay.engine.sink import tell
+from backstay import Graph
+from backstay.engine import Cancellation, Status
+from backstay.engine.events import Event, NodeFinished, RunEnded
+from backstay.engine.reducers import DELETE, add, append, merge
+from backstay.engine.sinks import notify
 from backstay.errors import MergeConflict, NodeFailed
-from backstay.model.continuation import FanOut
-from backstay.testing.waiting import wait_until
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from walk import State, Walk, head, replace_node
+from backstay.model.decision import Answer, Approve, Modify
+from backstay.model.frame import FanOut
+from backstay.testing.drafts import wait_until
+from support.engine.event_log import EventLog
+from support.engine.walk import State, Walk, head, replace_node
 
 
 class Shared(TypedDict, total=False):
@@ -58,7 +57,6 @@ BEFORE = {
 }
 
 
-@pytest.mark.row("W2-22", "W4-24", "S2x-05", "S2x-23")
 def test_updates_of_branches_are_merged_against_their_common_base_and_none_is_lost(url: str) -> None:
     graph = fan(
         lambda state: {"messages": ["l"], "facts": {"l": 1, "gone": DELETE}, "total": 1, "best": 9, "left": "new"},
@@ -78,7 +76,6 @@ def test_updates_of_branches_are_merged_against_their_common_base_and_none_is_lo
         assert head(store.thread("t")).state == result.values
 
 
-@pytest.mark.row("S2x-23", "S2x-05", "W4-24")
 def test_each_branch_sees_the_state_from_before_all_of_them_and_they_really_run_at_once() -> None:
     both = threading.Barrier(2, timeout=30)
     seen: dict[str, Any] = {}
@@ -95,7 +92,6 @@ def test_each_branch_sees_the_state_from_before_all_of_them_and_they_really_run_
     assert result.path == ("split", "l", "r", "join")
 
 
-@pytest.mark.row("W2-22", "S2x-05")
 @pytest.mark.parametrize(
     ("left", "right", "key"),
     [
@@ -165,7 +161,6 @@ def fails_after(ready: asyncio.Event) -> Any:
     return node
 
 
-@pytest.mark.row("W2-23", "S2x-23")
 @pytest.mark.parametrize("on_error", ["fail_fast", "collect_all"])
 def test_what_has_finished_when_another_branch_fails_is_kept_and_not_run_again(url: str, on_error: str) -> None:
     walk = Walk()
@@ -192,7 +187,6 @@ def test_what_has_finished_when_another_branch_fails_is_kept_and_not_run_again(u
         assert walk.ran == ["split", "done", "join"]
 
 
-@pytest.mark.row("W2-23", "S2x-23")
 def test_fail_fast_ends_the_others_at_once() -> None:
     ended: list[str] = []
     running = asyncio.Event()
@@ -212,7 +206,6 @@ def test_fail_fast_ends_the_others_at_once() -> None:
     assert isinstance(log.events[-1], RunEnded)
 
 
-@pytest.mark.row("W2-23", "S2x-23")
 def test_collect_all_lets_all_go_on_to_their_end_and_names_every_failure() -> None:
     walk = Walk()
     graph = walk.fan("a", "b", "c", "d", on_error="collect_all")
@@ -411,7 +404,6 @@ def nested(**projection: Any) -> Graph:
     return outer
 
 
-@pytest.mark.row("S2x-24", "W2-14")
 @pytest.mark.parametrize(
     "projection",
     [
@@ -436,7 +428,6 @@ def test_without_a_word_a_subgraph_shares_the_keys_that_both_have() -> None:
     assert outer.run_sync(None, {"seen": ["before"]}).values["seen"] == ["before", "x", "y"]
 
 
-@pytest.mark.row("W2-22", "W4-24")
 def test_a_subgraph_beside_another_branch_gives_back_what_it_added_not_a_copy_of_what_it_got() -> None:
     inner = Walk().chain("x", "y", graph="inner")
     outer = Graph("outer", state=State)
@@ -502,7 +493,7 @@ class Slow:
         self.finished = finished
 
     async def on_checkpoint(self, state: Any, moment: Any) -> None:
-        await tell(self.store, state, moment)
+        await notify(self.store, state, moment)
         if moment.trigger == "interrupt" and not self.saving.is_set():
             self.saving.set()
             await self.finished.wait()

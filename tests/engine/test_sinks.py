@@ -17,12 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.codec import encode
-from backstay.engine import sink as sinks
-from backstay.engine.live import LiveState
-from backstay.engine.moment import FORCED, Cause, Moment
-from backstay.engine.reducer import append
-from backstay.engine.schema import Schema, transient
-from backstay.engine.sink import (
+from backstay.engine import sinks as sinks
+from backstay.engine.reducers import append
+from backstay.engine.sinks import (
     CheckpointSink,
     EveryN,
     IfChanged,
@@ -33,12 +30,13 @@ from backstay.engine.sink import (
     SinkWarning,
     Tee,
     Throttle,
-    tell,
+    notify,
 )
+from backstay.engine.state import RunState, Schema, transient
+from backstay.engine.triggers import FORCED, Cause, CheckpointEvent
 from backstay.errors import Conflict, EncodeError, Fenced, InvalidInput, StoreFull
 from backstay.model.frame import Frame, FrameInfo, FrameStack, Task
-
-Show = Callable[[str, object], None]
+from support.running import Show
 
 
 class Run:
@@ -46,7 +44,7 @@ class Run:
 
     def __init__(self, run_id: str = "run-1", state: type | None = None, **values: Any) -> None:
         self.run_id = run_id
-        self.live = LiveState(Schema(state, {"log": append} if state is None else {}), values)
+        self.live = RunState(Schema(state, {"log": append} if state is None else {}), values)
         self.step = 0
         self.inside: tuple[Frame, ...] = ()
         self.tasks: tuple[Task, ...] = ()
@@ -55,16 +53,16 @@ class Run:
     def state(self) -> Mapping[str, Any]:
         return self.live.schema.stored(self.live.values)
 
-    def commit(self, node: str = "a", cause: Cause = "node", /, **update: Any) -> Moment:
+    def commit(self, node: str = "a", cause: Cause = "node", /, **update: Any) -> CheckpointEvent:
         mutated = self.live.apply(self.live.plan([(node, update)]))
         self.step += 1
         return self.moment(node, cause, mutated=mutated)
 
-    def moment(self, node: str = "a", cause: Cause = "node", **facts: Any) -> Moment:
-        return Moment(
+    def moment(self, node: str = "a", cause: Cause = "node", **facts: Any) -> CheckpointEvent:
+        return CheckpointEvent(
             **{"graph_id": "g", "run_id": self.run_id, "node_id": node, "step": self.step, "trigger": cause, **facts},
             frames=self.frames,
-            live=self.live,
+            run_state=self.live,
         )
 
     def frames(self) -> FrameStack:
@@ -76,9 +74,9 @@ class Ear:
     """A sink that keeps nothing but which moments it was told."""
 
     def __init__(self) -> None:
-        self.heard: list[Moment] = []
+        self.heard: list[CheckpointEvent] = []
 
-    def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:
+    def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:
         self.heard.append(moment)
 
     @property
@@ -89,7 +87,7 @@ class Ear:
 class AsyncEar(Ear):
     """The same, done only when the event loop has gone round once."""
 
-    async def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:  # type: ignore[override]
+    async def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:  # type: ignore[override]
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         loop.call_soon(done.set_result, None)
@@ -105,7 +103,7 @@ class Broken(Ear):
         self.errors = list(errors)
         self.raised = 0
 
-    def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:
+    def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
             self.raised += 1
@@ -114,7 +112,7 @@ class Broken(Ear):
 
 
 class AsyncBroken(Broken):
-    async def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:  # type: ignore[override]
+    async def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:  # type: ignore[override]
         super().on_checkpoint(state, moment)
 
 
@@ -127,13 +125,13 @@ class Hands:
         return self.now
 
 
-def told(sink: CheckpointSink, run: Run, moment: Moment) -> None:
+def told(sink: CheckpointSink, run: Run, moment: CheckpointEvent) -> None:
     """Tell a sink that does not need a loop."""
     assert sink.on_checkpoint(run.state, moment) is None
 
 
-async def awaited(sink: CheckpointSink, run: Run, moment: Moment) -> None:
-    await tell(sink, run.state, moment)
+async def awaited(sink: CheckpointSink, run: Run, moment: CheckpointEvent) -> None:
+    await notify(sink, run.state, moment)
 
 
 def walk(sink: CheckpointSink, nodes: str, cause: Cause = "node") -> Run:
@@ -148,13 +146,12 @@ def walk(sink: CheckpointSink, nodes: str, cause: Cause = "node") -> Run:
 # What is told -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S2-51", "S2-52", "S2-53", "S2-54", "W2-11")
 def test_a_moment_says_whose_commit_it_was_and_how_many_there_were_and_in_which_run() -> None:
     moment = Run("run-7").moment("search", attempt=3)
 
     assert moment.info == FrameInfo("search", 0)
     assert (moment.graph_id, moment.run_id, moment.attempt) == ("g", "run-7", 3)
-    assert "live" not in repr(moment)
+    assert "run_state" not in repr(moment)
 
 
 def test_how_a_run_begins_waits_and_ends_is_forced_and_nothing_else_is() -> None:
@@ -174,7 +171,7 @@ def test_the_frames_are_made_only_if_somebody_wants_them() -> None:
         asked.append("frames")
         return run.frames()
 
-    moment = Moment(node_id="a", step=1, graph_id="g", run_id="r", frames=frames, live=run.live)
+    moment = CheckpointEvent(node_id="a", step=1, graph_id="g", run_id="r", frames=frames, run_state=run.live)
     for sink in (NoSink(), MemorySink(), EveryN(1, Ear()), Throttle(0, Ear()), OnlyNodes("a", Ear()), Tee(Ear())):
         told(sink, run, moment)
 
@@ -183,7 +180,6 @@ def test_the_frames_are_made_only_if_somebody_wants_them() -> None:
     assert asked == ["frames"]
 
 
-@pytest.mark.row("S2-61")
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -196,12 +192,12 @@ def test_the_frames_are_made_only_if_somebody_wants_them() -> None:
         lambda sink: OnFailure(Broken(OSError()), "degrade", fallback=sink),
     ],
 )
-@pytest.mark.filterwarnings("ignore::backstay.engine.sink.SinkWarning")
+@pytest.mark.filterwarnings("ignore::backstay.engine.sinks.SinkWarning")
 def test_the_state_is_lent_and_no_wrapper_copies_it(wrap: Callable[[CheckpointSink], CheckpointSink]) -> None:
     seen: list[Mapping[str, Any]] = []
 
     class Borrower:
-        def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:
+        def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:
             seen.append(state)
 
     run = Run(log=[])
@@ -211,17 +207,16 @@ def test_the_state_is_lent_and_no_wrapper_copies_it(wrap: Callable[[CheckpointSi
     assert seen[0] is run.live.values
 
 
-@pytest.mark.row("S2-02", "S2-04", "S2-62", "S2-63")
 def test_the_sink_alone_decides_whether_where_in_which_form_and_how_much_to_keep(tmp_path: Path) -> None:
     """One run, told to three sinks of a user's own: every second step as JSON on disk, all as msgpack over a socket."""
     here, there = socket.socketpair()
 
     class Disk:
-        def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:
+        def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:
             (tmp_path / f"{moment.step}-{moment.node_id}.json").write_text(json.dumps(state))
 
     class Wire:
-        def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:
+        def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:
             here.sendall(encode(state["log"][-1:]))  # no more than what is new
 
     with here, there:
@@ -235,7 +230,6 @@ def test_the_sink_alone_decides_whether_where_in_which_form_and_how_much_to_keep
     assert received == b"".join(encode([step]) for step in range(5))
 
 
-@pytest.mark.row("W2-09", "S2-58")
 def test_a_sink_may_be_awaited_is_told_in_order_and_its_errors_arrive() -> None:
     async def drive() -> None:
         ear, run = AsyncEar(), Run()
@@ -253,14 +247,12 @@ def test_a_sink_may_be_awaited_is_told_in_order_and_its_errors_arrive() -> None:
 # None, and memory -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S2-64")
 def test_no_sink_keeps_nothing_and_needs_nothing() -> None:
     run = walk(NoSink(), "ab", "end")
 
     assert run.step == 2
 
 
-@pytest.mark.row("S2-03", "S2-65", "S2-66", "S2-67", "W2-11")
 def test_memory_keeps_a_frame_of_each_commit_with_its_graph_node_and_step() -> None:
     memory = MemorySink()
     assert memory.frames == []
@@ -345,7 +337,6 @@ class Own:
         return cls(stored["saved"])
 
 
-@pytest.mark.row("S2-67")
 @pytest.mark.parametrize(("declared", "kept"), [(Declared, {"plan": "new"}), (Own, {"saved": "new"})])
 def test_what_is_kept_is_the_projection(declared: type, kept: dict[str, Any]) -> None:
     memory, run = MemorySink(), Run(state=declared, plan="old", client=object())
@@ -356,8 +347,8 @@ def test_what_is_kept_is_the_projection(declared: type, kept: dict[str, Any]) ->
 
 def test_the_frame_of_a_commit_inside_a_subgraph_has_that_graphs_name_and_state() -> None:
     memory, run, inner = MemorySink(), Run(outer=1), Run(inner=2)
-    told(memory, run, run.moment("draft", graph_id="writing", own=inner.live, step=1))
-    told(memory, run, run.moment("write", own=run.live, step=2))
+    told(memory, run, run.moment("draft", graph_id="writing", node_state=inner.live, step=1))
+    told(memory, run, run.moment("write", node_state=run.live, step=2))
 
     assert [(frame.graph_id, frame.state) for frame in memory.frames] == [
         ("writing", {"inner": 2}),
@@ -373,7 +364,6 @@ def test_what_cannot_be_kept_is_an_error_and_leaves_no_half_frame() -> None:
     assert memory.frames == []
 
 
-@pytest.mark.row("W2-15")
 def test_what_does_not_change_is_kept_once_and_the_number_of_frames_can_be_bounded(show: Show) -> None:
     document, steps = "x" * 200_000, 500
     memory, last = MemorySink(), MemorySink(max_frames=3)
@@ -401,7 +391,6 @@ def test_every_n_passes_on_each_nth_counted_from_the_last_that_was_passed_on() -
     assert ear.steps == [1, 4, 6, 9, 10]
 
 
-@pytest.mark.row("S2-55")
 def test_a_throttle_is_quiet_for_a_while_after_it_was_told() -> None:
     ear, clock = Ear(), Hands()
     sink, run = Throttle(10, ear, clock), Run()
@@ -412,7 +401,6 @@ def test_a_throttle_is_quiet_for_a_while_after_it_was_told() -> None:
     assert ear.steps == [1, 4, 6]
 
 
-@pytest.mark.row("S2-56")
 def test_if_changed_passes_on_only_what_differs_from_the_last_that_was_passed_on() -> None:
     ear, run = Ear(), Run(x=0)
     sink = IfChanged(ear)
@@ -448,7 +436,6 @@ def test_what_changes_inside_a_subgraph_or_a_fan_out_is_a_change_too() -> None:
     assert ear.steps == [1, 2, 4, 5, 7, 8, 10]
 
 
-@pytest.mark.row("S2-57")
 @pytest.mark.parametrize("nodes", ["b", ["b"], {"b", "nowhere"}, lambda name: name > "a"])
 def test_only_some_nodes_are_passed_on_and_the_end_always(nodes: Any) -> None:
     ear, run = Ear(), Run()
@@ -558,13 +545,13 @@ def test_a_tee_tells_each_sink_only_when_the_one_before_is_done() -> None:
     order: list[str] = []
 
     class Slow(AsyncEar):
-        async def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:  # type: ignore[override]
+        async def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:  # type: ignore[override]
             order.append("slow begins")
             await super().on_checkpoint(state, moment)
             order.append("slow is done")
 
     class Next:
-        def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:
+        def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:
             order.append("next")
 
     run = Run()
@@ -578,7 +565,7 @@ def test_being_cancelled_is_no_failure_of_a_sink() -> None:
     after, run = Ear(), Run()
 
     class Cancelled:
-        async def on_checkpoint(self, state: Mapping[str, Any], moment: Moment) -> None:
+        async def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:
             raise asyncio.CancelledError
 
     sink = OnFailure(Tee(Cancelled(), after), "warn")
@@ -630,7 +617,7 @@ def test_with_degrade_the_fallback_takes_over_with_the_very_moment_that_failed(
         sink = OnFailure(inner, "degrade", fallback=other)
         await awaited(sink, run, run.commit())
         assert not sink.degraded
-        with pytest.warns(SinkWarning, match="is not told again"):
+        with pytest.warns(SinkWarning, match="gets no further checkpoints"):
             await awaited(sink, run, run.commit())
         for _ in range(2):
             await awaited(sink, run, run.commit())  # a warning would be an error here
@@ -703,7 +690,6 @@ def test_what_can_never_work_is_refused_when_it_is_made(make: Callable[[], objec
         make()
 
 
-@pytest.mark.row("S2-58")
 def test_one_sink_may_be_told_from_many_threads() -> None:
     """Eight runs in eight threads through one stack of wrappers: each run's frames are complete and in order."""
     memory, together = MemorySink(), threading.Barrier(8)
@@ -845,7 +831,6 @@ CHOICES: dict[str, Callable[[Any, list[Step]], list[Step]]] = {
 }
 
 
-@pytest.mark.row("S2-55", "S2-56", "S2-57")
 @given(spec=specs, script=steps)
 def test_any_nesting_of_wrappers_tells_exactly_what_a_pure_function_predicts(
     spec: Spec, script: list[tuple[str, str, Cause, float, int]]

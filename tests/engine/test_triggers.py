@@ -9,20 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstay.engine.live import LiveState
-from backstay.engine.moment import FORCED, Cause, Moment
-from backstay.engine.schema import Schema
-from backstay.engine.sink import MemorySink
-from backstay.engine.trigger import Trigger, any_of, barrier_only, every, every_node, manual, on_mutation
+from backstay.engine.sinks import MemorySink
+from backstay.engine.state import RunState, Schema
+from backstay.engine.triggers import (
+    FORCED,
+    Cause,
+    CheckpointEvent,
+    Trigger,
+    any_of,
+    barrier_only,
+    every,
+    every_node,
+    manual,
+    on_mutation,
+)
 from backstay.errors import InvalidInput
 from backstay.model.frame import Frame, FrameStack
 
-LIVE = LiveState(Schema(None, {}), {"x": 0})
+LIVE = RunState(Schema(None, {}), {"x": 0})
 
 
-def moment(step: int = 1, **facts: Any) -> Moment:
+def moment(step: int = 1, **facts: Any) -> CheckpointEvent:
     described = {"node_id": "a", "graph_id": "g", "run_id": "r", "mutated": False, **facts}
-    return Moment(step=step, frames=lambda: FrameStack((Frame(graph_id="g", node_id="a"),)), live=LIVE, **described)
+    return CheckpointEvent(
+        step=step, frames=lambda: FrameStack((Frame(graph_id="g", node_id="a"),)), run_state=LIVE, **described
+    )
 
 
 class Hands:
@@ -34,9 +45,9 @@ class Hands:
         return self.now
 
 
-def passed(trigger: Trigger, moments: list[Moment]) -> list[int]:
+def passed(trigger: Trigger, moments: list[CheckpointEvent]) -> list[int]:
     """Return the steps of the moments that one run would tell its sink."""
-    counter = trigger.begin()
+    counter = trigger.start()
     return [each.step for each in moments if counter.wants(each)]
 
 
@@ -58,13 +69,11 @@ def test_how_a_run_begins_waits_and_ends_passes_every_trigger(make: Callable[[],
     assert passed(make(), [moment(1, trigger=cause), moment(2, trigger=cause)]) == [1, 2]
 
 
-@pytest.mark.row("S2x-12")
 @pytest.mark.parametrize("make", ALL)
 def test_what_a_node_asked_for_passes_every_trigger(make: Callable[[], Trigger]) -> None:
     assert passed(make(), [moment(1, requested=True), moment(2, trigger="manual", requested=True)]) == [1, 2]
 
 
-@pytest.mark.row("S2x-09", "W2-07")
 def test_no_two_triggers_let_the_same_through() -> None:
     moments = [
         moment(1, mutated=True),
@@ -82,20 +91,18 @@ def test_no_two_triggers_let_the_same_through() -> None:
     assert passed(manual(), moments) == [5, 7]
 
 
-@pytest.mark.row("S2x-12")
 def test_every_n_commits_counted_from_the_last_that_was_told() -> None:
-    begin = [moment(0, trigger="input")]
+    start = [moment(0, trigger="input")]
 
-    assert passed(every(n=3), begin + [moment(step) for step in range(1, 11)]) == [0, 3, 6, 9]
-    assert passed(every(3), begin + [moment(step, requested=step == 4) for step in range(1, 11)]) == [0, 3, 4, 7, 10]
+    assert passed(every(n=3), start + [moment(step) for step in range(1, 11)]) == [0, 3, 6, 9]
+    assert passed(every(3), start + [moment(step, requested=step == 4) for step in range(1, 11)]) == [0, 3, 4, 7, 10]
     assert passed(every(n=1), [moment(step) for step in range(1, 4)]) == [1, 2, 3]
 
 
-@pytest.mark.row("S2x-12")
 def test_every_so_many_seconds_counted_from_the_last_that_was_told() -> None:
     clock = Hands()
     clock.now = 100
-    counter = every(seconds=10, clock=clock).begin()
+    counter = every(seconds=10, clock=clock).start()
 
     def wants(now: float, **facts: Any) -> bool:
         clock.now = now
@@ -118,7 +125,7 @@ def test_any_of_lets_through_what_one_of_them_does_and_each_counts_for_itself() 
 )
 def test_a_trigger_serves_many_runs_at_once_and_never_changes(trigger: Trigger) -> None:
     before = repr(trigger)
-    one, other = trigger.begin(), trigger.begin()
+    one, other = trigger.start(), trigger.start()
     answers = [(one.wants(moment(step)), other.wants(moment(step))) for step in range(1, 5)]
 
     assert all(first == second for first, second in answers)
@@ -155,7 +162,7 @@ def test_trigger_and_retention_combine_freely() -> None:
         manual: [],
     }
     for make, steps in expected.items():
-        memory, counter = MemorySink(max_frames=3), make().begin()
+        memory, counter = MemorySink(max_frames=3), make().start()
         for each in moments:
             if counter.wants(each):
                 memory.on_checkpoint({"x": each.step}, each)
@@ -172,7 +179,6 @@ facts = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.row("S2x-09")
 @given(script=st.lists(facts, max_size=30), n=st.integers(1, 5))
 def test_a_trigger_differs_from_manual_only_in_what_else_it_lets_through(script: list[dict[str, Any]], n: int) -> None:
     moments = [moment(step, **each) for step, each in enumerate(script)]

@@ -29,7 +29,7 @@ CREATE SCHEMA golden;
 -- Name: acquire_lease(integer, text, text, text, text, text, text, bigint); Type: FUNCTION; Schema: golden; Owner: -
 --
 
-CREATE FUNCTION golden.acquire_lease(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint, OUT outcome integer, OUT lane bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint) RETURNS record
+CREATE FUNCTION golden.acquire_lease(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint, OUT outcome integer, OUT branch bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -41,14 +41,14 @@ BEGIN
   PERFORM "golden".check_version(p_version);
   outcome := 0; left_us := 0;
   LOOP
-    SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO lane, epoch, owner, v_token, v_expires
-      FROM "golden".thread t JOIN "golden".lane l ON l.thread = t.id
-      WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
-      FOR NO KEY UPDATE OF l;
+    SELECT br.id, br.epoch, br.owner, br.token, br.expires INTO branch, epoch, owner, v_token, v_expires
+      FROM "golden".thread t JOIN "golden".branch br ON br.thread = t.id
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
+      FOR NO KEY UPDATE OF br;
     EXIT WHEN FOUND;
     SELECT m.thread_id INTO v_thread FROM "golden".make_thread(p_namespace, p_thread) m;
-    INSERT INTO "golden".lane AS l (thread, scope, branch, head, last_seq)
-      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING l.id, l.epoch INTO lane, epoch;
+    INSERT INTO "golden".branch AS br (thread, scope, name, head, last_seq)
+      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING br.id, br.epoch INTO branch, epoch;
     EXIT WHEN FOUND;
   END LOOP;
   IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() THEN
@@ -59,9 +59,9 @@ BEGIN
   IF v_token IS DISTINCT FROM p_token THEN
     epoch := epoch + 1;
   END IF;
-  UPDATE "golden".lane l SET epoch = acquire_lease.epoch, owner = p_owner, token = p_token,
+  UPDATE "golden".branch br SET epoch = acquire_lease.epoch, owner = p_owner, token = p_token,
       expires = clock_timestamp() + p_ttl * interval '1 microsecond'
-    WHERE l.id = acquire_lease.lane;
+    WHERE br.id = acquire_lease.branch;
 END $$;
 
 
@@ -78,12 +78,12 @@ DECLARE
 BEGIN
   PERFORM "golden".check_version(p_version);
   WITH moved AS (
-    UPDATE "golden".lane l SET head = t.next_seq, last_seq = t.next_seq,
-      expires = CASE WHEN p_token IS NULL THEN l.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
+    UPDATE "golden".branch br SET head = t.next_seq, last_seq = t.next_seq,
+      expires = CASE WHEN p_token IS NULL THEN br.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
     FROM "golden".thread t
-    WHERE l.id = p_number AND t.id = l.thread AND l.last_seq = p_last_seq AND l.head = p_head_seq AND l.epoch = p_epoch
-      AND CASE WHEN p_token IS NULL THEN l.expires IS NULL OR l.expires <= clock_timestamp() ELSE l.token = p_token END
-    RETURNING l.thread, t.next_seq AS seq
+    WHERE br.id = p_number AND t.id = br.thread AND br.last_seq = p_last_seq AND br.head = p_head_seq AND br.epoch = p_epoch
+      AND CASE WHEN p_token IS NULL THEN br.expires IS NULL OR br.expires <= clock_timestamp() ELSE br.token = p_token END
+    RETURNING br.thread, t.next_seq AS seq
   ), numbered AS (
     UPDATE "golden".thread t SET next_seq = m.seq + 1 FROM moved m WHERE t.id = m.thread AND t.next_seq = m.seq
     RETURNING m.seq
@@ -123,7 +123,7 @@ END $$;
 -- Name: commit_checkpoint(integer, text, text, text, text, bigint, bigint, bigint, bigint, text, bigint, bytea, bytea, bigint, bigint, bytea, bigint, bytea, bytea, bytea, bigint[], bytea[], bigint[], integer[], bytea[], bytea[], integer[], bytea[], bigint[], boolean[], bytea[], text[], bytea, bytea, bytea, boolean); Type: FUNCTION; Schema: golden; Owner: -
 --
 
-CREATE FUNCTION golden.commit_checkpoint(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint, p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint, p_notes bytea, p_base bytea, p_manifest bytea, p_small bigint[], p_small_bodies bytea[], p_addresses bigint[], p_sizes integer[], p_bodies bytea[], p_blobs bytea[], p_blob_sizes integer[], p_blob_bodies bytea[], p_streams bigint[], p_owned boolean[], p_digests bytea[], p_tags text[], p_requires bytea, p_origin bytea, p_parent_digest bytea, p_replaces boolean, OUT outcome integer, OUT lane bigint, OUT seq bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint) RETURNS record
+CREATE FUNCTION golden.commit_checkpoint(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint, p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint, p_notes bytea, p_base bytea, p_manifest bytea, p_small bigint[], p_small_bodies bytea[], p_addresses bigint[], p_sizes integer[], p_bodies bytea[], p_blobs bytea[], p_blob_sizes integer[], p_blob_bodies bytea[], p_streams bigint[], p_owned boolean[], p_digests bytea[], p_tags text[], p_requires bytea, p_origin bytea, p_parent_digest bytea, p_replaces boolean, OUT outcome integer, OUT branch bigint, OUT seq bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -139,19 +139,19 @@ DECLARE
   v_source   bigint;
 BEGIN
   PERFORM "golden".check_version(p_version);
-  SELECT l.id, l.head, l.last_seq, l.epoch, l.owner, l.token, l.expires
-    INTO lane, v_head, v_last, epoch, owner, v_token, v_expires
-    FROM "golden".thread t JOIN "golden".lane l ON l.thread = t.id
-    WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
-    FOR NO KEY UPDATE OF l;
+  SELECT br.id, br.head, br.last_seq, br.epoch, br.owner, br.token, br.expires
+    INTO branch, v_head, v_last, epoch, owner, v_token, v_expires
+    FROM "golden".thread t JOIN "golden".branch br ON br.thread = t.id
+    WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
+    FOR NO KEY UPDATE OF br;
   IF NOT FOUND THEN
-    lane := 0; epoch := 0; v_head := 0; v_last := 0;
+    branch := 0; epoch := 0; v_head := 0; v_last := 0;
   END IF;
   left_us := 0; seq := 0;
 
   SELECT c.key, c.digest INTO v_key, v_digest FROM "golden".checkpoint c WHERE c.id = p_id;
-  IF FOUND AND NOT (p_replaces AND v_key = (lane << 32 | v_head)) THEN
-    outcome := CASE WHEN v_digest = p_digest AND v_key >> 32 = lane THEN 1 ELSE 2 END;
+  IF FOUND AND NOT (p_replaces AND v_key = (branch << 32 | v_head)) THEN
+    outcome := CASE WHEN v_digest = p_digest AND v_key >> 32 = branch THEN 1 ELSE 2 END;
     seq := v_key & 4294967295;
     RETURN;
   END IF;
@@ -161,15 +161,15 @@ BEGIN
     left_us := coalesce(extract(epoch FROM v_expires - clock_timestamp()) * 1000000, 0);
     RETURN;
   END IF;
-  IF lane <> p_number OR v_last <> p_last_seq OR v_head <> p_head_seq THEN
+  IF branch <> p_number OR v_last <> p_last_seq OR v_head <> p_head_seq THEN
     outcome := 3;
     RETURN;
   END IF;
 
   SELECT m.thread_id, m.next_seq INTO v_thread, seq FROM "golden".make_thread(p_namespace, p_thread) m;
   IF p_requires IS NOT NULL THEN
-    SELECT l.thread INTO v_source
-      FROM "golden".checkpoint c JOIN "golden".lane l ON l.id = c.key >> 32 WHERE c.id = p_requires;
+    SELECT br.thread INTO v_source
+      FROM "golden".checkpoint c JOIN "golden".branch br ON br.id = c.key >> 32 WHERE c.id = p_requires;
     IF v_source <> v_thread THEN  -- its thread's row keeps deletes away until this is committed
       PERFORM 1 FROM "golden".thread t WHERE t.id = v_source FOR KEY SHARE;
     END IF;
@@ -179,10 +179,10 @@ BEGIN
       RAISE EXCEPTION 'the checkpoint it builds on is gone' USING ERRCODE = 'ZB005';
     END IF;
   END IF;
-  IF lane = 0 THEN
-    INSERT INTO "golden".lane AS l (thread, scope, branch, head, last_seq, origin)
-      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin) ON CONFLICT DO NOTHING RETURNING l.id INTO lane;
-    IF lane IS NULL THEN
+  IF branch = 0 THEN
+    INSERT INTO "golden".branch AS br (thread, scope, name, head, last_seq, origin)
+      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin) ON CONFLICT DO NOTHING RETURNING br.id INTO branch;
+    IF branch IS NULL THEN
       RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
     END IF;
   END IF;
@@ -199,24 +199,24 @@ BEGIN
       INSERT INTO "golden".chunk VALUES (p_small[i], length(p_small_bodies[i]), p_small_bodies[i]);
     END IF;
   END LOOP;
-  INSERT INTO "golden".stream_ref SELECT commit_checkpoint.lane, s, o FROM unnest(p_streams, p_owned) u (s, o)
+  INSERT INTO "golden".stream_ref SELECT commit_checkpoint.branch, s, o FROM unnest(p_streams, p_owned) u (s, o)
     ON CONFLICT DO NOTHING;
-  INSERT INTO "golden".blob_ref SELECT commit_checkpoint.lane, d FROM unnest(p_digests) d ON CONFLICT DO NOTHING;
+  INSERT INTO "golden".blob_ref SELECT commit_checkpoint.branch, d FROM unnest(p_digests) d ON CONFLICT DO NOTHING;
   IF p_replaces THEN  -- free the id; the caller deletes the row in the same transaction
     UPDATE "golden".checkpoint c SET id = '\x02'::bytea || int8send(c.key) WHERE c.key = v_key;
   END IF;
   INSERT INTO "golden".checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
-    VALUES (lane << 32 | seq, p_id, p_parent,
+    VALUES (branch << 32 | seq, p_id, p_parent,
       CASE WHEN p_parent_digest IS NOT NULL AND p_requires IS NULL AND NOT p_replaces AND NOT EXISTS (
         SELECT 1 FROM "golden".checkpoint c WHERE c.id = p_parent AND c.digest = p_parent_digest)
         THEN p_parent_digest END,  -- of a parent that is not there
       p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
-  INSERT INTO "golden".tag SELECT commit_checkpoint.lane << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
+  INSERT INTO "golden".tag SELECT commit_checkpoint.branch << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
   UPDATE "golden".thread t SET next_seq = commit_checkpoint.seq + 1 WHERE t.id = v_thread;
-  UPDATE "golden".lane l SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
-      origin = CASE WHEN v_last = 0 THEN p_origin ELSE l.origin END,
-      expires = CASE WHEN p_token IS NULL THEN l.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
-    WHERE l.id = commit_checkpoint.lane;
+  UPDATE "golden".branch br SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
+      origin = CASE WHEN v_last = 0 THEN p_origin ELSE br.origin END,
+      expires = CASE WHEN p_token IS NULL THEN br.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
+    WHERE br.id = commit_checkpoint.branch;
   outcome := 0;
 END $$;
 
@@ -294,7 +294,7 @@ CREATE FUNCTION golden.put_record(p_version integer, p_namespace text, p_thread 
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
-  v_lane    bigint;
+  v_branch    bigint;
   v_thread  bigint;
   v_token   text;
   v_held    timestamptz;
@@ -304,10 +304,10 @@ BEGIN
   PERFORM "golden".check_version(p_version);
   outcome := 0;
   IF p_is_fenced THEN
-    SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_held
-      FROM "golden".thread t JOIN "golden".lane l ON l.thread = t.id
-      WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
-      FOR NO KEY UPDATE OF l;
+    SELECT br.id, br.epoch, br.owner, br.token, br.expires INTO v_branch, epoch, holder, v_token, v_held
+      FROM "golden".thread t JOIN "golden".branch br ON br.thread = t.id
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
+      FOR NO KEY UPDATE OF br;
     epoch := coalesce(epoch, 0);
   END IF;
 
@@ -340,15 +340,15 @@ BEGIN
     END IF;
   ELSE
     SELECT m.thread_id INTO v_thread FROM "golden".make_thread(p_namespace, p_thread) m;
-    IF p_is_fenced AND v_lane IS NULL THEN
-      PERFORM 1 FROM "golden".lane l WHERE l.thread = v_thread AND l.scope = p_scope AND l.branch = p_branch;
+    IF p_is_fenced AND v_branch IS NULL THEN
+      PERFORM 1 FROM "golden".branch br WHERE br.thread = v_thread AND br.scope = p_scope AND br.name = p_branch;
       IF FOUND THEN
         RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
       END IF;
     END IF;
     IF p_checkpoint IS NOT NULL THEN
-      PERFORM 1 FROM "golden".checkpoint c JOIN "golden".lane l ON l.id = c.key >> 32
-        WHERE c.id = p_checkpoint AND l.thread = v_thread AND l.scope = p_scope;
+      PERFORM 1 FROM "golden".checkpoint c JOIN "golden".branch br ON br.id = c.key >> 32
+        WHERE c.id = p_checkpoint AND br.thread = v_thread AND br.scope = p_scope;
       IF NOT FOUND THEN
         RAISE EXCEPTION 'the checkpoint it belongs to is gone' USING ERRCODE = 'ZB005';
       END IF;
@@ -424,8 +424,42 @@ ALTER TABLE golden.blob ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
 --
 
 CREATE TABLE golden.blob_ref (
-    lane bigint NOT NULL,
+    branch bigint NOT NULL,
     digest bytea NOT NULL
+);
+
+
+--
+-- Name: branch; Type: TABLE; Schema: golden; Owner: -
+--
+
+CREATE TABLE golden.branch (
+    id bigint NOT NULL,
+    thread bigint NOT NULL,
+    head bigint NOT NULL,
+    last_seq bigint NOT NULL,
+    epoch bigint DEFAULT 0 NOT NULL,
+    expires timestamp with time zone,
+    scope text NOT NULL COLLATE pg_catalog."C",
+    name text NOT NULL COLLATE pg_catalog."C",
+    owner text,
+    token text,
+    origin bytea
+)
+WITH (fillfactor='50');
+
+
+--
+-- Name: branch_id_seq; Type: SEQUENCE; Schema: golden; Owner: -
+--
+
+ALTER TABLE golden.branch ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME golden.branch_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
 );
 
 
@@ -487,40 +521,6 @@ ALTER TABLE ONLY golden.fresh ALTER COLUMN body SET STORAGE EXTERNAL;
 
 
 --
--- Name: lane; Type: TABLE; Schema: golden; Owner: -
---
-
-CREATE TABLE golden.lane (
-    id bigint NOT NULL,
-    thread bigint NOT NULL,
-    head bigint NOT NULL,
-    last_seq bigint NOT NULL,
-    epoch bigint DEFAULT 0 NOT NULL,
-    expires timestamp with time zone,
-    scope text NOT NULL COLLATE pg_catalog."C",
-    branch text NOT NULL COLLATE pg_catalog."C",
-    owner text,
-    token text,
-    origin bytea
-)
-WITH (fillfactor='50');
-
-
---
--- Name: lane_id_seq; Type: SEQUENCE; Schema: golden; Owner: -
---
-
-ALTER TABLE golden.lane ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME golden.lane_id_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
-);
-
-
---
 -- Name: meta; Type: TABLE; Schema: golden; Owner: -
 --
 
@@ -568,7 +568,7 @@ ALTER TABLE golden.record ALTER COLUMN number ADD GENERATED ALWAYS AS IDENTITY (
 --
 
 CREATE TABLE golden.stream_ref (
-    lane bigint NOT NULL,
+    branch bigint NOT NULL,
     stream bigint NOT NULL,
     owned boolean NOT NULL
 );
@@ -646,6 +646,19 @@ INSERT INTO golden.blob_ref VALUES (5, '\x11ddd1c97d01e85c8080132888a1af13643fd4
 
 
 --
+-- Data for Name: branch; Type: TABLE DATA; Schema: golden; Owner: -
+--
+
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (2, 1, 5, 5, 0, NULL, '', 'what-if', NULL, NULL, '\x01006332');
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (1, 1, 8, 8, 0, NULL, '', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (3, 1, 9, 9, 0, NULL, 'inner', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (4, 2, 5, 5, 0, NULL, '', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (5, 3, 2, 2, 1, NULL, '', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (6, 4, 1, 1, 1, '2026-11-17 04:47:48.839079+00', '', 'main', 'worker-2', '1bacc06ad61a47baa938acb80a94d702', NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (7, 5, 1, 1, 0, NULL, '', 'main', NULL, NULL, NULL);
+
+
+--
 -- Data for Name: checkpoint; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
@@ -662,8 +675,8 @@ INSERT INTO golden.checkpoint VALUES (17179869186, 1767268800000000, 2316, NULL,
 INSERT INTO golden.checkpoint VALUES (17179869187, 1767268800000000, 2244, NULL, 3, '\x01006532', '\x01006531', NULL, '\x336a17eec76768500d4f8e507e5c663aca4afa11f3baf04e0c303f86ed3f7b67', '\xe99c0d1a', '\x93c09095a56974656d73a16c1ec420358cc72178aff54f52ef1428bbebe4084f443357844fbdc57fd916cdd36988f09accb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cd075ec420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6');
 INSERT INTO golden.checkpoint VALUES (17179869188, 1767268800000000, 2172, NULL, 4, '\x01006533', '\x01006532', NULL, '\x20c32d01cd92447ecf0252dc3f9639b77874d41594120dfb9606b15a9c1a5f4f', '\x3c68a060', '\x93c09095a56974656d73a16c1ec420be1aaa0740f07826af02dc7c890321ba0edcb2d90f67af942a21a9e055b708309eccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cd0668c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ec');
 INSERT INTO golden.checkpoint VALUES (17179869189, 1767268800000000, 2100, NULL, 5, '\x01006534', '\x01006533', NULL, '\x109032cbbfbbbd4b8ab4608058d97550c466d8d37652a036810bffc6d238d9ab', '\xc0e4b569', '\x93c09095a56974656d73a16c1ec420b4c07937a4c8bf30b5d79ba382a9e70f64b343844f79522304efa360cdbcfd3cdc0012ccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ecc40aa96368616e6765642034cd0572c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd03e2');
-INSERT INTO golden.checkpoint VALUES (21474836481, 1767268800000000, 284, NULL, 0, '\x0001a1e72aa96d7000a0f29486e594d3c7', NULL, NULL, '\x7ef93bf73d36db08d5f99f9edf652003679b0aab4ff120afd454aa35154f6eb0', '\x85a172c41001a1e72aa94a700080acbcf3031b861ba167a473686f70a168cf660a6391bbb8e68ca16ea47069636ba174a5696e7075746a423fd9', '\x95c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c00c4009400a16c01c40e95a473686f70a47069636bc00080');
-INSERT INTO golden.checkpoint VALUES (21474836482, 1767268800000000, 396, NULL, 1, '\x0001a1e72aa9867000ad6014b484ccb1a4', '\x0001a1e72aa96d7000a0f29486e594d3c7', NULL, '\xd4a1bf83fad533cb026f65fcaee0dc355507a7e910e1c1eedc9670b665f6ef94', '\x88a172c41001a1e72aa94a700080acbcf3031b861ba167a473686f70a168cf660a6391bbb8e68ca16ca47069636ba16ea3706179a9696e7465727275707485a26964d9526261636b737461793a7175657374696f6e3a61343939376364346537333838326165363235316262393564383333666539376361303862323435666135613936346261373235323963346630396566343634a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fab726573756d655f68696e74a852756e207061793fa174a9696e74657272757074e783f1e6', '\x96c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c01c406a56170706c659400a16c01c47396a473686f70a3706179a47069636b0181a47069636b0181a5776169747391d9526261636b737461793a7175657374696f6e3a613439393763643465373338383261653632353162623935643833336665393763613038623234356661356139363462613732353239633466303965663436349401a16c01c405a47069636b');
+INSERT INTO golden.checkpoint VALUES (21474836481, 1767268800000000, 284, NULL, 0, '\x0001a1e7d528247000941601ed1db6c067', NULL, NULL, '\x806ae3adcdc81348799d3c339d0ee46e76294f36f54e4f27363548cbc94f9eb1', '\x85a172c41001a1e7d5281f700082a8d80759a43bc3a167a473686f70a168cf660a6391bbb8e68ca16ea47069636ba174a5696e7075741daab6b2', '\x95c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c00c4009400a16c01c40e95a473686f70a47069636bc00080');
+INSERT INTO golden.checkpoint VALUES (21474836482, 1767268800000000, 396, NULL, 1, '\x0001a1e7d5282770008c2770482ed8a357', '\x0001a1e7d528247000941601ed1db6c067', NULL, '\xbb13ee4dfa52562ac798df92c0484b1737ec87c66fd7b4ea7ad8df9ad445291f', '\x88a172c41001a1e7d5281f700082a8d80759a43bc3a167a473686f70a168cf660a6391bbb8e68ca16ca47069636ba16ea3706179a9696e7465727275707485a26964d9526261636b737461793a7175657374696f6e3a33383435633963386236626132343139393961633539366564633534663662303738346365653432353437613935326434303332653062316461383532343032a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fab726573756d655f68696e74a852756e207061793fa174a9696e74657272757074c23da58c', '\x96c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c01c406a56170706c659400a16c01c47396a473686f70a3706179a47069636b0181a47069636b0181a5776169747391d9526261636b737461793a7175657374696f6e3a333834356339633862366261323431393939616335393665646335346636623037383463656534323534376139353264343033326530623164613835323430329401a16c01c405a47069636b');
 INSERT INTO golden.checkpoint VALUES (25769803777, 1767268800000000, 1, NULL, 1, '\x01006c31', NULL, NULL, '\xa1ca94b4fc3a8f72a72d9d6f303e97705cad7c74c6a19043ae4508f696478317', '\xac1a2419', '\x93c09094a16ea17600c40101');
 INSERT INTO golden.checkpoint VALUES (30064771073, 1767268800000000, 1, NULL, 1, '\x016f74686572006331', NULL, NULL, '\x6794b0cc5482a73f253a548aa1b3fddc2fe4a86b2ed233208461b4ab39344746', '\x70803c59', '\x93c09094a56f74686572a17600c401c3');
 
@@ -689,19 +702,6 @@ INSERT INTO golden.fresh VALUES (128, 268435456, '\xa96368616e6765642030d9506562
 
 
 --
--- Data for Name: lane; Type: TABLE DATA; Schema: golden; Owner: -
---
-
-INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (2, 1, 5, 5, 0, NULL, '', 'what-if', NULL, NULL, '\x01006332');
-INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (1, 1, 8, 8, 0, NULL, '', 'main', NULL, NULL, NULL);
-INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (3, 1, 9, 9, 0, NULL, 'inner', 'main', NULL, NULL, NULL);
-INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (4, 2, 5, 5, 0, NULL, '', 'main', NULL, NULL, NULL);
-INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (5, 3, 2, 2, 1, NULL, '', 'main', NULL, NULL, NULL);
-INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (6, 4, 1, 1, 1, '2026-11-17 01:41:35.370919+00', '', 'main', 'worker-2', '340074c5270344ee9a277e29b845f0b7', NULL);
-INSERT INTO golden.lane OVERRIDING SYSTEM VALUE VALUES (7, 5, 1, 1, 0, NULL, '', 'main', NULL, NULL, NULL);
-
-
---
 -- Data for Name: meta; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
@@ -715,12 +715,12 @@ INSERT INTO golden.meta VALUES (1);
 INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (1, 1, 1, NULL, true, 'interrupt', '', 'main', 'ask-open', '\x21d6c22cdf2cded3a0ca51cd7d6c74ddab451bdff89f70bce3eb2e4b31086a11', '\x01006333', '\xb25dfde5b850d03dcd3e30d2ca709d65da4dcc16fed18334ad1b976fbe3cfa9a98c44385a26964a861736b2d6f70656ea46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f616481a6616d6f756e7405a670726f6d7074a64d617920493fcf00064752550bf000c0c0c0c000c0');
 INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (2, 1, 2, NULL, true, 'interrupt', '', 'main', 'ask-answered', '\x394a0b56867f32974dc568e2791b7777522abdd72fcb200bee54bddcd34825d5', '\x01006333', '\xdd66c471ebe59416555c3f45f71577378bd6b132bc9815ecd2f62f601538c04798c43985a26964ac61736b2d616e737765726564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c43385a46b696e64a66d6f64696679a573636f7065c0a576616c756581a6616d6f756e7404a6726561736f6ea0a6746172676574c0a3626f62cf00064752550bf000c000c0');
 INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (3, 1, 3, NULL, false, 'interrupt', '', 'main', 'ask-used', '\x9f298e6e04e50d2f296d9e7a7a483aa51284a730c157ef1df9d693df1a94a631', '\x01006333', '\xd37e3beab39f94b31a71d39e5aebf09bb4c76b3a17c34c9b1be92a8573fa0c7e98c43585a26964a861736b2d75736564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c42c85a46b696e64a7617070726f7665a573636f7065c0a576616c7565c0a6726561736f6ea0a6746172676574c0a3616e6ecf00064752550bf000a8776f726b65722d3100cf00064752550bf000');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (4, 1, 2, NULL, false, 'effect', '', 'main', 'mail', '\x759c3becc4e38772b3fed7f380a9ea86d4756fca57ef8317ec39aa2433bd5422', NULL, '\xff0fd4e2188555c84ff33e60d19e9c876e47732ee4cdb4197b76bb93eb3f93ba9801d931676f6c64656e3a32393937352030316131653732612d613832622d373030302d623137372d646163326161616531373034c420ba11ed9e34406435f1c267e5ab66fdf91c13baa2db951f4b2d3ece9ab77991b0cf00064752550bf000a4646f6e65c40b7281a473656e74a3616e6ecf00064752550bf000c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (5, 1, 2, NULL, false, 'effect', '', 'main', 'fax', '\x998bc3d9fe8769c0f1fe7620e0ebc786a152570351ece1cb0872d13721e50cac', NULL, '\x0fba07a3b42d6057b7d5ae454a757648cfa3662f7698fe8cf4084cef3bbc0ce09801d931676f6c64656e3a32393937352030316131653732612d613833652d373030302d393934322d316235663633363835306435c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a66661696c6564c40b6556616c75654572726f72cf00064752550bf000c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (6, 1, 1, NULL, true, 'effect', '', 'main', 'charge', '\x8656946bc091f88b4f74744ffc01a8b2b8f66d42cf11852ecead4b02e99c849e', NULL, '\x944d5bd0b32d98c679cfb1be36dfdbf38e18b87f33b67615c398121de4b78ae99801d931676f6c64656e3a32393937352030316131653732612d613834612d373030302d396662662d326134643331316264356331c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a8696e74656e646564c400c0c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (7, 1, 2, NULL, false, 'session', '', 'main', '01a1e72a-a84f-7000-bc61-3d7b4fb23fd4', '\x6e52d1ba71953c52b11fcee5a2d62678259171605796020d7ead3d1867ebecb9', NULL, '\x6b01533a2c308790f9a09254b95c484880800a246401bc8fd1a26973f34c641097a8776f726b65722d31d95c35626661653936312d376139312d343463662d386338322d653839646338336434383966207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d203239393735203136333832313420676f6c64656ea76e696768746c79cf00064752550bf000cf00064752550bf000cf00064752550bf000a9636f6d706c65746564');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (8, 3, 1, NULL, true, 'interrupt', '', 'main', 'backstay:question:a4997cd4e73882ae6251bb95d833fe97ca08b245fa5a964ba72529c4f09ef464', '\xa2517bbd41fc7af22af8501836991e298cc3caf106340ce244ec6255465f1dc8', '\x0001a1e72aa9867000ad6014b484ccb1a4', '\xd907b30172ee77eee8891cf9c238d1b6c984f0e118dd4a92a8e220721dce8c2a98c4a585a26964d9526261636b737461793a7175657374696f6e3a61343939376364346537333838326165363235316262393564383333666539376361303862323435666135613936346261373235323963346630396566343634a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fcf00064752550bf000c0c0c0c000c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (9, 4, 2, '2026-11-17 01:41:35.383971+00', true, 'session', '', 'main', '01a1e72a-a9c1-7000-af13-8fb35669b7c7', '\x79635add3e447c2d20a80bf4021970e9ca8a4bbd5999049a7d3964a8a5e5884c', NULL, '\x7e54e138cbeef649ef07f65cd19ccfe38f70745068958e204cd6f2bcb5f064c397a8776f726b65722d32d95c35626661653936312d376139312d343463662d386338322d653839646338336434383966207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d203239393735203136333832313420676f6c64656eaf6e6f626f647920656e646564206974cf00064752550bf000cf00064752550bf000c0c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (4, 1, 2, NULL, false, 'effect', '', 'main', 'mail', '\x759c3becc4e38772b3fed7f380a9ea86d4756fca57ef8317ec39aa2433bd5422', NULL, '\x41cfae95ad49679639d5b1dd4991c400d6b3db0562ae0aa332221f17cf509b4e9801d930676f6c64656e3a393632382030316131653764352d323766612d373030302d623032662d346361633435613633356534c420ba11ed9e34406435f1c267e5ab66fdf91c13baa2db951f4b2d3ece9ab77991b0cf00064752550bf000a4646f6e65c40b7281a473656e74a3616e6ecf00064752550bf000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (5, 1, 2, NULL, false, 'effect', '', 'main', 'fax', '\x998bc3d9fe8769c0f1fe7620e0ebc786a152570351ece1cb0872d13721e50cac', NULL, '\x065f6d26bc50ced4c6798ab3b10669eb4cc59d3f00fc80a128c8c09e1e7d347f9801d930676f6c64656e3a393632382030316131653764352d323766642d373030302d613132322d613130306266383362353331c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a66661696c6564c40b6556616c75654572726f72cf00064752550bf000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (6, 1, 1, NULL, true, 'effect', '', 'main', 'charge', '\x8656946bc091f88b4f74744ffc01a8b2b8f66d42cf11852ecead4b02e99c849e', NULL, '\xf919d89dad0716349fc1aebf43bf85f482a71549694aa625636d247d64a5a84f9801d930676f6c64656e3a393632382030316131653764352d323766662d373030302d623837302d643165313332623466366133c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a8696e74656e646564c400c0c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (7, 1, 2, NULL, false, 'session', '', 'main', '01a1e7d5-2800-7000-b849-ddcb01e19d7b', '\x74822f40cd5772b7dae4a1308cb39e157ff63df7c1cfb423cd49746429c2df1c', NULL, '\xda46219ea8c0f96eb26701e853cc88832199c02b814d4b89532384c31420dbb097a8776f726b65722d31d95b35626661653936312d376139312d343463662d386338322d653839646338336434383966207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d2039363238203237353638373620676f6c64656ea76e696768746c79cf00064752550bf000cf00064752550bf000cf00064752550bf000a9636f6d706c65746564');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (8, 3, 1, NULL, true, 'interrupt', '', 'main', 'backstay:question:3845c9c8b6ba241999ac596edc54f6b0784cee42547a952d4032e0b1da852402', '\x06c34bb7703ab619336530033c221b6de46287f67d8c0c88be9afdfef7fb2f06', '\x0001a1e7d5282770008c2770482ed8a357', '\x81a477c4823c453c08ee15481d8641a3b3f21c8e5c5f442f79259d4a7193814c98c4a585a26964d9526261636b737461793a7175657374696f6e3a33383435633963386236626132343139393961633539366564633534663662303738346365653432353437613935326434303332653062316461383532343032a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fcf00064752550bf000c0c0c0c000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (9, 4, 1, '2026-11-17 04:47:48.837061+00', true, 'session', '', 'main', '01a1e7d5-2832-7000-9b6a-1aa858a1dfc5', '\xa5644a433b45786dcbe7201303ff8d32e2749f2458ea07dae1f1617f853553e1', NULL, '\x57daebdf5bdc2866b43182c011970ccf569a86051cc6bc463e0eca205846806697a8776f726b65722d32d95b35626661653936312d376139312d343463662d386338322d653839646338336434383966207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d2039363238203237353638373620676f6c64656eaf6e6f626f647920656e646564206974cf00064752550bf000cf00064752550bf000c0c0');
 
 
 --
@@ -764,10 +764,10 @@ SELECT pg_catalog.setval('golden.blob_id_seq', 3, true);
 
 
 --
--- Name: lane_id_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
+-- Name: branch_id_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
 --
 
-SELECT pg_catalog.setval('golden.lane_id_seq', 7, true);
+SELECT pg_catalog.setval('golden.branch_id_seq', 7, true);
 
 
 --
@@ -805,7 +805,23 @@ ALTER TABLE ONLY golden.blob
 --
 
 ALTER TABLE ONLY golden.blob_ref
-    ADD CONSTRAINT blob_ref_pkey PRIMARY KEY (lane, digest);
+    ADD CONSTRAINT blob_ref_pkey PRIMARY KEY (branch, digest);
+
+
+--
+-- Name: branch branch_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
+--
+
+ALTER TABLE ONLY golden.branch
+    ADD CONSTRAINT branch_pkey PRIMARY KEY (id);
+
+
+--
+-- Name: branch branch_thread_scope_name_key; Type: CONSTRAINT; Schema: golden; Owner: -
+--
+
+ALTER TABLE ONLY golden.branch
+    ADD CONSTRAINT branch_thread_scope_name_key UNIQUE (thread, scope, name);
 
 
 --
@@ -849,22 +865,6 @@ ALTER TABLE ONLY golden.fresh
 
 
 --
--- Name: lane lane_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.lane
-    ADD CONSTRAINT lane_pkey PRIMARY KEY (id);
-
-
---
--- Name: lane lane_thread_scope_branch_key; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.lane
-    ADD CONSTRAINT lane_thread_scope_branch_key UNIQUE (thread, scope, branch);
-
-
---
 -- Name: record record_id_key; Type: CONSTRAINT; Schema: golden; Owner: -
 --
 
@@ -885,7 +885,7 @@ ALTER TABLE ONLY golden.record
 --
 
 ALTER TABLE ONLY golden.stream_ref
-    ADD CONSTRAINT stream_ref_pkey PRIMARY KEY (lane, stream);
+    ADD CONSTRAINT stream_ref_pkey PRIMARY KEY (branch, stream);
 
 
 --
@@ -928,17 +928,17 @@ CREATE INDEX blob_ref_digest ON golden.blob_ref USING btree (digest);
 
 
 --
--- Name: lane_leased; Type: INDEX; Schema: golden; Owner: -
+-- Name: branch_leased; Type: INDEX; Schema: golden; Owner: -
 --
 
-CREATE INDEX lane_leased ON golden.lane USING btree (id) WHERE (token IS NOT NULL);
+CREATE INDEX branch_leased ON golden.branch USING btree (id) WHERE (token IS NOT NULL);
 
 
 --
--- Name: lane_origin; Type: INDEX; Schema: golden; Owner: -
+-- Name: branch_origin; Type: INDEX; Schema: golden; Owner: -
 --
 
-CREATE INDEX lane_origin ON golden.lane USING btree (origin) WHERE (origin IS NOT NULL);
+CREATE INDEX branch_origin ON golden.branch USING btree (origin) WHERE (origin IS NOT NULL);
 
 
 --

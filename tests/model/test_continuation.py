@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.errors import InvalidInput
-from backstay.model.continuation import Continuation, End, FanOut, NextNode, continuation_from_plain
+from backstay.model.frame import Continuation, End, FanOut, NextNode, continuation_from_plain
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 continuations = st.one_of(
@@ -46,9 +46,9 @@ def test_targets_keep_their_order_and_later_changes_of_the_list_do_not_show() ->
     [
         ((), None, "no targets"),
         (("a", "a"), None, "twice"),
-        ("ab", None, "targets are str"),
-        ({"a", "b"}, None, "targets are set"),
-        (None, None, "targets are NoneType"),
+        ("ab", None, "targets must be a tuple, not str"),
+        ({"a", "b"}, None, "targets must be a tuple, not set"),
+        (None, None, "targets must be a tuple, not NoneType"),
         (("a", ""), None, "fan-out target is empty"),
         (("a",), "", "fan-out join is empty"),
     ],

@@ -41,9 +41,9 @@ def test_a_decision_comes_back_equal_from_its_plain_form(decision: Decision) -> 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"kind": "approved"}, "not known"),
-        ({"kind": None}, "not known"),
-        ({"kind": []}, "not known"),
+        ({"kind": "approved"}, "unknown decision"),
+        ({"kind": None}, "unknown decision"),
+        ({"kind": []}, "unknown decision"),
         ({"kind": "modify"}, "needs a value"),
         ({"kind": "reroute"}, "needs a target"),
         ({"kind": "approve", "value": 1}, "takes no value"),

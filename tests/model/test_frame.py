@@ -38,7 +38,6 @@ def frame(node_id: str = "n", **changes: Any) -> Frame:
     return replace(Frame(graph_id="g", node_id=node_id), **changes)
 
 
-@pytest.mark.row("S2-40", "S2-41")
 def test_a_frame_holds_its_graph_node_cursor_and_state_and_can_be_printed() -> None:
     made = Frame(graph_id="research", node_id="search", cursor=3, state={"query": "x"})
 
@@ -53,12 +52,10 @@ def test_a_position_tells_rounds_of_a_loop_and_parallel_runs_apart() -> None:
     assert len({made.position, frame().position, frame(visit=2).position}) == 3
 
 
-@pytest.mark.row("S2-42")
 def test_a_frame_of_a_run_time_state_keeps_only_what_its_snapshot_gives() -> None:
     assert Frame.of("g", "n", Agent(), 4) == Frame(graph_id="g", node_id="n", cursor=4, state={"plan": ["search"]})
 
 
-@pytest.mark.row("S2-42")
 def test_a_frame_of_a_mapping_keeps_all_of_it_in_a_copy() -> None:
     state = {"a": 1}
     made = Frame.of("g", "n", state, 0)
@@ -123,7 +120,6 @@ def test_a_run_time_state_that_cannot_be_projected_is_refused() -> None:
         Frame.of("g", "n", unprojectable, 0)
 
 
-@pytest.mark.row("S2-40", "S2-43")
 @given(stacks)
 def test_a_stack_survives_copies_and_its_plain_form(stack: FrameStack) -> None:
     assert FrameStack.from_plain(stack.to_plain()) == stack
@@ -146,7 +142,6 @@ def test_what_is_no_list_of_frames_is_refused(plain: Any) -> None:
         FrameStack.from_plain(plain)
 
 
-@pytest.mark.row("S2-44", "S2-46", "S2-47", "S2-48", "S2-49")
 def test_a_new_stack_is_empty_and_gives_nothing() -> None:
     stack = FrameStack()
 
@@ -157,7 +152,6 @@ def test_a_new_stack_is_empty_and_gives_nothing() -> None:
     assert stack.pop() == (None, stack)
 
 
-@pytest.mark.row("S2-45", "S2-46", "S2-47", "S2-48", "S2-49", "S2-50")
 @given(stacks, frames)
 def test_push_then_pop_gives_the_frame_and_the_stack_as_it_was(stack: FrameStack, top: Frame) -> None:
     pushed = stack.push(top)
@@ -170,7 +164,6 @@ def test_push_then_pop_gives_the_frame_and_the_stack_as_it_was(stack: FrameStack
     assert pushed.pop() == (top, stack)
 
 
-@pytest.mark.row("S2-43", "S2-50")
 @given(st.lists(frames, max_size=8))
 def test_a_stack_gives_its_frames_outer_to_inner_and_pops_them_inner_to_outer(pushed: list[Frame]) -> None:
     stack = FrameStack()
@@ -187,7 +180,6 @@ def test_a_stack_gives_its_frames_outer_to_inner_and_pops_them_inner_to_outer(pu
     assert popped == pushed[::-1]
 
 
-@pytest.mark.row("W2-13")
 def test_moving_on_inside_a_graph_leaves_the_depth_as_it_is() -> None:
     stack = FrameStack().push(frame("outer")).push(frame("first"))
 
@@ -198,16 +190,14 @@ def test_moving_on_inside_a_graph_leaves_the_depth_as_it_is() -> None:
     assert [one.node_id for one in moved] == ["outer", "second"]
 
 
-@pytest.mark.row("W2-13")
 def test_a_stack_that_is_used_as_a_history_is_refused_at_its_limit() -> None:
     full = FrameStack((frame(),) * FRAME_DEPTH_MAX)
 
     assert full.depth == FRAME_DEPTH_MAX
-    with pytest.raises(InvalidInput, match=r"nested 101 deep, 100 are allowed\. Pop a frame"):
+    with pytest.raises(InvalidInput, match=r"nested 101 deep; at most 100 are allowed\. Pop a frame"):
         full.push(frame())
 
 
-@pytest.mark.row("W2-14")
 def test_frames_of_different_state_shapes_share_one_stack() -> None:
     stack = FrameStack().push(frame(state={"messages": []})).push(Frame.of("sub", "n", Agent(), 0))
 
@@ -229,7 +219,6 @@ def test_frames_and_stacks_cannot_be_changed() -> None:
         FrameStack().frames = ()  # type: ignore[misc]  # the point of the test
 
 
-@pytest.mark.row("S2-51", "S2-52", "S2-53", "S2-54")
 def test_a_frame_info_keeps_the_name_and_the_step_as_given() -> None:
     info = FrameInfo("search", 3)
 

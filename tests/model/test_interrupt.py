@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.errors import InvalidInput
+from backstay.model.decision import PROMPT_LENGTH_MAX, Interrupt, InterruptKind
 from backstay.model.ids import ID_LENGTH_MAX
-from backstay.model.interrupt import PROMPT_LENGTH_MAX, Interrupt, InterruptKind
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=ID_LENGTH_MAX)
 interrupts = st.builds(
@@ -22,7 +22,6 @@ interrupts = st.builds(
 )
 
 
-@pytest.mark.row("S4-19", "S4-20", "S4-21", "S4-22")
 def test_there_are_four_kinds_with_the_wire_names_of_the_source() -> None:
     assert {kind.name: str(kind) for kind in InterruptKind} == {
         "BEFORE_NODE": "beforenode",
@@ -32,7 +31,6 @@ def test_there_are_four_kinds_with_the_wire_names_of_the_source() -> None:
     }
 
 
-@pytest.mark.row("S4-23")
 def test_a_kind_is_a_small_value_that_compares_with_its_wire_name_and_survives_copies() -> None:
     kind = InterruptKind.TOOL_APPROVAL
 

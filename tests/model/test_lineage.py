@@ -86,7 +86,6 @@ def test_the_common_ancestor_is_the_nearest_one_of_both(points: list[Point]) -> 
             assert (found.id if found else None) == expected
 
 
-@pytest.mark.row("S3x-15")
 @given(forests())
 def test_the_tree_holds_every_node_once_below_its_parent_in_the_order_of_seq(points: list[Point]) -> None:
     lineage = Lineage(points)
@@ -107,7 +106,6 @@ def test_descendants_follow_each_line_to_its_end_before_the_next() -> None:
     assert ids(Lineage(FORKED).descendants("1")) == ["2", "3", "4", "5", "6"]
 
 
-@pytest.mark.row("W3-10")
 def test_a_node_whose_parent_was_deleted_counts_as_a_root_and_stays_in_the_tree() -> None:
     lineage = Lineage([point for point in FORKED if point.id != "2"])
 
@@ -115,7 +113,6 @@ def test_a_node_whose_parent_was_deleted_counts_as_a_root_and_stays_in_the_tree(
     assert sum(1 + len(lineage.descendants(root.id)) for root in lineage.roots) == 5
 
 
-@pytest.mark.row("W3-10")
 def test_a_node_whose_parent_was_deleted_hangs_below_the_survivor_that_adopt_names() -> None:
     lineage = Lineage([point for point in FORKED if point.id != "2"], adopt={"2": "1"})
 

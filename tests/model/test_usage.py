@@ -7,18 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.errors import InvalidInput
-from backstay.model.usage import COUNT_MAX, Usage, check_count
+from backstay.model.fields import Usage
+from backstay.model.ids import COUNT_MAX, check_count
 
 costs = st.floats(min_value=0, max_value=1e300)
 usages = st.builds(Usage, st.integers(0, 2**61), costs)
 
 
-@pytest.mark.row("S1-18", "S1-19", "S1-21")
 def test_nothing_used_is_the_default_and_is_valid() -> None:
     assert Usage() == Usage(tokens_used=0, cost_estimate=0.0)
 
 
-@pytest.mark.row("S1-18")
 def test_tokens_go_up_to_the_largest_signed_64_bit_number() -> None:
     assert Usage(COUNT_MAX).tokens_used == 2**63 - 1
 
@@ -26,7 +25,6 @@ def test_tokens_go_up_to_the_largest_signed_64_bit_number() -> None:
         Usage(COUNT_MAX + 1)
 
 
-@pytest.mark.row("W1-37")
 @pytest.mark.parametrize("tokens", [-1, -(2**70), True, 1.0, "1", None])
 def test_tokens_that_are_no_count_are_refused_by_name(tokens: Any) -> None:
     with pytest.raises(InvalidInput, match="tokens_used is") as caught:
@@ -35,7 +33,6 @@ def test_tokens_that_are_no_count_are_refused_by_name(tokens: Any) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.row("W1-09", "W1-37")
 @pytest.mark.parametrize("cost", [math.nan, math.inf, -math.inf, -0.01, -1, 10**400, True, "1", None, 1j])
 def test_a_cost_that_some_reader_could_not_take_is_refused_by_name(cost: Any) -> None:
     with pytest.raises(InvalidInput, match="cost_estimate is") as caught:
@@ -44,7 +41,6 @@ def test_a_cost_that_some_reader_could_not_take_is_refused_by_name(cost: Any) ->
     assert caught.value.hint
 
 
-@pytest.mark.row("S1-19")
 def test_a_cost_is_always_kept_as_float_and_never_as_minus_zero() -> None:
     assert type(Usage(cost_estimate=3).cost_estimate) is float
     assert math.copysign(1, Usage(cost_estimate=-0.0).cost_estimate) == 1

@@ -11,15 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay.errors import DecodeError
-from backstay.pieces.coverage import assemble, is_needed, merge_ranges
-from backstay.pieces.manifest import Entries, Entry, decode_base, decode_manifest, encode_base, encode_manifest
-from backstay.pieces.piece import (
+from backstay.pieces.manifest import (
     LITERAL_BYTES_MAX,
     STREAM_ID_MAX,
+    Entries,
+    Entry,
     Piece,
     Range,
+    assemble,
     cut_pieces,
+    decode_base,
+    decode_manifest,
+    encode_base,
+    encode_manifest,
+    is_needed,
     join_pieces,
+    merge_ranges,
     pack_pieces,
     piece_length,
     unpack_pieces,

@@ -14,30 +14,26 @@ from psycopg import sql
 
 from backstay.errors import Conflict
 from backstay.model.checkpoint import CheckpointMeta
+from backstay.operations.retention import Keep
 from backstay.store.base import Backend, Query, Row
 from backstay.store.directory.store import DirectoryStore
 from backstay.store.memory import MemoryStore
 from backstay.store.postgres.store import PostgresStore
 from backstay.store.postgres.target import parse_url
 from backstay.store.sqlite.store import SqliteStore
-from backstay.testing.machine import StoreMachine
-from backstay.thread.retention import Keep
-from backstay.thread.store import Store, make_context
+from backstay.thread.store import Store, make_services
 from backstay.thread.store import open as open_store
-from effort import effort
+from support.running import effort
+from support.simulation.machine import StoreMachine
 
 
 @pytest.mark.effort
-@pytest.mark.row("C1", "C2", "C3", "C4", "C8", "S2x-08")
-@pytest.mark.row("S3-22", "S3-23", "S3-24", "S3-25", "S3-26", "S3-28", "S3-29")
-@pytest.mark.row("W2-20", "W3-01", "W3-02", "W3-03", "W3-07", "W3-08", "W3-10", "W4-17")
 def test_every_store_gives_the_answers_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backstay.store.directory.store.GARBAGE_BYTES_MIN", 500)  # logs are written anew all the time
     run_state_machine_as_test(StoreMachine, settings=programs())
 
 
 @pytest.mark.effort
-@pytest.mark.row("C1", "C2", "C3", "C4", "C8")
 def test_postgresql_gives_the_answers_of_the_model(postgres_url: str) -> None:
     class PostgresMachine(StoreMachine):
         def open_backends(self) -> list[Backend]:
@@ -86,15 +82,14 @@ def grown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         backend = DirectoryStore(f"dir:{folder}/logs")
     else:
         backend = MemoryStore() if request.param == "memory" else SqliteStore(str(folder / "agent.db"))
-    with Store(backend, make_context("", None)) as store:
+    with Store(backend, make_services("", None)) as store:
         thread = store.thread("t")
         for n in range(250):
             thread.append(set={"n": n})
         yield store
-        assert store.verify()
+        assert store.check()
 
 
-@pytest.mark.row("W3-08", "W3-09", "S3-26", "S3-27")
 @given(changes=st.lists(st.tuples(st.integers(1, 120), st.sampled_from(["save", "fork", "delete"])), max_size=6))
 @settings(max_examples=3 * effort(), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_list_read_while_the_store_changes_repeats_and_skips_nothing(
@@ -119,7 +114,7 @@ def test_a_list_read_while_the_store_changes_repeats_and_skips_nothing(
             doomed = thread.append(set={"n": -1})
             gone.add(doomed.id)
             thread.append(set={"n": count})
-            assert thread.delete(doomed) == 1
+            assert thread.delete_checkpoint(doomed) == 1
             thread = grown.thread("t")
     seen += [meta.id for meta in listing]
 
@@ -128,7 +123,6 @@ def test_a_list_read_while_the_store_changes_repeats_and_skips_nothing(
     assert gone.isdisjoint(seen)
 
 
-@pytest.mark.row("W3-08")
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), chance=st.randoms(use_true_random=False))
 @settings(max_examples=3 * effort(), deadline=None)
 def test_pages_asked_for_one_by_one_give_what_existed_at_the_start_and_was_not_deleted(
@@ -144,7 +138,7 @@ def test_pages_asked_for_one_by_one_give_what_existed_at_the_start_and_was_not_d
             before = page[-1]
             seen += [meta.id for meta in page]
             doomed = set(chance.sample(start[1:], 3))
-            gone |= {name for name in doomed if thread.delete(name) and name not in seen}
+            gone |= {name for name in doomed if thread.delete_checkpoint(name) and name not in seen}
             thread = store.thread("t")
             thread.append(set={"n": -1})
 
@@ -194,7 +188,7 @@ def test_a_save_on_a_head_that_is_the_newest_again_is_taken(store: Store) -> Non
     thread, other = store.thread("t"), store.thread("t")
     head = thread.save({"n": 1})
     other.latest()
-    other.delete(other.save({"n": 2}))
+    other.delete_checkpoint(other.save({"n": 2}))
 
     assert thread.save({"n": 3}, on=head).parent_id == head.id
 
@@ -205,9 +199,9 @@ def test_a_checkpoint_that_was_rewound_to_from_another_branch_can_be_deleted(sto
     source = branch.save({"n": 2})
     branch.save({"n": 3})
     thread.rewind(source)
-    branch.delete(source)
+    branch.delete_checkpoint(source)
 
-    assert store.verify()
+    assert store.check()
 
 
 class Impatient(MemoryStore):
@@ -222,27 +216,25 @@ class Impatient(MemoryStore):
 
 
 def test_looking_for_an_early_step_ends_also_when_origins_form_a_ring() -> None:
-    with Store(Impatient(), make_context("", None)) as store:
+    with Store(Impatient(), make_services("", None)) as store:
         thread = store.thread("a")
         fork = thread.fork(thread.save({"n": 1}, id="one"), to="b", id="two")
-        store.delete_thread("a")
+        store.thread("a").delete()
         fork.fork("two", to="a", id="one")
 
         assert store.thread("a").at(0) is None
 
 
-@pytest.mark.row("C1")
 def test_an_outdated_handle_whose_bytes_are_gone_gets_a_conflict_not_a_false_alarm(store: Store) -> None:
     store.thread("t").save({"text": "x" * 300})
     thread = store.thread("t")
     thread.append(set={"n": 0})
-    store.delete_thread("t")
+    store.thread("t").delete()
 
     with pytest.raises(Conflict):
         thread.append({"text": "more"})
 
 
-@pytest.mark.row("C3", "C4")
 def test_a_stream_that_is_written_on_after_its_reference_went_is_referred_to_again(store: Store) -> None:
     thread = store.thread("t")
     for n in range(5):
@@ -251,19 +243,18 @@ def test_a_stream_that_is_written_on_after_its_reference_went_is_referred_to_aga
     store.thread("t").prune(Keep(last=1))
     newest = thread.append({"text": "y" * 600})
     thread.fork(newest, to="fork")
-    store.delete_thread("fork")
+    store.thread("fork").delete()
 
     assert store.thread("t").get(newest.id).state == {"text": "z" * 5000 + "y" * 600}  # type: ignore[union-attr]
-    assert store.verify()
+    assert store.check()
 
 
-@pytest.mark.row("C3", "C4")
 def test_what_was_saved_after_the_newest_was_deleted_is_there_after_opening_again(tmp_path: Path) -> None:
     with open_store(f"dir:{tmp_path / 'logs'}") as store:
         thread = store.thread("t")
         thread.save({"text": "s" * 300})
         thread.append({"text": "k" * 300})
-        thread.delete(thread.append({"text": "a" * 900}))
+        thread.delete_checkpoint(thread.append({"text": "a" * 900}))
         for letter in "bcd":
             store.thread("t").append({"text": letter * 300})
     with open_store(f"dir:{tmp_path / 'logs'}") as store:

@@ -16,8 +16,8 @@ import pytest
 import backstay
 from backstay import Conflict, Keep, NotFound
 from backstay.store.open import open_backend
-from backstay.thread.store import Store, make_context
-from meanwhile import Meanwhile
+from backstay.thread.store import Store, make_services
+from support.meanwhile import Meanwhile
 
 DOCUMENT = "a document that is too long to stay in a manifest " * 100
 
@@ -28,8 +28,8 @@ class Two:
     def __init__(self, url: str) -> None:
         backend = open_backend(url)
         self.meanwhile = Meanwhile(backend)
-        self.mine = Store(self.meanwhile, make_context("", None))
-        self.theirs = Store(backend if url == "memory:" else open_backend(url), make_context("", None))
+        self.mine = Store(self.meanwhile, make_services("", None))
+        self.theirs = Store(backend if url == "memory:" else open_backend(url), make_services("", None))
 
     def before(self, verb: str, action: Callable[[], object]) -> None:
         self.meanwhile.before(verb, action)
@@ -37,7 +37,7 @@ class Two:
     def newest(self, name: str = "thread", branch: str = "main") -> dict[str, Any] | None:
         """Return the newest state of a thread, after a look at everything in the store."""
         assert self.meanwhile.is_over, "what was to happen meanwhile did not"
-        report = self.theirs.verify()
+        report = self.theirs.check()
         assert report, str(report)
         found = self.theirs.thread(name, branch=branch).latest()
         return None if found is None else dict(found.state)
@@ -80,12 +80,11 @@ def save_in_many_pieces(thread: backstay.Thread) -> tuple[list[str], backstay.Ch
 # The branch moves or goes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("C1")
 def test_a_save_whose_thread_is_deleted_meanwhile_is_a_conflict_without_a_winner(
     two: Two, thread: backstay.Thread
 ) -> None:
     thread.save({"n": 1})
-    two.before("commit", lambda: two.theirs.delete_thread("thread"))
+    two.before("commit", lambda: two.theirs.thread("thread").delete())
 
     with pytest.raises(Conflict) as lost:
         thread.save({"n": 2})
@@ -93,12 +92,11 @@ def test_a_save_whose_thread_is_deleted_meanwhile_is_a_conflict_without_a_winner
     assert two.newest() is None
 
 
-@pytest.mark.row("C1")
 def test_a_save_whose_thread_is_made_anew_meanwhile_does_not_land_there(two: Two, thread: backstay.Thread) -> None:
     thread.save({"n": 1})
 
     def make_anew() -> None:
-        two.theirs.delete_thread("thread")
+        two.theirs.thread("thread").delete()
         two.theirs.thread("thread").save({"n": 9}, id="new")
 
     two.before("commit", make_anew)
@@ -151,7 +149,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_found(two: Two, th
 def test_a_fork_of_what_is_deleted_meanwhile_is_refused(two: Two, thread: backstay.Thread) -> None:
     source = thread.save({"document": DOCUMENT})
     thread.save({"n": 2})
-    two.before("commit", lambda: two.theirs.thread("thread").delete(source))
+    two.before("commit", lambda: two.theirs.thread("thread").delete_checkpoint(source))
 
     with pytest.raises(NotFound):
         thread.fork(source, to="other")
@@ -160,7 +158,7 @@ def test_a_fork_of_what_is_deleted_meanwhile_is_refused(two: Two, thread: backst
 
 def test_a_fork_whose_source_goes_with_its_thread_is_refused(two: Two, thread: backstay.Thread) -> None:
     source = thread.append({"log": [DOCUMENT]})
-    two.before("commit", lambda: two.theirs.delete_thread("thread"))
+    two.before("commit", lambda: two.theirs.thread("thread").delete())
 
     with pytest.raises(NotFound):
         thread.fork(source, to="other", set={"n": 1})
@@ -170,7 +168,7 @@ def test_a_fork_whose_source_goes_with_its_thread_is_refused(two: Two, thread: b
 def test_a_rewind_to_what_is_deleted_meanwhile_is_refused(two: Two, thread: backstay.Thread) -> None:
     source = thread.save({"document": DOCUMENT})
     thread.save({"n": 2})
-    two.before("commit", lambda: two.theirs.thread("thread").delete(source))
+    two.before("commit", lambda: two.theirs.thread("thread").delete_checkpoint(source))
 
     with pytest.raises(NotFound):
         thread.rewind(source)
@@ -198,7 +196,7 @@ def test_a_fork_of_what_is_deleted_and_made_anew_meanwhile_is_refused(two: Two, 
     source = thread.save({"document": DOCUMENT}, id="source")
 
     def make_anew() -> None:
-        two.theirs.thread("thread").delete("source")
+        two.theirs.thread("thread").delete_checkpoint("source")
         two.theirs.thread("thread").save({"n": 2}, id="source")
 
     two.before("commit", make_anew)
@@ -224,7 +222,7 @@ def test_a_fork_whose_origin_is_deleted_while_its_first_checkpoint_is_replaced_c
 ) -> None:
     origin = thread.save({"n": 1})
     thread.fork(origin, to="other", id="head")
-    two.before("commit", lambda: two.theirs.thread("thread").delete(origin))
+    two.before("commit", lambda: two.theirs.thread("thread").delete_checkpoint(origin))
     two.mine.thread("other").save({"n": 2}, id="head", replace=True)
 
     assert two.newest("other") == {"n": 2}
@@ -253,7 +251,6 @@ def test_a_fork_whose_origin_was_replaced_can_be_replaced_too(two: Two, thread: 
 # The same id ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("C2")
 def test_the_same_saved_meanwhile_under_the_same_id_gives_the_first_result(two: Two, thread: backstay.Thread) -> None:
     thread.save({"n": 1})
     two.before("commit", lambda: two.theirs.thread("thread").save({"n": 2}, id="twin"))
@@ -275,7 +272,6 @@ def test_a_retry_of_what_is_deleted_meanwhile_is_a_save_like_any_other(two: Two,
 # What a prune must spare, also if it became so meanwhile ------------------------------------------------------------
 
 
-@pytest.mark.row("C8")
 def test_a_checkpoint_that_begins_to_wait_for_a_decision_meanwhile_is_not_pruned(
     two: Two, thread: backstay.Thread
 ) -> None:
@@ -298,12 +294,11 @@ def test_an_interrupt_of_what_is_pruned_meanwhile_is_refused(two: Two, thread: b
     assert list(two.theirs.interrupts()) == []
 
 
-@pytest.mark.row("C8")
 def test_a_head_that_others_went_back_to_meanwhile_is_not_pruned(two: Two, thread: backstay.Thread) -> None:
     """The only checkpoint that is left is the head, although it was not when the prune looked."""
     first = thread.save({"n": 1})
     last = thread.save({"n": 2})
-    two.before("delete", lambda: two.theirs.thread("thread").delete(last))
+    two.before("delete", lambda: two.theirs.thread("thread").delete_checkpoint(last))
     two.mine.prune(Keep(last=1))
 
     assert two.newest() == {"n": 1}

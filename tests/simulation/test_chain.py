@@ -23,10 +23,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
-
-from histories import (
+import backstay
+from backstay.errors import Conflict, Fenced
+from backstay.testing import chain as checker
+from backstay.testing.chain import ChainVerdict, ViolationKind, chains_of, check_chain
+from backstay.testing.history import BranchName, CallHistory, CallKind, CallRecorder, RecordedThread
+from support.processes import Nursery
+from support.running import Show, effort
+from support.simulation.histories import (
     ROUNDS_WITHOUT_END,
     SHARED,
     SPOILERS,
@@ -43,15 +47,6 @@ from histories import (
     simulate,
     told,
 )
-from nursery import Nursery
-
-import backstay
-from backstay.errors import Conflict, Fenced
-from backstay.testing import chain as checker
-from backstay.testing.chain import chains_of, check_chain
-from backstay.testing.history import Action, Branch, History, RecordedThread, Recorder
-from backstay.testing.verdict import Kind, Verdict
-from effort import effort
 
 WORKERS = 4
 THREAD_ROUNDS = max(100, 50 * effort())
@@ -62,10 +57,8 @@ ROUNDS_BEFORE_KILL_MAX = 12
 DEADLINE_S = 60.0
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
 
-Show = Callable[[str, object], None]
 
-
-def judged(recorder: Recorder, store: backstay.Store) -> Verdict:
+def judged(recorder: CallRecorder, store: backstay.Store) -> ChainVerdict:
     history = recorder.history()
     return check_chain(history, chains_of(store, history.branches))
 
@@ -83,10 +76,9 @@ def impatient() -> Iterator[None]:
 
 
 @pytest.mark.effort
-@pytest.mark.row("C1", "C4")
 @pytest.mark.usefixtures("impatient")
 def test_racing_threads_leave_a_right_history(url: str, show: Show) -> None:
-    recorder = Recorder()
+    recorder = CallRecorder()
     with backstay.open(url) as store:
         racers = [
             threading.Thread(target=race, args=(RecordedThread(store.thread(SHARED), recorder), THREAD_ROUNDS, seed))
@@ -120,17 +112,16 @@ class Arena:
         os.mkfifo(fifo)
         pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
         arguments = [str(self.folder / "agent.db"), str(self.folder / "history"), rounds, SEED + self.started]
-        return self.nursery.start("histories:race_as_process", arguments, fifo, held=held), pipe
+        return self.nursery.start("support.simulation.histories:race_as_process", arguments, fifo, held=held), pipe
 
-    def verdict(self) -> tuple[Verdict, int]:
+    def verdict(self) -> tuple[ChainVerdict, int]:
         """Return the verdict, and how many lines of the history are torn."""
-        with backstay.open(self.folder / "agent.db") as store, Recorder(self.folder / "history") as recorder:
+        with backstay.open(self.folder / "agent.db") as store, CallRecorder(self.folder / "history") as recorder:
             return judged(recorder, store), recorder.history().torn
 
 
 @pytest.fixture
-def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # so that the nursery finds the racers
+def arena(tmp_path: Path) -> Iterator[Arena]:
     with Nursery() as nursery:
         yield Arena(tmp_path, nursery)
 
@@ -145,7 +136,6 @@ def await_rounds(pipe: int, rounds: int) -> None:
 
 
 @pytest.mark.effort
-@pytest.mark.row("C1", "C4")
 def test_racing_processes_leave_a_right_history(arena: Arena, show: Show) -> None:
     racers = [arena.start(PROCESS_ROUNDS, held=True) for _ in range(WORKERS)]
     for pid, _ in racers:
@@ -165,7 +155,6 @@ def test_racing_processes_leave_a_right_history(arena: Arena, show: Show) -> Non
 
 @pytest.mark.crash
 @pytest.mark.effort
-@pytest.mark.row("C1", "C4")
 def test_killed_processes_leave_a_right_history_with_unknown_outcomes(arena: Arena, show: Show) -> None:
     rng = Random(SEED)
     racers = [arena.start(ROUNDS_WITHOUT_END) for _ in range(WORKERS)]
@@ -189,9 +178,9 @@ def test_killed_processes_leave_a_right_history_with_unknown_outcomes(arena: Are
 # Wrong stores -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("thread", "kinds"), [(LastWriterWins, {Kind.FORK}), (Right, set())])
-def test_a_store_without_compare_and_swap_is_caught(url: str, thread: type[Right], kinds: set[Kind]) -> None:
-    recorder = Recorder()
+@pytest.mark.parametrize(("thread", "kinds"), [(LastWriterWins, {ViolationKind.FORK}), (Right, set())])
+def test_a_store_without_compare_and_swap_is_caught(url: str, thread: type[Right], kinds: set[ViolationKind]) -> None:
+    recorder = CallRecorder()
     with backstay.open(url) as store:
         one, other = (RecordedThread(thread(store.thread("t")), recorder) for _ in range(2))
         one.latest()
@@ -205,9 +194,9 @@ def test_a_store_without_compare_and_swap_is_caught(url: str, thread: type[Right
         assert judged(recorder, store).kinds == kinds
 
 
-@pytest.mark.parametrize(("thread", "kinds"), [(CachedReads, {Kind.STALE_READ}), (Right, set())])
-def test_a_store_that_reads_from_a_cache_is_caught(url: str, thread: type[Right], kinds: set[Kind]) -> None:
-    recorder = Recorder()
+@pytest.mark.parametrize(("thread", "kinds"), [(CachedReads, {ViolationKind.STALE_READ}), (Right, set())])
+def test_a_store_that_reads_from_a_cache_is_caught(url: str, thread: type[Right], kinds: set[ViolationKind]) -> None:
+    recorder = CallRecorder()
     with backstay.open(url) as store:
         one, other = (RecordedThread(thread(store.thread("t")), recorder) for _ in range(2))
         one.save({"n": 1})
@@ -218,10 +207,10 @@ def test_a_store_that_reads_from_a_cache_is_caught(url: str, thread: type[Right]
         assert judged(recorder, store).kinds == kinds
 
 
-@pytest.mark.parametrize(("store", "kinds"), [(Unfenced(), {Kind.STALE_EPOCH}), (Register(), set())])
-def test_a_store_without_a_fence_is_caught(store: Register, kinds: set[Kind]) -> None:
+@pytest.mark.parametrize(("store", "kinds"), [(Unfenced(), {ViolationKind.STALE_EPOCH}), (Register(), set())])
+def test_a_store_without_a_fence_is_caught(store: Register, kinds: set[ViolationKind]) -> None:
     """The old holder looks before it writes, so that compare-and-swap alone lets it through."""
-    recorder = Recorder()
+    recorder = CallRecorder()
 
     def acquire() -> int:
         with recorder.acquire(B) as call:
@@ -249,101 +238,113 @@ def test_a_store_without_a_fence_is_caught(store: Register, kinds: set[Kind]) ->
 # Histories made by hand ---------------------------------------------------------------------------------------------
 
 CASES = {
-    "acknowledged, not there": ("a<- 1..2 =>", Kind.LOST, "a<- 1.. =>"),
-    "there twice": ("a<- 1..2, b<a 3..4 => a b a", Kind.DUPLICATE, "a<- 1..2, b<a 3..4 => a b"),
-    "nobody appended it": ("a<- 1..2 => a x", Kind.PHANTOM, "a<- 1..2, x<a 3.. => a x"),
-    "its id was taken, by nobody": ("a<- 1..2 taken => a", Kind.PHANTOM, "a<- 1..2 taken, a<- 1.. => a"),
+    "acknowledged, not there": ("a<- 1..2 =>", ViolationKind.LOST, "a<- 1.. =>"),
+    "there twice": ("a<- 1..2, b<a 3..4 => a b a", ViolationKind.DUPLICATE, "a<- 1..2, b<a 3..4 => a b"),
+    "nobody appended it": ("a<- 1..2 => a x", ViolationKind.PHANTOM, "a<- 1..2, x<a 3.. => a x"),
+    "its id was taken, by nobody": ("a<- 1..2 taken => a", ViolationKind.PHANTOM, "a<- 1..2 taken, a<- 1.. => a"),
     "refused, but there": (
         "a<- 1..2 refused, b<a 3..4 => a b",
-        Kind.APPLIED_FAILURE,
+        ViolationKind.APPLIED_FAILURE,
         "a<- 1..2 refused, a<- 1..3, b<a 3..4 => a b",
     ),
     "two with one parent": (
         "a<- 1..2, b<a 3..4, c<a 3..4 => a b c<a",
-        Kind.FORK,
+        ViolationKind.FORK,
         "a<- 1..2, b<a 3..4, c<b 3..4 => a b c",
     ),
     "accepted on an old head, which the chain hides": (
         "a<- 1..2, b<a 3..4, c<a 5..6 => a b c",
-        Kind.FORK,
+        ViolationKind.FORK,
         "a<- 1..2, b<a 3..4, c<? 5..6 => a b c",
     ),
-    "one is missing between them": ("a<- 1..2, c<b 5..6 => a c<b", Kind.GAP, "a<- 1..2, b<a 3.., c<b 5..6 => a b c"),
-    "does not begin at the beginning": ("b<? 1..2 => b<a", Kind.GAP, "b<? 1..2 => b"),
-    "the same number": ("a<- 1..2, b<a 3..4 => a#7 b#7", Kind.SEQ, "a<- 1..2, b<a 3..4 => a#7 b#9"),
-    "acknowledged as another number": ("a<-#2 1..2 => a", Kind.MISREPORTED, "a<-#1 1..2 => a"),
-    "read as another number": ("a<- 1..2, a#2 3..4 => a", Kind.MISREPORTED, "a<- 1..2, a#1 3..4 => a"),
-    "accepted on no head at all": ("a<x 1..2 => a", Kind.MISREPORTED, "a<? 1..2 => a"),
-    "kept with another epoch": ("a<-@1 1..2 => a@2", Kind.MISREPORTED, "a<-@1 1..2, a<-@2 3..4 => a@2"),
+    "one is missing between them": (
+        "a<- 1..2, c<b 5..6 => a c<b",
+        ViolationKind.GAP,
+        "a<- 1..2, b<a 3.., c<b 5..6 => a b c",
+    ),
+    "does not begin at the beginning": ("b<? 1..2 => b<a", ViolationKind.GAP, "b<? 1..2 => b"),
+    "the same number": ("a<- 1..2, b<a 3..4 => a#7 b#7", ViolationKind.SEQ, "a<- 1..2, b<a 3..4 => a#7 b#9"),
+    "acknowledged as another number": ("a<-#2 1..2 => a", ViolationKind.MISREPORTED, "a<-#1 1..2 => a"),
+    "read as another number": ("a<- 1..2, a#2 3..4 => a", ViolationKind.MISREPORTED, "a<- 1..2, a#1 3..4 => a"),
+    "accepted on no head at all": ("a<x 1..2 => a", ViolationKind.MISREPORTED, "a<? 1..2 => a"),
+    "kept with another epoch": ("a<-@1 1..2 => a@2", ViolationKind.MISREPORTED, "a<-@1 1..2, a<-@2 3..4 => a@2"),
     "acknowledged before the one before it began": (
         "a<- 3.., b<a 1..2 => a b",
-        Kind.ORDER,
+        ViolationKind.ORDER,
         "a<- 2.., b<a 1..2 => a b",
     ),
-    "seen before it began": ("a 1..2, a<- 3..4 => a", Kind.FUTURE_READ, "a 1..3, a<- 3..4 => a"),
+    "seen before it began": ("a 1..2, a<- 3..4 => a", ViolationKind.FUTURE_READ, "a 1..3, a<- 3..4 => a"),
     "seen before what is under it began": (
         "b 1..4, a<- 5.., b<a 2.. => a b",
-        Kind.FUTURE_READ,
+        ViolationKind.FUTURE_READ,
         "b 1..5, a<- 5.., b<a 2.. => a b",
     ),
-    "an acknowledged one not seen": ("a<- 1..2, - 3..4 => a", Kind.STALE_READ, "a<- 1..2, - 2..4 => a"),
-    "a seen one not seen again": ("a<- 1.., a 2..3, - 4..5 => a", Kind.BACKWARD_READ, "a<- 1.., a 2..3, - 3..5 => a"),
-    "seen, then gone": ("a<- 1.., a 2..3 =>", Kind.DIRTY_READ, "a<- 1.., a 2..3 => a"),
+    "an acknowledged one not seen": ("a<- 1..2, - 3..4 => a", ViolationKind.STALE_READ, "a<- 1..2, - 2..4 => a"),
+    "a seen one not seen again": (
+        "a<- 1.., a 2..3, - 4..5 => a",
+        ViolationKind.BACKWARD_READ,
+        "a<- 1.., a 2..3, - 3..5 => a",
+    ),
+    "seen, then gone": ("a<- 1.., a 2..3 =>", ViolationKind.DIRTY_READ, "a<- 1.., a 2..3 => a"),
     "refused before the next one began": (
         "a<- 1..2, c<a 3..4 conflict, b<a 5..6 => a b",
-        Kind.UNJUSTIFIED_CONFLICT,
+        ViolationKind.UNJUSTIFIED_CONFLICT,
         "a<- 1..2, c<a 3..5 conflict, b<a 5..6 => a b",
     ),
     "refused on the last head, which it may have become during the call": (
         "a<- 1..2, b<a 3..4 conflict => a",
-        Kind.UNJUSTIFIED_CONFLICT,
+        ViolationKind.UNJUSTIFIED_CONFLICT,
         "a<- 1..4, b<a 3..4 conflict => a",
     ),
     "refused, but what it builds on was read afterwards": (
         "a<- 1..2, b<a 3..9, c<a 4..5 conflict, a 6..7 => a b",
-        Kind.UNJUSTIFIED_CONFLICT,
+        ViolationKind.UNJUSTIFIED_CONFLICT,
         "a<- 1..2, b<a 3..9, c<a 4..5 conflict, a 5..7 => a b",
     ),
     "refused, but another refusal had shown that its parent was there": (
         "a<- 1..9, b<- 2..3 conflict, c<a 4..5 conflict => a",
-        Kind.UNJUSTIFIED_CONFLICT,
+        ViolationKind.UNJUSTIFIED_CONFLICT,
         "a<- 1..9, b<- 2..3 conflict, c<a 3..5 conflict => a",
     ),
     "an old epoch behind a new one": (
         "a<-@2 1..2, b<a@1 3..4 => a b",
-        Kind.STALE_EPOCH,
+        ViolationKind.STALE_EPOCH,
         "a<-@1 1..2, b<a@2 3..4 => a b",
     ),
-    "an old epoch, as the store keeps it": ("a<- 1..2, b<a 3..4 => a@2 b@1", Kind.STALE_EPOCH, "a<- 1..2 => a@2"),
+    "an old epoch, as the store keeps it": (
+        "a<- 1..2, b<a 3..4 => a@2 b@1",
+        ViolationKind.STALE_EPOCH,
+        "a<- 1..2 => a@2",
+    ),
     "after a higher epoch was granted": (
         "+1 1..2, +2 3..4, a<-@1 5..6 => a",
-        Kind.STALE_EPOCH,
+        ViolationKind.STALE_EPOCH,
         "+1 1..2, +2 3..5, a<-@1 5..6 => a",
     ),
     "not there yet when a higher epoch was granted": (
         "+1 1..2, a<-@1 3.., +2 4..5, - 6..7 => a",
-        Kind.STALE_EPOCH,
+        ViolationKind.STALE_EPOCH,
         "+1 1..2, a<-@1 3.., +2 4..6, - 6..7 => a",
     ),
-    "granted falling": ("+2 1..2, +1 3..4 =>", Kind.GRANT, "+2 1..3, +1 3..4 =>"),
+    "granted falling": ("+2 1..2, +1 3..4 =>", ViolationKind.GRANT, "+2 1..3, +1 3..4 =>"),
     "granted twice; but a branch that is empty may go with its lease": (
         "+1 1..2, ~1 3..4 fenced, +1 5..6 =>",
-        Kind.GRANT,
+        ViolationKind.GRANT,
         "+1 1..2, ~1 3..4, +1 5..6, ~1 7..8, +1 9..10 =>",
     ),
     "granted twice, and the branch was not empty": (
         "a<- 1.., a 2..3, +1 4..5, ~1 6..7, +1 8..9 => a",
-        Kind.GRANT,
+        ViolationKind.GRANT,
         "a<- 1.., a 2..6, +1 4..5, ~1 6..7, +2 8..9 => a",
     ),
     "fenced while nobody else had asked": (
         "+1 1..2, a<-@1 3..4 fenced, +2 5..6 =>",
-        Kind.UNJUSTIFIED_FENCE,
+        ViolationKind.UNJUSTIFIED_FENCE,
         "+1 1..2, a<-@1 3..4 fenced, +2 4..6 =>",
     ),
     "fenced while it had not given its lease back": (
         "+1 1..2, a<-@1 3..4 fenced, ~1 5..6 =>",
-        Kind.UNJUSTIFIED_FENCE,
+        ViolationKind.UNJUSTIFIED_FENCE,
         "+1 1..2, a<-@1 3..4 fenced, ~1 4..6 =>",
     ),
 }
@@ -351,14 +352,14 @@ CASES = {
 
 
 @pytest.mark.parametrize(("wrong", "kind", "right"), CASES.values(), ids=CASES)
-def test_each_kind_is_found_alone_and_what_is_just_right_is_not(wrong: str, kind: Kind, right: str) -> None:
+def test_each_kind_is_found_alone_and_what_is_just_right_is_not(wrong: str, kind: ViolationKind, right: str) -> None:
     assert told(wrong).judged().kinds == {kind}
     assert told(right).judged().violations == ()
 
 
 def test_every_kind_has_a_case_and_a_way_to_spoil_a_story() -> None:
-    assert {kind for _, kind, _ in CASES.values()} == set(Kind)
-    assert set().union(*SPOILERS.values()) == set(Kind)
+    assert {kind for _, kind, _ in CASES.values()} == set(ViolationKind)
+    assert set().union(*SPOILERS.values()) == set(ViolationKind)
 
 
 RIGHT = {
@@ -382,22 +383,22 @@ def test_what_was_there_before_is_given_and_must_stay() -> None:
     story = told("c<b 1..2 => b<a c")
     before = told("b<a 0..0 => b<a").chain
 
-    assert check_chain(History(story.calls), {B: story.chain}, {B: before})
-    assert check_chain(History(story.calls), {B: story.chain}).kinds == {Kind.PHANTOM, Kind.GAP}
-    assert Kind.LOST in check_chain(History(story.calls), {B: story.chain[1:]}, {B: before}).kinds
+    assert check_chain(CallHistory(story.calls), {B: story.chain}, {B: before})
+    assert check_chain(CallHistory(story.calls), {B: story.chain}).kinds == {ViolationKind.PHANTOM, ViolationKind.GAP}
+    assert ViolationKind.LOST in check_chain(CallHistory(story.calls), {B: story.chain[1:]}, {B: before}).kinds
 
 
 def test_branches_are_judged_apart_and_named() -> None:
     good = told("a<- 1..2, b<a 3.., c<- 3..4 conflict, d<b 3.., e<b 4.., f<- 5..6 conflict, g<b 5..6 taken => a b")
     bad = told("a<- 1..2, - 3..4 => a")
-    other = Branch("t", "what-if")
+    other = BranchName("t", "what-if")
     calls = [*good.calls, *(replace(call, branch=other) for call in bad.calls)]
-    verdict = check_chain(History(calls), {B: good.chain, other: bad.chain})
+    verdict = check_chain(CallHistory(calls), {B: good.chain, other: bad.chain})
 
-    assert [(each.kind, each.branch) for each in verdict.violations] == [(Kind.STALE_READ, other)]
+    assert [(each.kind, each.branch) for each in verdict.violations] == [(ViolationKind.STALE_READ, other)]
     assert str(verdict).splitlines() == [
         "2 acknowledged, 2 conflicts, 1 reads, 3 unknown (1 applied), 3 stored, 1 violations",
-        "  stale-read: t@what-if: a read saw None and began after a (seq 1) had been acknowledged",
+        "  stale-read: t@what-if: a read saw None and started after a (seq 1) had been acknowledged",
     ]
 
 
@@ -492,7 +493,7 @@ def test_twice_as_many_calls_are_twice_as_much_work(ruined: bool, show: Show) ->
         story = simulate(Random(SEED), size)
         if ruined:
             story = Story(
-                [replace(call, id=None) if call.action is Action.READ else call for call in story.calls],
+                [replace(call, id=None) if call.action is CallKind.READ else call for call in story.calls],
                 [link._replace(parent_id="elsewhere", seq=1) for link in story.chain[::-1]],
             )
         work.append(steps_of(story) / size)

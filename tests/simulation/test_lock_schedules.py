@@ -7,23 +7,20 @@ but a wait. Then one lock is taken out, and the same scene must do damage: so th
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from support.running import Show
+
 pytest.importorskip("psycopg")
-sys.path.insert(0, str(Path(__file__).parent))
-
-from schedule import Call, Schedule
-
 import backstay
 from backstay.errors import BackstayError, NotFound
 from backstay.store.postgres import collect, queries
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.waiting import wait_until
+from backstay.testing.drafts import wait_until
+from support.postgres import PostgresServer
+from support.simulation.schedule import Call, Schedule
 
 pytestmark = pytest.mark.effort(2)
 
@@ -31,7 +28,6 @@ DOCUMENT = hashlib.shake_128(b"document").hexdigest(2000)
 LINE = "x" * 700
 LARGE = hashlib.shake_128(b"large").digest(20_000)
 
-Show = Callable[[str, object], None]
 Results = tuple[Any, Any]
 
 
@@ -49,7 +45,7 @@ def prune(name: str) -> Call:
 
 
 def delete(name: str, checkpoint: str) -> Call:
-    return lambda store: store.thread(name).delete(checkpoint)
+    return lambda store: store.thread(name).delete_checkpoint(checkpoint)
 
 
 def save(name: str, state: dict[str, Any]) -> Call:
@@ -175,7 +171,7 @@ def compact_a_stream_whose_last_user_leaves(schedule: Schedule) -> Expected:
     a.save({"data": LARGE})
     a.append({"data": LARGE})
     a.fork(a.append({"data": LARGE}), to="b", id="head")
-    schedule.store.delete_thread("a")  # the stream's owner: nobody extends it any more
+    schedule.store.thread("a").delete()  # the stream's owner: nobody extends it any more
     schedule.stop_before("DELETE", "chunk")
     schedule.play(lambda store: store.compact(), replace("b", "head", {"n": 2}))
     return {"a": None, "b": {"n": 2}}
@@ -219,7 +215,7 @@ def _awaited(store: backstay.Store, asked: Any, checkpoint: str) -> Expected:
 
 def damage(store: backstay.Store, expected: Expected) -> list[str]:
     """Return everything that is not as it must be."""
-    found = [str(finding) for finding in store.verify().findings]
+    found = [str(finding) for finding in store.check().findings]
     for name, state in expected.items():
         try:
             latest = store.thread(name).latest()
@@ -236,7 +232,8 @@ def damage(store: backstay.Store, expected: Expected) -> list[str]:
 NO_BLOBS = "SELECT 1 WHERE cardinality(%s::bytea[]) < 0"
 NO_THREADS = "SELECT 1::bigint WHERE cardinality(%s::bigint[]) < 0"
 ONLY_THE_OWNER = """
-SELECT l.thread FROM {schema}.stream_ref r JOIN {schema}.lane l ON l.id = r.lane WHERE r.stream = %s AND r.owned"""
+SELECT br.thread FROM {schema}.stream_ref r JOIN {schema}.branch br ON br.id = r.branch
+WHERE r.stream = %s AND r.owned"""
 
 Take = Callable[[Schedule, pytest.MonkeyPatch], None]
 
@@ -294,7 +291,6 @@ SCENES = [
 ]
 
 
-@pytest.mark.row("C8")
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.play.__name__)
 def test_a_delete_in_the_middle_of_a_save_breaks_nothing(schedule: Schedule, scene: Scene) -> None:
     assert damage(schedule.store, scene.play(schedule)) == []
@@ -358,7 +354,7 @@ def test_a_window_that_was_left_by_a_deleted_save_is_left_again(schedule: Schedu
     thread.save({"data": LARGE})
     for size in (8000, 8000, 8000, 8000, 8000, 20_000):
         grow(thread, size)
-    thread.delete(grow(thread, 6000))
+    thread.delete_checkpoint(grow(thread, 6000))
     thread.latest()
     grow(thread, 6000)
 

@@ -15,9 +15,8 @@ from backstay.store.directory.store import DirectoryStore
 from backstay.store.memory import MemoryStore
 from backstay.store.sqlite.store import SqliteStore
 from backstay.store.sqlite.transactions import TIMEOUT_S
-from backstay.testing.machine import RAM_FOLDER
-from backstay.testing.owner_programs import OwnerProgram, owner_program
-from effort import effort
+from support.running import RAM_FOLDER, effort
+from support.simulation.owner_programs import OwnerProgram, owner_program
 
 MUST_HAPPEN = {
     *(f"acquire: {answer}" for answer in ("done", "Fenced")),
@@ -37,7 +36,6 @@ FIXED, FRESH = max(60, 20 * effort()), 5 * effort()
 
 
 @pytest.mark.effort
-@pytest.mark.row("C1", "C2", "C5", "C7", "C8")
 def test_stores_agree_on_who_may_write_whatever_the_clock_does(show: Callable[[str, object], None]) -> None:
     fresh = random.SystemRandom().randrange(FIXED, 2**32)
     answers: Counter[str] = Counter()

@@ -6,7 +6,6 @@ let loose. What each was told is recorded, and at the end the whole history is j
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,29 +15,24 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
-
-from crew import Crew, at_once
-from race_work import Racer
-
 import backstay
 from backstay.testing.chain import chains_of, check_chain
-from backstay.testing.history import Branch, Recorder
-from effort import effort
+from backstay.testing.history import BranchName, CallRecorder
+from support.crew import Crew, at_once
+from support.running import Show, effort
+from support.simulation.race_work import Racer
 
 WRITERS = 4
 ROUNDS = 15 * effort()
 ROUNDS_OF_OTHER_RACES = 2 * effort()
 
-Show = Callable[[str, object], None]
 Answer = dict[str, Any]
 
 
 class Race:
     """A store, the writers, and what they said."""
 
-    def __init__(self, store: backstay.Store, recorder: Recorder, all_at_once: Callable[..., list[Any]]) -> None:
+    def __init__(self, store: backstay.Store, recorder: CallRecorder, all_at_once: Callable[..., list[Any]]) -> None:
         self.store = store
         self.recorder = recorder
         self.all_at_once = all_at_once
@@ -59,7 +53,7 @@ class Race:
         """Check the whole history and the store; return the verdict's figures."""
         history = self.recorder.history()
         verdict = check_chain(history, chains_of(self.store, history.branches))
-        report = self.store.verify()
+        report = self.store.check()
         assert verdict, str(verdict)
         assert report, str(report)
         return str(verdict)
@@ -68,15 +62,18 @@ class Race:
 @contextmanager
 def processes(url: str, folder: Path) -> Iterator[Race]:
     history = str(folder / "history.jsonl")
-    with backstay.open(url) as store, Recorder(history) as recorder, Crew(folder) as crew:
-        workers = [crew.hire("race_work:Racer", url, history, f"writer {number}") for number in range(WRITERS)]
+    with backstay.open(url) as store, CallRecorder(history) as recorder, Crew(folder) as crew:
+        workers = [
+            crew.hire("support.simulation.race_work:Racer", url, history, f"writer {number}")
+            for number in range(WRITERS)
+        ]
         yield Race(store, recorder, lambda *order: at_once(workers, *order))
 
 
 @contextmanager
 def threads() -> Iterator[Race]:
     barrier = threading.Barrier(WRITERS)
-    with backstay.open("memory:") as store, Recorder() as recorder, ThreadPoolExecutor(WRITERS) as pool:
+    with backstay.open("memory:") as store, CallRecorder() as recorder, ThreadPoolExecutor(WRITERS) as pool:
         racers = [Racer(store, recorder, f"writer {number}") for number in range(WRITERS)]
 
         def obey(racer: Racer, order: str, *arguments: Any) -> Any:
@@ -109,13 +106,11 @@ def told(answer: Answer) -> Answer:
 
 
 @pytest.mark.effort
-@pytest.mark.row("G10")
-@pytest.mark.row("C1")
 def test_of_four_writers_that_hold_the_same_head_one_succeeds_and_the_others_are_shown_it(
     race: Race, show: Show
 ) -> None:
     head = race.store.thread("shared").save({"n": 0}, id="first").id
-    with race.recorder.append(Branch("shared"), id="first", parent=None) as call:
+    with race.recorder.append(BranchName("shared"), id="first", parent=None) as call:
         call.ok(seq=1)
     for number in range(ROUNDS):
         assert race.all_at_once("look", "shared") == [head] * WRITERS
@@ -136,7 +131,6 @@ def test_of_four_writers_that_hold_the_same_head_one_succeeds_and_the_others_are
 
 
 @pytest.mark.effort
-@pytest.mark.row("G10")
 def test_of_four_that_begin_a_thread_one_succeeds(race: Race, show: Show) -> None:
     for number in range(ROUNDS_OF_OTHER_RACES):
         assert race.all_at_once("look", f"new {number}") == [None] * WRITERS
@@ -149,7 +143,6 @@ def test_of_four_that_begin_a_thread_one_succeeds(race: Race, show: Show) -> Non
 
 
 @pytest.mark.effort
-@pytest.mark.row("G10")
 def test_of_four_that_begin_a_branch_one_succeeds(race: Race, show: Show) -> None:
     root = race.store.thread("thread").save({"by": "nobody", "log": ["x" * 1000]})
     for number in range(ROUNDS_OF_OTHER_RACES):
@@ -166,8 +159,6 @@ def test_of_four_that_begin_a_branch_one_succeeds(race: Race, show: Show) -> Non
 
 
 @pytest.mark.effort
-@pytest.mark.row("G10")
-@pytest.mark.row("C2")
 def test_four_that_save_the_same_under_the_same_id_all_get_the_same_result(race: Race, show: Show) -> None:
     for number in range(ROUNDS_OF_OTHER_RACES):
         race.all_at_once("look", "shared")
@@ -181,9 +172,6 @@ def test_four_that_save_the_same_under_the_same_id_all_get_the_same_result(race:
 
 
 @pytest.mark.effort
-@pytest.mark.row("G10")
-@pytest.mark.row("C2")
-@pytest.mark.row("W3-06")
 @pytest.mark.parametrize("look", ["look", "look_at_own"], ids=["one-thread", "a-thread-each"])
 def test_of_four_that_save_something_else_under_the_same_id_one_succeeds(race: Race, look: str, show: Show) -> None:
     for number in range(ROUNDS_OF_OTHER_RACES):

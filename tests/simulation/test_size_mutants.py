@@ -7,30 +7,25 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from size_programs import Wrong, play
-from size_stores import DirectoryPlace, MemoryPlace, Place, PostgresPlace, SqlitePlace, fast_url
-
-from backstay.pieces.coverage import Coverage, is_needed, merge_ranges
-from backstay.pieces.piece import OFFSET_BITS
+from backstay.pieces.manifest import OFFSET_BITS, Coverage, is_needed, merge_ranges
 from backstay.store import layout
 from backstay.store.directory import rewrite
 from backstay.store.memory import chunks as memory_chunks
 from backstay.store.memory.tables import Tables
+from backstay.store.postgres import chunks as postgres_merge
 from backstay.store.postgres import collect as postgres_collect
-from backstay.store.postgres import compact as postgres_compact
-from backstay.store.postgres import merge as postgres_merge
+from backstay.store.postgres import collect as postgres_compact
 from backstay.store.postgres import queries as postgres_queries
 from backstay.store.sqlite import chunks as sqlite_chunks
 from backstay.store.sqlite import collect as sqlite_collect
 from backstay.store.sqlite import queries as sqlite_queries
-from backstay.testing.postgres import PostgresServer
+from support.postgres import PostgresServer
+from support.simulation.size_programs import Wrong, play
+from support.simulation.size_stores import DirectoryPlace, MemoryPlace, Place, PostgresPlace, SqlitePlace, fast_url
 
 PROGRAMS_MAX = 10
 """How many programs may be needed, from the one on that is named with the mutant: the first that caught it."""
@@ -87,29 +82,29 @@ MUTANTS = [
     Mutant(
         "a row of which only the first byte is needed goes",
         is_needed,
-        "ranges[middle][1] <= start",
-        "ranges[middle][1] <= start + 1",
+        "(ranges, start,",
+        "(ranges, start + 1,",
         {"memory": 11, "sqlite": 11, "dir": 11, "postgres": 41},
     ),
     Mutant(
         "a row of which only the last byte is needed goes",
         is_needed,
-        "ranges[low][0] < end",
-        "ranges[low][0] < end - 1",
+        "ranges[first][0] < end",
+        "ranges[first][0] < end - 1",
         {"memory": 15, "sqlite": 11, "dir": 15, "postgres": 37},
     ),
     Mutant(
         "a row that begins where a needed range ends stays",
         is_needed,
-        "ranges[middle][1] <= start",
-        "ranges[middle][1] < start",
+        "(ranges, start,",
+        "(ranges, start - 1,",
         {"memory": 3, "sqlite": 3, "dir": 3, "postgres": 3},
     ),
     Mutant(
         "a row that ends where a needed range begins stays",
         is_needed,
-        "ranges[low][0] < end",
-        "ranges[low][0] <= end",
+        "ranges[first][0] < end",
+        "ranges[first][0] <= end",
         {"memory": 3, "sqlite": 3, "dir": 3, "postgres": 3},
     ),
     Mutant(
@@ -154,50 +149,50 @@ MUTANTS = [
     Mutant(
         "the ranges in a table are forgotten",
         Coverage.add,
-        "ranges += self._table(entry.table)",
+        "pieces += self._tables[entry.table]",
         "pass",
         {"memory": 4, "sqlite": 4, "dir": 4, "postgres": 4},
         owner=Coverage,
     ),
     Mutant(
         "a row is not read whose first byte is the range's last",
-        memory_chunks.KeptBytes._over,
+        memory_chunks.StoredBytes._over,
         ">= piece.start + piece.length",
         ">= piece.start + piece.length - 1",
         {"memory": 5, "dir": 9},
-        owner=memory_chunks.KeptBytes,
+        owner=memory_chunks.StoredBytes,
     ),
     Mutant(
         "a row is not read whose last byte is the range's first",
-        memory_chunks.KeptBytes._over,
+        memory_chunks.StoredBytes._over,
         "kept[at][1].size > piece.start",
         "kept[at][1].size > piece.start + 1",
         {"memory": 15, "dir": 36},
-        owner=memory_chunks.KeptBytes,
+        owner=memory_chunks.StoredBytes,
     ),
     Mutant(
         "one branch's references do not count",
         Tables.collect,
-        "referred = {source for key, lane in self.lanes.items()",
-        "referred = {source for key, lane in list(self.lanes.items())[1:]",
+        "referred = {source for key, branch in self.branches.items()",
+        "referred = {source for key, branch in list(self.branches.items())[1:]",
         {"memory": 0, "dir": 0},
         owner=Tables,
     ),
     Mutant(
         "other branches' ranges do not count",
         Tables.collect,
-        "lane.key in touched or candidates & lane.sources.keys()",
-        "lane.key in touched",
+        "branch.key in touched or candidates & branch.sources.keys()",
+        "branch.key in touched",
         {"memory": 23, "dir": 23},
         owner=Tables,
     ),
     Mutant(
         "blobs are never given back",
-        memory_chunks.KeptBytes.trim,
+        memory_chunks.StoredBytes.trim,
         "[] if referred or source not in self.blobs",
         "[] if True",
         {"memory": 0, "dir": 0},
-        owner=memory_chunks.KeptBytes,
+        owner=memory_chunks.StoredBytes,
     ),
     Mutant(
         "a log written anew joins runs over a gap",
@@ -254,7 +249,7 @@ MUTANTS = [
     Mutant(
         "other branches' ranges do not count",
         sqlite_collect._collect,
-        "        scan(lane)\n    freed",
+        "        scan(branch)\n    freed",
         "        pass\n    freed",
         {"sqlite": 26},
     ),
@@ -412,7 +407,6 @@ def postgres_place(postgres: PostgresServer) -> Iterator[Place]:
 
 
 @pytest.mark.effort(2)
-@pytest.mark.row("C3", "C4")
 @pytest.mark.parametrize(("mutant", "store"), EACH, ids=[f"{store}: {mutant.name}" for mutant, store in EACH])
 def test_the_programs_catch(
     mutant: Mutant, store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -428,7 +422,6 @@ def test_the_programs_catch(
 
 
 @pytest.mark.effort(2)
-@pytest.mark.row("C3", "C4")
 @pytest.mark.parametrize("mutant", SPECIAL, ids=lambda mutant: mutant.name)
 def test_the_programs_catch_in_postgresql(
     mutant: Special, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from size_programs import KINDS, PHRASES, Wrong, play, program, shortest
-from size_stores import DirectoryPlace, MemoryPlace, Place, PostgresPlace, SqlitePlace, fast_url
-from size_words import BORDERS, SLOT_BYTES, SLOTS, some_item, some_size
-
 from backstay.pieces.body import to_body
 from backstay.store.base import Backend
-from backstay.store.postgres import merge as postgres_merge
-from effort import effort
+from backstay.store.postgres import chunks as postgres_merge
+from support.running import effort
+from support.simulation.size_programs import KINDS, PHRASES, Wrong, play, program, shortest
+from support.simulation.size_stores import DirectoryPlace, MemoryPlace, Place, PostgresPlace, SqlitePlace, fast_url
+from support.simulation.size_words import BORDERS, SLOT_BYTES, SLOTS, some_item, some_size
 
 PROGRAMS = 15 * effort()
 """How many programs each store gets."""
@@ -28,7 +23,6 @@ PLACES: dict[str, Callable[[], Place]] = {"memory": MemoryPlace, "sqlite": Sqlit
 
 
 @pytest.mark.effort
-@pytest.mark.row("C1", "C3", "C4", "S2x-08")
 @pytest.mark.parametrize("name", ["memory", "sqlite", "dir", "postgres"])
 def test_every_checkpoint_that_stays_is_whole_and_nothing_else_stays(
     name: str, request: pytest.FixtureRequest, show: Callable[[str, object], None]

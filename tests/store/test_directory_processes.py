@@ -13,14 +13,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from forking import ended_well, forked
-
 import backstay
 from backstay.errors import StoreBusy, StoreError
 from backstay.store.directory.store import DirectoryStore
-from backstay.thread.store import Store, make_context
+from backstay.thread.store import Store, make_services
+from support.processes import ended_well, forked
 
 SAVES = 15
 
@@ -49,10 +46,9 @@ def check_saved(store: Store, names: list[str]) -> None:
     for name in names:
         expected = [f"{name}-{number}" for number in reversed(range(SAVES))]
         assert [meta.id for meta in store.thread(name).history()] == expected
-    assert store.verify()
+    assert store.check()
 
 
-@pytest.mark.row("C11")
 def test_parent_and_child_of_a_fork_both_go_on(path: Path) -> None:
     with backstay.open(f"dir:{path}") as store:
         store.thread("before").save({"n": 0})
@@ -63,7 +59,6 @@ def test_parent_and_child_of_a_fork_both_go_on(path: Path) -> None:
         check_saved(store, ["parent", "child"])
 
 
-@pytest.mark.row("C11")
 def test_a_fork_in_the_middle_of_a_save_leaves_a_child_that_can_go_on_and_close(path: Path) -> None:
     """Another thread saves without end, so its locks are held at the fork now and then; the child must not wait."""
     stop, begun = threading.Event(), threading.Event()
@@ -94,7 +89,6 @@ def test_a_fork_in_the_middle_of_a_save_leaves_a_child_that_can_go_on_and_close(
         check_saved(store, [f"child {number}" for number in range(3)])
 
 
-@pytest.mark.row("C11")
 def test_two_handles_in_one_process_see_each_other_at_once(path: Path) -> None:
     with backstay.open(f"dir:{path}") as one, backstay.open(f"dir:{path}") as two:
         first = one.thread("thread").save({"n": 1})
@@ -132,13 +126,12 @@ def open_here(path: Path) -> list[str]:
     return [name for name in found if name.startswith(str(path))]
 
 
-@pytest.mark.row("G2")
 def test_nothing_stays_open_when_a_store_is_closed_or_cannot_be_opened(path: Path) -> None:
     with backstay.open(f"dir:{path}") as store:
         store.thread("thread").save({"n": 1})
     assert open_here(path) == []
-    (path / "lanes" / "00000002.log").unlink()
-    (path / "lanes" / "00000002.log").mkdir()
+    (path / "branches" / "00000002.log").unlink()
+    (path / "branches" / "00000002.log").mkdir()
     with pytest.raises(StoreError):
         backstay.open(f"dir:{path}")
 
@@ -166,9 +159,8 @@ def stopped_holder(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.crash
-@pytest.mark.row("C11")
 def test_a_store_locked_by_a_stopped_process_is_busy_and_works_again_after_it(path: Path) -> None:
-    with Store(DirectoryStore(f"dir:{path}", timeout_s=0.2), make_context("", None)) as store:
+    with Store(DirectoryStore(f"dir:{path}", timeout_s=0.2), make_services("", None)) as store:
         thread = store.thread("thread")
         thread.save({"n": 1}, id="first")
         with stopped_holder(path):
@@ -183,10 +175,9 @@ def test_a_store_locked_by_a_stopped_process_is_busy_and_works_again_after_it(pa
                 DirectoryStore(f"dir:{path}", timeout_s=0.1)
 
         assert thread.save({"n": 2}, id="second").parent_id == "first"
-        assert store.verify().checkpoints == 2
+        assert store.check().good["checkpoints"] == 2
 
 
-@pytest.mark.row("C11")
 def test_processes_may_open_a_new_store_at_the_same_moment(path: Path) -> None:
     def save(name: str) -> None:
         with backstay.open(f"dir:{path}") as store:
@@ -197,4 +188,4 @@ def test_processes_may_open_a_new_store_at_the_same_moment(path: Path) -> None:
     assert [ended_well(child) for child in children] == [True] * 6
     with backstay.open(f"dir:{path}") as store:
         assert sorted(meta.id for meta in store.threads()) == [f"p{number}" for number in range(6)]
-        assert store.verify()
+        assert store.check()

@@ -16,17 +16,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from forking import ended_well, forked
-
 import backstay
 from backstay.errors import BackstayError, Conflict, Corrupted, OutcomeUnknown, StoreError, StoreRefused
 from backstay.store.base import Query
 from backstay.store.directory import logs as logs_module
 from backstay.store.directory.control import CONTROL_BYTES
 from backstay.store.directory.store import DirectoryStore
-from backstay.testing.drafts import damage, draft, lane, long_list, put, state_of
+from backstay.testing.drafts import branch_key, damage, draft, long_list, put, state_of
+from support.processes import ended_well, forked
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -39,16 +36,16 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(path: Path) -> Iterator[DirectoryStore]:
     store = DirectoryStore(f"dir:{path}")
-    put(store, lane(), {"list": long_list(9)}, "first")
-    put(store, lane(), {"list": long_list(12)}, "second")
-    put(store, lane("other"), {"n": 1}, "other")
+    put(store, branch_key(), {"list": long_list(9)}, "first")
+    put(store, branch_key(), {"list": long_list(12)}, "second")
+    put(store, branch_key("other"), {"n": 1}, "other")
     yield store
     store.close()
 
 
 def log_of(path: Path) -> Path:
     """Return the log that saves go to."""
-    return path / "lanes" / "00000002.log"
+    return path / "branches" / "00000002.log"
 
 
 # What is gone must be told ----------------------------------------------------------------------------------------
@@ -90,11 +87,11 @@ def remove_log(path: Path) -> None:
 
 
 def move_log(path: Path) -> None:
-    log_of(path).rename(path / "lanes" / "was there")
+    log_of(path).rename(path / "branches" / "was there")
 
 
 def remove_log_and_put_another_there(path: Path) -> None:
-    other = (path / "lanes" / "00000004.log").read_bytes()
+    other = (path / "branches" / "00000004.log").read_bytes()
     log_of(path).unlink()
     log_of(path).write_bytes(other)
 
@@ -121,8 +118,8 @@ def truncate_store_log(path: Path) -> None:
     os.truncate(path / "store.log", 30)
 
 
-def move_lanes(path: Path) -> None:
-    (path / "lanes").rename(path / "were there")
+def move_branches(path: Path) -> None:
+    (path / "branches").rename(path / "were there")
 
 
 def remove_name_file(path: Path) -> None:
@@ -147,7 +144,7 @@ MISHAPS: list[Callable[[Path], None]] = [
     truncate_log,
     empty_log,
     remove_store_log,
-    move_lanes,
+    move_branches,
     remove_name_file,
     make_newer,
 ]
@@ -161,7 +158,7 @@ def is_typed(error: BackstayError, path: Path) -> bool:
 def test_what_is_gone_is_told_before_anything_is_acknowledged(
     store: DirectoryStore, path: Path, mishap: Callable[[Path], None]
 ) -> None:
-    commits = [draft(store, lane(), {"list": long_list(15)}, f"new {number}") for number in range(3)]
+    commits = [draft(store, branch_key(), {"list": long_list(15)}, f"new {number}") for number in range(3)]
     mishap(path)
 
     for commit in commits:
@@ -175,7 +172,7 @@ def test_what_is_gone_in_the_middle_of_a_save_is_told_too(
     store: DirectoryStore, path: Path, mishap: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mishap comes when the record is written and not yet acknowledged; the next save is refused in any case."""
-    commits = [draft(store, lane(), {"list": long_list(15)}, f"new {number}") for number in range(3)]
+    commits = [draft(store, branch_key(), {"list": long_list(15)}, f"new {number}") for number in range(3)]
     happened: list[object] = []
     real = os.fdatasync
 
@@ -199,9 +196,9 @@ def test_what_is_gone_in_the_middle_of_a_save_is_told_too(
         assert b"new 0" in log_of(path).read_bytes()
 
 
-@pytest.mark.parametrize("name", [".", "lanes", "lanes/00000002.log"])
+@pytest.mark.parametrize("name", [".", "branches", "branches/00000002.log"])
 def test_what_is_put_back_is_used_again(store: DirectoryStore, path: Path, name: str) -> None:
-    commit = draft(store, lane(), {"list": long_list(15)}, "new")
+    commit = draft(store, branch_key(), {"list": long_list(15)}, "new")
     elsewhere = path.with_name("elsewhere")
     (path / name).rename(elsewhere)
     with pytest.raises((StoreRefused, Corrupted)):
@@ -220,14 +217,14 @@ def test_readers_are_told_that_the_directory_is_another_one(
     mishap(path)
 
     with pytest.raises(StoreRefused, match="was removed, moved or replaced"):
-        store.head(lane())
+        store.head(branch_key())
 
 
 def test_a_copy_in_which_others_work_is_not_touched(store: DirectoryStore, path: Path) -> None:
-    commit = draft(store, lane(), {"list": long_list(15)}, "lost")
+    commit = draft(store, branch_key(), {"list": long_list(15)}, "lost")
     replace_by_a_copy(path)
     other = DirectoryStore(f"dir:{path}")
-    put(other, lane(), {"list": long_list(14)}, "theirs")
+    put(other, branch_key(), {"list": long_list(14)}, "theirs")
     before = {each: each.read_bytes() for each in path.rglob("*.log")}
     with pytest.raises(StoreRefused):
         store.commit(commit)
@@ -272,7 +269,7 @@ def test_the_control_file_may_go_at_any_time(store: DirectoryStore, path: Path, 
     other = DirectoryStore(f"dir:{path}")
     for number in range(1, 13):
         writer, reader = (store, other) if number % 2 else (other, store)
-        put(writer, lane(), {"list": long_list(12 + number)}, f"c{number}")
+        put(writer, branch_key(), {"list": long_list(12 + number)}, f"c{number}")
         if number % 3 == 0:
             mishap(path)
         assert state_of(reader, f"c{number}") == {"list": long_list(12 + number)}
@@ -301,7 +298,7 @@ def test_two_processes_lose_nothing_while_a_third_removes_the_control_file(path:
                 add(own, f"{name}-{number}")
 
     def remove() -> None:
-        while len(list((path / "lanes").iterdir())) < 3:  # until both have begun
+        while len(list((path / "branches").iterdir())) < 3:  # until both have begun
             os.sched_yield()
         for _ in range(10):
             (path / "control").unlink(missing_ok=True)
@@ -319,7 +316,7 @@ def test_two_processes_lose_nothing_while_a_third_removes_the_control_file(path:
         both = store.thread("both").latest()
         assert both is not None
         assert sorted(both.state["log"]) == sorted(f"{name}-{n}" for name in ("one", "two") for n in range(saves))
-        assert store.verify()
+        assert store.check()
 
 
 # What is not ours -------------------------------------------------------------------------------------------------
@@ -328,11 +325,11 @@ def test_two_processes_lose_nothing_while_a_third_removes_the_control_file(path:
 @pytest.mark.parametrize(
     "name",
     [
-        "lanes/3.log",
-        "lanes/00000000.log",
-        "lanes/notes.txt",
-        "lanes/٣.log",
-        f"lanes/{'9' * 200}.log",
+        "branches/3.log",
+        "branches/00000000.log",
+        "branches/notes.txt",
+        "branches/٣.log",
+        f"branches/{'9' * 200}.log",
         "notes.txt",
         "7.log",
     ],
@@ -346,10 +343,10 @@ def test_a_stray_file_is_not_taken_for_ours(path: Path, name: str) -> None:
         store.thread("thread").save({"n": 2}, id="second")
         store.thread("new").save({"n": 2}, id="new")
         store.compact()
-        report = store.verify()
+        report = store.check()
         assert report, str(report)
         assert [finding.where for finding in report.findings] == (
-            [f"file {Path(name).name}"] if name.startswith("lanes") else []
+            [f"file {Path(name).name}"] if name.startswith("branches") else []
         )
     assert (path / name).read_bytes() == b"not a log"
 
@@ -358,24 +355,24 @@ def test_a_file_in_the_place_of_a_log_that_is_to_be_made_is_refused_and_kept(pat
     with backstay.open(f"dir:{path}") as store:
         store.thread("thread").save({"n": 1}, id="first")
         for number in range(3, 9):
-            (path / "lanes" / f"{number:08}.log").write_bytes(b"precious")
-        with pytest.raises(StoreError, match="is no log of this store"):
+            (path / "branches" / f"{number:08}.log").write_bytes(b"precious")
+        with pytest.raises(StoreError, match="is not a log of this store"):
             store.thread("new").save({"n": 2}, id="new")
 
-    assert {each.read_bytes() for each in (path / "lanes").iterdir()} > {b"precious"}
+    assert {each.read_bytes() for each in (path / "branches").iterdir()} > {b"precious"}
 
 
 def test_nobody_writes_over_a_record_that_the_control_file_does_not_tell_of(store: DirectoryStore, path: Path) -> None:
     """As after a control file was put back in its place that is older than the logs."""
     older = (path / "control").read_bytes()
     late = DirectoryStore(f"dir:{path}")
-    put(store, lane(), {"list": long_list(15)}, "third")
+    put(store, branch_key(), {"list": long_list(15)}, "third")
     with (path / "control").open("r+b") as file:
         file.write(older)
-    put(late, lane("other"), {"n": 2}, "from other")
+    put(late, branch_key("other"), {"n": 2}, "from other")
     with contextlib.suppress(Conflict):  # it was made for the branch without the record that nobody told of
-        put(late, lane(), {"list": long_list(17)}, "fourth")
-    put(late, lane(), {"list": long_list(18)}, "fifth")
+        put(late, branch_key(), {"list": long_list(17)}, "fourth")
+    put(late, branch_key(), {"list": long_list(18)}, "fifth")
 
     assert [state_of(late, name) for name in ("third", "fifth")] == [{"list": long_list(n)} for n in (15, 18)]
     assert damage(late) == []

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import backstay
-from backstay.store.base import LaneKey
+from backstay.store.base import BranchKey
 from backstay.store.directory import store as directory
 from backstay.store.directory.rewrite import rewrite
 from backstay.store.directory.root import Root
 from backstay.store.directory.store import DirectoryStore
-from backstay.store.leases import Claim
-from backstay.testing.drafts import lane, long_list, put, state_of
+from backstay.store.leases import LeaseRequest
+from backstay.testing.drafts import branch_key, long_list, put, state_of
 from backstay.thread.access import access_of
 
 HOUR_US = 3_600_000_000
@@ -39,18 +39,17 @@ def killed_after(function: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-@pytest.mark.row("C12")
 def test_nobody_writes_into_a_log_that_was_replaced_by_somebody_who_died_right_then(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = DirectoryStore(url), DirectoryStore(url)
-    put(first, lane(), {"list": long_list(9)}, "one")
-    put(second, lane(), {"list": long_list(18)}, "two")  # has the log open now
+    put(first, branch_key(), {"list": long_list(9)}, "one")
+    put(second, branch_key(), {"list": long_list(18)}, "two")  # has the log open now
     with monkeypatch.context() as patch:
         patch.setattr(directory, "rewrite", killed_after(rewrite))
         with pytest.raises(Killed):
             first.compact()
-    put(second, lane(), {"list": long_list(27)}, "three")
+    put(second, branch_key(), {"list": long_list(27)}, "three")
     third = DirectoryStore(url)
 
     assert [state_of(third, name) for name in ("one", "two", "three")] == [{"list": long_list(n)} for n in (9, 18, 27)]
@@ -60,7 +59,7 @@ def test_nobody_writes_into_a_log_that_was_replaced_by_somebody_who_died_right_t
 
 def test_a_reader_finds_what_was_moved_while_it_had_the_log_open(url: str) -> None:
     reader, writer = DirectoryStore(url), DirectoryStore(url)
-    ids = [put(writer, lane(), {"list": long_list(n * 9)}) for n in range(1, 5)]
+    ids = [put(writer, branch_key(), {"list": long_list(n * 9)}) for n in range(1, 5)]
     assert state_of(reader, ids[-1]) == {"list": long_list(36)}
     writer.delete("", ids[1:3], False)
     writer.compact()
@@ -71,12 +70,12 @@ def test_a_reader_finds_what_was_moved_while_it_had_the_log_open(url: str) -> No
     writer.close()
 
 
-def test_the_number_of_a_lane_that_went_is_not_given_out_again_after_reopening(url: str) -> None:
+def test_the_number_of_a_branch_that_went_is_not_given_out_again_after_reopening(url: str) -> None:
     store = DirectoryStore(url)
     numbers = []
     for name in ("a", "b"):
-        held = store.acquire(LaneKey("", name, "", "main"), Claim("me", name, HOUR_US))
-        store.release(held.lane, held.epoch, name)
+        held = store.acquire(BranchKey("", name, "", "main"), LeaseRequest("me", name, HOUR_US))
+        store.release(held.branch, held.epoch, name)
         numbers.append(held.number)
         store.close()
         store = DirectoryStore(url)
@@ -85,7 +84,6 @@ def test_the_number_of_a_lane_that_went_is_not_given_out_again_after_reopening(u
     assert numbers[1] > numbers[0]
 
 
-@pytest.mark.row("C11")
 def test_a_forked_child_goes_on_by_itself_and_keeps_no_lock_of_its_parent(url: str) -> None:
     with backstay.open(url) as store:
         thread = store.thread("t")
@@ -117,14 +115,14 @@ def test_the_room_taken_in_advance_is_given_back_when_the_store_is_closed(url: s
         thread.save({"list": long_list(100)})
         for n in range(10):
             thread.append({"list": long_list(3, n)})
-        (log,) = (Path(url.removeprefix("dir:")) / "lanes").iterdir()
+        (log,) = (Path(url.removeprefix("dir:")) / "branches").iterdir()
         with log.open("rb") as file:
             assert file.read().endswith(bytes(1000))
     left = log.read_bytes()
 
     assert not left.endswith(bytes(100))
     with backstay.open(url) as store:
-        assert store.verify()
+        assert store.check()
         newest = store.thread("t").latest()
         assert newest is not None
         assert len(newest.state["list"]) == 130
@@ -136,17 +134,17 @@ def test_a_torn_end_is_cut_and_told_and_nothing_is_wrong_with_that(url: str, beg
     with backstay.open(url) as store:
         store.thread("t").save({"n": 1})
     folder = Path(url.removeprefix("dir:"))
-    (log,) = (folder / "lanes").iterdir()
+    (log,) = (folder / "branches").iterdir()
     whole = log.read_bytes()
     log.write_bytes(whole + whole[24 : 24 + begun] + bytes(blank))  # a record that was never finished
     with backstay.open(url) as store:
-        report = store.verify()
+        report = store.check()
 
         assert report, str(report)
         assert [finding.kind for finding in report.findings] == ["leftover"]
         assert store.thread("t").append(set={"n": 2}).step == 2
     with backstay.open(url) as store:
-        assert store.verify().findings == ()
+        assert store.check().findings == ()
 
 
 def test_two_may_make_the_store_at_the_same_moment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +154,7 @@ def test_two_may_make_the_store_at_the_same_moment(url: str, monkeypatch: pytest
         monkeypatch.setattr(Root, "_is_ours", look)
         is_ours = look(root)
         with contextlib.closing(DirectoryStore(url)) as other:
-            put(other, lane(), {"n": 1}, "one")
+            put(other, branch_key(), {"n": 1}, "one")
         return is_ours
 
     monkeypatch.setattr(Root, "_is_ours", look_too_early)
@@ -179,14 +177,14 @@ def test_a_child_of_a_checkpoint_that_was_replaced_keeps_its_digest_whichever_lo
             thread.fork("parent", to="second", set={"x": 2})
             thread.save({"n": 3}, id="parent", replace=True)
         elif fate == "is deleted":
-            store.delete_thread("a")
+            store.thread("a").delete()
         backend = access_of(store).store
         assert isinstance(backend, DirectoryStore)
         for _ in range(2):
             number = min(number for number in backend._logs.known if number)  # that of thread "a"
             backend._write(lambda number=number: backend._give_back([backend._logs.known[number]]))  # type: ignore[misc]
     with backstay.open(url) as store:
-        assert store.verify(), str(store.verify())
+        assert store.check(), str(store.check())
         store.compact()
     with backstay.open(url) as store:
-        assert store.verify(), str(store.verify())
+        assert store.check(), str(store.check())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -17,21 +16,18 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from breaking import Moment, Watch
-
 import backstay.store
 from backstay.errors import StoreError
 from backstay.store.base import Query
-from backstay.store.boot import Moment as Instant
 from backstay.store.directory.store import DirectoryStore
-from backstay.store.leases import Claim
+from backstay.store.leases import ClockReading as Instant
+from backstay.store.leases import LeaseRequest
 from backstay.store.lock import DirectoryLock, is_mine
 from backstay.store.memory.store import MemoryStore
 from backstay.store.records import KINDS, Fence, Kind, Record
-from backstay.testing.drafts import damage, draft, lane, long_list, pending, put, state_of
-from effort import effort
+from backstay.testing.drafts import branch_key, damage, draft, long_list, pending, put, state_of
+from support.running import RAM_FOLDER, effort
+from support.store.breaking import Moment, Watch
 
 FOLDER = Path(backstay.store.__file__).parent
 FILES = {
@@ -61,17 +57,17 @@ def clock() -> Instant:
 
 def fill(store: Store) -> None:
     for number in range(1, 5):
-        put(store, lane(), {"list": long_list(6 * number), "n": number}, f"c{number}")
-    put(store, lane(branch="side"), {"list": long_list(8), "n": 0}, "side", origin="c2")
-    put(store, lane("other"), {"list": long_list(9)}, "other")
-    put(store, lane("alone"), {"list": long_list(9)}, "alone")
+        put(store, branch_key(), {"list": long_list(6 * number), "n": number}, f"c{number}")
+    put(store, branch_key(name="side"), {"list": long_list(8), "n": 0}, "side", origin="c2")
+    put(store, branch_key("other"), {"list": long_list(9)}, "other")
+    put(store, branch_key("alone"), {"list": long_list(9)}, "alone")
     store.tag("", "c1", ["kept"], [])
-    store.write(lane(), "c4", [pending("task", 0)], False)
+    store.write(branch_key(), "c4", [pending("task", 0)], False)
     store.put_record(record("interrupt", "asked", "c4"))
     store.put_record(record("effect", "begun"))
     store.put_record(record("session", "session"), HOUR_US)
-    store.acquire(lane("leased"), Claim("me", "token", HOUR_US))
-    store.acquire(lane("expired"), Claim("me", "old token", -5))
+    store.acquire(branch_key("leased"), LeaseRequest("me", "token", HOUR_US))
+    store.acquire(branch_key("expired"), LeaseRequest("me", "old token", -5))
 
 
 def batch(store: Store) -> Verb:
@@ -79,27 +75,27 @@ def batch(store: Store) -> Verb:
     source.reserve = store.reserve  # type: ignore[method-assign]
     commits = []
     for number in range(1, 4):
-        commits.append(draft(source, lane("new"), {"list": long_list(5 * number)}, f"new {number}"))
+        commits.append(draft(source, branch_key("new"), {"list": long_list(5 * number)}, f"new {number}"))
         source.commit(commits[-1])
     return lambda: store.commit_all(commits)
 
 
 def committed(store: Store, thread: str, **options: object) -> Verb:
-    commit = draft(store, lane(thread), {"list": long_list(30), "m": 1}, "new", **options)  # type: ignore[arg-type]
+    commit = draft(store, branch_key(thread), {"list": long_list(30), "m": 1}, "new", **options)  # type: ignore[arg-type]
     return lambda: store.commit(commit)
 
 
 def replaced(store: Store) -> Verb:
-    commit = draft(store, lane(), {"list": long_list(20), "m": 1}, "c4", replaces=True)
+    commit = draft(store, branch_key(), {"list": long_list(20), "m": 1}, "c4", replaces=True)
     return lambda: store.commit(commit)
 
 
 def record(kind: Kind, key: str, checkpoint: str | None = None) -> Record:
-    return Record(kind, lane(), key, b"body", True, checkpoint)
+    return Record(kind, branch_key(), key, b"body", True, checkpoint)
 
 
 def changed(store: Store, kind: Kind, key: str, ttl_us: int | None = None) -> Verb:
-    seen = store.record(kind, lane(), key)
+    seen = store.record(kind, branch_key(), key)
     assert seen is not None
     return lambda: store.put_record(replace(seen, body=b"changed", open=False), ttl_us)
 
@@ -111,11 +107,11 @@ def mended(store: Store) -> Verb:
 
 VERBS: dict[str, Callable[[Store], Verb]] = {
     "commit": lambda store: committed(store, "t"),
-    "commit to a new lane": lambda store: committed(store, "new"),
+    "commit to a new branch": lambda store: committed(store, "new"),
     "commit in place of the head": replaced,
     "commit several": batch,
     "tag": lambda store: lambda: store.tag("", "c3", ["new"], []),
-    "write": lambda store: lambda: store.write(lane(), "c4", [pending("task", 1), pending("task", 2)], False),
+    "write": lambda store: lambda: store.write(branch_key(), "c4", [pending("task", 1), pending("task", 2)], False),
     "reserve": lambda store: lambda: store.reserve(1000),
     "delete": lambda store: lambda: store.delete("", ["c1", "c2", "c4", "alone"], False),
     "delete a thread": lambda store: lambda: store.delete_thread("", "t"),
@@ -123,10 +119,10 @@ VERBS: dict[str, Callable[[Store], Verb]] = {
     "restore": mended,
     "rebuild": lambda store: lambda: store.rebuild(False, True),
     "compact": lambda store: store.compact,
-    "acquire": lambda store: lambda: store.acquire(lane("new"), Claim("me", "new token", HOUR_US)),
-    "renew": lambda store: lambda: store.renew(lane("leased"), 1, Claim("me", "token", 2 * HOUR_US)),
-    "release": lambda store: lambda: store.release(lane("leased"), 1, "token"),
-    "claim": lambda store: lambda: store.claim("", 5, Claim("me", "new token", HOUR_US)),
+    "acquire": lambda store: lambda: store.acquire(branch_key("new"), LeaseRequest("me", "new token", HOUR_US)),
+    "renew": lambda store: lambda: store.renew(branch_key("leased"), 1, LeaseRequest("me", "token", 2 * HOUR_US)),
+    "release": lambda store: lambda: store.release(branch_key("leased"), 1, "token"),
+    "claim": lambda store: lambda: store.claim("", 5, LeaseRequest("me", "new token", HOUR_US)),
     "put a new session": lambda store: lambda: store.put_record(record("session", "new"), HOUR_US),
     "put a new interrupt": lambda store: lambda: store.put_record(record("interrupt", "new", "c4")),
     "put a new effect": lambda store: lambda: store.put_record(record("effect", "new"), fence=Fence()),
@@ -140,10 +136,10 @@ VERBS: dict[str, Callable[[Store], Verb]] = {
 
 
 def everything(store: Store) -> list[object]:
-    lanes = store.lanes("", None, None)
-    rows = [row for each in lanes for row in store.find(Query(*each.key, payload=True, writes=True))]
+    branches = store.branches("", None, None)
+    rows = [row for each in branches for row in store.find(Query(*each.key, payload=True, writes=True))]
     return [
-        lanes,
+        branches,
         rows,
         [state_of(store, row.id) for row in rows],
         *(store.records(kind, "", None, False, 0, 100) for kind in KINDS),
@@ -202,13 +198,15 @@ class Bench:
 
 @pytest.fixture(scope="module", params=["memory", "directory"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(dir=RAM_FOLDER if RAM_FOLDER.is_dir() else None) as folder:
         yield Bench(request.param, Path(folder))
 
 
 def saved_by_another_thread(store: Store) -> bool:
     done: list[str] = []
-    worker = threading.Thread(target=lambda: done.append(put(store, lane("later"), {"n": 1}, "later")), daemon=True)
+    worker = threading.Thread(
+        target=lambda: done.append(put(store, branch_key("later"), {"n": 1}, "later")), daemon=True
+    )
     worker.start()
     worker.join(20)
     return done == ["later"]
@@ -262,8 +260,8 @@ def test_a_call_from_inside_another_is_refused_and_does_no_harm(bench: Bench, ve
     refused: list[StoreError] = []
 
     def call(inner: Verb) -> None:
-        if is_mine(store.gate.mine()):
-            with pytest.raises(StoreError, match="in the middle of another call") as caught:
+        if is_mine(store.guard.mine()):
+            with pytest.raises(StoreError, match="inside another call") as caught:
                 inner()
             refused.append(caught.value)
         elif verb == "close":
@@ -273,7 +271,7 @@ def test_a_call_from_inside_another_is_refused_and_does_no_harm(bench: Bench, ve
             inner()
 
     def handle() -> None:
-        call(lambda: store.head(lane()))
+        call(lambda: store.head(branch_key()))
         call(lambda: store.tag("", "c1", ["kept"], []))
 
     numbers = bench.moments(verb, "called")

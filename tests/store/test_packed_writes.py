@@ -19,18 +19,18 @@ from backstay.store.base import Backend, Query, WriteRow
 from backstay.store.layout import pack_body
 from backstay.store.memory import MemoryStore
 from backstay.store.open import open_backend
-from backstay.store.postgres.commit import swap
+from backstay.store.postgres.checkpoints import swap
 from backstay.store.postgres.store import PostgresStore
-from backstay.store.sqlite.pending import INLINE_BYTES_MAX, PIECE_BYTES
+from backstay.store.sqlite.rows import INLINE_BYTES_MAX, PIECE_BYTES
 from backstay.store.sqlite.store import SqliteStore
-from backstay.store.writes import Packed, Unreadable, by_task, merge, merged, pack, read, unpack
-from backstay.testing.drafts import lane, pending, put
+from backstay.store.writes import Packed, UnreadableWrites, by_task, merge, merged, pack, read, unpack
+from backstay.testing.drafts import branch_key, pending, put
+from support.running import Show
 
 TASK = "0b5c6a52-6a0b-4a9c-9f19-3f2b1d9d3d9a"
 PATHS = ("", "~__pregel_pull, work", "é\U0001f9ff")
 
 Call = tuple[list[WriteRow], bool]
-Show = Callable[[str, object], None]
 
 
 def rows(tasks: Sequence[str]) -> st.SearchStrategy[WriteRow]:
@@ -175,7 +175,7 @@ def change(backend: Backend, statement: str) -> None:
         backend._writer.submit(lambda connection: connection.execute(statement).fetchall())
     else:
         assert isinstance(backend, PostgresStore)
-        backend._link.change(lambda connection: connection.execute(connection.statements[statement].encode()))
+        backend._pool.change(lambda connection: connection.execute(connection.statements[statement].encode()))
 
 
 def found(backend: Backend, name: str) -> tuple[WriteRow, ...]:
@@ -192,9 +192,9 @@ def test_any_sequence_of_calls_gives_what_the_memory_store_gives(backend: Backen
     def run(story: list[Call]) -> None:
         name = f"c{next(numbers)}"
         for store in (model, backend):
-            put(store, lane(), {"n": 1}, name)
+            put(store, branch_key(), {"n": 1}, name)
             for writes, replace in story:
-                store.write(lane(), name, writes, replace)
+                store.write(branch_key(), name, writes, replace)
 
         assert found(backend, name) == found(model, name) == in_order(list(modelled(story).values()))
 
@@ -206,9 +206,9 @@ def test_any_sequence_of_calls_gives_what_the_memory_store_gives(backend: Backen
 def test_bodies_of_any_length_come_back_and_go(backend: Backend, size: int) -> None:
     body = random.Random(size).randbytes(size)
     for name in ("one", "two"):
-        put(backend, lane(), {"n": 1}, name)
+        put(backend, branch_key(), {"n": 1}, name)
         for extra in range(-1, 2):
-            backend.write(lane(), name, [pending(TASK, extra, body + bytes(extra + 1))], False)
+            backend.write(branch_key(), name, [pending(TASK, extra, body + bytes(extra + 1))], False)
     backend.delete("", ["one"], False)
 
     assert [row.body for row in found(backend, "two")] == [body + bytes(extra) for extra in range(3)]
@@ -229,7 +229,7 @@ def test_writers_of_one_task_lose_nothing(sql_url: str, show: Show) -> None:
     rounds, failures = 12, []
     barrier = threading.Barrier(8)
     with contextlib.closing(open_backend(sql_url)) as one, contextlib.closing(open_backend(sql_url)) as two:
-        put(one, lane(), {"n": 1}, "c")
+        put(one, branch_key(), {"n": 1}, "c")
 
         def work(number: int) -> None:
             try:
@@ -237,7 +237,7 @@ def test_writers_of_one_task_lose_nothing(sql_url: str, show: Show) -> None:
                 for turn in range(rounds):
                     body = f"{number} {turn}".encode() * 20
                     mine = [pending(TASK, number * rounds + turn, body, f"path {number}"), pending(TASK, -1, body)]
-                    (one, two)[number % 2].write(lane(), "c", mine, False)
+                    (one, two)[number % 2].write(branch_key(), "c", mine, False)
             except BaseException as error:  # it is raised below, in the test's own thread
                 failures.append(error)
 
@@ -259,12 +259,12 @@ def test_writers_of_one_task_lose_nothing(sql_url: str, show: Show) -> None:
 
 def test_postgres_stores_nothing_over_what_the_writer_has_not_seen(postgres_url: str) -> None:
     with contextlib.closing(PostgresStore(postgres_url)) as backend:
-        put(backend, lane(), {"n": 1}, "c")
+        put(backend, branch_key(), {"n": 1}, "c")
         seen = pack([pending("a", 0, b"seen")])
         later = pack([pending("a", 0, b"later")])
 
         def swapped(stored: dict[str, Packed | None], changed: dict[str, Packed]) -> dict[str, Packed | None]:
-            return backend._link.write(lambda connection: swap(connection, lane(), "c", stored, changed))
+            return backend._pool.write(lambda connection: swap(connection, branch_key(), "c", stored, changed))
 
         assert swapped({"a": None}, {"a": seen}) == {}
         assert swapped({"a": None, "b": None}, {"a": later, "b": later}) == {"a": seen}
@@ -292,16 +292,16 @@ def nothing(backend: Backend) -> str:
 @pytest.mark.parametrize("damage", SPOIL)
 @pytest.mark.parametrize("size", [1, 2000])
 def test_damaged_writes_are_told_and_hide_nothing_else(sql_url: str, backend: Backend, damage: str, size: int) -> None:
-    put(backend, lane(), {"n": 1}, "one")
-    backend.write(lane(), "one", [pending(TASK, 3, b"x" * size), pending(TASK, 4)], False)
+    put(backend, branch_key(), {"n": 1}, "one")
+    backend.write(branch_key(), "one", [pending(TASK, 3, b"x" * size), pending(TASK, 4)], False)
     SPOIL[damage](backend)
-    put(backend, lane(), {"n": 2}, "two")
-    backend.write(lane(), "two", [pending("task", 0)], False)
-    two, one = backend.find(Query(*lane(), writes=True))
+    put(backend, branch_key(), {"n": 2}, "two")
+    backend.write(branch_key(), "two", [pending("task", 0)], False)
+    two, one = backend.find(Query(*branch_key(), writes=True))
 
     assert two.writes == (pending("task", 0),)
     (lost,) = one.writes
-    assert isinstance(lost, Unreadable)
+    assert isinstance(lost, UnreadableWrites)
     assert (lost.task_id, lost.index, repr(lost)) == (TASK, 0, f"Unreadable(task_id={TASK!r})")
     with pytest.raises(Corrupted, match="one") as told:
         _ = lost.kind
@@ -310,22 +310,22 @@ def test_damaged_writes_are_told_and_hide_nothing_else(sql_url: str, backend: Ba
     with pytest.raises(AttributeError):
         _ = lost.anything_else
     with pytest.raises(Corrupted, match="one"):
-        backend.write(lane(), "one", [pending(TASK, 5)], True)
+        backend.write(branch_key(), "one", [pending(TASK, 5)], True)
     with backstay.open(sql_url) as store:
         with pytest.raises(Corrupted, match="one"):
             store.get("one")
-        assert [finding.where for finding in store.verify().findings] == [f"checkpoint one, writes[{TASK}][0]"]
+        assert [finding.where for finding in store.check().findings] == [f"checkpoint one, writes[{TASK}][0]"]
         assert store.get("two") is not None
     backend.delete("", ["one"], False)
     with backstay.open(sql_url) as store:
-        assert store.verify()
+        assert store.check()
 
 
 def test_pieces_that_belong_to_no_row_are_found_and_dropped(tmp_path: Path) -> None:
     with contextlib.closing(SqliteStore(str(tmp_path / "store.db"))) as backend:
-        put(backend, lane(), {"n": 1}, "c")
+        put(backend, branch_key(), {"n": 1}, "c")
         for task in ("kept", "lost"):
-            backend.write(lane(), "c", [pending(task, 0, random.Random(1).randbytes(3 * PIECE_BYTES))], False)
+            backend.write(branch_key(), "c", [pending(task, 0, random.Random(1).randbytes(3 * PIECE_BYTES))], False)
         change(backend, "DELETE FROM write WHERE task = 'lost'")
         (finding,) = backend.check()
 
@@ -358,12 +358,12 @@ def steps(number: int) -> Iterator[tuple[str, list[WriteRow]]]:
 @pytest.mark.parametrize("number", [400, 1000])
 def test_a_file_takes_little_more_than_the_writes_in_it(tmp_path: Path, number: int, show: Show) -> None:
     with contextlib.closing(SqliteStore(str(tmp_path / "store.db"))) as backend:
-        put(backend, lane(), {"n": 1}, "c")
+        put(backend, branch_key(), {"n": 1}, "c")
         before, bodies = backend.sizes().total, 0
         jobs = list(steps(number))
         for start in range(0, number, 50):  # 50 threads at once share an fsync
             batch = jobs[start : start + 50]
-            workers = [threading.Thread(target=backend.write, args=(lane(), *job, False)) for job in batch]
+            workers = [threading.Thread(target=backend.write, args=(branch_key(), *job, False)) for job in batch]
             for worker in workers:
                 worker.start()
             for worker in workers:
@@ -377,10 +377,10 @@ def test_a_file_takes_little_more_than_the_writes_in_it(tmp_path: Path, number: 
 
 def test_tiny_writes_of_many_tasks_share_pages(tmp_path: Path, show: Show) -> None:
     with contextlib.closing(SqliteStore(str(tmp_path / "store.db"))) as backend:
-        put(backend, lane(), {"n": 1}, "c")
+        put(backend, branch_key(), {"n": 1}, "c")
         before = backend.sizes().total
         for number in range(100):
-            backend.write(lane(), "c", [pending(str(uuid.UUID(int=number << 100)), 0, bytes(20))], False)
+            backend.write(branch_key(), "c", [pending(str(uuid.UUID(int=number << 100)), 0, bytes(20))], False)
         taken = backend.sizes().total - before
 
         show("SQLite, a tiny write of each of 100 tasks", f"{taken / 100:.0f} bytes a write")

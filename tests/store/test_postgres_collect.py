@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 import backstay
-from backstay.pieces.coverage import is_needed, merge_ranges
-from backstay.pieces.piece import Range
+from backstay.pieces.manifest import Range, is_needed, merge_ranges
 from backstay.store.layout import address_of, pack_body
-from backstay.store.postgres import collect, compact
+from backstay.store.postgres import collect
+from backstay.store.postgres import collect as compact
+from backstay.store.postgres.chunks import WINDOW_BYTES
 from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.find import read_ranges
-from backstay.store.postgres.link import Link
-from backstay.store.postgres.merge import WINDOW_BYTES
+from backstay.store.postgres.pool import RetryingPool
 from backstay.store.postgres.target import parse_url
-from backstay.testing.postgres import PostgresServer
-from backstay.upkeep.repair import repair
-from effort import effort
+from support.postgres import PostgresServer
+from support.running import Show, effort
 
 LAYOUTS = max(20, 10 * effort())
 STREAM = 7
@@ -35,7 +34,6 @@ ADD_FRESH = "INSERT INTO {schema}.fresh VALUES (%s, %s, %s) ON CONFLICT DO NOTHI
 ROWS = """
 SELECT false, address, size FROM {schema}.chunk UNION ALL SELECT true, address, length(body) FROM {schema}.fresh"""
 
-Show = Callable[[str, object], None]
 Ranges = list[tuple[int, int]]
 
 
@@ -43,7 +41,7 @@ Ranges = list[tuple[int, int]]
 def connection(postgres_url: str) -> Iterator[DeadlineConnection]:
     """Return a connection to a store without a checkpoint, in a transaction that is given up at the end."""
     backstay.open(postgres_url).close()
-    link = Link(parse_url(postgres_url))
+    link = RetryingPool(parse_url(postgres_url))
     with link.connect() as opened:
         yield opened
     link.close()
@@ -146,7 +144,7 @@ def test_a_sliding_window_of_messages_survives_pruning(postgres_url: str) -> Non
         store.thread("agent").prune(backstay.Keep(last=1))
 
         assert current(store.thread("agent")) == expected
-        assert store.verify()
+        assert store.check()
 
 
 def test_a_repair_drops_rows_that_nobody_needs_and_no_other(postgres_url: str, postgres: PostgresServer) -> None:
@@ -158,12 +156,13 @@ def test_a_repair_drops_rows_that_nobody_needs_and_no_other(postgres_url: str, p
                 f"with gone as (delete from {schema}.checkpoint where key & 4294967295 < 101 returning id, digest)"
                 f" update {schema}.checkpoint c set parent_digest = g.digest from gone g where c.parent = g.id".encode()
             )
-        repaired = repair(store, dry_run=False)
+        repaired = store.repair(dry_run=False)
 
         assert repaired, str(repaired)
+        assert repaired.before is not None
         assert any(finding.what == "bytes that no checkpoint needs" for finding in repaired.before.findings)
         assert current(store.thread("agent")) == expected
-        assert store.verify()
+        assert store.check()
 
 
 def test_a_window_that_is_left_again_after_a_delete_is_merged_once_more(postgres_url: str) -> None:
@@ -176,7 +175,7 @@ def test_a_window_that_is_left_again_after_a_delete_is_merged_once_more(postgres
             thread.append({"log": log[-1:]})
         doomed = [thread.append({"log": ["x" * length]}).id for length in (20_000, 200, 30_000)]
         for name in reversed(doomed):
-            thread.delete(name)
+            thread.delete_checkpoint(name)
         thread.latest()
         for letter, length in ("d", 100), ("e", 20_000), ("g", 100), ("h", 30_000), ("i", 100):
             log.append(letter * length)
@@ -188,4 +187,4 @@ def test_a_window_that_is_left_again_after_a_delete_is_merged_once_more(postgres
         thread.save({"log": log[3:]})
         thread.prune(backstay.Keep(last=1))
         assert current(store.thread("agent")) == {"log": log[3:]}
-        assert store.verify()
+        assert store.check()

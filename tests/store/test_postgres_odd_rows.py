@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from odd_rows import call_all, fill_all
-
 import backstay
 from backstay.store.postgres.schema import expected, schema_script
-from backstay.testing.postgres import PostgresServer
-from effort import effort
+from support.postgres import PostgresServer
+from support.running import effort
+from support.store.odd_rows import call_all, fill_all
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

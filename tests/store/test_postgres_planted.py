@@ -7,39 +7,34 @@ PostgreSQL 14 is everybody, run SQL with all rights of the store.
 from __future__ import annotations
 
 import re
-import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from backstay.thread.access import access_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-from planted import calls, plant
-from pooler import Pooler
-
 import backstay
+from backstay.bundle import export_bundle, import_bundle
 from backstay.errors import Fenced, StoreRefused
-from backstay.integrations.langgraph.stock.postgres import PostgresSource
+from backstay.langgraph.importer.postgres import PostgresSource
 from backstay.model.checkpoint import Write
-from backstay.model.effect import Outcome
-from backstay.pieces.piece import Range
-from backstay.store.base import LaneKey, Query
-from backstay.store.leases import Claim
+from backstay.model.runs import Outcome
+from backstay.pieces.manifest import Range
+from backstay.store.base import BranchKey, Query
+from backstay.store.leases import LeaseRequest
 from backstay.store.postgres import database, queries
 from backstay.store.postgres import schema as making
 from backstay.store.postgres.store import PostgresStore
-from backstay.testing.postgres import FOLDERS, PostgresServer
-from backstay.transfer import export_bundle, import_bundle
-from backstay.upkeep import check, repair
+from backstay.thread.access import access_of
+from support.postgres import FOLDERS, PostgresServer
+from support.running import Show
+from support.store.planted import calls, plant
+from support.store.pooler import Pooler
 
 pytestmark = pytest.mark.effort(2)
 
-Show = Callable[[str, object], None]
 
 WORKER, CULPRIT = "worker", "culprit"
 UNLUCKY = (  # as it was done before: each of them calls what another user planted
@@ -95,13 +90,13 @@ def use(url: str, folder: Path) -> set[str]:
         for _ in range(3):
             store.thread("large").append({"log": ["y" * 20_000]})
         store.compact()
-        report = store.verify()
+        report = store.check()
         assert report, str(report)
         backend = access_of(store).store
         assert isinstance(backend, PostgresStore)
         again = PostgresStore(url)
         again.close()
-        return {*backend._link.statements, *again._link.statements}
+        return {*backend._pool.statements, *again._pool.statements}
 
 
 def save_and_find(store: backstay.Store) -> None:
@@ -158,14 +153,14 @@ def talk(store: backstay.Store) -> None:
     with store.thread("unused").lease(ttl=30):
         pass
     backend = access_of(store).store
-    lane = LaneKey("", "talk", "", "main")
-    held = backend.acquire(lane, Claim("dead", "token", 1))
+    branch = BranchKey("", "talk", "", "main")
+    held = backend.acquire(branch, LeaseRequest("dead", "token", 1))
     with pytest.raises(Fenced):
-        backend.renew(lane, held.epoch + 1, Claim("dead", "token", 1))
+        backend.renew(branch, held.epoch + 1, LeaseRequest("dead", "token", 1))
     assert list(store.expired())
-    for claimed in backend.claim("", 5, Claim("heir", "another", 60_000_000)):
-        backend.release(claimed.lane, claimed.epoch, "another")
-        backend.release(claimed.lane, claimed.epoch, "another")
+    for claimed in backend.claim("", 5, LeaseRequest("heir", "another", 60_000_000)):
+        backend.release(claimed.branch, claimed.epoch, "another")
+        backend.release(claimed.branch, claimed.epoch, "another")
     with thread.session(owner="me"):
         assert store.sessions()
 
@@ -182,11 +177,11 @@ def remove(store: backstay.Store) -> None:
     thread.prune(backstay.Keep(last=2))
     newest = thread.latest()
     assert newest is not None
-    thread.delete(newest)
+    thread.delete_checkpoint(newest)
     store.prune(backstay.Keep(last=1))
     with pytest.raises(Fenced), store.thread("doomed").lease(ttl=30):
-        store.delete_thread("doomed")
-    store.delete_thread("doomed")
+        store.thread("doomed").delete()
+    store.thread("doomed").delete()
 
 
 def move(store: backstay.Store, copy: backstay.Store, folder: Path) -> None:
@@ -208,22 +203,22 @@ def damage_and_repair(store: backstay.Store, url: str) -> None:
     with psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
         admin.execute("set search_path = backstay")
         admin.execute(
-            "delete from stream_ref; delete from blob_ref; update lane set head = head - 1 where branch = 'main'"
+            "delete from stream_ref; delete from blob_ref; update branch set head = head - 1 where name = 'main'"
         )
         admin.execute("update thread set next_seq = 1; insert into tag values (5, 'nobody')")
         admin.execute("insert into chunk values (99::bigint << 28, 1, 'x'), ((99::bigint << 28) + 9, 1, 'x')")
         admin.execute("insert into fresh values (98 << 7, 98::bigint << 28, 'x')")
         admin.execute("insert into blob (digest, size, body) values ('lost', 1, 'x')")
-        admin.execute("insert into blob_ref select lane + 5000, digest from blob_ref limit 1")
+        admin.execute("insert into blob_ref select branch + 5000, digest from blob_ref limit 1")
         admin.execute(
-            "insert into lane (thread, head, last_seq, scope, branch) select id, 1, 1, '', 'empty' from thread"
+            "insert into branch (thread, head, last_seq, scope, name) select id, 1, 1, '', 'empty' from thread"
         )
         admin.execute(
             "insert into record (id, thread, version, open, kind, scope, branch, key, checkpoint, body)"
             " select 'odd', id, 1, true, 'interrupt', '', 'main', 'odd', 'gone', 'b' from thread limit 1"
         )
-    assert not check(store)
-    assert repair(store, dry_run=False)
+    assert not store.check()
+    assert store.repair(dry_run=False)
     backend = access_of(store).store
     row = backend.find(Query("", ids=(newest.id,), payload=True))[0]
     stream = next(source for source in backend.sizes().sources if isinstance(source, int))
@@ -236,14 +231,14 @@ def damage_and_repair(store: backstay.Store, url: str) -> None:
     backend.restore({row.digest: b"blob"}, [(stream, 0, data), (77, 0, b"y" * 506)], [row])
     backend.rebuild(False, True)
     backend.quarantine("", newest.id)
-    store.delete_thread("damaged")
+    store.thread("damaged").delete()
 
 
 def channels(url: str) -> list[bytes]:
     """Return what an import from LangGraph's own tables reads."""
     with PostgresSource(url) as source:
         threads = [source.thread(name) for name in source.threads()]
-        return [thread.read(spot).checkpoint["channel_values"]["n"].data for thread in threads for spot in thread.spots]
+        return [thread.read(spot).checkpoint["channel_values"]["n"].data for thread in threads for spot in thread.refs]
 
 
 def statements() -> dict[str, str]:
@@ -301,7 +296,7 @@ def test_a_search_path_that_puts_others_before_postgresql_is_refused_behind_a_po
         admin.execute(f"alter role {WORKER} in database {name} set search_path = public, pg_catalog".encode())
     with Pooler(server, user=WORKER) as pooler:
         with pytest.raises(
-            StoreRefused, match=r"looks into schema 'public' before PostgreSQL's own.*Leave pg_catalog out"
+            StoreRefused, match=r"has schema 'public' before PostgreSQL's own.*Remove pg_catalog from search_path"
         ):
             backstay.open(pooler.url(name, user=WORKER))
         with backstay.open(server.url(name, user=WORKER)) as store:

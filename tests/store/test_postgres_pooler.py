@@ -15,24 +15,20 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from backstay.thread.access import access_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-from pooler import BACKENDS, PREPARES_SINCE, Pooler
-
 import backstay
 from backstay.errors import Conflict, StoreRefused
 from backstay.store.postgres.connection import DeadlineConnection
-from backstay.store.postgres.link import Link
+from backstay.store.postgres.pool import RetryingPool
 from backstay.store.postgres.target import parse_url
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.waiting import wait_until
+from backstay.testing.drafts import wait_until
+from backstay.thread.access import access_of
+from support.postgres import PostgresServer
+from support.store.pooler import BACKENDS, PREPARES_SINCE, Pooler
 
 SAVERS = 8
 SAVES = 15
@@ -70,7 +66,7 @@ def work(store: backstay.Store, name: str) -> None:
     own.prune(backstay.Keep(last=3))
     doomed = store.thread(f"{name} again")
     doomed.save({"n": 1})
-    store.delete_thread(doomed.id)
+    store.thread(doomed.id).delete()
 
     newest, other = own.latest(), fork.latest()
     assert newest is not None
@@ -128,7 +124,7 @@ def test_everything_works_through_a_pooler_in_transaction_mode(
     with backstay.open(pooler.url(database, **params)) as store:
         failures = run_savers(store)
         history = list(store.thread("shared").history())
-        report = store.verify()
+        report = store.check()
         store.compact()
 
     assert failures == []
@@ -140,7 +136,10 @@ def test_everything_works_through_a_pooler_in_transaction_mode(
     assert {(state, locks) for _, state, locks in sessions} == {("idle", 0)}
     assert left_behind(pooler, database) == 0
     version = ".".join(map(str, pooler.version))
-    show(f"checkpoints verified after {SAVERS} savers on {BACKENDS} backends, PgBouncer {version}", report.checkpoints)
+    show(
+        f"checkpoints verified after {SAVERS} savers on {BACKENDS} backends, PgBouncer {version}",
+        report.good["checkpoints"],
+    )
 
 
 def left_behind(pooler: Pooler, database: str) -> int:
@@ -161,7 +160,7 @@ def left_behind(pooler: Pooler, database: str) -> int:
 
 def prepares(url: str) -> bool:
     """Tell whether a statement that is run again and again is prepared."""
-    link = Link(parse_url(url))
+    link = RetryingPool(parse_url(url))
 
     def work(connection: DeadlineConnection) -> bool:
         for _ in range(5):
@@ -209,11 +208,11 @@ def test_who_insists_on_prepared_statements_needs_a_pooler_that_carries_them(
         if pooler.version >= PREPARES_SINCE:
             add(thread)
         else:
-            with pytest.raises(StoreRefused, match=r"pooler mixes up prepared statements.*Take prepare=yes out"):
+            with pytest.raises(StoreRefused, match=r"mixes up prepared statements.*Remove prepare=yes from the URL"):
                 add(thread)
 
     with backstay.open(pooler.url(database)) as store:
-        assert store.verify()
+        assert store.check()
 
 
 # A fork -----------------------------------------------------------------------------------------------------------
@@ -256,7 +255,7 @@ code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 thread.append({"by": ["parent"]})
 step(f"child ended with {code}")
 with store:
-    print(thread.latest().state["by"], bool(store.verify()))
+    print(thread.latest().state["by"], bool(store.check()))
 """
 
 
@@ -266,7 +265,6 @@ def backends(server: PostgresServer, name: str) -> set[int]:
         return {pid for (pid,) in rows}
 
 
-@pytest.mark.row("C11")
 @pytest.mark.parametrize("end", ["closes it", "just ends", "leaves at once", "is killed"])
 def test_parent_and_child_of_a_fork_go_on_with_connections_of_their_own(
     postgres: PostgresServer, postgres_url: str, end: str
@@ -302,21 +300,19 @@ def test_parent_and_child_of_a_fork_go_on_with_connections_of_their_own(
     assert said == "['parent', 'child', 'parent', 'parent'] True\n"
 
 
-@pytest.mark.row("C11")
 def test_a_child_is_not_stopped_by_a_lock_that_a_thread_of_its_parent_held(postgres_url: str) -> None:
     with backstay.open(postgres_url) as store:
         store.thread("parent").save({"n": 1})
-        pools = access_of(store).store._link._pools  # type: ignore[attr-defined]
+        pools = access_of(store).store._pool._pools  # type: ignore[attr-defined]
         (lock,) = [pool._lock for pool in pools.values()]  # the one that every call takes for a moment
         with lock:
             child = forked(lambda: store.thread("child").save({"n": 2}))
 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store.thread("parent").save({"n": 3}).step == 2
-        assert store.verify().checkpoints == 3
+        assert store.check().good["checkpoints"] == 3
 
 
-@pytest.mark.row("C11")
 def test_forks_while_other_threads_save_leave_every_process_working(postgres_url: str, show: Any) -> None:
     stop = threading.Event()
     saved: list[int] = [0] * 4
@@ -343,7 +339,7 @@ def test_forks_while_other_threads_save_leave_every_process_working(postgres_url
         show("forks of a process whose threads were saving", len(children))
 
         assert codes == [0] * len(children)
-        assert store.verify().checkpoints == sum(saved) + len(children)
+        assert store.check().good["checkpoints"] == sum(saved) + len(children)
 
 
 def has_grown(counts: list[int], before: int) -> bool:

@@ -25,7 +25,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from backstay.testing.postgres import (
+from backstay.testing.drafts import wait_until
+from support.postgres import (
     APP_PASSWORD,
     APP_USER,
     PostgresFailed,
@@ -33,18 +34,18 @@ from backstay.testing.postgres import (
     PostgresUnavailable,
     find_install,
 )
-from backstay.testing.proxy import PORTS, READ_BYTES, Proxy
-from backstay.testing.waiting import wait_until
+from support.processes import child_environment
+from support.proxy import PORTS, READ_BYTES, Proxy
+from support.running import Show
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[[str], Connection]
-Show = Callable[[str, object], None]
 
 DEADLINE_SECONDS = 30.0
 
 VICTIM = """
 import signal
-from backstay.testing.postgres import PostgresServer
+from support.postgres import PostgresServer
 with PostgresServer() as server:
     with server.connect() as busy:
         pids = [*server._processes(), server._watcher.pid]
@@ -308,7 +309,9 @@ class TestServer:
 
     @pytest.mark.crash
     def test_nothing_lingers_after_the_death_of_the_process_that_started_it(self) -> None:
-        victim = subprocess.Popen([sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, text=True)
+        victim = subprocess.Popen(
+            [sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, text=True, env=child_environment()
+        )
         assert victim.stdout is not None
         folder, *pids = victim.stdout.readline().split()
         assert all(alive(int(pid)) for pid in pids)

@@ -16,12 +16,10 @@ import psycopg_pool
 import pytest
 
 import backstay
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.waiting import wait_until
+from backstay.testing.drafts import wait_until
 from backstay.thread.access import access_of
-from effort import effort
-
-Show = Callable[[str, object], None]
+from support.postgres import PostgresServer
+from support.running import Show, effort
 
 OURS = str(Path(backstay.__file__).parent / "store" / "postgres")
 POOL = str(Path(psycopg_pool.__file__).parent)
@@ -114,7 +112,7 @@ def test_ctrl_c_at_any_line_of_a_save_leaves_a_store_that_works(
     newest = store.thread("agent").latest()
     assert newest is not None
     assert newest.state == {"log": log}
-    assert store.verify()
+    assert store.check()
     assert len(log) > 50 // STRIDE
     assert 0 < stored < len(log)
     wait_until(lambda: backends(postgres, "interrupted") <= 3)  # what was given up is closed
@@ -155,16 +153,16 @@ def test_a_handler_that_saves_in_the_middle_of_a_save_works_at_every_place(
         assert len(saved) == number  # one at each place, and one under the pool's lock
         assert len(saved) > 50
         assert backends(postgres, "handled") <= 2
-        assert store.verify()
+        assert store.check()
     show("saves of a handler in the middle of a save", len(saved))
 
 
 @contextmanager
 def pool_lock_held(store: backstay.Store) -> Iterator[None]:
     """Be in the middle of a call that has the pool's lock."""
-    link = access_of(store).store._link  # type: ignore[attr-defined]
-    (pool,) = link._pools.values()
-    link._local.inside = True
+    retrying = access_of(store).store._pool  # type: ignore[attr-defined]
+    (pool,) = retrying._pools.values()
+    retrying._local.inside = True
     with pool._lock:
         yield
-    link._local.inside = False
+    retrying._local.inside = False

@@ -13,24 +13,24 @@ import psycopg
 import pytest
 
 import backstay
+from backstay.bundle import export_bundle, import_bundle
 from backstay.errors import StoreRefused
 from backstay.model.checkpoint import Write
 from backstay.model.decision import Decision, DecisionKind
-from backstay.store.base import LaneKey, Query, WriteRow
-from backstay.store.leases import Claim
+from backstay.store.base import BranchKey, Query, WriteRow
+from backstay.store.leases import LeaseRequest
 from backstay.store.postgres import schema as making
 from backstay.store.postgres.database import NO_WRITERS
 from backstay.store.postgres.store import PostgresStore
 from backstay.store.records import Fence, Record
-from backstay.testing.postgres import PostgresServer
-from backstay.testing.waiting import wait_until
+from backstay.testing.drafts import wait_until
 from backstay.thread.access import access_of
-from backstay.transfer import export_bundle, import_bundle
+from support.postgres import PostgresServer
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-LANE = LaneKey("", "agent", "", "main")
-REFUSED = r"another version of Backstay has changed the schema.*version 2 now, 1 when opened.*Restart this program"
+BRANCH = BranchKey("", "agent", "", "main")
+REFUSED = r"another version of Backstay migrated the schema.*version 2 now, 1 when opened.*Restart this program"
 TABLES = re.findall(r"CREATE TABLE \{schema\}\.(\w+)", making.schema_script())
 
 
@@ -61,8 +61,8 @@ def store(postgres_url: str) -> Iterator[backstay.Store]:
         with pytest.raises(TimeoutError):
             thread.effect("mail", fail)
         backend = access_of(opened).store
-        backend.acquire(LaneKey("", "expired", "", "main"), Claim("ann", "old", 1))
-        backend.acquire(LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000))
+        backend.acquire(BranchKey("", "expired", "", "main"), LeaseRequest("ann", "old", 1))
+        backend.acquire(BranchKey("", "leased", "", "main"), LeaseRequest("ann", "token", 60_000_000))
         yield opened
 
 
@@ -73,10 +73,10 @@ def fail() -> None:
 def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object]]:
     """Return calls of every method that writes, by its name. Made in this order, each changes something."""
     thread, backend = store.thread("agent"), access_of(store).store
-    leased, claim = LaneKey("", "leased", "", "main"), Claim("ann", "token", 60_000_000)
+    leased, claim = BranchKey("", "leased", "", "main"), LeaseRequest("ann", "token", 60_000_000)
     (effect,) = backend.records("effect", "", None, True, 0, 9)
     (row,) = backend.find(Query("", ids=("c1",), payload=True))
-    session = Record("session", LaneKey("", "x", "", "main"), "run", b"", True)
+    session = Record("session", BranchKey("", "x", "", "main"), "run", b"", True)
     written = [WriteRow("task", 1, "channel", "none", 1, b"x")]
     return {
         "commit: replaces the head": lambda: store.thread("agent").save({"n": 1}, id="c3", replace=True),
@@ -85,15 +85,15 @@ def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object
         "commit: forks": lambda: store.thread("agent").fork("c1", branch="late"),
         "commit_all": lambda: import_bundle(bundle, store),
         "reserve": lambda: backend.reserve(3),
-        "write": lambda: backend.write(LANE, "c3", written, False),
-        "write: to more of the task": lambda: backend.write(LANE, "c2", written, False),
+        "write": lambda: backend.write(BRANCH, "c3", written, False),
+        "write: to more of the task": lambda: backend.write(BRANCH, "c2", written, False),
         "tag": lambda: backend.tag("", "c2", ["late"], []),
         "tag: off": lambda: backend.tag("", "c1", [], ["good"]),
         "delete": lambda: backend.delete("", ["c0"], True),
-        "acquire": lambda: backend.acquire(LaneKey("", "other", "", "main"), claim),
+        "acquire": lambda: backend.acquire(BranchKey("", "other", "", "main"), claim),
         "renew": lambda: backend.renew(leased, 1, claim),
         "release": lambda: backend.release(leased, 1, "token"),
-        "claim": lambda: backend.claim("", 5, Claim("bob", "new", 60_000_000)),
+        "claim": lambda: backend.claim("", 5, LeaseRequest("bob", "new", 60_000_000)),
         "put_record": lambda: backend.put_record(session, 60_000_000),
         "put_record: of a checkpoint": lambda: thread.interrupt("c2", payload={"q": 3}, id="third"),
         "put_record: over another": lambda: backend.put_record(replace(effect, body=b"x", open=False), fence=Fence()),
@@ -105,7 +105,7 @@ def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object
     }
 
 
-READS = {"head", "find", "unread", "lanes", "fetch", "sizes", "leases", "record", "records", "check", "close"}
+READS = {"head", "find", "unread", "branches", "fetch", "sizes", "leases", "record", "records", "check", "close"}
 
 
 @pytest.fixture
@@ -181,10 +181,10 @@ def test_a_migration_waits_for_writes_under_way_and_goes_on_after_a_deadlock(
             admin.execute(f"lock table {schema}.checkpoint in row exclusive mode".encode())
         opened.result(20).close()
         set_version(admin, schema, 1)
-        admin.execute(f"alter table {schema}.lane drop note".encode())
+        admin.execute(f"alter table {schema}.branch drop note".encode())
         admin.execute("set deadlock_timeout = '20s'")
         with admin.transaction():
-            admin.execute(f"lock table {schema}.lane in row share mode".encode())
+            admin.execute(f"lock table {schema}.branch in row share mode".encode())
             opened = pool.submit(backstay.open, postgres_url)
             wait_until(lambda: waiters(admin) == 1)
             admin.execute(f"select {schema}.check_version(1)".encode())  # the migration is chosen to give way
@@ -197,9 +197,8 @@ def test_a_migration_waits_for_writes_under_way_and_goes_on_after_a_deadlock(
 def next_version(tmp_path: Path, store: backstay.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give Backstay, as it opens stores from now on, one more migration."""
     (tmp_path / "migrations").mkdir()
-    scripts = [*making.migration_scripts(), "ALTER TABLE {schema}.lane ADD note text"]
-    for number, script in enumerate(scripts):
-        (tmp_path / "migrations" / f"{number:04}.sql").write_text(script, encoding="utf-8")
+    script = "ALTER TABLE {schema}.branch ADD note text"
+    (tmp_path / "migrations" / "0002_note.sql").write_text(script, encoding="utf-8")
     monkeypatch.setattr(making, "_MIGRATIONS", tmp_path / "migrations")
     newest = making.schema_script().replace("  origin   bytea,\n", "  origin   bytea,\n  note text,\n")
     (tmp_path / "schema.sql").write_text(newest, encoding="utf-8")

@@ -15,24 +15,19 @@ from typing import Any, TypeVar
 import apsw
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from lines import Lines
-
 import backstay
 from backstay.errors import BackstayError, StoreError
-from backstay.store.gate import Gate
-from backstay.store.lock import ProcessLock
+from backstay.store.lock import CallGuard, ProcessLock
 from backstay.store.sqlite.database import CHECKSUM_VFS
 from backstay.store.sqlite.store import SqliteStore
-from backstay.store.sqlite.writer import Writer
-from backstay.thread.store import Store, make_context
+from backstay.store.sqlite.transactions import Writer
+from backstay.thread.store import Store, make_services
+from support.running import RAM_FOLDER, Show
+from support.store.lines import Lines
 
-RAM_FOLDER = Path("/dev/shm")
 PLACES = ("store/sqlite", "store/lock.py", "store/gate.py")
 
 T = TypeVar("T")
-Show = Callable[[str, object], None]
 Verb = Callable[[Store], object]
 
 VERBS: dict[str, Verb] = {
@@ -58,11 +53,11 @@ def path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def store(path: Path) -> Iterator[Store]:
-    with Store(SqliteStore(str(path), timeout_s=5), make_context("", None)) as opened:
+    with Store(SqliteStore(str(path), timeout_s=5), make_services("", None)) as opened:
         for n in range(4):
             opened.thread("main").save({"n": n, "log": ["x" * 400]})
         yield opened
-        assert opened.verify()
+        assert opened.check()
 
 
 def interrupt() -> None:
@@ -163,7 +158,7 @@ def save_beside_a_prune(path: Path) -> list[BaseException]:
 
         assert latest is not None
         assert errors or latest.state["log"] == list(range(saved))
-        assert store.verify()
+        assert store.check()
         return errors
 
 
@@ -205,11 +200,11 @@ def without_the_turn(self: Writer, work: Callable[[apsw.Connection], T]) -> T:
         return work(connection)
 
 
-class CountingGate(Gate):
+class CountingGuard(CallGuard):
     """Counts who is inside, under a lock whose ``with`` is written in Python."""
 
-    def renew(self) -> None:
-        super().renew()
+    def reset(self) -> None:
+        super().reset()
         self.changed = threading.Condition()
 
     def mine(self) -> Any:
@@ -219,13 +214,13 @@ class CountingGate(Gate):
 @pytest.mark.effort(2)
 @pytest.mark.filterwarnings("ignore:unclosed file")
 def test_a_lock_that_python_code_takes_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backstay.store.sqlite.transactions.Gate", CountingGate)
+    monkeypatch.setattr("backstay.store.sqlite.transactions.CallGuard", CountingGuard)
     assert is_caught(path)
 
 
 def is_caught(path: Path) -> bool:
     """Tell whether an interrupt at some line leaves another thread waiting."""
-    store = Store(SqliteStore(str(path), timeout_s=1), make_context("", None))
+    store = Store(SqliteStore(str(path), timeout_s=1), make_services("", None))
     save = VERBS["save"]
     save(store)
     lines = Lines(*PLACES)

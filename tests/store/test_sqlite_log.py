@@ -15,7 +15,7 @@ import pytest
 import backstay
 from backstay.errors import StoreWarning
 from backstay.store.finding import LEFTOVER
-from backstay.store.sqlite.log import LOG_BYTES, REPORTED_BYTES
+from backstay.store.sqlite.files import REPORTED_BYTES, WAL_BYTES
 from backstay.thread.access import access_of
 
 READER = """
@@ -61,9 +61,9 @@ def fill(store: backstay.Store, size: int) -> None:
 
 def test_a_large_save_does_not_leave_a_large_log(path: Path) -> None:
     with backstay.open(path) as store:
-        store.thread("large").save({"n": random.Random(1).randbytes(3 * LOG_BYTES)})
-        assert log_bytes(path) <= LOG_BYTES
-        assert store.verify()
+        store.thread("large").save({"n": random.Random(1).randbytes(3 * WAL_BYTES)})
+        assert log_bytes(path) <= WAL_BYTES
+        assert store.check()
 
 
 def test_a_reader_that_stays_is_reported_once_and_saves_go_on(path: Path) -> None:
@@ -72,16 +72,16 @@ def test_a_reader_that_stays_is_reported_once_and_saves_go_on(path: Path) -> Non
         with foreign_reader(path):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                fill(store, REPORTED_BYTES + LOG_BYTES)
+                fill(store, REPORTED_BYTES + WAL_BYTES)
             assert log_bytes(path) > REPORTED_BYTES, "the reader was not in the way"
             [told] = [each for each in caught if issubclass(each.category, StoreWarning)]
             assert str(path) in str(told.message)
-            report = store.verify()
+            report = store.check()
             assert report, "a long log is no damage"
             findings = access_of(store).store.check()
             assert [(finding.kind, finding.where) for finding in findings] == [(LEFTOVER, "write-ahead log")]
-        fill(store, 3 * LOG_BYTES)
-        assert log_bytes(path) <= LOG_BYTES, "it is not cut when the reader has gone"
+        fill(store, 3 * WAL_BYTES)
+        assert log_bytes(path) <= WAL_BYTES, "it is not cut when the reader has gone"
         assert access_of(store).store.check() == []
 
 
@@ -90,5 +90,5 @@ def test_a_program_that_makes_errors_of_warnings_keeps_its_saves(path: Path) -> 
         warnings.simplefilter("error")
         store.thread("thread").save({"n": 1})
         with foreign_reader(path):
-            fill(store, REPORTED_BYTES + LOG_BYTES)
-        assert store.verify()
+            fill(store, REPORTED_BYTES + WAL_BYTES)
+        assert store.check()

@@ -6,21 +6,17 @@ import contextlib
 import random
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from odd_rows import call_all, fill_all
-
 import backstay
 from backstay.store.sqlite.database import CHECKSUM_VFS
 from backstay.store.sqlite.schema import our_objects
-from effort import effort
+from support.running import effort
+from support.store.odd_rows import call_all, fill_all
 
 TABLES = {name: text for name, text in our_objects().items() if text.startswith("CREATE TABLE")}
 ODD: tuple[Any, ...] = (None, -1, 0, 2**63 - 1, -(2**63), 1.5, "", "x", "é\0y", b"", b"x", b"\xff" * 16, b"\x93" * 32)

@@ -16,15 +16,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from forking import ended_well, forked
-
 import backstay
 from backstay.errors import Conflict, StoreBusy, StoreError
 from backstay.store.sqlite.store import SqliteStore
-from backstay.testing.waiting import wait_until
-from backstay.thread.store import Store, make_context
+from backstay.testing.drafts import wait_until
+from backstay.thread.store import Store, make_services
+from support.processes import ended_well, forked
 
 SAVES = 25
 FAIR_WRITERS = 4
@@ -88,11 +85,10 @@ def check(store: Store, names: list[str]) -> None:
     assert sorted(meta.id for meta in history) == sorted(f"{name}-{n}" for name in names for n in range(SAVES))
     assert [meta.seq for meta in history] == list(range(len(history), 0, -1))
     assert [meta.parent_id for meta in history[:-1]] == [meta.id for meta in history[1:]]
-    report = store.verify()
+    report = store.check()
     assert report, str(report)
 
 
-@pytest.mark.row("C11")
 def test_parent_and_child_of_a_fork_both_go_on_saving(path: Path) -> None:
     with backstay.open(path) as store:
         store.thread("before").save({"n": 0})
@@ -103,7 +99,6 @@ def test_parent_and_child_of_a_fork_both_go_on_saving(path: Path) -> None:
         check(store, ["parent", "child"])
 
 
-@pytest.mark.row("C11")
 def test_a_child_of_multiprocessing_may_use_the_store_of_its_parent(path: Path) -> None:
     context = multiprocessing.get_context("fork")
     with backstay.open(path) as store:
@@ -141,7 +136,6 @@ def saving_meanwhile(store: Store) -> Iterator[list[str]]:
         worker.join()
 
 
-@pytest.mark.row("C11")
 def test_a_fork_while_another_thread_is_saving_loses_nothing(path: Path) -> None:
     with backstay.open(path) as store:
         with saving_meanwhile(store) as acked:
@@ -153,7 +147,6 @@ def test_a_fork_while_another_thread_is_saving_loses_nothing(path: Path) -> None
         check(store, [f"child {number}" for number in range(4)])
 
 
-@pytest.mark.row("C11")
 def test_a_handle_with_a_known_head_is_not_fooled_by_what_the_other_side_of_a_fork_saved(path: Path) -> None:
     with backstay.open(path) as store:
         thread = store.thread("thread")
@@ -167,7 +160,6 @@ def test_a_handle_with_a_known_head_is_not_fooled_by_what_the_other_side_of_a_fo
         assert latest.state == {"n": 2}
 
 
-@pytest.mark.row("C11")
 def test_a_handle_that_another_thread_was_using_at_a_fork_works_in_the_child(path: Path) -> None:
     """The handle is held by a save whose state is just being read, so that the fork surely comes in the middle."""
     inside, go_on = threading.Event(), threading.Event()
@@ -197,17 +189,15 @@ def test_a_handle_that_another_thread_was_using_at_a_fork_works_in_the_child(pat
     assert result
 
 
-@pytest.mark.row("C11")
 def test_a_store_closed_in_the_child_stays_open_in_the_parent(path: Path) -> None:
     with backstay.open(path) as store:
         store.thread("thread").save({"n": 1})
         assert ended_well(forked(store.close))
 
         store.thread("other").save({"n": 2})
-        assert store.verify().checkpoints == 2
+        assert store.check().good["checkpoints"] == 2
 
 
-@pytest.mark.row("C11")
 def test_a_copy_in_a_process_that_python_did_not_fork_is_refused(path: Path) -> None:
     """A fork behind Python's back runs none of its hooks; only the process id can tell."""
     script = (
@@ -229,10 +219,9 @@ def test_a_copy_in_a_process_that_python_did_not_fork_is_refused(path: Path) -> 
 
     assert "another process" in done.stdout
     with backstay.open(path) as store:
-        assert store.verify().checkpoints == 2
+        assert store.check().good["checkpoints"] == 2
 
 
-@pytest.mark.row("C11")
 def test_two_stores_on_one_file_in_one_process_see_each_other_at_once(path: Path) -> None:
     with backstay.open(path) as one, backstay.open(path) as two:
         first = one.thread("thread").save({"n": 1})
@@ -247,7 +236,7 @@ def test_two_stores_on_one_file_in_one_process_see_each_other_at_once(path: Path
             worker.join()
         check(one, ["one", "two"])
         one.close()
-        assert two.verify().checkpoints == 2 + 4 * SAVES
+        assert two.check().good["checkpoints"] == 2 + 4 * SAVES
 
 
 def test_no_writer_starves_among_four_busy_ones(path: Path, record_property: Callable[[str, object], None]) -> None:
@@ -277,7 +266,7 @@ def test_no_writer_starves_among_four_busy_ones(path: Path, record_property: Cal
     assert worst < whole / 2
     assert min(end - begin for _, begin, end in figures) > whole / 4
     with backstay.open(path) as store:
-        assert store.verify().checkpoints == FAIR_WRITERS * FAIR_SAVES
+        assert store.check().good["checkpoints"] == FAIR_WRITERS * FAIR_SAVES
 
 
 @contextmanager
@@ -298,9 +287,8 @@ def stopped_holder(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.crash
-@pytest.mark.row("C11")
 def test_a_store_locked_by_a_stopped_process_is_busy_and_works_again_after_it(path: Path) -> None:
-    with Store(SqliteStore(str(path), timeout_s=0.2), make_context("", None)) as store:
+    with Store(SqliteStore(str(path), timeout_s=0.2), make_services("", None)) as store:
         thread = store.thread("thread")
         thread.save({"n": 1}, id="first")
         with stopped_holder(path):
@@ -316,7 +304,7 @@ def test_a_store_locked_by_a_stopped_process_is_busy_and_works_again_after_it(pa
                 SqliteStore(str(path), timeout_s=0.1)
 
         assert thread.save({"n": 2}, id="second").parent_id == "first"
-        assert store.verify().checkpoints == 2
+        assert store.check().good["checkpoints"] == 2
 
 
 def descriptors_of(path: str) -> int:
@@ -328,9 +316,8 @@ def descriptors_of(path: str) -> int:
     return found
 
 
-@pytest.mark.row("C11")
 def test_waiting_in_vain_leaves_no_descriptor_behind(path: Path) -> None:
-    with Store(SqliteStore(str(path), timeout_s=0.05), make_context("", None)) as store:
+    with Store(SqliteStore(str(path), timeout_s=0.05), make_services("", None)) as store:
         store.thread("thread").save({"n": 1})
         before = descriptors_of(f"{path}-lock")
         with stopped_holder(path):

@@ -12,30 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from backstay.thread.access import access_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from forking import ended_well, forked
-
 import backstay
 from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreRefused
-from backstay.store.boot import Moment, boot_clock
+from backstay.store.leases import ClockReading, boot_clock
 from backstay.store.sqlite import files
 from backstay.store.sqlite.store import SqliteStore
-from backstay.thread.store import Store, make_context
+from backstay.thread.access import access_of
+from backstay.thread.store import Store, make_services
+from support.processes import ended_well, forked
 
 OTHER = """
 import json, sys, backstay
 from backstay.store.sqlite import files
 from backstay.store.sqlite.store import SqliteStore
-from backstay.thread.store import Store, make_context
+from backstay.thread.store import Store, make_services
 stores = []
 for line in sys.stdin:
     verb, path, name = json.loads(line)
     try:
         if verb == "open":
-            stores.append(Store(SqliteStore(path, timeout_s=0.5), make_context("", None)))
+            stores.append(Store(SqliteStore(path, timeout_s=0.5), make_services("", None)))
         elif verb == "save":
             stores[-1].thread("other").save({"n": name}, id=name)
         else:
@@ -89,12 +85,12 @@ class Victim:
         self.path = path
         self.strike: Callable[[], None] | None = None
         self.struck = 0
-        self.store = Store(SqliteStore(str(path), clock=self._clock), make_context("", None))
+        self.store = Store(SqliteStore(str(path), clock=self._clock), make_services("", None))
         self.thread = self.store.thread("mine")  # knows its head once it has saved, and then reads nothing
         self.acknowledged: list[str] = []
         self.failures: list[BackstayError] = []
 
-    def _clock(self) -> Moment:
+    def _clock(self) -> ClockReading:
         strike, self.strike = self.strike, None
         if strike is not None:
             strike()
@@ -200,7 +196,7 @@ def check_refused(victim: Victim, way: str) -> None:
         lambda: victim.store.thread("mine").latest(),
         lambda: list(victim.store.threads()),
         lambda: victim.store.get("first"),
-        lambda: victim.store.verify(),
+        lambda: victim.store.check(),
         lambda: victim.store.compact(),
     ):
         with pytest.raises(BackstayError) as caught:
@@ -210,7 +206,7 @@ def check_refused(victim: Victim, way: str) -> None:
 
 def ids_at(path: Path) -> set[str]:
     with backstay.open(path) as store:
-        assert store.verify()
+        assert store.check()
         return {meta.id for head in store.threads() for meta in store.thread(head.thread_id).history()}
 
 
@@ -285,7 +281,7 @@ def test_it_is_noticed_too_after_the_folder_was_left_alone_for_long(
     path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then only the folder is looked at."""
-    monkeypatch.setattr(files, "SETTLED_NS", 20_000_000)
+    monkeypatch.setattr(files, "FOLDER_SETTLED_NS", 20_000_000)
     victim = Victim(path)
     victim.save("before")
     while time.time_ns() - path.parent.stat().st_ctime_ns < 60_000_000:

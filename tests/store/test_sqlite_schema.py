@@ -13,10 +13,10 @@ import pytest
 import backstay
 from backstay.errors import StoreRefused
 from backstay.store.sqlite.database import CHECKSUM_VFS
-from backstay.store.sqlite.schema import migrate, migration_scripts, our_objects
+from backstay.store.sqlite.schema import migrate, newest_version, our_objects
 
 TABLES = sorted(name for name, text in our_objects().items() if text.startswith("CREATE TABLE"))
-NEWER = len(migration_scripts()) + 1
+NEWER = newest_version() + 1
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ CHANGES = {
     "renamed column": ("ALTER TABLE tag RENAME COLUMN name TO label", "tag is not"),
     "renamed table": ("ALTER TABLE tag RENAME TO label", "tag is missing"),
     "index": ("CREATE INDEX evil ON checkpoint (step)", "index evil"),
-    "unique index": ("CREATE UNIQUE INDEX evil ON lane (head)", "index evil"),
+    "unique index": ("CREATE UNIQUE INDEX evil ON branch (head)", "index evil"),
     "partial unique index": ("CREATE UNIQUE INDEX evil ON checkpoint (step) WHERE step > 1", "index evil"),
     "index on an expression": ("CREATE INDEX evil ON chunk (abs(size))", "index evil"),
     "check": (edited("checkpoint", "step INTEGER NOT NULL", "step INTEGER NOT NULL CHECK (step < 2)"), "checkpoint is"),
     "conflict clause": (edited("blob", "UNIQUE", "UNIQUE ON CONFLICT IGNORE"), "blob is not"),
-    "default": (edited("lane", "DEFAULT 0", "DEFAULT 7"), "lane is not"),
+    "default": (edited("branch", "DEFAULT 0", "DEFAULT 7"), "branch is not"),
     "collation": (edited("thread", "name TEXT NOT NULL", "name TEXT COLLATE NOCASE NOT NULL"), "thread is not"),
     "not strict": (edited("chunk", " STRICT", ""), "chunk is not"),
     "without rowid": (made_anew("write_piece", "STRICT", "STRICT, WITHOUT ROWID"), "write_piece is not"),
@@ -143,7 +143,7 @@ def test_tables_of_others_are_left_alone(path: Path, what: str, while_open: bool
         if while_open:
             change(path, HARMLESS[what])
         thread.save({"n": 3}, id="third")
-        assert store.verify()
+        assert store.check()
         store.compact()
     with backstay.open(path) as store:
         assert [meta.id for meta in store.thread("thread").history()] == ["third", "second", "first"]
@@ -156,7 +156,7 @@ def calls(store: backstay.Store) -> list[Callable[[], object]]:
         lambda: thread.tag("first", "late"),
         lambda: store.prune(backstay.Keep(last=1)),
         lambda: store.compact(),
-        lambda: store.delete_thread("thread"),
+        lambda: store.thread("thread").delete(),
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from backstay.errors import Conflict, StoreRefused
 from backstay.store.sqlite.database import Database
-from backstay.store.sqlite.writer import Writer
+from backstay.store.sqlite.transactions import Writer
 
 
 @pytest.fixture

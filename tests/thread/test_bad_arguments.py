@@ -18,13 +18,12 @@ import pytest
 
 import backstay
 from backstay.errors import BackstayError
-from backstay.model.checkpoint import Notes, Write
-from backstay.model.effect import Outcome
+from backstay.model.checkpoint import CheckpointFields, Write
+from backstay.model.runs import Outcome
 from backstay.thread.lease import Lease
 from backstay.thread.loop import Loop
 from backstay.thread.session import RunSession
-
-Show = Callable[[str, object], None]
+from support.running import Show
 
 
 class Text(str):
@@ -118,7 +117,7 @@ def everything(store: backstay.Store) -> list[Any]:
     thread = store.thread("t")
     found: list[Any] = [meta.id for meta in store.threads()]
     found += [(meta.id, meta.seq, meta.tags) for meta in (*thread.history(branch="*", limit=2), thread.at(1)) if meta]
-    found += [lane.key.branch for lane in thread.branches()]
+    found += [branch.key.name for branch in thread.branches()]
     found += [(each.key, each.status, each.attempt) for each in thread.effects()]
     found += [(each.id, each.decision, each.consumed_at) for each in store.interrupts(pending=False)]
     found += [each.id for each in store.sessions(active=False)]
@@ -131,7 +130,7 @@ def arguments(call: Callable[..., Any]) -> Iterator[tuple[str, inspect.Parameter
         if name == "self":
             continue
         if parameter.kind is inspect.Parameter.VAR_KEYWORD and name == "notes":
-            for note in Notes.__annotations__:
+            for note in CheckpointFields.__annotations__:
                 yield note, parameter
         elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             yield name, parameter
@@ -215,7 +214,6 @@ def test_the_values_that_work_do() -> None:
             called(verbs(store, store.thread("t"))[name], samples)
 
 
-@pytest.mark.row("T7")
 def test_every_argument_of_a_store_and_a_thread_refuses_odd_values_with_an_error_of_ours(
     store: backstay.Store, show: Show
 ) -> None:

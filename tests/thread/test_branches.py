@@ -25,7 +25,6 @@ def test_a_repeated_rewind_to_another_checkpoint_is_not_taken_for_the_same(store
         thread.rewind(second, id="r1")
 
 
-@pytest.mark.row("S3x-12", "W3-12", "S4x-16")
 def test_a_fork_takes_over_state_position_and_step(store: backstay.Store) -> None:
     thread = three_steps(store)
     second = thread.at(2)
@@ -56,7 +55,7 @@ def test_a_fork_and_its_origin_go_on_independently(store: backstay.Store) -> Non
 def test_a_fork_into_another_thread_is_a_thread_of_its_own(store: backstay.Store) -> None:
     thread = three_steps(store)
     other = thread.fork(next(thread.history()), to="copy", delete=["n"])
-    store.delete_thread("t")
+    store.thread("t").delete()
     latest = store.thread("copy").latest()
 
     assert latest is not None
@@ -68,9 +67,9 @@ def test_a_fork_onto_an_existing_branch_is_refused(store: backstay.Store) -> Non
     thread = three_steps(store)
     newest = next(thread.history())
     thread.fork(newest, branch="side")
-    with pytest.raises(backstay.Conflict, match="exists already"):
+    with pytest.raises(backstay.Conflict, match="already exists"):
         thread.fork(newest, branch="side")
-    with pytest.raises(backstay.InvalidInput, match="needs a name"):
+    with pytest.raises(backstay.InvalidInput, match="a fork needs"):
         thread.fork(newest)
 
 
@@ -79,7 +78,6 @@ def test_a_fork_of_what_is_not_there_says_so(thread: backstay.Thread) -> None:
         thread.fork("nothing-here", branch="side")
 
 
-@pytest.mark.row("S3x-10", "W3-01", "S4x-16")
 def test_rewind_goes_back_by_appending_and_destroys_nothing(store: backstay.Store) -> None:
     thread = three_steps(store)
     first = thread.at(1)
@@ -112,7 +110,6 @@ def test_rewinding_to_another_threads_checkpoint_is_refused(store: backstay.Stor
         store.thread("t").rewind(foreign)
 
 
-@pytest.mark.row("S3x-11")
 def test_at_gives_the_nearest_checkpoint_at_or_before_a_step(store: backstay.Store) -> None:
     thread = store.thread("t")
     for step in (2, 5, 9):
@@ -138,7 +135,6 @@ def test_before_a_forks_first_step_at_looks_where_it_was_forked_from(store: back
     ]
 
 
-@pytest.mark.row("S3-23")
 def test_a_checkpoint_is_found_by_its_id_alone(store: backstay.Store) -> None:
     saved = store.thread("t").save({"n": 1})
     found = store.get(saved.id)
@@ -149,7 +145,6 @@ def test_a_checkpoint_is_found_by_its_id_alone(store: backstay.Store) -> None:
     assert store.thread("another").get(saved.id) is None
 
 
-@pytest.mark.row("S4x-15", "S4x-16")
 def test_tags_are_added_and_removed_and_filter_lists(store: backstay.Store) -> None:
     thread = three_steps(store)
     second = thread.at(2)
@@ -166,7 +161,6 @@ def test_tags_are_added_and_removed_and_filter_lists(store: backstay.Store) -> N
         thread.tag("unknown", "good")
 
 
-@pytest.mark.row("S3x-15")
 def test_branches_and_lineage_draw_the_tree(store: backstay.Store) -> None:
     from backstay.model.lineage import Lineage
 
@@ -176,7 +170,7 @@ def test_branches_and_lineage_draw_the_tree(store: backstay.Store) -> None:
     nodes = list(thread.history(branch="*"))
     lineage = Lineage(nodes)
 
-    assert [lane.key.branch for lane in thread.branches()] == ["main", "side"]
+    assert [branch.key.name for branch in thread.branches()] == ["main", "side"]
     assert len(nodes) == 5
     assert [node.branch for node in lineage.ancestors(nodes[0].id)] == ["side", "main", "main"]
     assert len(lineage.roots) == 1
@@ -194,7 +188,6 @@ def test_a_forked_branch_shares_its_bytes(store: backstay.Store) -> None:
     assert (after.rows - before.rows) / 20 < 400
 
 
-@pytest.mark.row("C2", "C9")
 def test_a_fork_or_rewind_whose_answer_was_lost_can_be_repeated_by_its_id(store: backstay.Store) -> None:
     thread = three_steps(store)
     first, second = thread.at(1), thread.at(2)

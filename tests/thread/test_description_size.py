@@ -11,8 +11,8 @@ import pytest
 import backstay
 from backstay.compat.backend import Checkpoint, CheckpointMetadata, StoreBackend
 from backstay.errors import EncodeError
+from backstay.model.decision import QUESTION_BYTES_MAX, Interrupt
 from backstay.model.fields import DESCRIPTION_BYTES_MAX
-from backstay.model.interrupt import QUESTION_BYTES_MAX, Interrupt
 
 BIG = "x" * DESCRIPTION_BYTES_MAX
 BIGGER = "x" * QUESTION_BYTES_MAX

@@ -18,14 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backstay.codec import register
-from backstay.codec.limits import DEPTH_MAX, INT_BITS_MAX
+from backstay import register
+from backstay.codec.msgpack import DEPTH_MAX, INT_BITS_MAX
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import Checkpoint
+from backstay.operations import diff as diffs
+from backstay.operations.diff import BLOCK_ITEMS_MAX, NAN_ITEMS_MAX, Diff, apply_patch, diff
 from backstay.testing.strategies import same, states, values
-from backstay.thread import diff_render
-from backstay.thread.diff import BLOCK_ITEMS_MAX, Diff, apply_patch, diff
-from backstay.thread.diff_exact import NAN_ITEMS_MAX
 
 NAN = float("nan")
 law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a slow machine is no failure
@@ -97,14 +96,12 @@ def json_states() -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.text("ab/~0-", max_size=2), nested, max_size=4)
 
 
-@pytest.mark.row("S3x-17")
 @law
 @given(states(), states())
 def test_applying_the_diff_of_any_two_states_gives_the_second_exactly(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert alike(apply_patch(a, diff(a, b).patch), b)
 
 
-@pytest.mark.row("S3x-17")
 @law
 @given(states(), st.lists(values(), max_size=3), st.integers())
 def test_applying_the_diff_of_a_state_and_an_edited_one_gives_the_edited_one(
@@ -141,7 +138,6 @@ def test_a_state_does_not_differ_from_its_copy(state: dict[str, Any]) -> None:
     assert found.summary() == ""
 
 
-@pytest.mark.row("S3x-17")
 @law
 @given(json_states(), json_states())
 def test_another_implementation_of_json_patch_gives_the_same_result(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -344,9 +340,9 @@ def test_a_state_that_holds_itself_is_refused() -> None:
     b: dict[str, Any] = {"x": {}}
     b["x"]["x"] = b["x"]
 
-    with pytest.raises(InvalidInput, match="holds itself"):
+    with pytest.raises(InvalidInput, match="contains itself"):
         diff(a, b)
-    with pytest.raises(InvalidInput, match="holds itself"):
+    with pytest.raises(InvalidInput, match="contains itself"):
         apply_patch(a, ())
 
 
@@ -373,20 +369,20 @@ def test_checkpoints_are_compared_by_their_states_and_named_by_id_and_step() -> 
         ({"op": "move", "path": "/a", "from": "/b"}, "add, remove or replace"),
         ("remove", "add, remove or replace"),
         ({"op": "add", "path": "/a"}, "no value"),
-        ({"op": "add", "value": 1}, "begins with a slash"),
-        ({"op": "add", "path": "", "value": 1}, "begins with a slash"),
-        ({"op": "remove", "path": "/missing"}, "no such key"),
-        ({"op": "replace", "path": "/a/b/c", "value": 1}, "no such key"),
-        ({"op": "remove", "path": "/l/2"}, "shorter"),
-        ({"op": "add", "path": "/l/3", "value": 1}, "shorter"),
-        ({"op": "remove", "path": "/l/-"}, "no index"),
-        ({"op": "remove", "path": "/l/-1"}, "no index"),
-        ({"op": "remove", "path": "/l/01"}, "no index"),
-        ({"op": "remove", "path": "/l/"}, "no index"),
-        ({"op": "remove", "path": "/l/١"}, "no index"),
-        ({"op": "remove", "path": "/l/" + "1" * 5000}, "no index"),
-        ({"op": "add", "path": "/t/0", "value": 1}, "a tuple cannot be gone into"),
-        ({"op": "replace", "path": "/s/0", "value": 1}, "a str cannot be gone into"),
+        ({"op": "add", "value": 1}, "starts with a slash"),
+        ({"op": "add", "path": "", "value": 1}, "starts with a slash"),
+        ({"op": "remove", "path": "/missing"}, "the key does not exist"),
+        ({"op": "replace", "path": "/a/b/c", "value": 1}, "the key does not exist"),
+        ({"op": "remove", "path": "/l/2"}, "fewer items"),
+        ({"op": "add", "path": "/l/3", "value": 1}, "fewer items"),
+        ({"op": "remove", "path": "/l/-"}, "not an index"),
+        ({"op": "remove", "path": "/l/-1"}, "not an index"),
+        ({"op": "remove", "path": "/l/01"}, "not an index"),
+        ({"op": "remove", "path": "/l/"}, "not an index"),
+        ({"op": "remove", "path": "/l/١"}, "not an index"),
+        ({"op": "remove", "path": "/l/" + "1" * 5000}, "not an index"),
+        ({"op": "add", "path": "/t/0", "value": 1}, "a tuple has no keys or indices"),
+        ({"op": "replace", "path": "/s/0", "value": 1}, "a str has no keys or indices"),
     ],
 )
 def test_an_operation_that_does_not_fit_is_named_and_changes_nothing(operation: Any, why: str) -> None:
@@ -493,12 +489,12 @@ def test_long_values_are_shortened(value: Any) -> None:
 
 
 def test_the_number_of_lines_is_bounded() -> None:
-    state = {str(n): n for n in range(diff_render.LINES_MAX + 5)}
+    state = {str(n): n for n in range(diffs.LINES_MAX + 5)}
 
     found = diff({}, state)
 
     assert str(found).endswith("\n… and 5 more")
-    assert found._repr_html_().count("<tr") == diff_render.LINES_MAX + 1
+    assert found._repr_html_().count("<tr") == diffs.LINES_MAX + 1
 
 
 @pytest.mark.parametrize("make", [lambda n: n, lambda n: {"n": n}], ids=["numbers", "dicts"])

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import functools
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 import backstay
 from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, StoreError
-from backstay.model.effect import EffectRecord, EffectStatus, Outcome
+from backstay.model.runs import EffectRecord, EffectStatus, Outcome
+from backstay.operations.ledger import KEY_LENGTH_MAX, NOT_DONE, record_of
+from backstay.operations.records import PAGE_ROWS
 from backstay.store.memory import MemoryStore
-from backstay.store.memory.records import KeptRecord
+from backstay.store.memory.tables import MemoryRecord
 from backstay.store.records import Fence, Record
 from backstay.thread.access import access_of
-from backstay.thread.effects import UNKNOWN_ON, key_of
-from backstay.thread.ledger import KEY_LENGTH_MAX, NOT_DONE, record_of
-from backstay.thread.records import PAGE_ROWS
-from backstay.thread.store import make_context
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from waiting import eventually, expire, taken_over
+from backstay.thread.effects import UNKNOWN_ON, idempotency_key_of
+from backstay.thread.store import make_services
+from support.waiting import eventually, expire, taken_over
 
 CALLERS = 8
 RESULT = {"id": 7, "when": datetime(2026, 1, 1, tzinfo=UTC), "parts": ("a", b"\0", {1, 2}), "none": None}
@@ -75,7 +70,7 @@ def died(thread: backstay.Thread, world: World, key: str = "charge") -> EffectRe
 
 
 def stored(store: backstay.Store, thread: backstay.Thread, key: str = "charge") -> Record:
-    row = access_of(store).store.record("effect", thread._cursor.lane, key)
+    row = access_of(store).store.record("effect", thread._cursor.branch, key)
     assert row is not None
     return row
 
@@ -88,7 +83,6 @@ def only(thread: backstay.Thread) -> EffectRecord:
 # Done -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("C10")
 def test_a_done_effect_is_replayed_and_not_done_again(
     store: backstay.Store, thread: backstay.Thread, world: World, clock: Any
 ) -> None:
@@ -153,7 +147,6 @@ def test_an_effect_comes_before_the_first_save_and_makes_no_branch(
     assert len(world.done) == 1
 
 
-@pytest.mark.row("C10")
 def test_other_arguments_under_a_used_key_are_refused(thread: backstay.Thread, world: World) -> None:
     thread.effect("charge", world.charge, 5, to="bob")
     others: list[Callable[[], object]] = [
@@ -190,11 +183,10 @@ def test_arguments_that_cannot_be_kept_are_not_compared(thread: backstay.Thread)
     assert thread.effect("other", lambda client: "done", object()) == "done"
 
 
-@pytest.mark.row("C10")
 def test_a_function_that_asks_for_the_idempotency_key_is_given_it(
     store: backstay.Store, thread: backstay.Thread
 ) -> None:
-    expected = key_of(thread._cursor, "k")
+    expected = idempotency_key_of(thread._cursor, "k")
     seen: list[object] = []
 
     def plain(idempotency_key: str = "") -> None:
@@ -218,7 +210,7 @@ def test_a_function_that_asks_for_the_idempotency_key_is_given_it(
         store.thread(f"t{number}").effect("k", function)
     store.thread("u").effect("k", plain, "given")
     store.thread("v").effect("k", plain, idempotency_key="given")
-    keys = [key_of(store.thread(f"t{number}")._cursor, "k") for number in range(3)]
+    keys = [idempotency_key_of(store.thread(f"t{number}")._cursor, "k") for number in range(3)]
 
     assert seen == [*keys, {}, "bound", "given", "given"]
     assert expected.startswith("bs-")
@@ -230,7 +222,7 @@ def test_the_idempotency_key_never_changes() -> None:
     with backstay.open("memory:", namespace="shop") as store:
         cursor = store.thread("customer-42", branch="b", scope="s")._cursor
 
-        assert key_of(cursor, "charge") == "bs-963ab20a00f803478fbc8279050ffe97"
+        assert idempotency_key_of(cursor, "charge") == "bs-963ab20a00f803478fbc8279050ffe97"
 
 
 def test_a_function_gets_its_own_arguments_whatever_they_are_called(thread: backstay.Thread) -> None:
@@ -286,7 +278,6 @@ def test_effects_inside_effects_are_each_done_once(thread: backstay.Thread, worl
 # Unknown ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("C9", "C10")
 @pytest.mark.parametrize("error", [*UNKNOWN_ON, KeyboardInterrupt, Died], ids=lambda error: error.__name__)
 def test_when_nobody_knows_it_is_not_done_again(
     thread: backstay.Thread, world: World, error: type[BaseException]
@@ -305,7 +296,6 @@ def test_when_nobody_knows_it_is_not_done_again(
     assert len(world.done) == 1
 
 
-@pytest.mark.row("C10")
 def test_an_idempotent_effect_is_done_again_under_the_same_key(thread: backstay.Thread) -> None:
     keys: list[str] = []
 
@@ -322,7 +312,7 @@ def test_an_idempotent_effect_is_done_again_under_the_same_key(thread: backstay.
         thread.effect("charge", charge, 6, idempotent=True)
 
     assert thread.effect("charge", charge, 5, idempotent=True) == "charged"
-    assert keys == [key_of(thread._cursor, "charge")] * 3
+    assert keys == [idempotency_key_of(thread._cursor, "charge")] * 3
     assert (only(thread).attempt, only(thread).idempotency_key) == (3, keys[0])
 
 
@@ -392,7 +382,6 @@ def test_a_person_settles_an_effect_as_not_done(thread: backstay.Thread, world: 
     assert (only(thread).attempt, only(thread).settled_by) == (2, None)
 
 
-@pytest.mark.row("C7")
 def test_an_effect_is_settled_once(store: backstay.Store, thread: backstay.Thread, world: World) -> None:
     record = died(thread, world)
     first = thread.settle(record, Outcome.done(1), by="ann")
@@ -441,7 +430,7 @@ def test_what_was_settled_while_it_was_being_done_counts_or_is_told(thread: back
     if done:
         assert thread.effect("charge", charge) == thread.effect("charge", charge) == "settled"
     else:
-        with pytest.raises(backstay.Conflict, match="took the effect for lost") as caught:
+        with pytest.raises(backstay.Conflict, match="settled as lost") as caught:
             thread.effect("charge", charge)
         assert caught.value.winner == only(thread)
 
@@ -449,7 +438,6 @@ def test_what_was_settled_while_it_was_being_done_counts_or_is_told(thread: back
 # Results that cannot be kept --------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("C10")
 def test_a_result_that_cannot_be_kept_does_not_let_it_be_done_again(thread: backstay.Thread) -> None:
     done: list[int] = []
 
@@ -458,7 +446,7 @@ def test_a_result_that_cannot_be_kept_does_not_let_it_be_done_again(thread: back
         return {"client": object()}
 
     for _ in range(2):
-        with pytest.raises(EncodeError, match=r"was done, but its result cannot be kept: result\.client"):
+        with pytest.raises(EncodeError, match=r"was done, but its result cannot be stored: result\.client"):
             thread.effect("charge", charge, idempotent=True, reconcile=lambda _: Outcome.not_done())
     record = only(thread)
 
@@ -480,7 +468,6 @@ def test_a_registered_class_comes_back_as_itself(thread: backstay.Thread) -> Non
 # Leases -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("C5")
 def test_while_a_lease_runs_only_its_holder_does_effects(
     store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
@@ -496,7 +483,6 @@ def test_while_a_lease_runs_only_its_holder_does_effects(
     assert len(world.done) == 1
 
 
-@pytest.mark.row("C5", "C10")
 def test_who_lost_the_lease_begins_nothing_but_its_receipt_is_kept(
     store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
@@ -534,7 +520,6 @@ def test_a_handle_that_saw_the_branch_before_a_lease_is_fenced_as_its_save_would
 # Many at once -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("C10")
 def test_of_many_callers_at_once_one_does_it_and_the_others_are_told(store: backstay.Store) -> None:
     started, ended = threading.Event(), threading.Event()
     ready = threading.Barrier(CALLERS)
@@ -582,9 +567,9 @@ def test_effects_go_with_their_thread_and_with_everything(store: backstay.Store,
     for thread in threads:
         thread.effect("charge", world.charge)
     threads[1].save({"n": 1})
-    threads[0].clear()
+    threads[0].delete()
     assert [len(list(thread.effects())) for thread in threads] == [0, 1, 1]
-    store.clear()
+    store.delete_all()
     assert [len(list(thread.effects())) for thread in threads] == [0, 0, 0]
 
     threads[2].effect("charge", world.charge)
@@ -592,11 +577,10 @@ def test_effects_go_with_their_thread_and_with_everything(store: backstay.Store,
 
 
 def test_an_effect_whose_thread_goes_while_it_is_done_says_that_it_was_done(thread: backstay.Thread) -> None:
-    with pytest.raises(backstay.NotFound, match="it was done"):
-        thread.effect("charge", lambda: thread.clear() and None)
+    with pytest.raises(backstay.NotFound, match="was done"):
+        thread.effect("charge", lambda: thread.delete() and None)
 
 
-@pytest.mark.row("T5")
 @pytest.mark.parametrize("status", list(EffectStatus))
 def test_what_was_changed_in_the_store_is_detected(
     store: backstay.Store, thread: backstay.Thread, world: World, status: EffectStatus
@@ -609,7 +593,7 @@ def test_what_was_changed_in_the_store_is_detected(
     assert record_of(row).status is status
     body = row.body
     changes: list[dict[str, Any]] = [
-        {"lane": row.lane._replace(**{part: "else"})} for part in ("namespace", "thread", "scope", "branch")
+        {"branch": row.branch._replace(**{part: "else"})} for part in ("namespace", "thread", "scope", "name")
     ]
     changes += [{"key": "else"}, {"kind": "session"}, {"version": row.version + 1}, {"version": 0}]
     changes += [{"open": not row.open}, {"checkpoint": ""}, {"checkpoint": "else"}, {"body": b""}]
@@ -622,17 +606,16 @@ def test_what_was_changed_in_the_store_is_detected(
 
 def test_a_damaged_effect_is_neither_done_nor_replayed(world: World) -> None:
     backend = MemoryStore()
-    thread = backstay.Store(backend, make_context("", None)).thread("t")
+    thread = backstay.Store(backend, make_services("", None)).thread("t")
     died(thread, world)
     (row,) = backend._tables.records
-    backend._tables.records.put(KeptRecord(replace(row, open=False), None))
+    backend._tables.records.put(MemoryRecord(replace(row, open=False), None))
     with pytest.raises(backstay.Corrupted):
         thread.effect("charge", world.charge, idempotent=True)
 
     assert len(world.done) == 1
 
 
-@pytest.mark.row("T7")
 def test_what_cannot_be_an_effect_is_refused_before_anything(
     store: backstay.Store, thread: backstay.Thread, world: World
 ) -> None:
@@ -667,7 +650,7 @@ def test_a_plain_function_that_gives_a_coroutine_was_not_done(thread: backstay.T
     def call(function: Callable[[], Any]) -> Any:
         return function()
 
-    with pytest.raises(InvalidInput, match="has to be awaited"):
+    with pytest.raises(InvalidInput, match="must be awaited"):
         thread.effect("charge", functools.partial(call, charge))
 
     assert only(thread).status is EffectStatus.FAILED
@@ -680,7 +663,7 @@ def test_a_receipt_that_cannot_be_written_leaves_it_unknown(world: World) -> Non
                 raise StoreError("no")
             return super().put_record(record, ttl_us, fence)
 
-    thread = backstay.Store(Full(), make_context("", None)).thread("t")
+    thread = backstay.Store(Full(), make_services("", None)).thread("t")
     for error in (None, ValueError()):
         world.error = error
         with pytest.raises(StoreError) as caught:

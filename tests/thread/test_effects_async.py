@@ -10,15 +10,14 @@ import pytest
 
 import backstay
 from backstay.errors import EffectUnknown
-from backstay.model.effect import EffectRecord, Outcome
+from backstay.model.runs import EffectRecord, Outcome
+from backstay.operations.drivers import WORKERS_MAX
+from backstay.operations.ledger import find
 from backstay.store.memory import MemoryStore
 from backstay.store.records import Fence, Record
 from backstay.thread.access import access_of, handle_of
-from backstay.thread.effects import key_of
-from backstay.thread.ledger import find
-from backstay.thread.offload import WORKERS_MAX
-from backstay.thread.store import make_context
-from backstay.thread.store_async import AsyncStore
+from backstay.thread.effects import idempotency_key_of
+from backstay.thread.store import AsyncStore, make_services
 
 RESULT = {"id": 7}
 
@@ -55,7 +54,7 @@ def test_it_all_works_the_same_with_await(url: str, world: World) -> None:
     async def main() -> None:
         async with await backstay.aopen(url) as store:
             thread = store.thread("t")
-            expected = f"7 {key_of(handle_of(thread).cursor, 'charge')}"
+            expected = f"7 {idempotency_key_of(handle_of(thread).cursor, 'charge')}"
             for _ in range(2):
                 assert await thread.effect("charge", charge, 5) == expected
                 assert await thread.effect("plain", world.charge, 6) == RESULT
@@ -79,12 +78,11 @@ def test_it_all_works_the_same_with_await(url: str, world: World) -> None:
                 ("settled", 1),
                 ("again", 2),
             ]
-            assert await store.verify()
+            assert await store.check()
 
     asyncio.run(main())
 
 
-@pytest.mark.row("C9")
 def test_a_cancelled_effect_is_unknown(url: str) -> None:
     async def main() -> None:
         async with await backstay.aopen(url) as store:
@@ -130,11 +128,10 @@ async def cancelled_in(backend: Slow, store: AsyncStore, world: World) -> None:
     backend.let_go.set()
 
 
-@pytest.mark.row("C9")
 def test_a_cancelled_caller_never_tears_the_receipt(world: World) -> None:
     async def main() -> None:
         backend = Slow("end")
-        store = AsyncStore(backend, make_context("", None))
+        store = AsyncStore(backend, make_services("", None))
         await cancelled_in(backend, store, world)
         await asyncio.to_thread(access_of(store).offload.close)
 
@@ -145,13 +142,12 @@ def test_a_cancelled_caller_never_tears_the_receipt(world: World) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.row("C9")
 def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_cancelled(world: World) -> None:
     """All workers are busy, so the receipt is still in the queue when the caller leaves: it must not go with it."""
 
     async def main() -> None:
         backend = Slow("none")
-        store = AsyncStore(backend, make_context("", None))
+        store = AsyncStore(backend, make_services("", None))
         free, busy = threading.Event(), threading.Semaphore(0)
 
         def block() -> None:
@@ -171,7 +167,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
             await task
         free.set()
         await asyncio.to_thread(access_of(store).offload.close)
-        row = find(backend, handle_of(store.thread("t")).cursor.lane, "charge")
+        row = find(backend, handle_of(store.thread("t")).cursor.branch, "charge")
 
         assert row is not None
         assert (row.status, len(world.done)) == ("done", 1)
@@ -183,7 +179,7 @@ def test_a_receipt_that_waits_for_a_worker_is_written_although_its_caller_was_ca
 def test_a_caller_cancelled_before_it_was_done_leaves_it_to_be_done(world: World) -> None:
     async def main() -> None:
         backend = Slow("begin")
-        store = AsyncStore(backend, make_context("", None))
+        store = AsyncStore(backend, make_services("", None))
         await cancelled_in(backend, store, world)
         await asyncio.to_thread(access_of(store).offload.close)
         assert world.done == []

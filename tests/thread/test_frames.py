@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 import backstay
 from backstay.codec import encode
 from backstay.errors import DecodeError
-from backstay.model.continuation import Continuation, End, FanOut, NextNode
-from backstay.model.frame import Frame, FrameStack, Task
-from backstay.thread.frames import read, shorten
+from backstay.model.frame import Continuation, End, FanOut, Frame, FrameStack, NextNode, Task
+from backstay.operations.rows import read_frames, shorten_frames
 
 NAMES = st.sampled_from(["plan", "search", "answer"])
 TODO: st.SearchStrategy[Continuation | None] = st.one_of(
@@ -45,8 +44,8 @@ def test_any_frames_come_back_equal(frames: list[Frame], shares_state: bool) -> 
     if plain and shares_state:
         del plain[0]["state"]
 
-    assert read(shorten(plain), dict(frames[0].state) if frames else {}) == stack
-    assert read(plain, dict(frames[0].state) if frames else {}) == stack
+    assert read_frames(shorten_frames(plain), dict(frames[0].state) if frames else {}) == stack
+    assert read_frames(plain, dict(frames[0].state) if frames else {}) == stack
 
 
 def test_a_node_in_a_loop_takes_a_few_bytes() -> None:
@@ -62,7 +61,7 @@ def test_a_node_in_a_loop_takes_a_few_bytes() -> None:
     ).to_plain()
     del looping["state"], looping["fanout_key"]
 
-    assert len(encode(shorten([looping]))) < len("chat" + "agent" * 3) + 16
+    assert len(encode(shorten_frames([looping]))) < len("chat" + "agent" * 3) + 16
 
 
 @pytest.mark.parametrize(
@@ -78,8 +77,8 @@ def test_a_node_in_a_loop_takes_a_few_bytes() -> None:
     ],
 )
 def test_what_is_no_frame_is_refused(stored: list[Any]) -> None:
-    with pytest.raises(DecodeError, match="no known form"):
-        read(stored, {})
+    with pytest.raises(DecodeError, match="does not have a known form"):
+        read_frames(stored, {})
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from backstay.errors import Fenced, StoreError
-from backstay.thread.heartbeat import BEATS_PER_TTL, Heartbeat, Pulse
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from waiting import eventually
+from backstay.operations.leases import RENEWALS_PER_TTL, Heartbeat, Renewal
+from support.waiting import eventually
 
 
 def always() -> bool:
@@ -31,13 +26,13 @@ def fenced() -> bool:
 
 def test_it_is_due_after_a_third_of_its_time_and_later_if_something_else_extended_it() -> None:
     now = time.monotonic()
-    pulse = Pulse(30.0, now, always)
-    assert pulse.due() == now + 30.0 / BEATS_PER_TTL
-    pulse.extended(now + 5)
-    pulse.extended(now + 1)  # an older call that ends late takes nothing back
+    renewal = Renewal(30.0, now, always)
+    assert renewal.due() == now + 30.0 / RENEWALS_PER_TTL
+    renewal.extended(now + 5)
+    renewal.extended(now + 1)  # an older call that ends late takes nothing back
 
-    assert pulse.due() == now + 5 + 30.0 / BEATS_PER_TTL
-    assert not pulse.overdue
+    assert renewal.due() == now + 5 + 30.0 / RENEWALS_PER_TTL
+    assert not renewal.overdue
 
 
 def test_a_beat_counts_from_its_start() -> None:
@@ -45,48 +40,48 @@ def test_a_beat_counts_from_its_start() -> None:
         threading.Event().wait(0.02)
         return True
 
-    pulse = Pulse(30.0, 0.0, slow)
+    renewal = Renewal(30.0, 0.0, slow)
     before = time.monotonic()
-    assert pulse.beat()
+    assert renewal.run()
 
-    assert pulse.due() < before + 0.02 + 30.0 / BEATS_PER_TTL
+    assert renewal.due() < before + 0.02 + 30.0 / RENEWALS_PER_TTL
 
 
 def test_a_refusal_ends_it_at_once() -> None:
     why: list[Exception] = []
-    pulse = Pulse(30.0, time.monotonic(), fenced, why.append)
+    renewal = Renewal(30.0, time.monotonic(), fenced, why.append)
 
-    assert not pulse.beat()
+    assert not renewal.run()
     assert [type(error) for error in why] == [Fenced]
 
 
 def test_another_failure_is_tried_again_soon_and_ends_it_when_its_time_is_over() -> None:
     why: list[Exception] = []
     began = time.monotonic()
-    pulse = Pulse(30.0, began, unreachable, why.append)
-    assert pulse.beat()
-    assert time.monotonic() < pulse.due() <= began + 30.0
-    late = Pulse(30.0, began - 31.0, unreachable, why.append)
+    renewal = Renewal(30.0, began, unreachable, why.append)
+    assert renewal.run()
+    assert time.monotonic() < renewal.due() <= began + 30.0
+    late = Renewal(30.0, began - 31.0, unreachable, why.append)
     assert late.overdue
-    assert not late.beat()
+    assert not late.run()
 
     assert [type(error) for error in why] == [StoreError]
 
 
 def test_a_success_after_its_time_goes_on() -> None:
     why: list[Exception] = []
-    pulse = Pulse(30.0, time.monotonic() - 31.0, always, why.append)
+    renewal = Renewal(30.0, time.monotonic() - 31.0, always, why.append)
 
-    assert pulse.beat()
-    assert not pulse.overdue
+    assert renewal.run()
+    assert not renewal.overdue
     assert why == []
 
 
 def test_what_nobody_can_take_is_tried_for_ever() -> None:
-    pulse = Pulse(30.0, time.monotonic() - 1000.0, unreachable)
+    renewal = Renewal(30.0, time.monotonic() - 1000.0, unreachable)
 
-    assert pulse.beat()
-    assert pulse.due() > time.monotonic()
+    assert renewal.run()
+    assert renewal.due() > time.monotonic()
 
 
 def test_the_thread_comes_with_the_first_and_goes_with_the_last() -> None:
@@ -97,11 +92,11 @@ def test_the_thread_comes_with_the_first_and_goes_with_the_last() -> None:
         beaten.set()
         return False  # ended by somebody else
 
-    long = Pulse(3600.0, time.monotonic(), always)
+    long = Renewal(3600.0, time.monotonic(), always)
     heartbeat.add(long)
     eventually(lambda: heartbeat._thread is not None)
     first = heartbeat._thread
-    heartbeat.add(Pulse(0.05, time.monotonic(), renew))
+    heartbeat.add(Renewal(0.05, time.monotonic(), renew))
     assert beaten.wait(20)
     assert heartbeat._thread is first
     heartbeat.remove(long)
@@ -117,14 +112,14 @@ def test_the_thread_comes_with_the_first_and_goes_with_the_last() -> None:
 def test_nothing_is_renewed_after_close() -> None:
     heartbeat = Heartbeat()
     heartbeat.close()
-    heartbeat.add(Pulse(0.05, time.monotonic(), always))
+    heartbeat.add(Renewal(0.05, time.monotonic(), always))
 
     assert heartbeat._thread is None
 
 
 def test_it_may_be_closed_from_its_own_thread() -> None:
     heartbeat = Heartbeat()
-    heartbeat.add(Pulse(0.05, 0.0, fenced, lambda error: heartbeat.close()))
+    heartbeat.add(Renewal(0.05, 0.0, fenced, lambda error: heartbeat.close()))
 
     eventually(lambda: heartbeat._thread is None)
 
@@ -134,12 +129,12 @@ def test_many_are_each_renewed_in_time(count: int) -> None:
     heartbeat = Heartbeat()
     beats = [0] * count
 
-    def renewing(number: int) -> Pulse:
+    def renewing(number: int) -> Renewal:
         def renew() -> bool:
             beats[number] += 1
             return True
 
-        return Pulse(0.3, time.monotonic(), renew)
+        return Renewal(0.3, time.monotonic(), renew)
 
     for number in range(count):
         heartbeat.add(renewing(number))

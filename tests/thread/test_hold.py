@@ -7,38 +7,37 @@ import time
 import pytest
 
 from backstay.errors import Fenced, StoreError
-from backstay.store.lane import LaneKey
-from backstay.store.leases import Claim
+from backstay.operations.leases import HeldLease, LeaseLoss
+from backstay.store.leases import BranchKey, LeaseRequest
 from backstay.store.memory import MemoryStore
-from backstay.thread.hold import Hold, Loss
 
 REFUSED = Fenced("taken over", epoch=1, current=2)
 
 
 @pytest.fixture
-def losses() -> list[Loss]:
+def losses() -> list[LeaseLoss]:
     return []
 
 
 @pytest.fixture
-def hold(losses: list[Loss]) -> Hold:
-    store, claim = MemoryStore(), Claim("me", "token", 60_000_000)
-    held = store.acquire(LaneKey("", "t", "", "main"), claim)
-    return Hold(store, held, claim, time.monotonic(), losses.append)
+def hold(losses: list[LeaseLoss]) -> HeldLease:
+    store, claim = MemoryStore(), LeaseRequest("me", "token", 60_000_000)
+    held = store.acquire(BranchKey("", "t", "", "main"), claim)
+    return HeldLease(store, held, claim, time.monotonic(), losses.append)
 
 
-def test_a_refused_renewal_is_a_loss_once(hold: Hold, losses: list[Loss]) -> None:
+def test_a_refused_renewal_is_a_loss_once(hold: HeldLease, losses: list[LeaseLoss]) -> None:
     assert hold.refusal() is None
     hold.give_up(REFUSED)
     hold.give_up(REFUSED)
     hold.fenced(REFUSED)
 
-    assert losses == [Loss(REFUSED, called=False)]
+    assert losses == [LeaseLoss(REFUSED, called=False)]
     assert str(hold.refusal()) == str(REFUSED)
     assert hold.refusal() is not REFUSED
 
 
-def test_a_store_that_cannot_be_reached_is_named_as_the_cause(hold: Hold, losses: list[Loss]) -> None:
+def test_a_store_that_cannot_be_reached_is_named_as_the_cause(hold: HeldLease, losses: list[LeaseLoss]) -> None:
     cause = StoreError("cannot be reached")
     hold.give_up(cause)
     refusal = hold.refusal()
@@ -48,28 +47,30 @@ def test_a_store_that_cannot_be_reached_is_named_as_the_cause(hold: Hold, losses
     assert "could not be renewed for 60 s" in str(refusal)
 
 
-def test_a_renewal_that_is_refused_while_the_lease_is_given_back_is_no_loss(hold: Hold, losses: list[Loss]) -> None:
+def test_a_renewal_that_is_refused_while_the_lease_is_given_back_is_no_loss(
+    hold: HeldLease, losses: list[LeaseLoss]
+) -> None:
     """The heartbeat may be asking at that very moment."""
-    hold.end()
+    hold.start_release()
     hold.give_up(REFUSED)
     hold.fenced(REFUSED)
     assert losses == []
-    hold.stay()  # it was not given back after all
+    hold.cancel_release()  # it was not given back after all
     hold.give_up(REFUSED)
 
-    assert losses == [Loss(REFUSED, called=False)]
+    assert losses == [LeaseLoss(REFUSED, called=False)]
 
 
-def test_a_release_that_is_refused_is_a_loss(hold: Hold, losses: list[Loss]) -> None:
-    hold.end()
+def test_a_release_that_is_refused_is_a_loss(hold: HeldLease, losses: list[LeaseLoss]) -> None:
+    hold.start_release()
     hold.fenced(REFUSED, releasing=True)
 
-    assert losses == [Loss(REFUSED, called=True)]
+    assert losses == [LeaseLoss(REFUSED, called=True)]
 
 
-def test_what_was_given_back_cannot_be_lost(hold: Hold, losses: list[Loss]) -> None:
-    hold.end()
-    hold.ended()
+def test_what_was_given_back_cannot_be_lost(hold: HeldLease, losses: list[LeaseLoss]) -> None:
+    hold.start_release()
+    hold.finish_release()
     hold.give_up(REFUSED)
     hold.fenced(REFUSED, releasing=True)
 

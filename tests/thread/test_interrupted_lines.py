@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 
 import pytest
 
 import backstay
 from backstay.errors import BackstayError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from interrupted_runs import LINE, RUNS, Run, at_once
-from line_points import (
+from support.running import Show, effort
+from support.thread.interrupted_runs import LINE, RUNS, Run, at_once
+from support.thread.line_points import (
     ROOT,
     Interrupted,
     Lines,
@@ -28,9 +25,6 @@ from line_points import (
     points_of,
     watching,
 )
-
-from conftest import Show
-from effort import effort
 
 HANG_S = 30.0
 EVERY = effort() >= 80
@@ -55,7 +49,7 @@ def no_hang() -> Iterator[None]:
 def opened(url: str) -> Iterator[backstay.Store]:
     with backstay.open(url) as store:
         yield store
-        report = store.verify()
+        report = store.check()
         assert report, str(report)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backstay
-from backstay.model.interrupt import Interrupt, InterruptKind
-from effort import effort
+from backstay.model.decision import Interrupt, InterruptKind
+from support.running import effort
 
 HOSTILE = [
     "'; DROP TABLE thread; --",
@@ -31,7 +31,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.row("S1-26", "S3-26", "W1-01", "W4-17", "S4-24", "S4-25", "S1x-02")
 def test_history_lists_metadata_newest_first(store: backstay.Store) -> None:
     thread = store.thread("t")
     saved = [thread.save({"n": number}) for number in range(5)]
@@ -42,7 +41,6 @@ def test_history_lists_metadata_newest_first(store: backstay.Store) -> None:
     assert not any(hasattr(meta, "state") for meta in listed)
 
 
-@pytest.mark.row("S3-27", "W3-08", "W3-09")
 def test_history_pages_through_more_than_any_page_holds(store: backstay.Store) -> None:
     thread = store.thread("t")
     for number in range(230):
@@ -67,7 +65,6 @@ def test_saving_inside_a_loop_over_history_neither_blocks_nor_repeats(store: bac
     assert seen == list(range(150, 0, -1))
 
 
-@pytest.mark.row("S4x-15", "S3-25")
 def test_filters_narrow_a_history_down(store: backstay.Store) -> None:
     thread = store.thread("t")
     thread.save({}, graph="g1", trigger="tool_call", metadata={"user": "u1", "n": 1})
@@ -91,7 +88,6 @@ def test_filters_narrow_a_history_down(store: backstay.Store) -> None:
     assert steps(where={"missing": None}) == []
 
 
-@pytest.mark.row("T6", "T7")
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_keys_and_values_mean_only_themselves(store: backstay.Store, text: str) -> None:
     store.thread(text, branch=text).save({text: 1}, metadata={text: text}, tags=[text], graph=text)
@@ -102,7 +98,7 @@ def test_hostile_keys_and_values_mean_only_themselves(store: backstay.Store, tex
     assert [meta.thread_id for meta in store.threads(tag=text)] == [text]
     assert [meta.thread_id for meta in thread.history(graph=text)] == [text]
     assert len(list(store.threads())) == 2
-    assert store.delete_thread(text).checkpoints == 1
+    assert store.thread(text).delete().checkpoints == 1
     assert [meta.thread_id for meta in store.threads()] == ["innocent"]
 
 
@@ -131,7 +127,6 @@ def test_where_finds_exactly_what_a_plain_comparison_with_types_finds(
         assert [meta.step for meta in thread.history(where=where)] == expected[::-1]
 
 
-@pytest.mark.row("S3-25")
 def test_threads_shows_each_thread_by_its_newest_checkpoint(store: backstay.Store) -> None:
     for name in ("a", "b", "c"):
         store.thread(name).save({"n": 1})
@@ -144,7 +139,6 @@ def test_threads_shows_each_thread_by_its_newest_checkpoint(store: backstay.Stor
     assert [meta.thread_id for meta in store.threads(where={"who": "side"})] == ["b"]
 
 
-@pytest.mark.row("T20")
 def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
     def opened(namespace: str) -> backstay.Store:
         return backstay.open(tmp_path / "shared.db", namespace=namespace)
@@ -154,13 +148,13 @@ def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
             store.thread("t").save({"in": store.namespace}, id="same-id", tags=["x"], metadata={"k": 1})
         found = [store.get("same-id") for store in (one, two, none)]
         assert [cp and cp.state for cp in found] == [{"in": "one"}, {"in": "two"}, {"in": ""}]
-        one.clear()
+        one.delete_all()
 
         assert list(one.threads()) == []
         assert [meta.namespace for meta in two.threads(tag="x", where={"k": 1})] == ["two"]
-        assert two.thread("t").delete("same-id") == 1
+        assert two.thread("t").delete_checkpoint("same-id") == 1
         assert none.get("same-id") is not None
-        assert none.verify()
+        assert none.check()
 
 
 @pytest.mark.parametrize(

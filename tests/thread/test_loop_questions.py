@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import backstay
 from backstay.errors import InvalidInput, Rejected
-from backstay.model.interrupt import InterruptKind
-from backstay.thread.arguments import LOOP_MARK
-from backstay.thread.interrupts import InterruptRecord
+from backstay.model.decision import InterruptKind
+from backstay.operations.arguments import LOOP_POSITION
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.question import BY_TIMEOUT
 from backstay.thread.loop import Loop
-from backstay.thread.question import BY_TIMEOUT
 from backstay.thread.turn import Turn
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 Body = Callable[[Loop, Turn], None]
 
@@ -68,7 +64,6 @@ def waits_for(loop: Loop) -> InterruptRecord:
 # Approvals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("W4-02")
 def test_a_turn_that_waits_ends_the_block_quietly_and_stores_nothing(
     store: backstay.Store, thread: backstay.Thread, shop: Shop
 ) -> None:
@@ -84,7 +79,6 @@ def test_a_turn_that_waits_ends_the_block_quietly_and_stores_nothing(
     assert (shop.paid, shop.turns) == ([], 3)
 
 
-@pytest.mark.row("W4-02", "S4x-09")
 def test_approved_it_goes_on_with_that_turn_and_asks_at_the_next(thread: backstay.Thread, shop: Shop) -> None:
     thread.decide(waits_for(run(thread, shop.body)), "approve", by="ann")
     second = waits_for(run(thread, shop.body))
@@ -96,7 +90,6 @@ def test_approved_it_goes_on_with_that_turn_and_asks_at_the_next(thread: backsta
     assert done.state["log"] == ["turn 1", "turn 2", "turn 3"]
 
 
-@pytest.mark.row("W4-02", "S4x-09", "W2-05")
 def test_rejected_it_is_not_done_and_the_body_may_tell_its_model(thread: backstay.Thread, shop: Shop) -> None:
     thread.decide(waits_for(run(thread, shop.body)), "reject", by="ann", reason="too much")
     with pytest.raises(Rejected) as caught:
@@ -114,7 +107,6 @@ def test_rejected_it_is_not_done_and_the_body_may_tell_its_model(thread: backsta
     assert shop.paid == []
 
 
-@pytest.mark.row("W4-02", "S4x-09")
 def test_deferred_it_is_not_done_and_can_be_told_from_an_end(thread: backstay.Thread, shop: Shop) -> None:
     first = waits_for(run(thread, shop.body))
     thread.decide(first, "defer", by="ann", reason="tomorrow")
@@ -179,7 +171,7 @@ def test_an_approval_with_scope_holds_for_the_round_and_no_longer(thread: backst
     assert other.interrupt.payload["tool"] == "refund"
     newest = thread.latest()
     assert newest is not None
-    assert (newest.metadata[LOOP_MARK]["grants"], newest.state) == (["pay"], {"log": []})
+    assert (newest.metadata[LOOP_POSITION]["grants"], newest.state) == (["pay"], {"log": []})
     thread.decide(other, "approve", by="ann", scope="*")
     assert run(thread, body).status == "completed"
     first_again = waits_for(run(thread, body, input={}))
@@ -188,7 +180,6 @@ def test_an_approval_with_scope_holds_for_the_round_and_no_longer(thread: backst
 
 
 @pytest.mark.parametrize("copy", ["fork", "rewind"])
-@pytest.mark.row("S2x-22")
 def test_what_was_granted_or_approved_does_not_hold_for_a_copy_of_the_position(
     thread: backstay.Thread, copy: str
 ) -> None:
@@ -208,7 +199,7 @@ def test_what_was_granted_or_approved_does_not_hold_for_a_copy_of_the_position(
     assert run(thread, body).status == "completed"
     middle = thread.at(step=1)
     assert middle is not None
-    assert middle.metadata[LOOP_MARK]["grants"] == ["pay"]
+    assert middle.metadata[LOOP_POSITION]["grants"] == ["pay"]
     copied = thread.fork(middle, branch="side") if copy == "fork" else thread
     if copy == "rewind":
         thread.rewind(middle)
@@ -247,7 +238,7 @@ def test_a_body_that_catches_everything_still_stores_nothing(
                 turn.effect("pay", shop.pay, {"amount": 5})
 
     asked = waits_for(run(thread, greedy))
-    with pytest.raises(InvalidInput, match="turn 2 is over"):
+    with pytest.raises(InvalidInput, match="turn 2 has ended"):
         kept[-1].append(log=["after the block"])
     newest = thread.latest()
     assert newest is not None
@@ -310,7 +301,6 @@ def test_a_loop_has_no_nodes_to_reroute_to(thread: backstay.Thread, shop: Shop) 
 # Forged, replayed and late approvals ------------------------------------------------------------------------------
 
 
-@pytest.mark.row("T16")
 def test_approving_twice_pays_once(store: backstay.Store, thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     first = thread.decide(asked, "approve", by="ann")
@@ -323,7 +313,6 @@ def test_approving_twice_pays_once(store: backstay.Store, thread: backstay.Threa
     assert shop.paid == [5]
 
 
-@pytest.mark.row("T16")
 def test_an_approval_that_comes_after_the_run_moved_on_pays_nothing(thread: backstay.Thread, shop: Shop) -> None:
     """The same tool with the same arguments, one turn later, is another question."""
     shop.amounts = [5, 5]
@@ -342,7 +331,6 @@ def test_an_approval_that_comes_after_the_run_moved_on_pays_nothing(thread: back
     assert (waits_for(run(thread, without)), shop.paid) == (second, [])
 
 
-@pytest.mark.row("T16")
 def test_an_approval_holds_if_only_the_state_was_edited_and_what_was_shown_is_the_same(
     thread: backstay.Thread, shop: Shop
 ) -> None:
@@ -355,7 +343,6 @@ def test_an_approval_holds_if_only_the_state_was_edited_and_what_was_shown_is_th
     assert shop.paid == [5]
 
 
-@pytest.mark.row("T16")
 def test_an_approval_of_other_arguments_pays_nothing(thread: backstay.Thread, shop: Shop) -> None:
     thread.decide(waits_for(run(thread, shop.body)), "approve", by="ann")
     shop.amounts[0] = 5000
@@ -364,7 +351,6 @@ def test_an_approval_of_other_arguments_pays_nothing(thread: backstay.Thread, sh
     assert (edited.interrupt.payload["args"], shop.paid) == ({"amount": 5000}, [])
 
 
-@pytest.mark.row("T16", "C7")
 def test_of_many_approvers_at_once_one_counts(store: backstay.Store, thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     barrier = threading.Barrier(6)
@@ -389,17 +375,16 @@ def test_of_many_approvers_at_once_one_counts(store: backstay.Store, thread: bac
     assert shop.paid == won
 
 
-@pytest.mark.row("T16")
 def test_a_record_that_the_client_made_is_refused(store: backstay.Store, thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
     shop.amounts[0] = 5000
     expected = waits_for(run(thread, shop.body))
-    thread.clear()
+    thread.delete()
     fresh = store.thread(thread.id)
     fresh.save({"log": []}, step=0)
     head = fresh.save({"log": ["turn 1"]})
     for record in (asked, expected):
-        with pytest.raises(InvalidInput, match="made by Backstay itself"):
+        with pytest.raises(InvalidInput, match="reserved for Backstay"):
             fresh.interrupt(head, id=record.id, kind="toolapproval", payload=record.interrupt.payload, prompt="Pay?")
         with pytest.raises(backstay.NotFound):
             fresh.decide(record, "approve", by="mallory")
@@ -407,12 +392,11 @@ def test_a_record_that_the_client_made_is_refused(store: backstay.Store, thread:
     assert (list(fresh.interrupts(pending=False)), shop.paid) == ([], [])
 
 
-@pytest.mark.row("T16")
 def test_a_grant_that_the_client_made_is_refused(thread: backstay.Thread, shop: Shop) -> None:
     waits_for(run(thread, shop.body))
     newest = thread.latest()
     assert newest is not None
-    forged = {LOOP_MARK: {"round": 0, "grants": ["*"]}}
+    forged = {LOOP_POSITION: {"round": 0, "grants": ["*"]}}
     calls: list[Callable[[], Any]] = [
         lambda: thread.save(newest.state, metadata=forged),
         lambda: thread.append({"log": []}, metadata=forged),
@@ -420,7 +404,7 @@ def test_a_grant_that_the_client_made_is_refused(thread: backstay.Thread, shop: 
         lambda: thread.rewind(newest, metadata=forged),
     ]
     for call in calls:
-        with pytest.raises(InvalidInput, match="written by loops only"):
+        with pytest.raises(InvalidInput, match="only loops may write"):
             call()
 
     assert len(list(thread.history(branch="*"))) == 2
@@ -468,7 +452,7 @@ def test_a_paused_loop_that_is_deferred_stays_and_one_that_is_rejected_ends(
     second = waits_for(run(thread, body))
     thread.decide(second, "reject", by="bob", reason="enough")
     for _ in range(2):
-        with pytest.raises(Rejected, match="stopped for good by 'bob'") as caught:
+        with pytest.raises(Rejected, match="'bob' stopped this run for good") as caught:
             run(thread, body)
         assert caught.value.reason == "enough"
     newest = thread.latest()

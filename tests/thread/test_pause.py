@@ -11,12 +11,12 @@ import pytest
 
 import backstay
 from backstay.errors import InvalidInput
-from backstay.model.interrupt import InterruptKind
-from backstay.thread import pause
+from backstay.model.decision import InterruptKind
+from backstay.operations import question
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.records import PAGE_ROWS
 from backstay.thread.access import access_of, handle_of
-from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.records import PAGE_ROWS
-from meanwhile import Meanwhile, dies_after
+from support.meanwhile import Meanwhile, dies_after
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
 
 def obey(thread: backstay.Thread) -> InterruptRecord | None:
     handle = handle_of(thread)
-    return handle.run(pause.obey, handle.context, handle.cursor)
+    return handle.run(question.check_pause, handle.services, handle.cursor)
 
 
 def requested(thread: backstay.Thread) -> InterruptRecord | None:
     handle = handle_of(thread)
-    return handle.run(pause.pause_requested, handle.context, handle.cursor)
+    return handle.run(question.pause_requested, handle.services, handle.cursor)
 
 
 # Asking -----------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_of_two_who_ask_at_once_one_is_recorded(
     for calls in range(1, 4):
         slow = Meanwhile(access_of(store).store)
         slow.before(calls + 1, ask_first)
-        asked = pause.request_pause(slow, access_of(store).context, handle_of(thread).cursor, "slow", "ann")
+        asked = question.request_pause(slow, access_of(store).services, handle_of(thread).cursor, "slow", "ann")
         assert slow.is_over
         assert [asked] == fast[-1:] == list(thread.interrupts())
         thread.decide(asked, "approve", by="ann")
@@ -101,8 +101,8 @@ def test_a_checkpoint_that_goes_meanwhile_is_no_reason_to_fail(
     doomed = thread.append({"log": ["a"]})
     for calls in (2, 3):
         slow = Meanwhile(access_of(store).store)
-        slow.before(calls + 1, partial(thread.delete, doomed))
-        asked = pause.request_pause(slow, access_of(store).context, handle_of(thread).cursor, "", "ann")
+        slow.before(calls + 1, partial(thread.delete_checkpoint, doomed))
+        asked = question.request_pause(slow, access_of(store).services, handle_of(thread).cursor, "", "ann")
         assert slow.is_over
         assert asked.checkpoint_id == checkpoint.id
         thread.decide(asked, "approve", by="ann")
@@ -142,12 +142,11 @@ def test_only_this_branch_is_paused(store: backstay.Store, thread: backstay.Thre
     assert (requested(thread), requested(inner), requested(side)) == (None, None, asked)
 
 
-@pytest.mark.row("T16")
 def test_a_request_of_the_clients_own_making_is_refused(
     thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     asked = thread.request_pause(by="ann")
-    with pytest.raises(InvalidInput, match="made by Backstay itself"):
+    with pytest.raises(InvalidInput, match="reserved for Backstay"):
         thread.interrupt(checkpoint, id=asked.id, payload=asked.interrupt.payload)
 
 
@@ -157,7 +156,7 @@ def test_looking_costs_one_read_also_among_other_questions(thread: backstay.Thre
         thread.interrupt(saved, payload=number)
     asked = thread.request_pause(by="ann")
     looking = Meanwhile(access_of(store).store)
-    assert pause.pause_requested(looking, access_of(store).context, handle_of(thread).cursor) == asked
+    assert question.pause_requested(looking, access_of(store).services, handle_of(thread).cursor) == asked
     assert looking.calls == 1
     for number in range(PAGE_ROWS):
         thread.interrupt(saved, payload=number)
@@ -196,9 +195,9 @@ def test_a_crash_while_deferring_never_lets_the_run_go_on(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     thread.decide(thread.request_pause(by="ann"), "defer", by="bob")
-    context, cursor, cuts = access_of(store).context, handle_of(thread).cursor, 0
+    services, cursor, cuts = access_of(store).services, handle_of(thread).cursor, 0
     for calls in range(1, 10):
-        cuts += dies_after(calls, store, lambda dying: pause.obey(dying, context, cursor))
+        cuts += dies_after(calls, store, lambda dying: question.check_pause(dying, services, cursor))
         assert requested(thread) is not None
     assert cuts >= 3
     assert len(list(thread.interrupts(pending=False))) == 2

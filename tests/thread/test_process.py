@@ -11,15 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from backstay.thread.process import UNKNOWN, Process, is_alive, short_name, this_process
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from waiting import eventually
+from backstay.operations.leases import UNKNOWN, Process, is_alive, short_name, this_process
+from support.waiting import eventually
 
 SLEEPER = """
 import sys
-from backstay.thread.process import this_process
+from backstay.operations.leases import this_process
 print(this_process(), flush=True)
 sys.stdin.readline()
 """
@@ -46,7 +43,6 @@ def test_a_name_says_which_process_and_comes_back_from_its_text() -> None:
     assert short_name() == f"{here.host}:{os.getpid()}"
 
 
-@pytest.mark.row("W1-29")
 def test_a_process_lives_until_it_has_ended_also_while_it_is_stopped(
     sleeper: tuple[subprocess.Popen[str], str],
 ) -> None:
@@ -67,7 +63,6 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
 
 
-@pytest.mark.row("W1-29")
 def test_a_number_that_was_given_to_another_process_is_no_life() -> None:
     here = this_process()
 

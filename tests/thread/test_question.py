@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -12,18 +10,13 @@ import pytest
 
 import backstay
 from backstay.errors import InvalidInput
-from backstay.model.decision import Decision, DecisionKind
-from backstay.model.interrupt import Interrupt, InterruptKind
-from backstay.thread import interrupts, question
+from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
+from backstay.operations import interrupts, question
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.question import BY_TIMEOUT, TIMEOUT_S_MAX, Question, check_answer
 from backstay.thread.access import access_of, handle_of
-from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.question import BY_TIMEOUT, TIMEOUT_S_MAX, Question, check_answer
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from waiting import expire, taken_over
-
-from meanwhile import Meanwhile, dies_after
+from support.meanwhile import Meanwhile, dies_after
+from support.waiting import expire, taken_over
 
 PAY = Question("0/1/pay/1", InterruptKind.TOOL_APPROVAL, "pay", {"tool": "pay", "args": {"amount": 5}}, "Really?")
 
@@ -35,12 +28,12 @@ def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
 
 def settle(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> Decision | InterruptRecord:
     handle = handle_of(thread)
-    return handle.run(question.settle, handle.context, handle.cursor, on.id, asked)
+    return handle.run(question.settle, handle.services, handle.cursor, on.id, asked)
 
 
 def waiting(thread: backstay.Thread, asked: Question) -> InterruptRecord | None:
     handle = handle_of(thread)
-    return handle.run(question.waiting, handle.context, handle.cursor, "", asked)
+    return handle.run(question.waiting, handle.services, handle.cursor, "", asked)
 
 
 def ask(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> InterruptRecord:
@@ -54,7 +47,6 @@ def ask(thread: backstay.Thread, asked: Question, on: backstay.Checkpoint) -> In
 # Asking -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S2x-22")
 def test_asked_again_it_is_the_same_interrupt_also_from_elsewhere_and_after_the_head_moved(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
 ) -> None:
@@ -69,7 +61,6 @@ def test_asked_again_it_is_the_same_interrupt_also_from_elsewhere_and_after_the_
     assert list(thread.interrupts(pending=False)) == [first]
 
 
-@pytest.mark.row("T16")
 @pytest.mark.parametrize(
     "other",
     [
@@ -119,28 +110,27 @@ def test_two_that_ask_at_once_on_different_checkpoints_get_one_interrupt(
 
     slow = Meanwhile(access_of(store).store)
     slow.before(3, ask_first)
-    found = question.settle(slow, access_of(store).context, handle_of(thread).cursor, checkpoint.id, PAY)
+    found = question.settle(slow, access_of(store).services, handle_of(thread).cursor, checkpoint.id, PAY)
 
     assert [found] == first == list(thread.interrupts())
 
 
-@pytest.mark.row("T16")
 def test_nobody_can_put_a_question_of_their_own_in_the_place_of_one(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     """Who knows the id that will be asked for cannot record and approve something under it beforehand."""
-    coming = PAY.interrupt(thread._cursor.lane, 0)
-    with pytest.raises(InvalidInput, match="made by Backstay itself"):
+    coming = PAY.interrupt(thread._cursor.branch, 0)
+    with pytest.raises(InvalidInput, match="reserved for Backstay"):
         thread.interrupt(
             checkpoint, id=coming.id, payload=PAY.payload, kind="toolapproval", node="pay", prompt="Really?"
         )
     assert list(thread.interrupts(pending=False)) == []
     planted = replace(coming, payload={"tool": "pay", "args": {"amount": 5000}})
     handle = handle_of(thread)
-    forged = handle.run(interrupts.keep, handle.context, handle.cursor, checkpoint.id, planted)
+    forged = handle.run(interrupts.keep, handle.services, handle.cursor, checkpoint.id, planted)
     thread.decide(forged, "approve", by="mallory")
     for look in (lambda: settle(thread, PAY, checkpoint), lambda: waiting(thread, PAY)):
-        with pytest.raises(backstay.Corrupted, match="another question has its id"):
+        with pytest.raises(backstay.Corrupted, match="its id belongs to another question"):
             look()
 
     assert [record.pending for record in thread.interrupts()] == [True]
@@ -154,7 +144,7 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_stored(
     assert caught.value.path == "interrupt.payload.deep[0]"
     handle = handle_of(thread)
     with pytest.raises(backstay.NotFound):
-        handle.run(question.settle, handle.context, handle.cursor, "no such checkpoint", PAY)
+        handle.run(question.settle, handle.services, handle.cursor, "no such checkpoint", PAY)
 
     assert list(thread.interrupts(pending=False)) == []
 
@@ -179,7 +169,6 @@ def test_looking_records_decides_and_consumes_nothing(
 # Answers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("W4-02", "S4x-09", "W2-05")
 @pytest.mark.parametrize(
     "decision",
     [
@@ -201,7 +190,6 @@ def test_every_decision_comes_back_as_it_was_made_for_as_long_as_it_is_asked(
     assert str(record.consumer).startswith("worker ")
 
 
-@pytest.mark.row("C7")
 def test_what_a_worker_took_goes_to_a_later_lease_and_to_nobody_else(
     store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
@@ -277,7 +265,7 @@ def test_of_a_person_and_the_clock_the_first_counts(
     clock.step(seconds=2)
     slow = Meanwhile(access_of(store).store)
     slow.before(3, lambda: thread.decide(asked, "approve", by="ann"))
-    found = question.settle(slow, access_of(store).context, handle_of(thread).cursor, checkpoint.id, late)
+    found = question.settle(slow, access_of(store).services, handle_of(thread).cursor, checkpoint.id, late)
 
     assert found == Decision(kind=DecisionKind.APPROVE)
     assert slow.is_over
@@ -337,7 +325,7 @@ def test_an_answer_of_the_wanted_type_is_given(kind: type | None, value: object,
         (str, 5, "must be str, not int"),
         (list, ("a",), "must be list, not tuple"),
         (Order, 5, "must be Order, not int"),
-        (Order, {"item": "hunter2", "count": "hunter2"}, "must be Order, not a mapping that is none, at count"),
+        (Order, {"item": "hunter2", "count": "hunter2"}, "must be Order, not a mapping that does not fit it at count"),
     ],
 )
 def test_an_answer_of_another_type_is_refused_by_name(kind: type, value: object, says: str) -> None:
@@ -395,9 +383,9 @@ def test_every_step_of_a_crash_leaves_a_question_that_can_be_settled(
     """Cut off after any of its calls to the store, settling again gives what it would have given."""
 
     def cut_everywhere() -> int:
-        context, cursor = access_of(store).context, handle_of(thread).cursor
+        services, cursor = access_of(store).services, handle_of(thread).cursor
         return sum(
-            dies_after(calls, store, lambda dying: question.settle(dying, context, cursor, checkpoint.id, PAY))
+            dies_after(calls, store, lambda dying: question.settle(dying, services, cursor, checkpoint.id, PAY))
             for calls in range(1, 11)
         )
 

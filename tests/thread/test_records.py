@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 
 from backstay.errors import Corrupted
-from backstay.store.lane import LaneKey
+from backstay.operations import interrupts, ledger, sessions
+from backstay.operations.interrupts import InterruptRow
+from backstay.operations.ledger import DONE, FAILED, INTENDED, RESULT, EffectRow
+from backstay.operations.records import seal
+from backstay.operations.sessions import SessionRow
+from backstay.store.leases import BranchKey
 from backstay.store.memory import MemoryStore
 from backstay.store.records import Fence, Record
 from backstay.testing.drafts import put
-from backstay.thread import interrupts, ledger, session
-from backstay.thread.interrupts import InterruptRow
-from backstay.thread.ledger import DONE, FAILED, INTENDED, RESULT, EffectRow
-from backstay.thread.records import seal
-from backstay.thread.session import SessionRow
 
-LANE = LaneKey("", "t", "", "main")
-EFFECT = EffectRow(Record("effect", LANE, "charge", b"", True), 1, "me", b"request", 5)
-INTERRUPT = InterruptRow(Record("interrupt", LANE, "ask", b"", True, "c1"), b"question", 5)
-SESSION = SessionRow(Record("session", LANE, "run", b"", True), "me", "process", "note", 1, 1)
+BRANCH = BranchKey("", "t", "", "main")
+EFFECT = EffectRow(Record("effect", BRANCH, "charge", b"", True), 1, "me", b"request", 5)
+INTERRUPT = InterruptRow(Record("interrupt", BRANCH, "ask", b"", True, "c1"), b"question", 5)
+SESSION = SessionRow(Record("session", BRANCH, "run", b"", True), "me", "process", "note", 1, 1)
 READ: dict[str, Callable[[Record], Any]] = {
     "effect": ledger.row_of,
     "interrupt": interrupts.row_of,
-    "session": session.row_of,
+    "session": sessions.row_of,
 }
 every_kind = pytest.mark.parametrize("row", [EFFECT, INTERRUPT, SESSION], ids=lambda row: row.stored.kind)
 
@@ -34,20 +34,19 @@ every_kind = pytest.mark.parametrize("row", [EFFECT, INTERRUPT, SESSION], ids=la
 @pytest.fixture
 def store() -> MemoryStore:
     store = MemoryStore()
-    put(store, LANE, {"n": 1}, "c1")
+    put(store, BRANCH, {"n": 1}, "c1")
     return store
 
 
 # The seal ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("C9")
 @every_kind
 def test_no_bit_of_a_record_can_change_unseen(store: MemoryStore, row: Any) -> None:
     stored = store.put_record(row.sealed())
     read, body = READ[stored.kind], stored.body
     assert read(stored) == replace(row, stored=stored)
-    changes: list[dict[str, Any]] = [{"lane": LANE._replace(**{part: "else"})} for part in LANE._fields]
+    changes: list[dict[str, Any]] = [{"branch": BRANCH._replace(**{part: "else"})} for part in BRANCH._fields]
     changes += [{"key": "else"}, {"checkpoint": "else"}, {"checkpoint": "" if stored.checkpoint is None else None}]
     changes += [{"version": 0}, {"version": 2}, {"open": False}, {"body": b""}, {"body": body + b"x"}]
     changes += [
@@ -72,10 +71,10 @@ def test_a_sealed_list_of_another_form_is_damage(store: MemoryStore, row: Any) -
 
 def test_an_older_version_of_a_record_is_not_taken_for_the_newest(store: MemoryStore) -> None:
     first = store.put_record(SESSION.sealed())
-    second = store.put_record(replace(session.row_of(first), seen_us=9).sealed())
+    second = store.put_record(replace(sessions.row_of(first), seen_us=9).sealed())
 
     with pytest.raises(Corrupted):
-        session.row_of(replace(second, body=first.body))
+        sessions.row_of(replace(second, body=first.body))
 
 
 # The rules --------------------------------------------------------------------------------------------------------
@@ -88,7 +87,6 @@ def test_the_first_decision_counts() -> None:
     assert interrupts.decided(decided, b"no", "bob", 8) is decided
 
 
-@pytest.mark.row("C7")
 def test_a_decision_is_consumed_once_unless_its_consumer_was_fenced_out() -> None:
     assert interrupts.consumed(INTERRUPT, "worker", 1, 9) is INTERRUPT, "there is no decision yet"
     decided = interrupts.decided(INTERRUPT, b"", "ann", 7)
@@ -110,8 +108,8 @@ def test_a_receipt_ends_an_intent_once() -> None:
 
 def test_the_next_attempt_follows_the_version_it_was_made_for(store: MemoryStore) -> None:
     first = ledger.row_of(store.put_record(EFFECT.sealed(), fence=Fence()))
-    second = ledger.intent_of(LANE, "charge", "you", b"", 9, first)
-    third = ledger.intent_of(LANE, "charge", "third", b"", 9, first)
+    second = ledger.intent_of(BRANCH, "charge", "you", b"", 9, first)
+    third = ledger.intent_of(BRANCH, "charge", "third", b"", 9, first)
     begun = ledger.row_of(store.put_record(second.sealed(), fence=Fence()))
 
     assert (begun.attempt, begun.owner, begun.status) == (2, "you", INTENDED)
@@ -130,11 +128,11 @@ def test_a_rule_is_applied_again_to_what_others_made_of_a_record_meanwhile(store
 
 
 def test_the_first_reason_stays_and_a_beat_comes_too_late(store: MemoryStore) -> None:
-    begun = session.row_of(store.put_record(SESSION.sealed(), 1000))
-    session.end(store, begun, 9, "done")
-    session.end(store, begun, 10, "crashed")
+    begun = sessions.row_of(store.put_record(SESSION.sealed(), 1000))
+    sessions.end_session(store, begun, 9, "done")
+    sessions.end_session(store, begun, 10, "crashed")
     (ended,) = store.records("session", "", None, False, 0, 10)
 
-    assert session.row_of(ended) == replace(SESSION, stored=ended, ended_us=9, reason="done")
-    assert not session.end_by_id(store, "", "run", 11, "again")
-    assert not session.row_of(store.put_record(replace(begun, seen_us=12).sealed(), 1000)).stored.open
+    assert sessions.row_of(ended) == replace(SESSION, stored=ended, ended_us=9, reason="done")
+    assert not sessions.end_session_by_id(store, "", "run", 11, "again")
+    assert not sessions.row_of(store.put_record(replace(begun, seen_us=12).sealed(), 1000)).stored.open

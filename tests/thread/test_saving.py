@@ -11,26 +11,23 @@ from hypothesis import given, settings
 
 import backstay
 from backstay.errors import IdTaken
-from backstay.model.continuation import FanOut
-from backstay.model.frame import Frame, FrameStack
-from backstay.model.interrupt import Interrupt, InterruptKind
+from backstay.model.decision import Interrupt, InterruptKind
+from backstay.model.frame import FanOut, Frame, FrameStack
 from backstay.store.open import open_backend
 from backstay.testing.strategies import same, states
-from backstay.thread.store import Store, make_context
-from effort import effort
-from meanwhile import Meanwhile
+from backstay.thread.store import Store, make_services
+from support.meanwhile import Meanwhile
+from support.running import effort
 
 MESSAGES = [{"role": "user", "content": "hello " * 60}, {"role": "assistant", "content": "hi " * 100}]
 
 
-@pytest.mark.row("S1-25", "S1-53", "S1-58", "S3-24")
 def test_an_unsaved_thread_has_no_latest(thread: backstay.Thread) -> None:
     assert thread.latest() is None
     assert thread.at(1) is None
     assert list(thread.history()) == []
 
 
-@pytest.mark.row("S1-24", "S1-62", "S3-09", "S4-06", "S2-16", "S2-18", "S2-26")
 def test_what_was_saved_is_what_latest_returns(thread: backstay.Thread) -> None:
     thread.save({"messages": MESSAGES, "plan": "search"}, next_node="search", tags=["before-search"])
     latest = thread.latest()
@@ -42,7 +39,7 @@ def test_what_was_saved_is_what_latest_returns(thread: backstay.Thread) -> None:
 
 def test_what_was_just_saved_is_shown_without_asking_the_store(url: str) -> None:
     watched = Meanwhile(open_backend(url))
-    with Store(watched, make_context("", None)) as store:
+    with Store(watched, make_services("", None)) as store:
         thread = store.thread("t")
         first = thread.save({"items": [1], "plan": "a"})
         second = thread.append({"items": [2]}, set={"plan": "b"})
@@ -70,10 +67,6 @@ def test_any_state_the_codec_accepts_comes_back_the_same(state: dict[str, Any]) 
         assert list(latest.state) == list(state)
 
 
-@pytest.mark.row("S1-10", "S1-11", "S1-12", "S1-13", "S1-14", "S1-18", "S1-19", "S1-20", "S4-07", "S4-08", "S4-11")
-@pytest.mark.row(
-    "S2-17", "S2-22", "S2-23", "S2-25", "S3-02", "S3-03", "S3-04", "S3-05", "S3-06", "S3-07", "S3-08", "S3-14"
-)
 def test_every_described_field_comes_back(thread: backstay.Thread) -> None:
     frames = (
         FrameStack()
@@ -111,7 +104,6 @@ def test_every_described_field_comes_back(thread: backstay.Thread) -> None:
     assert loaded == saved
 
 
-@pytest.mark.row("S1-15", "S1-16", "S1-17", "S1-21", "S4-14", "S3-11", "S3-12", "S3-13")
 def test_typed_accessors_read_the_conventional_keys(thread: backstay.Thread) -> None:
     thread.save({"messages": [], "tool_results": None, "pending_tool_calls": [{"id": 1}], "pending_action": {"t": 1}})
     latest = thread.latest()
@@ -122,7 +114,6 @@ def test_typed_accessors_read_the_conventional_keys(thread: backstay.Thread) -> 
     assert (latest.iteration, latest.tokens_used, latest.cost_estimate, latest.resume_hint) == (0, 0, 0.0, None)
 
 
-@pytest.mark.row("W3-03", "W2-16")
 def test_steps_count_from_one_and_go_on_after_a_restart(store: backstay.Store) -> None:
     for _ in range(3):
         store.thread("t").save({"n": 1})
@@ -141,7 +132,6 @@ def test_a_step_that_is_not_higher_than_the_heads_is_refused_and_nothing_changes
     assert [meta.step for meta in thread.history()] == [6, 5]
 
 
-@pytest.mark.row("W3-11", "S3x-16")
 def test_each_checkpoint_names_the_one_before_it_as_its_parent(thread: backstay.Thread) -> None:
     first, second = thread.save({"n": 1}), thread.append(set={"n": 2})
 
@@ -201,7 +191,6 @@ def test_in_place_changes_of_what_was_saved_are_seen_by_the_next_save(thread: ba
     assert latest.state == state
 
 
-@pytest.mark.row("W3-14")
 def test_later_changes_of_the_callers_objects_do_not_alter_a_checkpoint(thread: backstay.Thread) -> None:
     state: dict[str, Any] = {"messages": [1, 2], "nested": {"a": [1]}}
     metadata = {"user": "u1"}
@@ -240,7 +229,6 @@ def test_the_loaded_state_is_the_callers_to_change(thread: backstay.Thread) -> N
     assert second.state == {"messages": [1]}
 
 
-@pytest.mark.row("C2", "C9")
 def test_saving_the_same_id_with_the_same_content_gives_the_first_result(store: backstay.Store) -> None:
     first = store.thread("t").save({"n": [1, 2]}, id="cp-1", next_node="a")
     again = store.thread("t").save({"n": [1, 2]}, id="cp-1", next_node="a")
@@ -260,7 +248,6 @@ def test_a_retried_append_gives_the_first_result_also_after_others_went_on(store
     assert len(list(thread.history())) == 3
 
 
-@pytest.mark.row("C2", "W1-02", "W3-06")
 @pytest.mark.parametrize("other", [{"n": 2}, {"n": 1, "m": 1}, {"n": 1.0}, {"n": True}])
 def test_saving_the_same_id_with_other_content_is_refused(store: backstay.Store, other: dict[str, Any]) -> None:
     store.thread("t").save({"n": 1}, id="cp-1")
@@ -290,7 +277,6 @@ def test_the_newest_checkpoint_can_be_stored_anew_under_its_own_id(store: backst
         thread.save({"n": 4}, id="cp-1", replace=True)
 
 
-@pytest.mark.row("C1")
 def test_a_handle_whose_head_was_overtaken_gets_conflict_with_the_winner(store: backstay.Store) -> None:
     mine, other = store.thread("t"), store.thread("t")
     mine.save({"n": 1})
@@ -338,14 +324,12 @@ def test_a_handle_survives_a_refused_value_and_goes_on(thread: backstay.Thread) 
     assert thread.append({"m": ["y"]}).state == {"m": ["x" * 500, "y"]}
 
 
-@pytest.mark.row("S1-22", "W1-07")
 def test_generated_ids_are_unique_and_sort_by_creation(thread: backstay.Thread) -> None:
     ids = [thread.save({"n": number}).id for number in range(20)]
 
     assert ids == sorted(set(ids))
 
 
-@pytest.mark.row("C3", "W1-19", "W1-20", "W3-07", "G9")
 def test_newest_is_the_last_saved_whatever_the_clock_says(store: backstay.Store, clock: Any) -> None:
     thread = store.thread("t")
     for number, hours in enumerate([0, -24, 1, -48, 1000, -3000]):
@@ -374,7 +358,6 @@ def test_pending_writes_come_with_their_checkpoint_in_order(thread: backstay.Thr
     ]
 
 
-@pytest.mark.row("S1-09", "S2-25", "S4-16")
 def test_checkpoints_can_be_copied_and_carried_to_another_process(thread: backstay.Thread) -> None:
     saved = thread.save({"m": [1, (2,)]}, next_node="n", tags=["t"])
     latest = thread.latest()

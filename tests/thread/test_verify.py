@@ -12,13 +12,13 @@ import pytest
 
 import backstay
 from backstay.store.memory import MemoryStore
-from backstay.store.memory.chunks import Whole
+from backstay.store.memory.chunks import MemoryContent
 from backstay.thread.access import access_of
-from backstay.thread.store import Store, make_context
+from backstay.thread.store import Store, make_services
 
 
 def filled(backend: MemoryStore) -> Store:
-    store = Store(backend, make_context("", None))
+    store = Store(backend, make_services("", None))
     thread = store.thread("t")
     thread.save({"m": ["x" * 600], "doc": "d" * 5000, "small": 1})
     for number in range(5):
@@ -27,28 +27,26 @@ def filled(backend: MemoryStore) -> Store:
     return store
 
 
-@pytest.mark.row("W1-25")
 def test_an_intact_store_verifies(store: backstay.Store) -> None:
     thread = store.thread("t")
     saved = thread.save({"m": ["x" * 600]})
 
-    assert store.verify()
-    assert thread.verify()
-    assert thread.verify(saved)
-    assert str(store.verify()) == "1 checkpoints verified, nothing wrong"
+    assert store.check()
+    assert thread.check()
+    assert thread.check(saved)
+    assert str(store.check()) == "1 checkpoints: all good"
     with pytest.raises(backstay.NotFound):
-        thread.verify("unknown")
+        thread.check("unknown")
 
 
-@pytest.mark.row("S1-60", "G11", "W1-17", "T5")
 def test_damaged_bytes_are_named_with_their_place_and_harm_nothing_else() -> None:
     backend = MemoryStore()
     store = filled(backend)
     stream = max(backend._tables.bytes.streams)
     chunks = backend._tables.bytes.streams[stream]
     offset, data = chunks[3][0], chunks[3][1].read()
-    chunks[3] = (offset, Whole(bytes([data[0] ^ 1]) + data[1:]))
-    report = store.verify()
+    chunks[3] = (offset, MemoryContent(bytes([data[0] ^ 1]) + data[1:]))
+    report = store.check()
 
     assert {(finding.thread, finding.key) for finding in report.findings} == {("t", "m")}
     assert len(report.findings) == 3
@@ -65,7 +63,7 @@ def test_a_missing_blob_is_found() -> None:
     store = filled(backend)
     blobs = backend._tables.bytes.blobs
     blobs.pop(next(name for name, body in blobs.items() if body.read() == b"o" * 5000))
-    report = store.verify()
+    report = store.check()
 
     assert [(finding.kind, finding.thread, finding.key) for finding in report.findings] == [
         ("missing", None, None),
@@ -89,32 +87,31 @@ def test_a_changed_field_of_a_row_is_found(field: str) -> None:
         "manifest": backend._tables.rows["", next(store.thread("other").history()).id].manifest,
         "id": "renamed",
     }
-    lane = backend._tables.lanes[row.lane]
-    lane.rows[-1] = backend._tables.rows["", row.id] = row._replace(**{field: changes[field]})
+    branch = backend._tables.branches[row.branch]
+    branch.rows[-1] = backend._tables.rows["", row.id] = row._replace(**{field: changes[field]})
 
-    assert not store.verify()
+    assert not store.check()
     with pytest.raises(backstay.BackstayError):
         store.thread("t").latest()
 
 
-@pytest.mark.row("T5")
 def test_a_checkpoint_moved_to_another_thread_is_found() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    theirs = backend._tables.lanes[next(key for key in backend._tables.lanes if key.thread == "other")]
-    mine = backend._tables.lanes[next(key for key in backend._tables.lanes if key.thread == "t")]
-    moved = mine.rows[-1]._replace(lane=theirs.key)
+    theirs = backend._tables.branches[next(key for key in backend._tables.branches if key.thread == "other")]
+    mine = backend._tables.branches[next(key for key in backend._tables.branches if key.thread == "t")]
+    moved = mine.rows[-1]._replace(branch=theirs.key)
     theirs.rows[-1] = moved
     backend._tables.rows["", moved.id] = moved
 
-    assert not store.verify()
+    assert not store.check()
 
 
 def test_bytes_that_belong_to_nothing_are_found() -> None:
     backend = MemoryStore()
     store = filled(backend)
-    backend._tables.bytes.blobs[bytes(32)] = Whole(b"left over")
-    kinds = [finding.kind for finding in store.verify().findings]
+    backend._tables.bytes.blobs[bytes(32)] = MemoryContent(b"left over")
+    kinds = [finding.kind for finding in store.check().findings]
 
     assert kinds == ["orphan"]
 
@@ -127,13 +124,12 @@ def test_a_page_changed_by_another_program_is_reported(tmp_path: Path) -> None:
     data[4096 * 3 + 100] ^= 0x10
     path.write_bytes(bytes(data))
     with backstay.open(path) as store:
-        report = store.verify()
+        report = store.check()
 
         assert not report
         assert any("page" in finding.what or "digest" in finding.what for finding in report.findings)
 
 
-@pytest.mark.row("W3-17", "W4-22", "W2-15")
 def test_stats_tell_what_full_copies_would_take(store: backstay.Store) -> None:
     thread = store.thread("t")
     thread.save({"m": [], "doc": "d" * 200_000})
@@ -164,7 +160,7 @@ def test_compacting_changes_nothing_but_the_size(tmp_path: Path) -> None:
         assert store.compact() == 0
         assert [(name, store.get(name).state) for name, _ in states] == states  # type: ignore[union-attr]
         thread.append({"m": ["goes on"]})
-        assert store.verify()
+        assert store.check()
 
 
 def test_the_log_is_folded_into_the_file_on_close(tmp_path: Path) -> None:
@@ -195,9 +191,9 @@ def test_saves_of_others_are_no_finding(store: backstay.Store) -> None:
         seen: list[int] = []
         while len(seen) < 20 or seen[-1] == seen[0]:  # until it was surely saving meanwhile
             assert time.monotonic() < deadline
-            report = store.verify()
+            report = store.check()
             assert report, str(report)
-            seen.append(report.checkpoints)
+            seen.append(report.good["checkpoints"])
     finally:
         stop.set()
         saver.join()

@@ -1,1 +1,1 @@
-"""The ``backstay`` command. Nothing here is imported by the library; ``main`` imports each command when it is used."""
+"""The ``backstay`` command. The library imports nothing from here."""

@@ -1,4 +1,4 @@
-"""Where ``backstay`` begins. Only click is imported here: a command brings what it needs when it is called.
+"""The entry point of ``backstay``. It imports only click; a command imports what it needs when it runs.
 
 Data goes to stdout, hints and errors to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -6,14 +6,38 @@ Data goes to stdout, hints and errors to stderr. Exit codes: 0 done, 1 failed, 2
 from __future__ import annotations
 
 import io
+import os
 import sys
+from collections.abc import Mapping
 
 import click
 
-from backstay.cli.color import color_option
 from backstay.version import __version__
 
-INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
+INTERRUPTED = 130  # what shells report for a program that Ctrl-C ended
+
+
+def wants_color(choice: str | None, environ: Mapping[str, str], is_terminal: bool) -> bool:
+    """Return whether to use colours: ``--color``, then NO_COLOR, then FORCE_COLOR, then the terminal decides."""
+    if choice in ("always", "never"):
+        return choice == "always"
+    return not environ.get("NO_COLOR") and (bool(environ.get("FORCE_COLOR")) or is_terminal)
+
+
+def set_color(context: click.Context, _: click.Parameter, choice: str | None) -> None:
+    """Store the answer in click's context, where ``click.echo`` finds it; a command inherits the group's answer."""
+    if choice is not None or context.parent is None:
+        context.color = wants_color(choice, os.environ, sys.stdout.isatty())
+
+
+color_option = click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    help="Colour the output; auto obeys NO_COLOR and FORCE_COLOR.",
+    is_eager=True,
+    expose_value=False,
+    callback=set_color,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,13 +53,13 @@ def cli() -> None:
     "--path",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Keep the store in FILE, which must not exist yet; without it, it is removed at the end.",
+    help="Keep the store in FILE, which must not exist yet. By default the demo deletes its store.",
 )
 @color_option
 def demo(as_json: bool, path: str | None) -> int:
-    """Kill an agent, continue it, race two workers, fork and verify: all for real, in a few seconds.
+    """Kill an agent, resume it, race two workers, fork and check: all for real, in a few seconds.
 
-    Exits with 0 only if everything it claims was observed.
+    Exits with 0 only if the demo observed everything that it claims.
     """
     from backstay.cli.demo import run
 
@@ -43,7 +67,7 @@ def demo(as_json: bool, path: str | None) -> int:
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "●" shows "?", not a traceback
     try:

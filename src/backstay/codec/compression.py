@@ -1,8 +1,8 @@
-"""zstd at level 3 for stored blocks, bounded by the size the caller knows.
+"""zstd at level 3 for stored blocks, bounded by the size that the caller knows.
 
-zstd objects must not be used by two threads at once (it crashes the interpreter), so each thread has its own
-compressor. A decompressor serves one frame by design, so each frame gets a new one: about 10 us of the 37 us that a
-block of 64 KB takes, and the one-shot function, which has no bound, takes as long.
+Two threads must not use one zstd object at once (it crashes the interpreter), so each thread has its own compressor.
+A decompressor serves one frame by design, so each frame gets a new one: about 10 us of the 37 us that a block of 64 KB
+takes, and the one-shot function, which has no bound, takes as long.
 """
 
 from __future__ import annotations
@@ -24,48 +24,45 @@ _LEVEL: Final = 3
 class _PerThread(threading.local):
     """A compressor for each thread: reused, it is twice as fast as a new one for blocks of 64 KB."""
 
-    def __init__(self) -> None:
-        self.compressor = zstd.ZstdCompressor(level=_LEVEL)
+    def __init__(self, words: zstd.ZstdDict | None = None) -> None:
+        self.compressor = zstd.ZstdCompressor(level=_LEVEL, zstd_dict=words)
 
 
 _local = _PerThread()
 
 
 def compress(data: bytes) -> bytes:
-    """Return one zstd frame holding the data."""
+    """Return one zstd frame with the data."""
     return _local.compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
 
 
 def decompress(data: bytes, size: int) -> bytes:
-    """Return the ``size`` bytes a frame holds; never allocates more, whatever the frame claims."""
+    """Return the ``size`` bytes of a frame; never allocate more, even if the frame claims it."""
     return _decompress(zstd.ZstdDecompressor(), data, size)
 
 
 class Words:
-    """Compression of short texts that use the same words: these need not be in each of them.
+    """Compression of short texts that share words: the words need not be in each of them.
 
-    The words are part of the stored format: a frame can only be read with the very ones it was written with.
+    The words are part of the stored format: a frame can only be read with exactly the words it was written with.
     """
 
     def __init__(self, words: bytes) -> None:
         self._words = zstd.ZstdDict(words, is_raw=True)
-        self._local = threading.local()
+        self._local = _PerThread(self._words)
 
     def compress(self, data: bytes) -> bytes:
-        """Return one zstd frame holding the data."""
-        compressor = getattr(self._local, "compressor", None)
-        if compressor is None:
-            compressor = self._local.compressor = zstd.ZstdCompressor(level=_LEVEL, zstd_dict=self._words)
-        return compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+        """Return one zstd frame with the data."""
+        return self._local.compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
 
     def decompress(self, data: bytes, size: int) -> bytes:
-        """Return the ``size`` bytes a frame holds."""
+        """Return the ``size`` bytes of a frame."""
         return _decompress(zstd.ZstdDecompressor(zstd_dict=self._words), data, size)
 
 
 def _decompress(decompressor: zstd.ZstdDecompressor, data: bytes, size: int) -> bytes:
     try:
-        # One byte more than expected, so that a longer content shows itself.
+        # One byte more than expected, to detect longer content.
         plain = decompressor.decompress(data, max_length=size + 1)
     except zstd.ZstdError as error:
         raise DecodeError(f"compressed block of {len(data)} bytes is damaged: {error}") from error

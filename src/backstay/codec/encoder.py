@@ -1,32 +1,38 @@
-"""Values to msgpack, in one pass of the C encoder; a value that could not come back equal is refused by its path.
+"""Values to msgpack, in one pass of the C encoder; a value that would not round-trip is refused by its path.
 
-The C encoder is told to hand over every type it would otherwise change in silence. What it hands over is looked up by
-exact type and written as an ext, whose payload is again such a pass, one ext level further down. Three things need a
-second look, and only then cost anything:
+The C encoder is set to hand over every type that it would otherwise change silently. Those values are looked up by
+exact type and written as an ext, whose payload is again such a pass, one ext level further down. Three cases need a
+second look, and only they cost more:
 
 - a dict with a key that is not a str stops the pass; it is run again with such dicts wrapped (``values.Pairs``);
-- bytearray and memoryview are written as bytes without asking, so a value whose output has a byte that could begin
-  bytes is searched for them (ints, floats and text have such bytes too, so this is the common case for large values);
-- any failure starts the slow search for the path of the offender (``offender.py``), and that error is what is raised.
+- the C encoder writes bytearray and memoryview as bytes without asking, so a value whose output has a byte that could
+  start bytes is searched for them (ints, floats and text have such bytes too, so this is common for large values);
+- any failure starts the slow search for the path of the value, and that error is raised. The search walks the value as
+  its owner sees it and tries each leaf alone. It names keys and types but never shows a value: states hold secrets.
 
 One limit is known: ``ormsgpack.Ext`` and ``ormsgpack.Fragment`` objects are written as they are unless one of these
-searches meets them. They are tools for writing msgpack by hand and have no business in a state.
+searches meets them. They are tools for building msgpack and do not belong in a state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, NoReturn
 
 import ormsgpack
 
-from backstay.codec import offender
-from backstay.codec.depth import deeper_than
-from backstay.codec.limits import EXT_DEPTH_MAX, EXT_INNER_DEPTH_MAX, VALUE_BYTES_MAX
-from backstay.codec.opaque import Opaque
-from backstay.codec.refusal import Refused
-from backstay.codec.registry import BY_CLASS, head
+from backstay.codec.msgpack import (
+    DEPTH_MAX,
+    EXT_DEPTH_MAX,
+    EXT_INNER_DEPTH_MAX,
+    VALUE_BYTES_MAX,
+    Unencodable,
+    deeper_than,
+)
+from backstay.codec.registry import BY_CLASS, Opaque, object_head
 from backstay.codec.values import BY_TYPE, OBJECT, Pairs, builtin
+from backstay.errors import EncodeError
 
 # With these the C encoder hands over, or refuses, every type that it would otherwise write as another.
 EXACT: Final = (
@@ -38,101 +44,105 @@ EXACT: Final = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-_FOREIGN: Final = frozenset({bytearray, memoryview, ormsgpack.Ext, ormsgpack.Fragment})
+_CHANGED_SILENTLY: Final = frozenset({bytearray, memoryview, ormsgpack.Ext, ormsgpack.Fragment})
 _STR_ONLY: Final = frozenset({str})
 _CONTAINERS: Final = frozenset({list, dict})
+_PLAIN: Final = frozenset({type(None), bool, float, bytes, Opaque})
+_KEY_CHARS_MAX: Final = 60
+_PATH_CHARS_MAX: Final = 400
+
+_HINTS: Final = {
+    "bytearray": "Convert it to bytes",
+    "memoryview": "Convert it to bytes",
+    "OrderedDict": "Convert it to dict, which keeps its order",
+    "defaultdict": "Convert it to dict",
+    "deque": "Convert it to list",
+    "Ext": "Store the value itself, not its msgpack",
+    "Fragment": "Store the value itself, not its msgpack",
+}
 
 
 def encode(value: object, path: str = "value") -> bytes:
-    """Return the msgpack of a value; EncodeError names the part of it that could not come back equal."""
+    """Return the msgpack of a value; EncodeError names the part of it that would not round-trip."""
     try:
         data = ormsgpack.packb(value, option=EXACT)
     except (TypeError, ValueError, RecursionError):
         data = _encode_with_ext(value, path)
     else:
-        # Nothing but what msgpack has types for; only bytes may have been something else.
-        if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_foreign(value):
-            offender.find(value, path, Refused("bytearray or memoryview"))
+        # It has only types that msgpack has too; only bytes may have been another type.
+        if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_silently_changed(value):
+            _raise_unencodable(value, path, Unencodable("bytearray or memoryview"))
     if len(data) > VALUE_BYTES_MAX:
-        raise offender.error(path, f"encodes to more than {VALUE_BYTES_MAX} bytes", None)
+        raise EncodeError(f"{path}: encodes to more than {VALUE_BYTES_MAX} bytes", path=path)
     return data
 
 
 def _encode_with_ext(value: object, path: str) -> bytes:
     """Encode a value that holds more than msgpack's own types, first without and then with wrapped dicts."""
     for wrapping in (False, True):
-        run = _Run(wrapping)
+        run = _Encoding(wrapping)
         try:
             return run.level(value)
-        except (TypeError, ValueError, Refused, RecursionError) as error:
+        except (TypeError, ValueError, Unencodable, RecursionError) as error:
             failure: Exception = error
             if run.interrupt is not None:
                 raise run.interrupt from None
-    offender.find(value, path, failure)
+    _raise_unencodable(value, path, failure)
 
 
-class _Run:
+class _Encoding:
     """One attempt at encoding one value."""
 
-    __slots__ = ("_depth", "_wrapping", "interrupt")
+    __slots__ = ("depth", "interrupt", "wrapping")
 
     def __init__(self, wrapping: bool) -> None:
-        self._depth = 0
-        self._wrapping = wrapping
+        self.depth = 0
+        self.wrapping = wrapping
         self.interrupt: BaseException | None = None
 
     def level(self, value: object) -> bytes:
         """Encode the lists, dicts and scalars of one ext level."""
-        data = ormsgpack.packb(wrap(value) if self._wrapping else value, default=self._extend, option=EXACT)
-        if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_foreign(value):
-            raise Refused("bytearray or memoryview")
+        data = ormsgpack.packb(wrap(value) if self.wrapping else value, default=self.extend, option=EXACT)
+        if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_silently_changed(value):
+            raise Unencodable("bytearray or memoryview")
         return data
 
-    def _inner(self, value: object) -> bytes:
+    def inner(self, value: object) -> bytes:
+        """Encode one level inside an ext."""
         data = self.level(value)
         if deeper_than(data, EXT_INNER_DEPTH_MAX):
-            raise Refused("nested too deep")
+            raise Unencodable("nested too deep")
         return data
 
-    def _extend(self, value: Any) -> ormsgpack.Ext:
-        """Turn what msgpack has no type for into an ext. The C encoder drops the errors raised here."""
-        self._depth += 1
+    def extend(self, value: Any) -> ormsgpack.Ext:
+        """Return a value of a type that msgpack does not have as an ext. The C encoder drops the errors raised here."""
+        self.depth += 1
         try:
-            if self._depth > EXT_DEPTH_MAX:
-                raise Refused("nested too deep")
-            return self._ext(value)
+            if self.depth > EXT_DEPTH_MAX:
+                raise Unencodable("nested too deep")
+            cls = type(value)
+            entry = BY_CLASS.get(cls)
+            if entry is not None:
+                return ormsgpack.Ext(OBJECT, entry.head + self.inner(entry.adapter.plain(value)))
+            if cls is Opaque:
+                head = object_head(value.name, value.version) if value.ext == OBJECT else b""
+                return ormsgpack.Ext(value.ext, head + value.raw)
+            known = BY_TYPE.get(cls) or builtin(cls)
+            if known is None:
+                raise Unencodable("unknown type")
+            return ormsgpack.Ext(known.code, known.pack(value, self.inner))
         except Exception:
             raise
         except BaseException as interrupt:
-            # Ctrl-C must not be taken for a value that cannot be encoded.
+            # Ctrl-C must not be mistaken for a value that cannot be encoded.
             self.interrupt = interrupt
             raise
         finally:
-            self._depth -= 1
-
-    def _ext(self, value: Any) -> ormsgpack.Ext:
-        cls = type(value)
-        known = BY_TYPE.get(cls)
-        if known is not None:
-            return ormsgpack.Ext(known.code, known.pack(value, self._inner))
-        entry = BY_CLASS.get(cls)
-        if entry is not None:
-            return ormsgpack.Ext(OBJECT, entry.head + self._inner(entry.kind.plain(value)))
-        if cls is Opaque:
-            return ormsgpack.Ext(value.ext, opaque_bytes(value))
-        known = builtin(cls)
-        if known is None:
-            raise offender.unknown(cls)
-        return ormsgpack.Ext(known.code, known.pack(value, self._inner))
-
-
-def opaque_bytes(value: Opaque) -> bytes:
-    """Return the ext payload an opaque value was decoded from."""
-    return head(value.name, value.version) + value.raw if value.ext == OBJECT else value.raw
+            self.depth -= 1
 
 
 def wrap(value: Any) -> Any:
-    """Return the value with each dict that has a key other than str wrapped; what holds none is not copied."""
+    """Return the value with each dict that has a key other than str wrapped; parts without one are not copied."""
     if type(value) is list:
         items = [wrap(item) for item in value]
         return value if all(map(_is, items, value)) else items
@@ -148,16 +158,16 @@ def _is(left: object, right: object) -> bool:
     return left is right
 
 
-def holds_foreign(value: object) -> bool:
-    """Tell whether the lists and dicts of one level hold a type the C encoder would change in silence.
+def holds_silently_changed(value: object) -> bool:
+    """Return whether the lists and dicts of one level hold a type that the C encoder would change silently.
 
-    Goes one nesting level at a time, so that the C functions used see many items at once; the last level, which is the
-    largest, is looked at and not copied.
+    It looks at one nesting level at a time, so that the C functions see many items at once; the last level, which is
+    the largest, is not copied.
     """
     lists, dicts = [[value]], list[dict[Any, Any]]()
     while lists or dicts:
         kinds = set(map(type, _items(lists, dicts)))
-        if not _FOREIGN.isdisjoint(kinds):
+        if not _CHANGED_SILENTLY.isdisjoint(kinds):
             return True
         below = [item for item in _items(lists, dicts) if type(item) in _CONTAINERS] if kinds & _CONTAINERS else []
         lists = [item for item in below if type(item) is list]
@@ -167,3 +177,93 @@ def holds_foreign(value: object) -> bool:
 
 def _items(lists: list[list[Any]], dicts: list[dict[Any, Any]]) -> chain[Any]:
     return chain(chain.from_iterable(lists), chain.from_iterable(map(dict.values, dicts)))
+
+
+# The slow search for the part that cannot be stored -----------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """A value still to be examined."""
+
+    value: Any
+    path: str
+    depth: int  # containers around it in its ext level
+    ext_depth: int  # ext levels around it
+
+
+def _raise_unencodable(value: object, path: str, failure: Exception) -> NoReturn:
+    """Raise the EncodeError of the first part that cannot be stored."""
+    stack = [_Part(value, path, 0, 0)]
+    while stack:
+        part = stack.pop()
+        at, reason, hint = part.path, "", None
+        limit = EXT_INNER_DEPTH_MAX if part.ext_depth else DEPTH_MAX
+        too_deep = part.depth > limit or (part.depth == limit and type(part.value) in _CONTAINERS)
+        try:
+            if too_deep or part.ext_depth > EXT_DEPTH_MAX:
+                at = at if len(at) <= _PATH_CHARS_MAX else at[:_PATH_CHARS_MAX] + "..."
+                limits = f"At most {DEPTH_MAX} lists and dicts, {EXT_INNER_DEPTH_MAX} inside another type"
+                raise Unencodable("nested too deep, or it contains itself", limits)
+            stack.extend(reversed(list(_inside(part))))
+            continue
+        except Unencodable as refused:
+            reason, hint, cause = refused.reason, refused.hint, refused.__cause__
+        except EncodeError:
+            raise
+        except Exception as error:
+            # User code failed: an encode function or a property. Its text may hold values, so only its type shows.
+            reason, cause = f"{type(error).__name__} while reading a {type(part.value).__qualname__}", error
+        raise EncodeError(f"{at}: {reason}", path=at, hint=hint) from cause
+    raise EncodeError(f"{path}: cannot be stored ({type(failure).__name__})", path=path) from failure
+
+
+def _inside(part: _Part) -> Iterator[_Part]:
+    """Yield the parts of a container or a registered class; check any other value alone."""
+    value, path, depth, ext_depth = part
+    cls = type(value)
+    if cls is list or cls is tuple:
+        depth, ext_depth = (depth + 1, ext_depth) if cls is list else (1, ext_depth + 1)
+        for index, item in enumerate(value):
+            yield _Part(item, f"{path}[{index}]", depth, ext_depth)
+    elif cls is set or cls is frozenset:
+        for item in value:
+            yield _Part(item, f"{path}{{{type(item).__qualname__}}}", 0, ext_depth + 1)
+    elif cls is dict:
+        keyed = _STR_ONLY.issuperset(map(type, value))
+        depth, ext_depth = (depth + 1, ext_depth) if keyed else (1, ext_depth + 1)
+        for key, item in value.items():
+            inside = path + _step(key)
+            yield _Part(key, f"{inside} (key)", depth, ext_depth)
+            yield _Part(item, inside, depth, ext_depth)
+    elif cls in BY_CLASS:
+        yield _Part(BY_CLASS[cls].adapter.shown(value), path, 0, ext_depth + 1)
+    else:
+        _check_leaf(value)
+
+
+def _check_leaf(value: Any) -> bytes:
+    """Raise Unencodable if a value without parts cannot be stored."""
+    cls = type(value)
+    if cls is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise Unencodable("str with a lone surrogate cannot be stored") from None
+    elif cls not in _PLAIN and not (cls is int and -(2**63) <= value < 2**64):
+        known = builtin(cls)
+        if known is None:
+            name = f"{cls.__module__}.{cls.__qualname__}" if cls.__module__ != "builtins" else cls.__qualname__
+            hint = _HINTS.get(cls.__qualname__, "Register the class with @backstay.register")
+            raise Unencodable(f"type {name} cannot be stored", hint)
+        known.pack(value, lambda parts: b"".join(map(_check_leaf, parts)))  # type: ignore[call-overload] # why: the two ints of a Fraction
+    return b""
+
+
+def _step(key: object) -> str:
+    """Return how a path names the value of a key."""
+    if type(key) is str:
+        short = key if len(key) <= _KEY_CHARS_MAX else key[:_KEY_CHARS_MAX] + "..."
+        return f".{key}" if key == short and key.isidentifier() else f"[{short!a}]"
+    if type(key) in (int, bool, type(None)):
+        return f"[{key!r}]" if type(key) is not int or key.bit_length() <= 64 else "[int]"
+    return f"[{type(key).__qualname__}]"

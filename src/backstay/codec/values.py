@@ -1,26 +1,33 @@
-"""The table of built-in types: which ext code each has, and how it is written and read.
+"""The built-in types: which ext code each has, and how it is written and read.
 
-None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are msgpack's own; everything else is an
-ext of the code given here, so no data of the user's can look like a marker of ours. Codes are part of the stored
-format: they are never reused or renumbered.
+None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are msgpack's own types; every other type is
+an ext with the code given here, so no user data can look like one of our markers. Codes are part of the stored format:
+they are never reused or renumbered. A type is looked up exactly, because a subclass would come back as its base.
 
-Looked up by exact type. A subclass is another type, which would come back as its base.
+Dates and times are plain msgpack arrays. A time zone is null (naive), ``[offset in microseconds, name or null]`` for a
+fixed offset, or the key of a zone of the IANA database. Other tzinfo classes are refused: their meaning is code, not
+data. A key is looked up only if this machine's database has it, so stored bytes cannot name a file or package.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from uuid import UUID
-from zoneinfo import ZoneInfo
+from zoneinfo import TZPATH, ZoneInfo, available_timezones
 
-from backstay.codec import arrays, times
-from backstay.codec.limits import DECIMAL_CHARS_MAX, INT_BITS_MAX
-from backstay.codec.refusal import Refused
+import ormsgpack
+
+from backstay.codec import arrays
+from backstay.codec.msgpack import DECIMAL_CHARS_MAX, INT_BITS_MAX, Unencodable, header, unpack_array
 from backstay.errors import DecodeError
 
 PackLevel = Callable[[object], bytes]  # a value -> its msgpack, one ext level further down
@@ -50,158 +57,227 @@ ARRAY, SCALAR = 32, 33
 OBJECT: Final = 64
 
 _COMPLEX: Final = struct.Struct(">dd")
+_ZONE_KEY: Final = re.compile(r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*", re.ASCII)
+_ZONE_KEY_CHARS_MAX: Final = 64
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def _pack_tuple(value: tuple[Any, ...], level: PackLevel) -> bytes:
-    return level(list(value))
+# Containers and numbers -------------------------------------------------------------------------------------------
 
 
-def _unpack_tuple(data: bytes, level: UnpackLevel) -> tuple[Any, ...]:
-    return tuple(_list(data, level))
+def pack_set(value: set[Any] | frozenset[Any], level: PackLevel) -> bytes:
+    """Write the items sorted by their bytes, so that equal sets have equal bytes."""
+    return b"".join((header(len(value), 0x90, 0xDC), *sorted(map(level, value))))
 
 
-def _pack_set(value: set[Any] | frozenset[Any], level: PackLevel) -> bytes:
-    # Sorted by their bytes, so that equal sets are equal bytes whatever order they were filled in.
-    items = sorted(map(level, value))
-    return _array_head(len(items)) + b"".join(items)
-
-
-def _array_head(count: int) -> bytes:
-    if count < 16:
-        return bytes([0x90 | count])
-    return b"\xdc" + count.to_bytes(2) if count < 65_536 else b"\xdd" + count.to_bytes(4)
-
-
-def _unpack_set(data: bytes, level: UnpackLevel) -> set[Any]:
-    items = _list(data, level)
+def unpack_set(data: bytes, level: UnpackLevel) -> set[Any]:
+    """Refuse items that are equal: the set would be smaller than what was stored."""
+    items = unpack_list(data, level)
     result = set(items)
     if len(result) != len(items):
-        raise DecodeError("set holds an item twice")
+        raise DecodeError("a stored set contains the same item twice")
     return result
 
 
-def _unpack_frozenset(data: bytes, level: UnpackLevel) -> frozenset[Any]:
-    return frozenset(_unpack_set(data, level))
-
-
-def _pack_pairs(value: Pairs, level: PackLevel) -> bytes:
-    return level([part for pair in value.source.items() for part in pair])
-
-
-def _unpack_pairs(data: bytes, level: UnpackLevel) -> dict[Any, Any]:
-    flat = _list(data, level)
+def unpack_pairs(data: bytes, level: UnpackLevel) -> dict[Any, Any]:
+    """Build a dict from keys and values in turn."""
+    flat = unpack_list(data, level)
     result = dict(zip(flat[::2], flat[1::2], strict=True))
     if len(result) * 2 != len(flat):
-        raise DecodeError("dict holds a key twice")
+        raise DecodeError("a stored dict contains the same key twice")
     return result
 
 
-def _list(data: bytes, level: UnpackLevel) -> list[Any]:
+def unpack_list(data: bytes, level: UnpackLevel) -> list[Any]:
+    """Read the array that every container is stored as."""
     items = level(data)
     if type(items) is not list:
-        raise DecodeError("tuple, set or dict is stored as something other than an array")
+        raise DecodeError("a stored tuple, set or dict is not an array")
     return items
 
 
-def _pack_int(value: int, _: PackLevel) -> bytes:
+def pack_int(value: int, _: PackLevel) -> bytes:
+    """Write an int that msgpack's own ints cannot hold."""
     bits = value.bit_length()
     if bits > INT_BITS_MAX:
-        raise Refused(f"int has more than {INT_BITS_MAX} bits")
+        raise Unencodable(f"int has more than {INT_BITS_MAX} bits")
     return value.to_bytes(bits // 8 + 1, signed=True)
 
 
-def _unpack_int(data: bytes, _: UnpackLevel) -> int:
+def unpack_int(data: bytes, _: UnpackLevel) -> int:
+    """Accept the shortest form only, and only ints that msgpack's own cannot hold."""
     if len(data) > INT_BITS_MAX // 8 + 1:
         raise DecodeError(f"int has more than {INT_BITS_MAX} bits")
     value = int.from_bytes(data, signed=True)
-    # The shortest form only, and only what msgpack's own ints cannot hold.
     if value.bit_length() // 8 + 1 != len(data) or -(2**63) <= value < 2**64 or value.bit_length() > INT_BITS_MAX:
-        raise DecodeError("large int is not in its only form")
+        raise DecodeError("a stored large int is not in canonical form")
     return value
 
 
-def _pack_decimal(value: Decimal, _: PackLevel) -> bytes:
-    # Upper case, since the exponent's letter depends on the caller's decimal context.
+def pack_decimal(value: Decimal, _: PackLevel) -> bytes:
+    """Write the digits in upper case, since the exponent's letter depends on the caller's decimal context."""
     text = str(value).upper()
     if len(text) > DECIMAL_CHARS_MAX:
-        raise Refused(f"Decimal has more than {DECIMAL_CHARS_MAX} characters")
+        raise Unencodable(f"Decimal has more than {DECIMAL_CHARS_MAX} characters")
     return text.encode()
 
 
-def _unpack_decimal(data: bytes, _: UnpackLevel) -> Decimal:
+def unpack_decimal(data: bytes, _: UnpackLevel) -> Decimal:
+    """Accept only the text that ``pack_decimal`` writes."""
     if len(data) > DECIMAL_CHARS_MAX:
         raise DecodeError(f"Decimal has more than {DECIMAL_CHARS_MAX} characters")
     text = data.decode("ascii")
     try:
         value = Decimal(text)
     except ArithmeticError as error:
-        raise DecodeError("Decimal is no number") from error
+        raise DecodeError("a stored Decimal is not a number") from error
     if str(value).upper() != text:
-        raise DecodeError("Decimal is not in its only form")
+        raise DecodeError("a stored Decimal is not in canonical form")
     return value
 
 
-def _pack_fraction(value: Fraction, level: PackLevel) -> bytes:
-    return level([value.numerator, value.denominator])
-
-
-def _unpack_fraction(data: bytes, level: UnpackLevel) -> Fraction:
-    numerator, denominator = _list(data, level)
+def unpack_fraction(data: bytes, level: UnpackLevel) -> Fraction:
+    """Accept lowest terms only."""
+    numerator, denominator = unpack_list(data, level)
     if type(numerator) is not int or type(denominator) is not int or denominator < 1:
-        raise DecodeError("Fraction is not two ints")
+        raise DecodeError("a stored Fraction is not two ints")
     value = Fraction(numerator, denominator)
     if value.denominator != denominator:
-        raise DecodeError("Fraction is not in its lowest terms")
+        raise DecodeError("a stored Fraction is not in its lowest terms")
     return value
 
 
-def _pack_complex(value: complex, _: PackLevel) -> bytes:
-    return _COMPLEX.pack(value.real, value.imag)
+# Dates and times --------------------------------------------------------------------------------------------------
 
 
-def _unpack_complex(data: bytes, _: UnpackLevel) -> complex:
-    return complex(*_COMPLEX.unpack(data))
+@cache
+def _all_zones() -> frozenset[str]:
+    # Reads every zone file, so only for machines that have the database as a package instead of files.
+    return frozenset(available_timezones())
 
 
-def _pack_uuid(value: UUID, _: PackLevel) -> bytes:
-    return value.bytes
+def _zone(key: str) -> ZoneInfo:
+    if len(key) > _ZONE_KEY_CHARS_MAX or not _ZONE_KEY.fullmatch(key):
+        raise DecodeError("a time zone key does not have the form Area/City")
+    if not any(Path(root, key).is_file() for root in TZPATH) and key not in _all_zones():
+        raise DecodeError(f"this machine's database has no time zone {key!r}", hint="Install the tzdata package")
+    try:
+        return ZoneInfo(key)
+    except (ValueError, OSError, LookupError) as error:
+        raise DecodeError(f"this machine cannot read the time zone {key!r}") from error
 
 
-def _unpack_uuid(data: bytes, _: UnpackLevel) -> UUID:
-    return UUID(bytes=data)
+def _zone_key(zone: ZoneInfo) -> str:
+    try:
+        same = _zone(zone.key) is zone
+    except (DecodeError, TypeError):  # a zone read from a file may have no key
+        same = False
+    if not same:
+        reason = "a ZoneInfo that differs from the machine's own zone of that key cannot be stored"
+        raise Unencodable(reason, "Use ZoneInfo(key)")
+    return zone.key
 
 
-def _build_array(data: bytes, _: UnpackLevel) -> Any:
-    return arrays.build_array(data)
+def _plain_zone(zone: tzinfo | None) -> object:
+    if zone is None:
+        return None
+    if type(zone) is timezone:
+        offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined] # why: the only way to know whether a name was given
+        return [offset // _MICROSECOND, name[0] if name else None]
+    if type(zone) is ZoneInfo:
+        return _zone_key(zone)
+    reason = f"tzinfo of type {type(zone).__qualname__} cannot be stored exactly"
+    raise Unencodable(reason, "Use datetime.timezone or zoneinfo.ZoneInfo")
 
 
-def _build_scalar(data: bytes, _: UnpackLevel) -> Any:
-    return arrays.build_scalar(data)
+def _rich_zone(plain: Any) -> tzinfo | None:
+    if plain is None:
+        return None
+    if type(plain) is str:
+        return _zone(plain)
+    offset, name = plain
+    if name is not None and type(name) is not str:
+        raise DecodeError("the name of a stored time zone is not text")
+    delta = timedelta(microseconds=_ints([offset])[0])
+    return timezone(delta) if name is None else timezone(delta, name)
 
+
+def _ints(parts: list[Any]) -> list[Any]:
+    if any(type(part) is not int for part in parts):
+        raise DecodeError("part of a stored date or time is not an int")
+    return parts
+
+
+def pack_datetime(value: datetime, _: object) -> bytes:
+    """``[year, month, day, hour, minute, second, microsecond, fold, zone]``."""
+    day = [value.year, value.month, value.day]
+    clock = [value.hour, value.minute, value.second, value.microsecond, value.fold]
+    return ormsgpack.packb([*day, *clock, _plain_zone(value.tzinfo)])
+
+
+def unpack_datetime(data: bytes, _: object) -> datetime:
+    """Build it from its nine parts."""
+    *parts, zone = unpack_array(data, 9)
+    *clock, fold = _ints(parts)
+    return datetime(*clock, tzinfo=_rich_zone(zone), fold=fold)  # type: ignore[misc] # why: 7 parts, counted above
+
+
+def pack_time(value: time, _: object) -> bytes:
+    """``[hour, minute, second, microsecond, fold, zone]``."""
+    parts = [value.hour, value.minute, value.second, value.microsecond, value.fold]
+    return ormsgpack.packb([*parts, _plain_zone(value.tzinfo)])
+
+
+def unpack_time(data: bytes, _: object) -> time:
+    """Build it from its six parts."""
+    *parts, zone = unpack_array(data, 6)
+    *clock, fold = _ints(parts)
+    return time(*clock, tzinfo=_rich_zone(zone), fold=fold)  # type: ignore[misc] # why: 4 parts, counted above
+
+
+def unpack_timezone(data: bytes, _: object) -> tzinfo:
+    """Build a fixed offset."""
+    zone = _rich_zone(unpack_array(data, 2))
+    if type(zone) is not timezone:
+        raise DecodeError("a stored fixed time zone is of another type")
+    return zone
+
+
+# The table --------------------------------------------------------------------------------------------------------
 
 BY_TYPE: Final[dict[type, Builtin]] = {
-    tuple: Builtin(TUPLE, _pack_tuple, _unpack_tuple),
-    set: Builtin(SET, _pack_set, _unpack_set),
-    frozenset: Builtin(FROZENSET, _pack_set, _unpack_frozenset),
-    Pairs: Builtin(PAIRS, _pack_pairs, _unpack_pairs),
-    int: Builtin(INT, _pack_int, _unpack_int),
-    Decimal: Builtin(DECIMAL, _pack_decimal, _unpack_decimal),
-    Fraction: Builtin(FRACTION, _pack_fraction, _unpack_fraction),
-    UUID: Builtin(UUID_, _pack_uuid, _unpack_uuid),
-    complex: Builtin(COMPLEX, _pack_complex, _unpack_complex),
-    datetime: Builtin(DATETIME, times.pack_datetime, times.unpack_datetime),
-    date: Builtin(DATE, times.pack_date, times.unpack_date),
-    time: Builtin(TIME, times.pack_time, times.unpack_time),
-    timedelta: Builtin(TIMEDELTA, times.pack_timedelta, times.unpack_timedelta),
-    timezone: Builtin(TIMEZONE, times.pack_timezone, times.unpack_timezone),
-    ZoneInfo: Builtin(ZONEINFO, times.pack_zoneinfo, times.unpack_zoneinfo),
+    tuple: Builtin(TUPLE, lambda value, level: level(list(value)), lambda data, level: tuple(unpack_list(data, level))),
+    set: Builtin(SET, pack_set, unpack_set),
+    frozenset: Builtin(FROZENSET, pack_set, lambda data, level: frozenset(unpack_set(data, level))),
+    Pairs: Builtin(PAIRS, lambda value, level: level(list(chain.from_iterable(value.source.items()))), unpack_pairs),
+    int: Builtin(INT, pack_int, unpack_int),
+    Decimal: Builtin(DECIMAL, pack_decimal, unpack_decimal),
+    Fraction: Builtin(FRACTION, lambda value, level: level([value.numerator, value.denominator]), unpack_fraction),
+    UUID: Builtin(UUID_, lambda value, _: value.bytes, lambda data, _: UUID(bytes=data)),
+    complex: Builtin(
+        COMPLEX, lambda value, _: _COMPLEX.pack(value.real, value.imag), lambda data, _: complex(*_COMPLEX.unpack(data))
+    ),
+    datetime: Builtin(DATETIME, pack_datetime, unpack_datetime),
+    date: Builtin(
+        DATE,
+        lambda value, _: ormsgpack.packb([value.year, value.month, value.day]),
+        lambda data, _: date(*_ints(unpack_array(data, 3))),
+    ),
+    time: Builtin(TIME, pack_time, unpack_time),
+    timedelta: Builtin(
+        TIMEDELTA,
+        lambda value, _: ormsgpack.packb([value.days, value.seconds, value.microseconds]),
+        lambda data, _: timedelta(*_ints(unpack_array(data, 3))),
+    ),
+    timezone: Builtin(TIMEZONE, lambda value, _: ormsgpack.packb(_plain_zone(value)), unpack_timezone),
+    ZoneInfo: Builtin(ZONEINFO, lambda value, _: _zone_key(value).encode(), lambda data, _: _zone(data.decode())),
 }
 
-_ARRAY: Final = Builtin(ARRAY, arrays.pack_array, _build_array)
-_SCALAR: Final = Builtin(SCALAR, arrays.pack_scalar, _build_scalar)
+_ARRAY: Final = Builtin(ARRAY, arrays.pack_array, lambda data, _: arrays.build_array(data))
+_SCALAR: Final = Builtin(SCALAR, arrays.pack_scalar, lambda data, _: arrays.build_scalar(data))
 
 BY_CODE: Final[dict[int, Builtin]] = {entry.code: entry for entry in (*BY_TYPE.values(), _ARRAY, _SCALAR)}
-# What stored numpy values are called where numpy is not imported.
+# The names of stored numpy values where numpy is not imported.
 NUMPY_NAMES: Final = {ARRAY: "numpy.ndarray", SCALAR: "numpy.generic"}
 
 assert len(BY_CODE) == len(BY_TYPE) + 2
@@ -209,7 +285,7 @@ assert OBJECT not in BY_CODE
 
 
 def builtin(cls: type) -> Builtin | None:
-    """Return how a built-in type is stored; numpy's types count once numpy has been imported by someone."""
+    """Return how a built-in type is stored; numpy's types count once the program has imported numpy."""
     entry = BY_TYPE.get(cls)
     if entry is not None:
         return entry

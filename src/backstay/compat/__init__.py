@@ -1,9 +1,10 @@
-"""Faces of other checkpoint systems: their names, shapes and files, over Backstay's one core.
+"""Adapters for other checkpoint systems: their names, records and files, on top of Backstay.
 
-- ``compat.sessions``: JSON session files with ``CheckpointWriter``, for agents that keep a directory a session.
+- ``compat.sessions``: JSON session files with ``CheckpointWriter``, for agents with a directory per session.
 - ``compat.backend``: ``CheckpointBackend`` with its seven awaited methods, for agents that put and get by thread.
-- ``compat.workflow``: ``CheckpointStore`` in memory or as one JSON file a checkpoint, for graphs that pause for people.
+- ``compat.workflow``: ``CheckpointStore``, in memory or as JSON files, for graphs that pause for people.
+- ``compat.blobs``: checkpoints as bytes of the caller's own codec.
 
-A face translates; it stores nothing in a way of its own, unless its files are the promise. New code needs none of them:
-``backstay.open`` does more, and says more when something goes wrong.
+Each has importers or exporters for its data. An adapter only translates, unless its files are what it promises. New
+code needs none of them: ``backstay.open`` does more, and its errors say more.
 """

@@ -1,41 +1,57 @@
-"""``CheckpointBackend``: put and get by id, lists by thread, all awaited; ``StoreBackend`` is it, over any store.
+"""``CheckpointBackend``: put and get by id, list by thread, all awaited. ``StoreBackend`` implements it on any store.
 
-For agents that are written against that interface. What its contract leaves open is fixed here, for every store alike:
+For agents that are written against that interface. Where its contract leaves a choice, every store behaves the same:
 
-Order     The newest checkpoint is the one put last, whatever its step and clock say; lists are newest first. Steps are
-          the caller's: they may repeat or go back, and come back as given. Threads are listed with the one begun last
-          first.
-Replace   A put with an id that is there replaces that checkpoint, in its place in the order. An id never moves to
-          another thread (IdTaken).
-Lineage   Without a parent, a checkpoint follows the thread's newest. One that names another parent begins a branch.
-          Deleting never touches what remains: a child still names its parent and can be loaded, verified and built on.
-Paging    ``limit`` and ``offset`` count from the newest at the moment of the call. While others put, a later offset
-          can show an entry again; ``checkpoints()`` and ``threads()`` show each once.
-Values    What JSON can say, or it is refused before anything is stored, naming the path.
+Order     The newest checkpoint is the one put last, regardless of its step and clock; lists are newest first. Steps
+          belong to the caller: they may repeat or go back, and come back unchanged. The list of threads starts with the
+          thread that was created last.
+Replace   Putting an existing id replaces that checkpoint, in its place in the order. An id never moves to another
+          thread (IdTaken).
+Lineage   Without a parent, a checkpoint follows the thread's newest. One that names another parent starts a branch.
+          Deleting a checkpoint does not affect others: its children still name it and can be loaded, verified and
+          built on.
+Paging    ``limit`` and ``offset`` count from the newest at the time of the call. If other processes put meanwhile, a
+          later offset can show an entry again; ``checkpoints()`` and ``threads()`` show each entry once.
+Values    Only JSON values. Anything else is refused before anything is stored, and the error names its path.
 
-Messages, state and tool results are the keys of an ordinary Backstay state, so every checkpoint can also be read with
-``backstay.open``, and threads saved there can be read here.
+Messages, state and tool results are keys of an ordinary Backstay state. So ``backstay.open`` reads every checkpoint
+stored here, and this interface reads threads saved there. ``import_agentos`` imports checkpoints of other backends.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from backstay.compat import shelf
-from backstay.compat.folding import fold, unfold
-from backstay.compat.listed import Listed, Problem
-from backstay.compat.opened import OpenedStore, Place
-from backstay.compat.plain_json import copied_object
-from backstay.compat.record import Checkpoint, CheckpointMetadata, check, moment_of
-from backstay.compat.shelf import Draft, Found
-from backstay.errors import InvalidInput
-from backstay.model.checkpoint import MAIN, Notes
-from backstay.thread.access import access_of
-from backstay.thread.arguments import lane_key
-from backstay.thread.history import EVERY_BRANCH, Listing, listing_of_thread, listing_of_threads
+import apsw
+
+from backstay.bundle.report import ImportReport, Progress
+from backstay.compat import upsert
+from backstay.compat.adapter import (
+    AdapterStore,
+    Listed,
+    Problem,
+    StoreOrUrl,
+    copied,
+    copied_list,
+    copied_object,
+    parse_json,
+)
+from backstay.compat.importer import Importer, Item, group_by_thread, put_item
+from backstay.compat.upsert import Draft, Found, join_state, split_state
+from backstay.errors import BackstayError, DecodeError, InvalidInput, StoreRefused
+from backstay.model.checkpoint import MAIN, CheckpointFields
+from backstay.model.fields import check_fields
+from backstay.operations.arguments import branch_key
+from backstay.operations.listing import EVERY_BRANCH, Listing, listing_of_thread, listing_of_threads
+from backstay.store.atomic import failure
+from backstay.thread.store import Store
 
 __all__ = [
     "Checkpoint",
@@ -43,13 +59,113 @@ __all__ = [
     "CheckpointMetadata",
     "StoreBackend",
     "create_checkpointer",
+    "import_agentos",
 ]
 
-_FACE = "backend"
+_ADAPTER = "backend"
+
+# Records ----------------------------------------------------------------------------------------------------------
+#
+# Records are plain and can be changed; a put stores their values at that time. ``to_dict`` and ``from_dict`` make deep
+# copies. Unknown keys are kept in ``extra`` and written again, so that no data of a newer version is lost.
+
+_REQUIRED = ("thread_id", "checkpoint_id", "step", "created_at")
+
+
+@dataclass
+class CheckpointMetadata:
+    """A checkpoint without its payload."""
+
+    thread_id: str  # the conversation
+    checkpoint_id: str  # unique in the store
+    step: int  # the caller's count; the order of a thread is the order in which its checkpoints were put
+    parent_checkpoint_id: str | None = None  # None when put: the thread's newest
+    created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())  # ISO 8601 with an offset
+    tags: list[str] = field(default_factory=list)
+    summary: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)  # keys that this version does not know
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metadata as a new dictionary."""
+        known = {name: getattr(self, name) for name in _METADATA}
+        return copied_object({**self.extra, **known}, "metadata")
+
+
+@dataclass
+class Checkpoint:
+    """A complete snapshot of an agent at run time."""
+
+    metadata: CheckpointMetadata
+    messages: list[dict[str, Any]]  # the conversation, serialized
+    state: dict[str, Any]
+    tools_result: dict[str, Any]
+    next_node: str = ""  # to be executed next
+    extra: dict[str, Any] = field(default_factory=dict)  # keys that this version does not know
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the checkpoint as a new dictionary for JSON. EncodeError names a value that JSON cannot hold."""
+        known = {name: copied(getattr(self, name), name) for name in _PAYLOAD}
+        return {**copied_object(self.extra, "extra"), "metadata": self.metadata.to_dict(), **known}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Checkpoint:
+        """Make a checkpoint from the result of ``to_dict``. InvalidInput names a required key that is missing."""
+        metadata = plain.get("metadata")
+        missing = [] if "metadata" in plain else ["metadata"]
+        if isinstance(metadata, Mapping):
+            missing = [f"metadata.{name}" for name in _REQUIRED if name not in metadata]
+        if missing:
+            raise InvalidInput(f"{missing[0]} is missing", path=missing[0], hint="Pass the result of to_dict()")
+        if not isinstance(metadata, Mapping):
+            raise InvalidInput("metadata must be a mapping", path="metadata")
+        known = {name: copied(metadata[name], f"metadata.{name}") for name in _METADATA if name in metadata}
+        payload: dict[str, Any] = {"messages": [], "state": {}, "tools_result": {}}
+        payload.update({name: copied(plain[name], name) for name in _PAYLOAD if name in plain})
+        return cls(
+            metadata=CheckpointMetadata(**known, extra=_unknown(metadata, _METADATA, "metadata")),
+            **payload,
+            extra=_unknown(plain, (*_PAYLOAD, "metadata"), "checkpoint"),
+        )
+
+
+_METADATA = tuple(item.name for item in fields(CheckpointMetadata) if item.name != "extra")
+_PAYLOAD = tuple(item.name for item in fields(Checkpoint) if item.name not in ("metadata", "extra"))
+
+
+def _unknown(plain: Mapping[str, Any], known: tuple[str, ...], path: str) -> dict[str, Any]:
+    return copied_object({key: value for key, value in plain.items() if key not in known}, path)
+
+
+def _checked(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the checkpoint's dictionary. InvalidInput names the first field that cannot be stored."""
+    plain = checkpoint.to_dict()
+    metadata = plain["metadata"]
+    for extra, known in ((checkpoint.metadata.extra, _METADATA), (checkpoint.extra, (*_PAYLOAD, "metadata"))):
+        for name in extra:
+            if name in known:
+                raise InvalidInput(f"extra must not hold {name!r}, which is a field", hint=f"Set {name} instead")
+    check_fields(
+        {
+            "id": metadata["checkpoint_id"],
+            "thread_id": metadata["thread_id"],
+            "step": metadata["step"],
+            "parent_id": metadata["parent_checkpoint_id"],
+            "tags": metadata["tags"],
+            "summary": metadata["summary"],
+            "next_node": plain["next_node"] if plain["next_node"] != "" else None,
+        }
+    )
+    copied_list(plain["messages"], "messages")
+    for name in ("state", "tools_result"):
+        copied_object(plain[name], name)
+    return plain
+
+
+# The interface ----------------------------------------------------------------------------------------------------
 
 
 class CheckpointBackend(ABC):
-    """A place that keeps checkpoints. Seven methods to write, all awaited; ``close`` if there is something to close."""
+    """Stores checkpoints. Implement the seven awaited methods, and ``close`` if there is something to close."""
 
     @abstractmethod
     async def put(self, checkpoint: Checkpoint) -> str:
@@ -57,7 +173,7 @@ class CheckpointBackend(ABC):
 
     @abstractmethod
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
-        """Return a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
+        """Return a checkpoint by its id, from any thread; None if it does not exist."""
 
     @abstractmethod
     async def get_latest(self, thread_id: str) -> Checkpoint | None:
@@ -77,10 +193,10 @@ class CheckpointBackend(ABC):
 
     @abstractmethod
     async def delete_before(self, thread_id: str, before_step: int) -> int:
-        """Delete the thread's checkpoints with a lower step and return how many went."""
+        """Delete the thread's checkpoints with a lower step and return how many were deleted."""
 
-    async def close(self) -> None:  # noqa: B027  # nothing to close is a good answer
-        """Release what is held. Closing twice is fine."""
+    async def close(self) -> None:  # noqa: B027  # most backends have nothing to close
+        """Release all resources. Closing twice is fine."""
 
     async def __aenter__(self) -> CheckpointBackend:
         return self
@@ -92,104 +208,97 @@ class CheckpointBackend(ABC):
 
 
 class StoreBackend(CheckpointBackend):
-    """The backend over a Backstay store: an open one, or the path or URL of one that is opened when first used."""
+    """The backend on a Backstay store: an open one, or the path or URL of one that is opened when first used."""
 
-    def __init__(self, store: Place, *, namespace: str = "") -> None:
-        self._opened = OpenedStore(store, namespace)
+    def __init__(self, store: StoreOrUrl, *, namespace: str = "") -> None:
+        self._opened = AdapterStore(store, namespace)
 
     async def put(self, checkpoint: Checkpoint) -> str:
         """Store a checkpoint and return its id.
 
-        One with the same id is replaced, in its place; the very same again changes nothing. Raises EncodeError or
-        InvalidInput before anything is stored if it could not come back equal, and IdTaken if the id belongs to another
-        thread.
+        A checkpoint with the same id is replaced, in its place; putting the same again changes nothing. Raises
+        EncodeError or InvalidInput, and stores nothing, if a value would not come back equal, and IdTaken if the id
+        belongs to another thread.
         """
-        draft = _draft(check(checkpoint))
-        access = access_of(await self._opened.store())
-        await access.arun(shelf.put, access.context, _FACE, draft, _wire)
+        draft = _draft(_checked(checkpoint))
+        await self._opened.run(upsert.put, draft, _as_dict)
         return draft.id
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
-        """Return a checkpoint by its id, whichever thread it belongs to; None if it is not there."""
-        access = access_of(await self._opened.store())
-        found = await access.arun(shelf.get, access.context, checkpoint_id)
+        """Return a checkpoint by its id, from any thread; None if it does not exist."""
+        found = await self._opened.run(upsert.get, checkpoint_id)
         return None if found is None else _checkpoint(found)
 
     async def get_latest(self, thread_id: str) -> Checkpoint | None:
         """Return the checkpoint of the thread that was put last; None if there is none."""
-        access = access_of(await self._opened.store())
-        newest = await access.arun(shelf.newest, access.context, thread_id)
+        newest = await self._opened.run(upsert.newest, thread_id)
         return None if newest is None else await self.get(newest.id)
 
     async def list_threads(self, limit: int = 50, offset: int = 0) -> Listed[CheckpointMetadata]:
-        """Return, for every thread, the metadata of its newest checkpoint; the thread begun last first."""
-        return await self._page(await self._threads(), limit, offset)
+        """Return, for every thread, the metadata of its newest checkpoint; the newest thread first."""
+        return await self._page(await self._listing(None), limit, offset)
 
     async def list_checkpoints(self, thread_id: str, limit: int = 100, offset: int = 0) -> Listed[CheckpointMetadata]:
-        """Return the metadata of the thread's checkpoints, the one put last first; no payload is read."""
-        return await self._page(await self._history(thread_id), limit, offset)
+        """Return the metadata of the thread's checkpoints, the one put last first. No payload is read."""
+        return await self._page(await self._listing(thread_id), limit, offset)
 
     def threads(self) -> AsyncIterator[CheckpointMetadata]:
-        """Iterate over all threads like ``list_threads``; each comes once, whatever is put or deleted meanwhile."""
+        """Iterate over all threads like ``list_threads``. Each comes once, even if others put or delete meanwhile."""
         return self._walk(None)
 
     def checkpoints(self, thread_id: str) -> AsyncIterator[CheckpointMetadata]:
-        """Iterate over a thread like ``list_checkpoints``; each comes once, whatever is put or deleted meanwhile."""
+        """Iterate over a thread like ``list_checkpoints``. Each comes once, even if others put or delete meanwhile."""
         return self._walk(thread_id)
 
     async def delete_thread(self, thread_id: str) -> int:
-        """Delete a thread with all its branches and return how many checkpoints that were."""
+        """Delete a thread with all its branches and return how many checkpoints it had."""
         store = await self._opened.store()
-        return (await store.delete_thread(thread_id)).checkpoints
+        return (await store.thread(thread_id).delete()).checkpoints
 
     async def delete_before(self, thread_id: str, before_step: int) -> int:
         """Delete the thread's checkpoints with a lower step and return how many went.
 
-        The newest of the thread and of each branch stay, as do those that wait for a decision: a caller whose steps
-        went back would otherwise lose the very place it resumes from. ``delete_thread`` takes all.
+        The newest checkpoint of each branch stays, and so do those that wait for a decision: otherwise a caller whose
+        steps went back would lose the checkpoint to resume from. ``delete_thread`` deletes all.
         """
         if type(before_step) is not int:
             raise InvalidInput(f"before_step must be a whole number, not {type(before_step).__name__}")
-        access = access_of(await self._opened.store())
-        doomed = [item.checkpoint_id async for item in self.checkpoints(thread_id) if item.step < before_step]
-        return (await access.arun(shelf.delete, access.context, doomed, protect=True)).checkpoints
+        to_delete = [item.checkpoint_id async for item in self.checkpoints(thread_id) if item.step < before_step]
+        return (await self._opened.run(upsert.delete, to_delete, protect=True)).checkpoints
 
     async def close(self) -> None:
-        """Close the store, if this backend opened it."""
+        """Close the store if this backend opened it."""
         await self._opened.close()
 
     async def __aenter__(self) -> StoreBackend:
         return self
 
     def __repr__(self) -> str:
-        return f"<StoreBackend {getattr(self._opened.place, 'url', self._opened.place)}>"
+        return f"<StoreBackend {getattr(self._opened.given, 'url', self._opened.given)}>"
 
-    async def _threads(self) -> Listing:
-        return listing_of_threads((await self._opened.store()).namespace)
-
-    async def _history(self, thread_id: str) -> Listing:
-        store = await self._opened.store()
-        return listing_of_thread(lane_key(store.namespace, thread_id, MAIN, ""), None, None, EVERY_BRANCH)
+    async def _listing(self, thread_id: str | None) -> Listing:
+        namespace = (await self._opened.store()).namespace
+        if thread_id is None:
+            return listing_of_threads(namespace)
+        return listing_of_thread(branch_key(namespace, thread_id, MAIN, ""), None, None, EVERY_BRANCH)
 
     async def _page(self, listing: Listing, limit: int, offset: int) -> Listed[CheckpointMetadata]:
         for name, value in (("limit", limit), ("offset", offset)):
             if type(value) is not int or value < 0:
-                raise InvalidInput(f"{name} must be a whole number from 0 on, not {value!r}")
-        access = access_of(await self._opened.store())
+                raise InvalidInput(f"{name} must be 0 or a positive whole number, not {value!r}")
         listing.left = offset + limit
         items: list[Found] = []
         problems: list[Problem] = []
         while listing.left and not listing.done:
-            page = await access.arun(shelf.next_page, access.context, listing)
+            page = await self._opened.run(upsert.next_page, listing)
             items += page.items
             problems += [Problem("damaged", entry.id or "?", entry.error.what) for entry in page.damaged]
         return Listed(map(_metadata, items[offset:]), problems)
 
     async def _walk(self, thread_id: str | None) -> AsyncIterator[CheckpointMetadata]:
-        access = access_of(await self._opened.store())
-        listing = await (self._threads() if thread_id is None else self._history(thread_id))
+        listing = await self._listing(thread_id)
         while not listing.done:
-            page = await access.arun(shelf.next_page, access.context, listing)
+            page = await self._opened.run(upsert.next_page, listing)
             for found in page.items:
                 yield _metadata(found)
             if page.damaged:
@@ -197,11 +306,11 @@ class StoreBackend(CheckpointBackend):
 
 
 def create_checkpointer(backend: str = "sqlite", **options: Any) -> StoreBackend:
-    """Return the backend of a name: "sqlite" (``db_path``), "postgres" (``dsn``), "memory", or "store" (``url``)."""
+    """Return the backend with a name: "sqlite" (``db_path``), "postgres" (``dsn``), "memory", or "store" (``url``)."""
     names = {"sqlite": "db_path", "postgres": "dsn", "postgresql": "dsn", "memory": None, "store": "url"}
     name = backend.strip().casefold() if isinstance(backend, str) else backend
     if name not in names:
-        raise InvalidInput(f"no backend is called {backend!r}", hint=f"Choose one of {', '.join(names)}")
+        raise InvalidInput(f"there is no backend {backend!r}", hint=f"Choose one of {', '.join(names)}")
     option = names[name]
     unknown = sorted(set(options) - {option})
     if unknown:
@@ -213,27 +322,28 @@ def create_checkpointer(backend: str = "sqlite", **options: Any) -> StoreBackend
     return StoreBackend(options.get(option, "checkpoints.db"))
 
 
-# Between the records and the shelf --------------------------------------------------------------------------------
+# Between records and stored checkpoints ---------------------------------------------------------------------------
 
 
 def _draft(plain: dict[str, Any]) -> Draft:
     metadata = plain["metadata"]
-    created_at, tags = moment_of(metadata["created_at"]), metadata["tags"]
-    extra = {key: value for key, value in metadata.items() if key not in _FIELDS}
-    shelf.check_names(tags, "tag")
-    shelf.check_names(extra, "metadata key")
-    state, renamed = fold(plain["state"], {"messages": plain["messages"], "tool_results": plain["tools_result"]})
-    told: dict[str, Any] = {}
+    created_at, tags = _moment(metadata["created_at"]), metadata["tags"]
+    extra = {key: value for key, value in metadata.items() if key not in _METADATA}
+    upsert.check_names(tags, "tag")
+    upsert.check_names(extra, "metadata key")
+    others = {"messages": plain["messages"], "tool_results": plain["tools_result"]}
+    state, renamed = join_state(plain["state"], others)
+    original: dict[str, Any] = {}
     if created_at.isoformat() != metadata["created_at"]:
-        told["created_at"] = metadata["created_at"]
+        original["created_at"] = metadata["created_at"]
     if sorted(set(tags)) != tags:
-        told["tags"] = tags
+        original["tags"] = tags
     if renamed:
-        told["renamed"] = True
-    unknown = {key: value for key, value in plain.items() if key not in _KEYS}
+        original["renamed"] = True
+    unknown = {key: value for key, value in plain.items() if key not in (*_PAYLOAD, "metadata")}
     if unknown:
-        told["extra"] = unknown
-    notes: Notes = {
+        original["extra"] = unknown
+    values: CheckpointFields = {
         "created_at": created_at,
         "tags": tags,
         "summary": metadata["summary"],
@@ -241,54 +351,67 @@ def _draft(plain: dict[str, Any]) -> Draft:
         "metadata": extra,
     }
     return Draft(
+        adapter=_ADAPTER,
         thread=metadata["thread_id"],
         id=metadata["checkpoint_id"],
         step=metadata["step"],
         parent=metadata["parent_checkpoint_id"],
         state=state,
-        notes=notes,
-        told=told,
-        wire=_without_parent(plain),
+        fields=values,
+        original=original,
+        as_dict=_without_parent(plain),
     )
 
 
+def _moment(text: object) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text) if type(text) is str else None
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidInput(
+            "created_at must be ISO 8601 text with an offset",
+            path="metadata.created_at",
+            hint='For example "2026-01-31T12:00:00+00:00". Without an offset the time is ambiguous',
+        )
+    return moment.astimezone(UTC)
+
+
 def _checkpoint(found: Found) -> Checkpoint:
-    if found.wire is not None:
-        return Checkpoint.from_dict(_with_parent(found.wire, found.parent))
+    if found.as_dict is not None:
+        return _replaced(found.as_dict, found.parent)
     whole = dict(found.checkpoint.state)
-    beside: dict[str, Any] = {}
-    # What was saved by other means may have something else under these names; then it is simply part of the state.
-    for name, kind in (("messages", list), ("tool_results", dict)):
-        if isinstance(whole.get(name), kind):
-            beside[name] = whole[name]
+    # A checkpoint that was saved by other means may hold other types under these names; then they stay in the state.
+    kinds = {"messages": list, "tool_results": dict}
+    others: dict[str, Any] = {name: whole[name] for name, kind in kinds.items() if isinstance(whole.get(name), kind)}
     return Checkpoint(
         metadata=_metadata(found),
-        messages=beside.get("messages", []),
-        state=unfold(whole, beside, bool(found.told.get("renamed"))),
-        tools_result=beside.get("tool_results", {}),
+        messages=others.get("messages", []),
+        state=split_state(whole, others, bool(found.original.get("renamed"))),
+        tools_result=others.get("tool_results", {}),
         next_node=found.meta.next_node or "",
-        extra=copied_object(found.told.get("extra", {}), "extra"),
+        extra=copied_object(found.original.get("extra", {}), "extra"),
     )
 
 
 def _metadata(found: Found) -> CheckpointMetadata:
-    if found.wire is not None:
-        return Checkpoint.from_dict(_with_parent(found.wire, found.parent)).metadata
+    if found.as_dict is not None:
+        return _replaced(found.as_dict, found.parent).metadata
     meta = found.meta
     return CheckpointMetadata(
         thread_id=meta.thread_id,
         checkpoint_id=meta.id,
         step=found.step,
         parent_checkpoint_id=found.parent,
-        created_at=found.told.get("created_at", meta.created_at.isoformat()),
+        created_at=found.original.get("created_at", meta.created_at.isoformat()),
         tags=found.tags,
         summary=meta.summary,
         extra=found.metadata,
     )
 
 
-def _wire(found: Found) -> dict[str, Any]:
-    return found.wire if found.wire is not None else _without_parent(_checkpoint(found).to_dict())
+def _as_dict(found: Found) -> dict[str, Any]:
+    return found.as_dict if found.as_dict is not None else _without_parent(_checkpoint(found).to_dict())
 
 
 def _without_parent(plain: dict[str, Any]) -> dict[str, Any]:
@@ -296,9 +419,150 @@ def _without_parent(plain: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "metadata": metadata}
 
 
-def _with_parent(wire: dict[str, Any], parent: str | None) -> dict[str, Any]:
-    return {**wire, "metadata": {**wire["metadata"], "parent_checkpoint_id": parent}}
+def _replaced(as_dict: dict[str, Any], parent: str | None) -> Checkpoint:
+    return Checkpoint.from_dict({**as_dict, "metadata": {**as_dict["metadata"], "parent_checkpoint_id": parent}})
 
 
-_FIELDS = set(CheckpointMetadata("", "", 0).to_dict())
-_KEYS = set(Checkpoint(CheckpointMetadata("", "", 0), [], {}, {}).to_dict())
+# Importing --------------------------------------------------------------------------------------------------------
+
+_ORDER = "a parent before its children, then the step, then the place in the source"
+_SQLITE = b"SQLite format 3\0"
+_METADATA_COLUMNS = {
+    "thread_id": ("thread_id", "thread"),
+    "checkpoint_id": ("checkpoint_id",),
+    "parent_checkpoint_id": ("parent_checkpoint_id", "parent_id", "parent"),
+    "step": ("step",),
+    "created_at": ("created_at",),
+    "tags": ("tags",),
+    "summary": ("summary",),
+}
+_PAYLOAD_COLUMNS = {
+    "messages": ("messages", "messages_json"),
+    "state": ("state", "state_json"),
+    "tools_result": ("tools_result", "tools", "tool_results"),
+    "next_node": ("next_node",),
+}
+_JSON_COLUMNS = ("tags", "messages", "state", "tools_result")
+_ROW_NUMBERS = ("id", "rowid")
+
+
+class _ImportedRecord(NamedTuple):
+    draft: Draft
+    where: str
+
+
+def import_agentos(
+    source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+    store: Store,
+    *,
+    progress: Progress | bool | None = None,
+) -> ImportReport:
+    """Store checkpoints from dictionaries, a file of JSON lines, or a SQLite file with the backend's table.
+
+    The imported checkpoints can be read with ``StoreBackend`` and with ``backstay.open``. A record without its required
+    keys, with an empty id or a negative step is skipped, and the report names it. Unknown keys are kept. A parent comes
+    before its children; otherwise the step decides, then the place in the source. Row numbers are not used for more,
+    because a replaced row gets a new one.
+    """
+    importer = Importer(store, _ORDER)
+    found: list[_ImportedRecord] = []
+    for where, plain in _records(source, importer):
+        try:
+            found.append(_ImportedRecord(_draft(_checked(Checkpoint.from_dict(plain))), where))
+        except (BackstayError, TypeError) as error:
+            importer.add_missing(where, f"is not a checkpoint: {getattr(error, 'what', error)}")
+    # Parents before their children, else by step and then as given. In a cycle of parents the first one comes first.
+    waiting = {each.draft.id: each for each in sorted(found, key=lambda each: each.draft.step)}
+    ordered: list[_ImportedRecord] = []
+    while waiting:
+        each = next(iter(waiting.values()))
+        ancestry = {each.draft.id: each}
+        while (parent := each.draft.parent) in waiting and parent not in ancestry:
+            each = ancestry[parent] = waiting[parent]
+        ordered += [waiting.pop(name) for name in reversed(ancestry)]
+    items = ((draft.thread, Item(draft.id, where, put_item(draft, _as_dict))) for draft, where in ordered)
+    return importer.import_all(group_by_thread(items), progress)
+
+
+def _records(
+    source: str | os.PathLike[str] | Iterable[Mapping[str, Any]], importer: Importer
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the records of a source, each with the place that it came from."""
+    if not isinstance(source, str | os.PathLike):
+        yield from ((f"record {number}", plain) for number, plain in enumerate(source, 1))
+        return
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            is_table = file.read(len(_SQLITE)) == _SQLITE
+    except OSError as error:
+        raise failure(error, "read", path) from error
+    if is_table:
+        yield from _rows(path, importer)
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}:{number}"
+            try:
+                if line.strip():
+                    yield where, _parsed(line)
+            except DecodeError as error:
+                importer.add_missing(where, error.what)
+
+
+def _rows(path: Path, importer: Importer) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of the backend's table. The file is opened read-only."""
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            table, columns = _checkpoint_table(connection, path)
+            quoted = '"' + table.replace('"', '""') + '"'
+            for number, values in enumerate(connection.execute(f"SELECT * FROM {quoted} ORDER BY rowid"), 1):
+                where = f"{path}: row {number} of {table}"
+                row = dict(zip(columns, values, strict=True))
+                try:
+                    metadata, payload = _taken(row, _METADATA_COLUMNS), _taken(row, _PAYLOAD_COLUMNS)
+                except DecodeError as error:
+                    importer.add_missing(where, error.what)
+                    continue
+                # Columns that this version does not know are kept in the metadata.
+                others = {key: value for key, value in row.items() if key not in _ROW_NUMBERS and value is not None}
+                yield where, {"metadata": {**others, **metadata}, **payload}
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise StoreRefused(f"{path} cannot be read as a SQLite file: {error}", path=str(path)) from error
+
+
+def _checkpoint_table(connection: apsw.Connection, path: Path) -> tuple[str, list[str]]:
+    """Return the table that holds checkpoints, and its columns."""
+    names = [str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    for name in sorted(names, key=lambda name: name != "checkpoints"):
+        columns = [str(column) for (column,) in connection.execute("SELECT name FROM pragma_table_info(?)", (name,))]
+        needed = [_METADATA_COLUMNS[column] for column in ("thread_id", "checkpoint_id", "step")]
+        if all(any(known in columns for known in alternatives) for alternatives in needed):
+            return name, columns
+    raise StoreRefused(
+        f"{path} has no table of checkpoints",
+        path=str(path),
+        hint="The table must have the columns thread_id, checkpoint_id and step",
+    )
+
+
+def _taken(row: dict[str, Any], columns: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Remove the known columns from a row and return their values by field."""
+    taken: dict[str, Any] = {}
+    for name, alternatives in columns.items():
+        column = next((column for column in alternatives if column in row), None)
+        value = None if column is None else row.pop(column)
+        if value is not None:
+            taken[name] = _parsed(value) if name in _JSON_COLUMNS and isinstance(value, str | bytes) else value
+    return taken
+
+
+def _parsed(text: str | bytes) -> Any:
+    try:
+        return parse_json(text)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"is not valid JSON: {type(error).__name__}") from error

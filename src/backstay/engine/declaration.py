@@ -1,7 +1,6 @@
-"""The declaration of a graph: nodes, edges and a state, named step by step.
+"""Declare a graph: its nodes, its edges and its state.
 
-Nothing is checked while a graph is being declared, except that names are names. ``build`` looks at the whole and
-reports every mistake at once.
+Declaring checks names and arguments only. ``build`` checks the graph as a whole and reports every mistake at once.
 """
 
 from __future__ import annotations
@@ -10,14 +9,31 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from backstay.engine.build import Built, build
-from backstay.engine.edge import COLLECT_ALL, END, FAIL_FAST, Choice, Condition, Edge, ForEach, To, Together, name_of
-from backstay.engine.failed import FAIL, PAUSE
-from backstay.engine.node import Body, Inner, Node, NodeKind, Projection, Wait
-from backstay.engine.schema import Schema
+from backstay.engine.build import BuiltGraph, build
+from backstay.engine.nodes import (
+    COLLECT_ALL,
+    END,
+    FAIL,
+    FAIL_FAST,
+    PAUSE,
+    Barrier,
+    Choice,
+    Condition,
+    Edge,
+    ForEach,
+    Node,
+    NodeFunction,
+    NodeKind,
+    Parallel,
+    Projection,
+    Subgraph,
+    To,
+    name_of,
+)
+from backstay.engine.state import Schema
 from backstay.errors import InvalidInput
 from backstay.model.decision import DecisionKind
-from backstay.recovery.policy import ONCE, RetryPolicy
+from backstay.retry.policy import ONCE, RetryPolicy
 
 if TYPE_CHECKING:
     from backstay.engine.migration import Migration
@@ -25,13 +41,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 LIMIT = 1000
-"""Nodes that a run may commit, unless the graph says otherwise: a loop without an end is a mistake."""
+"""The default limit of nodes that a run may commit: it stops an endless loop."""
 
 _NAME = re.compile(r"[^\s/#\[\]>:*,]{1,200}")
 
 
 class Declaration:
-    """A graph as it is being declared."""
+    """The declaring half of ``Graph``: nodes, edges, start and end."""
 
     def __init__(
         self,
@@ -44,12 +60,12 @@ class Declaration:
         after: Iterable[str] = (),
         strict: bool = False,
     ) -> None:
-        """Begin a graph.
+        """Declare a graph.
 
-        ``state`` is a dataclass, TypedDict, pydantic model or dict; ``reducers`` adds to those declared on its fields.
-        A run pauses ``before`` and ``after`` the nodes named there (``"*"``: all). ``limit`` is how many nodes a run
-        may commit. ``strict`` also finds nodes that change their input deep inside, at the cost of encoding the state
-        twice for each node: for tests.
+        ``state`` is a dataclass, TypedDict, pydantic model or dict; ``reducers`` adds to the reducers declared on its
+        fields. A run pauses ``before`` and ``after`` the nodes named there (``"*"``: all nodes). ``limit`` is the
+        number of nodes a run may commit. ``strict`` also finds nodes that change nested values of their input; it
+        encodes the state twice per node, so use it in tests.
         """
         self.name = check_name(name, "graph")
         self.schema = Schema(state, reducers or {})
@@ -61,7 +77,7 @@ class Declaration:
         self._nodes: list[Node] = []
         self._edges: list[Edge] = []
         self._starts: list[str] = []
-        self._built: Built | None = None
+        self._built: BuiltGraph | None = None
 
     # Nodes --------------------------------------------------------------------------------------------------------
 
@@ -106,25 +122,34 @@ class Declaration:
     ) -> Any:
         """Add a node: as ``@graph.node``, ``@graph.node("name", timeout=5)`` or ``graph.node("name", function)``.
 
-        The function takes the state, and the run's context if it has a second parameter; it returns the keys to
+        The function takes the state, and the run's context if it has a second parameter. It returns the keys to
         update, or None. It may be a coroutine function. ``timeout`` is in seconds, for each attempt. ``fallback`` is
-        such a function too: it is called when there are no attempts left, and finds the error in ``ctx.error``. With
-        ``on_failure="pause"`` a person is asked then, instead of ending the run as failed.
+        another such function, called when no attempts are left; it finds the error in ``ctx.error``. With
+        ``on_failure="pause"`` the run then asks a person instead of failing.
         """
         options = {"retry": retry, "timeout": timeout, "fallback": fallback, "on_failure": on_failure, **notes}
         if callable(name):
             return self.node(name.__name__, name)
         if function is None:
             return lambda decorated: self.node(name or decorated.__name__, decorated, **options)
+        check_name(name, "node")
+        if not isinstance(retry, RetryPolicy):
+            raise InvalidInput(f"retry of {name!r} must be a RetryPolicy, not {type(retry).__name__}")
+        if on_failure not in (FAIL, PAUSE):
+            raise InvalidInput(f"on_failure of {name!r} is {on_failure!r:.40}", hint=f"Use {FAIL!r} or {PAUSE!r}")
+        body = NodeFunction.of(_check_callable(function, f"node {name!r}"))
+        instead = None
+        if fallback is not None:
+            instead = NodeFunction.of(_check_callable(fallback, f"fallback of {name!r}"))
         self._add(
             Node(
-                name=check_name(name, "node"),
+                name=name,
                 kind=NodeKind.TASK,
-                body=Body.of(_check_callable(function, f"node {name!r}")),
-                retry=_check_retry(retry, name),
+                body=body,
+                retry=retry,
                 timeout_s=_check_timeout(timeout, name),
-                fallback=None if fallback is None else Body.of(_check_callable(fallback, f"fallback of {name!r}")),
-                pauses=_check_on_failure(on_failure, name),
+                fallback=instead,
+                pauses=on_failure == PAUSE,
                 notes=notes,
             )
         )
@@ -140,12 +165,11 @@ class Declaration:
         timeout: float | None = None,
         **notes: Any,
     ) -> None:
-        """Add another graph as a node. It has its own state, steps and limit, and its position is kept too.
+        """Add another graph as a node. It has its own state, steps and limit, and its position is stored too.
 
-        ``into`` maps keys of this state to keys of the inner one, or is a function of this state (and of the item
-        that is mapped over, if it takes two) that returns the inner state to begin with; left out, the keys both have
-        in common. ``out`` goes the other way when the inner graph is done; what it did to a key is folded in here as an
-        update.
+        ``into`` maps keys of this state to keys of the inner state, or is a function of this state (and of the mapped
+        item, if it takes two arguments) that returns the initial inner state. By default, the keys that both states
+        declare go in. ``out`` maps the other way when the inner graph is done; the changes come back as an update.
         """
         if not isinstance(graph, Declaration):
             raise InvalidInput(f"subgraph {name!r} must be a Graph, not {type(graph).__name__}")
@@ -153,7 +177,7 @@ class Declaration:
             Node(
                 name=check_name(name, "node"),
                 kind=NodeKind.SUBGRAPH,
-                inner=Inner(graph, into, out),
+                inner=Subgraph(graph, into, out),
                 timeout_s=_check_timeout(timeout, name),
                 notes=notes,
             )
@@ -170,19 +194,19 @@ class Declaration:
         on_reject: str | None = None,
         **notes: Any,
     ) -> None:
-        """Add a node that runs nothing and waits until somebody decides.
+        """Add a node that runs nothing and waits for a person's decision.
 
-        ``payload`` is a function of the state: what is shown. Approving goes on, modifying updates the state and goes
-        on, rejecting goes to ``on_reject`` or ends the run. After ``timeout`` seconds the default is taken, "reject" or
-        "defer": a timeout never counts as a yes.
+        ``payload`` is a function of the state and returns what the person is shown. An approval continues the run, a
+        modification updates the state first, a rejection goes to ``on_reject`` or ends the run. After ``timeout``
+        seconds the run takes ``on_timeout``, "reject" or "defer": a timeout never approves.
         """
         action = DecisionKind(on_timeout) if str(on_timeout) in tuple(DecisionKind) else None
         if action not in (DecisionKind.REJECT, DecisionKind.DEFER):
             raise InvalidInput(
                 f"barrier {name!r}: on_timeout is {on_timeout!r:.40}",
-                hint='Use "reject" or "defer": what is guarded never runs because nobody answered',
+                hint='Use "reject" or "defer": a timeout must never run what the barrier guards',
             )
-        wait = Wait(prompt, payload, _check_timeout(timeout, name), action, on_reject)
+        wait = Barrier(prompt, payload, _check_timeout(timeout, name), action, on_reject)
         self._add(Node(name=check_name(name, "node"), kind=NodeKind.BARRIER, wait=wait, notes=notes))
 
     # Edges --------------------------------------------------------------------------------------------------------
@@ -196,15 +220,15 @@ class Declaration:
         name: str | None = None,
         fallback: bool = False,
     ) -> None:
-        """Go from one node to another (or to ``END``), if ``when`` holds; as ``fallback``, if nothing else does.
+        """Go from one node to another (or to ``END``) if ``when`` holds; a ``fallback`` if no other edge does.
 
-        ``when`` is a function of the state without side effects; ``name`` is what it is called in the fingerprint and
-        in drawings. Conditions are tried in the order in which they were declared.
+        ``when`` is a function of the state without side effects; ``name`` is its name in the fingerprint and in
+        drawings. Conditions are tried in the order in which they were declared.
         """
         self._connect(source, To(target), when, name, fallback)
 
     def choose(self, source: str, function: Callable[[Any], Any], ways: Mapping[str, str] | Iterable[str]) -> None:
-        """Go where a function of the state says: to ``ways[result]``, or to the node it names if ``ways`` is a list."""
+        """Let a function of the state choose: go to ``ways[result]``, or to the named node if ``ways`` is a list."""
         chosen = dict(ways) if isinstance(ways, Mapping) else {way: way for way in ways}
         self._connect(source, Choice(_check_callable(function, f"choice after {source!r}"), chosen), None, None, False)
 
@@ -218,12 +242,12 @@ class Declaration:
         when: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Run several nodes side by side, then ``join``. Each sees the state as it was before any of them.
+        """Run several nodes in parallel, then ``join``. Each sees the state as it was before any of them.
 
-        With ``on_error="fail_fast"`` the first failure cancels the others; with "collect_all" all go on to their end.
-        What has finished is kept in both cases, and not run again.
+        With ``on_error="fail_fast"`` the first failure cancels the others; with "collect_all" all run to their end. In
+        both cases, finished branches are stored and do not run again.
         """
-        self._connect(source, Together(tuple(targets), join, _check_on_error(on_error)), when, name, False)
+        self._connect(source, Parallel(tuple(targets), join, _check_on_error(on_error)), when, name, False)
 
     def map(
         self,
@@ -236,19 +260,19 @@ class Declaration:
         when: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Run a node once for each item of a list, side by side, then ``join``.
+        """Run a node once for each item of a list, in parallel, then ``join``.
 
         ``over`` is a key of the state or a function of it. The node finds its item in ``ctx.item``.
         """
         self._connect(source, ForEach(node, over, join, _check_on_error(on_error)), when, name, False)
 
     def start(self, node: str) -> None:
-        """Say where a run begins."""
+        """Name the first node."""
         self._starts.append(check_name(node, "start"))
         self._built = None
 
     def end(self, *nodes: str) -> None:
-        """Say where a run may end: after these nodes, unless one of their edges holds."""
+        """Let a run end after these nodes, unless one of their other edges holds."""
         for node in nodes:
             self._connect(node, To(END), None, None, True)
 
@@ -268,15 +292,15 @@ class Declaration:
 
     # Building -----------------------------------------------------------------------------------------------------
 
-    def build(self) -> Built:
-        """Check the whole graph and return it in the form it is run in; raise InvalidGraph with every mistake."""
+    def build(self) -> BuiltGraph:
+        """Check the whole graph and return it in the form in which it runs; raise InvalidGraph with every mistake."""
         if self._built is None:
-            self._built = build(self, self._nodes, self._edges, self._starts)
+            self._built = build(self)
         return self._built
 
 
 def check_name(name: object, what: str) -> str:
-    """Return a name that can be part of a position."""
+    """Return a name that is valid in a position."""
     if not isinstance(name, str) or not (_NAME.fullmatch(name) or name == END) or not name.isprintable():
         raise InvalidInput(
             f"{what} name {name!r:.60} cannot be used",
@@ -286,7 +310,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_names(names: Iterable[str], what: str) -> frozenset[str]:
-    """Return names of nodes, or the star that stands for all."""
+    """Return names of nodes, or "*" for all nodes."""
     if isinstance(names, str):
         names = (names,)
     return frozenset(name if name == "*" else check_name(name, what) for name in names)
@@ -306,20 +330,8 @@ def _check_timeout(timeout: float | None, name: str) -> float | None:
     return float(timeout)
 
 
-def _check_retry(retry: RetryPolicy, name: str) -> RetryPolicy:
-    if not isinstance(retry, RetryPolicy):
-        raise InvalidInput(f"retry of {name!r} must be a RetryPolicy, not {type(retry).__name__}")
-    return retry
-
-
-def _check_on_failure(on_failure: str, name: str) -> bool:
-    if on_failure not in (FAIL, PAUSE):
-        raise InvalidInput(f"on_failure of {name!r} is {on_failure!r:.40}", hint=f"Use {FAIL!r} or {PAUSE!r}")
-    return on_failure == PAUSE
-
-
 def check_limit(limit: int) -> int:
-    """Return how many nodes a run may commit."""
+    """Return the number of nodes that a run may commit."""
     if type(limit) is not int or limit < 1:
         raise InvalidInput(f"limit must be a whole number above 0, not {limit!r:.40}")
     return limit

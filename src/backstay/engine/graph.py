@@ -1,4 +1,4 @@
-"""``Graph``: nodes, edges and a state, declared step by step and then run.
+"""``Graph``: declare nodes, edges and a state, then run them.
 
 graph = Graph("research", state=State)
 
@@ -19,38 +19,45 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from backstay.engine.build import all_graphs
-from backstay.engine.cancellation import Cancellation
+from backstay.engine.control import Cancellation
 from backstay.engine.declaration import Declaration, check_limit, check_names
-from backstay.engine.event import Event
+from backstay.engine.durable import RunOptions
+from backstay.engine.events import Event, Result, stream
 from backstay.engine.fingerprint import fingerprint_of, identity
-from backstay.engine.launch import Answers, AnyThread, Compose, Setup, Taking, resume, start
 from backstay.engine.migration import add_migration
-from backstay.engine.options import RunOptions
-from backstay.engine.parked import ParkedRun, acheck, check
-from backstay.engine.replay import REPLAY, ReplayPlan, plan_of, replay
-from backstay.engine.result import Result
-from backstay.engine.sink import CheckpointSink
-from backstay.engine.stream import stream
-from backstay.engine.trigger import Trigger
+from backstay.engine.pending import PendingRun, pending_runs
+from backstay.engine.sinks import CheckpointSink
+from backstay.engine.start import (
+    REPLAY,
+    Answers,
+    AnyThread,
+    Compose,
+    ReplayPlan,
+    ResumeRequest,
+    Setup,
+    plan_of,
+    replay,
+    resume,
+    start,
+)
+from backstay.engine.triggers import Trigger
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import CheckpointMeta
 from backstay.thread.access import access_of, handle_of
-from backstay.thread.store import Store
-from backstay.thread.store_async import AsyncStore
-from backstay.thread.thread import Thread
-from backstay.thread.thread_async import AsyncThread
+from backstay.thread.store import AsyncStore, Store
+from backstay.thread.thread import AsyncThread, Thread
 
 T = TypeVar("T")
 
 
-class How(TypedDict, total=False):
-    """How a run is carried out, whichever way it begins; all optional, and nothing of it is stored.
+class RunKeywords(TypedDict, total=False):
+    """Options of every way to run a graph. None of them is stored.
 
-    ``sink`` is told of every checkpoint besides the thread, or is a function from the thread's own sink to the one to
-    use; ``trigger`` says when; ``on_event`` is called with each event; ``runtime`` has values for fields that are not
-    stored; ``lease_s`` is how long the thread's lease runs without a save (None: the caller sees to it that nobody else
-    runs it), ``wait_s`` how long to wait for it if a killed process left one behind; ``pause_check_s`` is how often it
-    is looked whether somebody wants the run to pause; ``cancel`` ends it.
+    ``sink`` receives every checkpoint besides the thread, or is a function from the thread's own sink to the sink to
+    use; ``trigger`` decides when. ``on_event`` is called with each event. ``runtime`` has values for fields that are
+    not stored. ``lease_s`` is how long the lease of the thread lasts without a save (None: the caller makes sure that
+    no other process runs the thread), ``wait_s`` how long to wait for a lease that a killed process left behind.
+    ``pause_check_s`` is how often the run looks for a request to pause. ``cancel`` ends the run.
     """
 
     sink: CheckpointSink | Compose | None
@@ -64,11 +71,11 @@ class How(TypedDict, total=False):
 
 
 class Graph(Declaration):
-    """A graph of nodes over one state. Declare it once; run it many times, also at the same time."""
+    """A graph of nodes over one state. Declare it once; run it many times, also in parallel."""
 
     @property
     def fingerprint(self) -> int:
-        """What tells this graph from every other: a number of 64 bits, independent of the order of declaration."""
+        """A 64-bit number that identifies this graph. It does not depend on the order of declaration."""
         return fingerprint_of(self.build())
 
     def migrate(
@@ -79,20 +86,26 @@ class Graph(Declaration):
         nodes: Mapping[str, str] | None = None,
         to: int | str | None = None,
     ) -> None:
-        """Say how runs are read that an earlier version of this graph, named by its fingerprint, has stored.
+        """Declare how to resume runs of an earlier version of this graph, given by its fingerprint.
 
         ``state`` takes a stored state and returns the new one; ``nodes`` maps old names to new ones. Without either,
-        such runs are accepted as they are. ``to`` names the version it leads to, if that is not this one.
+        stored runs are accepted unchanged. ``to`` is the fingerprint of the next version, if that is not this one.
         """
         add_migration(self, from_hash, state=state, nodes=nodes, to=to)
 
     @overload
-    def check(self, store: Store) -> list[ParkedRun]: ...
+    def pending(self, store: Store) -> list[PendingRun]: ...
     @overload
-    def check(self, store: AsyncStore) -> Awaitable[list[ParkedRun]]: ...
-    def check(self, store: Store | AsyncStore) -> list[ParkedRun] | Awaitable[list[ParkedRun]]:
-        """Judge every unfinished run of this graph in a store: what deploying this version would do to it."""
-        return acheck(self, store) if isinstance(store, AsyncStore) else check(self, store)
+    def pending(self, store: AsyncStore) -> Awaitable[list[PendingRun]]: ...
+    def pending(self, store: Store | AsyncStore) -> list[PendingRun] | Awaitable[list[PendingRun]]:
+        """Return every unfinished run of this graph in a store, and whether this version of the graph can resume it.
+
+        Call it before a deployment, with the new graph. It writes nothing.
+        """
+        access, built = access_of(store), self.build()
+        if isinstance(store, AsyncStore):
+            return access.arun(pending_runs, built, access.services)
+        return pending_runs(access.store, built, access.services)
 
     # Running ------------------------------------------------------------------------------------------------------
 
@@ -105,13 +118,13 @@ class Graph(Declaration):
         before: Iterable[str] = (),
         after: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RunKeywords],
     ) -> Result:
-        """Begin a run on a thread that is new, or whose last run is over; return how it ended or where it waits.
+        """Start a run on a thread that is new, or whose last run is over; return how it ended or why it waits.
 
-        The input is what the state begins with, or is folded into the state that the thread has. ``limit``, ``before``
-        and ``after`` add to the graph's own; they and ``metadata`` are stored with the run. Without a thread nothing is
-        stored, and the run cannot pause. ``how`` is the same for all ways to run: see ``How``.
+        The input is the initial state, or an update of the state that the thread has. ``limit``, ``before`` and
+        ``after`` add to the graph's own; they and ``metadata`` are stored with the run. Without a thread nothing is
+        stored, and the run cannot pause. For ``how``, see ``RunKeywords``.
         """
         options = self._options(thread, limit, before, after, metadata)
         return await start(self._setup(thread, how), {} if input is None else input, options)
@@ -125,11 +138,11 @@ class Graph(Declaration):
         before: Iterable[str] = (),
         after: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RunKeywords],
     ) -> Result:
         """``run`` for programs without an event loop."""
         options = self._options(thread, limit, before, after, metadata)
-        return _now(start(self._setup(thread, how, blocking=True), {} if input is None else input, options))
+        return _run_to_end(start(self._setup(thread, how, blocking=True), {} if input is None else input, options))
 
     async def resume(
         self,
@@ -140,23 +153,23 @@ class Graph(Declaration):
         update: Mapping[str, Any] | None = None,
         compatible: bool = False,
         limit: int | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RunKeywords],
     ) -> Result:
-        """Go on where a thread's run stands: after a crash, a pause, a failure or a cancellation.
+        """Resume the run of a thread after a crash, a pause, a failure or a cancellation.
 
-        ``answers`` is a decision on the one thing the run waits for, or a mapping of interrupt ids to decisions; ``by``
-        is who decided. Without an answer it goes on if ``thread.decide`` gave one, and waits again if not. ``update``
-        is folded into the state first. A graph that has changed since is refused with GraphMismatch, unless a migration
-        says how, or it differs in nothing that matters and ``compatible=True``.
+        ``answers`` is the decision on the only open question, or a mapping of interrupt ids to decisions; ``by`` is who
+        decided. Without answers, the run uses decisions made with ``thread.decide``, and waits again if there are none.
+        ``update`` is applied to the state first. If the graph has changed, the run is refused with GraphMismatch unless
+        a migration covers the change, or the position does not depend on it and ``compatible=True``.
         """
-        taking = Taking(
+        request = ResumeRequest(
             answers=answers,
             by=by,
             update=update,
             compatible=compatible,
             limit=None if limit is None else check_limit(limit),
         )
-        return await resume(self._setup(thread, how), taking)
+        return await resume(self._setup(thread, how), request)
 
     def resume_sync(
         self,
@@ -167,17 +180,17 @@ class Graph(Declaration):
         update: Mapping[str, Any] | None = None,
         compatible: bool = False,
         limit: int | None = None,
-        **how: Unpack[How],
+        **how: Unpack[RunKeywords],
     ) -> Result:
         """``resume`` for programs without an event loop."""
-        taking = Taking(
+        request = ResumeRequest(
             answers=answers,
             by=by,
             update=update,
             compatible=compatible,
             limit=None if limit is None else check_limit(limit),
         )
-        return _now(resume(self._setup(thread, how, blocking=True), taking))
+        return _run_to_end(resume(self._setup(thread, how, blocking=True), request))
 
     def stream(
         self,
@@ -185,11 +198,11 @@ class Graph(Declaration):
         input: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncIterator[Event]:
-        """Run and yield events as they happen; the last one is ``RunEnded``. Takes what ``run`` takes."""
+        """Run and yield events as they happen; the last one is ``RunEnded``. Takes the arguments of ``run``."""
         return stream(lambda on_event: self.run(thread, input, **options, on_event=on_event))
 
     def stream_resume(self, thread: AnyThread, answers: Answers = None, **options: Any) -> AsyncIterator[Event]:
-        """Go on and yield events as they happen; the last one is ``RunEnded``. Takes what ``resume`` takes."""
+        """Resume and yield events as they happen; the last one is ``RunEnded``. Takes the arguments of ``resume``."""
         return stream(lambda on_event: self.resume(thread, answers, **options, on_event=on_event))
 
     # Time travel --------------------------------------------------------------------------------------------------
@@ -209,7 +222,7 @@ class Graph(Declaration):
         effects: str = REPLAY,
         compatible: bool = False,
         plan: Literal[False] = False,
-        **how: Unpack[How],
+        **how: Unpack[RunKeywords],
     ) -> Result: ...
     async def replay(
         self,
@@ -221,18 +234,18 @@ class Graph(Declaration):
         effects: str = REPLAY,
         compatible: bool = False,
         plan: bool = False,
-        **how: Unpack[How],
+        **how: Unpack[RunKeywords],
     ) -> Result | ReplayPlan:
-        """Run from any checkpoint of a thread, on a new branch, with keys of the state ``set`` to other values.
+        """Run from any checkpoint of a thread, on a new branch, with some keys of the state ``set`` to other values.
 
-        Nothing of the old branch changes. Effects that it did after that point are not done again where they are asked
-        for with the same arguments: their results are used (``effects="again"`` does them anew). With ``plan=True``
-        nothing is run or written: it says what would run again and which effects would be taken over.
+        The old branch does not change. An effect that it did after that checkpoint is not done again if its arguments
+        are the same: its stored result is used, unless ``effects="again"``. With ``plan=True`` nothing runs and nothing
+        is written; the plan lists the nodes that would run and the effects that would be reused.
         """
         setup = self._setup(thread, how)
         if plan:
             return await plan_of(setup, checkpoint)
-        return await replay(setup, checkpoint, branch, set, effects, Taking(compatible=compatible))
+        return await replay(setup, checkpoint, branch, set, effects, ResumeRequest(compatible=compatible))
 
     @overload
     def replay_sync(
@@ -249,7 +262,7 @@ class Graph(Declaration):
         effects: str = REPLAY,
         compatible: bool = False,
         plan: Literal[False] = False,
-        **how: Unpack[How],
+        **how: Unpack[RunKeywords],
     ) -> Result: ...
     def replay_sync(
         self,
@@ -261,17 +274,17 @@ class Graph(Declaration):
         effects: str = REPLAY,
         compatible: bool = False,
         plan: bool = False,
-        **how: Unpack[How],
+        **how: Unpack[RunKeywords],
     ) -> Result | ReplayPlan:
         """``replay`` for programs without an event loop."""
         setup = self._setup(thread, how, blocking=True)
         if plan:
-            return _now(plan_of(setup, checkpoint))
-        return _now(replay(setup, checkpoint, branch, set, effects, Taking(compatible=compatible)))
+            return _run_to_end(plan_of(setup, checkpoint))
+        return _run_to_end(replay(setup, checkpoint, branch, set, effects, ResumeRequest(compatible=compatible)))
 
-    def _setup(self, thread: AnyThread | None, how: How, blocking: bool = False) -> Setup:
+    def _setup(self, thread: AnyThread | None, how: RunKeywords, blocking: bool = False) -> Setup:
         _check_thread(thread)
-        if isinstance(thread, Thread) and not blocking:  # a loop runs here, which a commit must not hold up
+        if isinstance(thread, Thread) and not blocking:  # the caller's event loop must not wait for a commit
             thread = AsyncThread(access_of(thread), handle_of(thread).cursor)
         return Setup(built=self.build(), thread=thread, blocking=blocking, **how)
 
@@ -286,7 +299,7 @@ class Graph(Declaration):
         known = identity(self.build())
         _check_thread(thread)
         return RunOptions(
-            str(uuid.uuid4()) if thread is None else access_of(thread).context.new_id(),
+            str(uuid.uuid4()) if thread is None else access_of(thread).services.new_id(),
             known.hash,
             known.shape,
             limit=None if limit is None else check_limit(limit),
@@ -300,7 +313,7 @@ class Graph(Declaration):
         everywhere = {node for each in all_graphs(self.build()) for node in each.nodes}
         unknown = sorted(named - everywhere - {"*"})
         if unknown:
-            raise InvalidInput(f"{what} names {unknown[0]!r}, which is no node of graph {self.name!r}")
+            raise InvalidInput(f"{what} names {unknown[0]!r}, which is not a node of graph {self.name!r}")
         return named
 
     def __repr__(self) -> str:
@@ -310,15 +323,17 @@ class Graph(Declaration):
 def _check_thread(thread: object) -> None:
     if thread is not None and not isinstance(thread, AnyThread):
         raise InvalidInput(
-            f"a run is kept in a thread, not in {type(thread).__name__}", hint='Pass store.thread("name"), or None'
+            f"a run is stored in a thread, not in {type(thread).__name__}", hint='Pass store.thread("name"), or None'
         )
 
 
-def _now(run: Coroutine[Any, Any, T]) -> T:
-    """Run to the end in an event loop of its own."""
+def _run_to_end(run: Coroutine[Any, Any, T]) -> T:
+    """Run to the end in a new event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(run)
-    run.close()
-    raise InvalidInput("there is an event loop running already", hint="Await run, resume or replay instead of …_sync")
+        pass
+    else:
+        run.close()
+        raise InvalidInput("an event loop is running here", hint="Await run, resume or replay instead of …_sync")
+    return asyncio.run(run)

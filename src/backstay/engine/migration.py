@@ -1,8 +1,8 @@
-"""Migrations: how a position that an earlier graph stored becomes one of the present graph.
+"""Migrations: turn a position that an earlier graph stored into a position of the current graph.
 
-A migration belongs to a graph and names the fingerprint it comes from. It may rename nodes and rewrite the state; one
-that does neither says that the position is fine as it is. One that names where it leads (``to``) is followed by the
-next: so each deployment adds one step, and older positions take all of them.
+A migration belongs to a graph and names the fingerprint that it starts from. It may rename nodes and rewrite the state;
+a migration that does neither accepts the position unchanged. If it names a fingerprint ``to``, the next migration
+continues from there. So each deployment adds one step, and older positions take all of them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from backstay.engine.build import Built
+from backstay.engine.build import BuiltGraph
 from backstay.engine.fingerprint import fingerprint_of, hex_of
 from backstay.errors import InvalidInput
-from backstay.model.continuation import Continuation, FanOut, NextNode
-from backstay.model.frame import Frame, Task
+from backstay.model.frame import Continuation, FanOut, Frame, NextNode, Task
 
 if TYPE_CHECKING:
     from backstay.engine.declaration import Declaration
 
 StateFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
-Rename = Callable[[str], str]
 
 _HEX: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{16})")
 
@@ -33,13 +31,13 @@ class Migration:
     """One step from one fingerprint to another."""
 
     from_hash: int
-    state: StateFunction | None = None  # of a copy of the stored state: returns the new one
+    state: StateFunction | None = None  # takes a copy of the stored state and returns the new state
     nodes: Mapping[str, str] = field(default_factory=dict)  # old name -> new name
-    to_hash: int | None = None  # None = the present graph, whatever it is
+    to_hash: int | None = None  # None = the current graph
 
 
-class BadStep(Exception):
-    """A migration that could not be carried out; whoever knows the place makes a real error of it."""
+class MigrationStepFailed(Exception):
+    """A migration step failed. The caller, which knows the position, turns this into a MigrationFailed."""
 
     def __init__(self, step: Migration, problem: str) -> None:
         super().__init__(problem)
@@ -55,24 +53,31 @@ def add_migration(
     nodes: Mapping[str, str] | None = None,
     to: int | str | None = None,
 ) -> Migration:
-    """Say how positions stored by the graph with this fingerprint (a number, or 16 hex digits) are to be read.
+    """Register a migration from the graph with this fingerprint (a number, or 16 hex digits).
 
     ``state`` takes a copy of a stored state and returns the new one; ``nodes`` maps old names to new ones. Without
-    either, such positions are accepted as they are. ``to`` is the fingerprint it leads to: by default the present
-    graph's, else another migration goes on from there.
+    either, stored positions are accepted unchanged. ``to`` is the fingerprint that it leads to: by default the current
+    graph's, otherwise another migration continues from there.
     """
+    if state is not None and not callable(state):
+        raise InvalidInput(
+            f"state= of a migration of graph {graph.name!r} must be a function, not {type(state).__name__}"
+        )
+    texts = [None] if not isinstance(nodes or {}, Mapping) else [*(nodes or {}), *(nodes or {}).values()]
+    if not all(isinstance(name, str) and name for name in texts):
+        raise InvalidInput(f"nodes= of a migration of graph {graph.name!r} must map old names to new names")
     step = Migration(
         parse_hash(from_hash, "from_hash"),
-        _check_state_function(state, graph.name),
-        _check_nodes(nodes or {}, graph.name),
+        state,
+        dict(nodes or {}),
         None if to is None else parse_hash(to, "to"),
     )
     if step.to_hash == step.from_hash:
         raise InvalidInput(f"a migration of graph {graph.name!r} leads from 0x{hex_of(step.from_hash)} to itself")
     if step.from_hash in graph.migrations:
         raise InvalidInput(
-            f"graph {graph.name!r} has a migration from 0x{hex_of(step.from_hash)} already",
-            hint="Do everything in one: state= and nodes= go together",
+            f"graph {graph.name!r} already has a migration from 0x{hex_of(step.from_hash)}",
+            hint="Use one migration: it takes both state= and nodes=",
         )
     graph.migrations[step.from_hash] = step
     return step
@@ -85,14 +90,14 @@ def parse_hash(given: object, what: str) -> int:
     found = _HEX.fullmatch(given) if isinstance(given, str) else None
     if found is None:
         raise InvalidInput(
-            f"{what} is {given!r:.40}, which is no fingerprint",
+            f"{what} is {given!r:.40}, which is not a fingerprint",
             hint="Pass an unsigned 64-bit number, or 16 hexadecimal digits",
         )
     return int(found[1], 16)
 
 
-def chain(built: Built, from_hash: int) -> tuple[Migration, ...] | None:
-    """Return the steps from a fingerprint to the present graph; None if they do not lead there."""
+def migration_chain(built: BuiltGraph, from_hash: int) -> tuple[Migration, ...] | None:
+    """Return the steps from a fingerprint to the current graph; None if they do not lead there."""
     present = fingerprint_of(built)
     steps: dict[int, Migration] = {}
     at = from_hash
@@ -105,94 +110,65 @@ def chain(built: Built, from_hash: int) -> tuple[Migration, ...] | None:
     return tuple(steps.values())
 
 
-def moved(frame: Frame, steps: Sequence[Migration], over_items: bool) -> Frame:
-    """Return a frame after these steps; raise BadStep and leave the frame as it is.
+def migrate_frame(frame: Frame, steps: Sequence[Migration], over_items: bool) -> Frame:
+    """Return a frame after these steps; raise MigrationStepFailed and leave the frame unchanged.
 
-    ``over_items``: its fan-out is one node for each item, so its tasks are told apart by numbers, not by nodes. Frames
-    inside its tasks belong to other graphs and stay.
+    ``over_items``: its fan-out runs one node for each item, so its tasks are identified by numbers, not by nodes.
+    Frames inside its tasks belong to other graphs and stay unchanged.
     """
     for step in steps:
         if step.nodes:
             try:
-                frame = _renamed(frame, _renaming(step.nodes), over_items)
+                frame = _renamed(frame, step.nodes, over_items)
             except InvalidInput as error:
-                raise BadStep(step, f"gives no position: {error.what}") from error
+                raise MigrationStepFailed(step, f"gives no valid position: {error.what}") from error
         if step.state is not None:
-            frame = replace(frame, state=_new_state(step, step.state, frame.state))
+            try:
+                state: Any = step.state(copy.deepcopy(dict(frame.state)))
+            except Exception as error:
+                raise MigrationStepFailed(step, f"raised {type(error).__name__}") from error
+            if not isinstance(state, Mapping):
+                raise MigrationStepFailed(step, f"returned {type(state).__name__}, not a mapping of keys to values")
+            if not all(isinstance(key, str) for key in state):
+                raise MigrationStepFailed(step, "returned a state with keys that are not text")
+            frame = replace(frame, state=dict(state))
     return frame
 
 
-def _new_state(step: Migration, function: StateFunction, state: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        given: Any = function(copy.deepcopy(dict(state)))
-    except Exception as error:
-        raise BadStep(step, f"raised {type(error).__name__}") from error
-    if not isinstance(given, Mapping):
-        raise BadStep(step, f"returned {type(given).__name__}, not a mapping of keys to values")
-    if not all(isinstance(key, str) for key in given):
-        raise BadStep(step, "returned a state with keys that are not text")
-    return dict(given)
+def _renamed(frame: Frame, names: Mapping[str, str], over_items: bool) -> Frame:
+    def rename(name: str) -> str:
+        return names.get(name, name)
 
-
-def _renaming(names: Mapping[str, str]) -> Rename:
-    return lambda name: names.get(name, name)
-
-
-def _renamed(frame: Frame, rename: Rename, over_items: bool) -> Frame:
     visits: dict[str, int] = {}
-    for node, count in frame.visits.items():  # of two nodes that become one, no visit may be counted twice
+    for node, count in frame.visits.items():  # when two nodes become one, their visits add up
         visits[rename(node)] = visits.get(rename(node), 0) + count
+    continuation: Continuation | None = frame.continuation
+    branches: tuple[str, ...] = ()
+    match continuation:
+        case NextNode(node=node):
+            continuation = NextNode(rename(node))
+        case FanOut(targets=targets, join=join):
+            continuation = FanOut(tuple(map(rename, targets)), None if join is None else rename(join))
+            branches = () if over_items else targets
+    path = [entry.partition("[") for entry in frame.path]  # ``node`` or ``node[key]``
     return replace(
         frame,
         node_id=rename(frame.node_id),
         last_node=None if frame.last_node is None else rename(frame.last_node),
-        continuation=_renamed_continuation(frame.continuation, rename),
+        continuation=continuation,
         visits=visits,
-        path=_renamed_path(frame.path, rename),
-        tasks=tuple(_renamed_task(task, rename, () if over_items else _targets(frame)) for task in frame.tasks),
+        path=tuple(rename(node) + bracket + key for node, bracket, key in path),
+        tasks=tuple(_renamed_task(task, rename, branches) for task in frame.tasks),
     )
 
 
-def _renamed_continuation(continuation: Continuation | None, rename: Rename) -> Continuation | None:
-    match continuation:
-        case NextNode(node=node):
-            return NextNode(rename(node))
-        case FanOut(targets=targets, join=join):
-            return FanOut(tuple(map(rename, targets)), None if join is None else rename(join))
-        case _:
-            return continuation
-
-
-def _renamed_path(path: Sequence[str], rename: Rename) -> tuple[str, ...]:
-    """Rename in ``node`` and ``node[key]``; no name has a bracket in it."""
-    split = [entry.partition("[") for entry in path]
-    return tuple(rename(node) + bracket + key for node, bracket, key in split)
-
-
-def _targets(frame: Frame) -> tuple[str, ...]:
-    return frame.continuation.targets if isinstance(frame.continuation, FanOut) else ()
-
-
-def _renamed_task(task: Task, rename: Rename, branches: Sequence[str]) -> Task:
-    """Rename a task's node, and its key if that is the name of a branch: another node may run there by now."""
+def _renamed_task(task: Task, rename: Callable[[str], str], branches: Sequence[str]) -> Task:
+    """Rename a task's node, and its key if that names a branch: a reroute may have put another node there."""
     key = task.key
-    task = replace(task, left={rename(node): visit for node, visit in task.left.items()})
+    task = replace(task, node=rename(task.node), left={rename(node): visit for node, visit in task.left.items()})
     if key is None or key not in branches:
-        return replace(task, node=rename(task.node))
+        return task
     frames = tuple(
         replace(frame, fanout_key=rename(key)) if frame.fanout_key == key else frame for frame in task.frames
     )
-    return replace(task, node=rename(task.node), key=rename(key), frames=frames)
-
-
-def _check_state_function(state: Any, graph: str) -> Any:
-    if state is not None and not callable(state):
-        raise InvalidInput(f"a migration of graph {graph!r} has a state= that is {type(state).__name__}, no function")
-    return state
-
-
-def _check_nodes(nodes: Mapping[str, str], graph: str) -> dict[str, str]:
-    texts = [*nodes, *nodes.values()] if isinstance(nodes, Mapping) else [None]
-    if not all(isinstance(name, str) and name for name in texts):
-        raise InvalidInput(f"a migration of graph {graph!r} has nodes= that do not map old names to new names")
-    return dict(nodes)
+    return replace(task, key=rename(key), frames=frames)

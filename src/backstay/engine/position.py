@@ -1,102 +1,98 @@
-"""Where a run stands: a tree of graphs under way, and how it becomes frames and comes back from them.
+"""The position of a run: a tree of running graphs, stored as frames and restored from them.
 
-An ``Activation`` is one graph being run, with its state, its loop counters, what is to run next and the jobs of that:
-one job, or several side by side. A job of a subgraph has an activation inside. A position is named by the whole way to
-it, ``outer/node#visit[key]>inner/node#visit``: so the second round of a loop, the third branch of a fan-out and the
-same node in two graphs are never mistaken for each other.
+An ``Activation`` is one running graph, with its state, its loop counters, what runs next and the jobs of that: one job,
+or several in parallel. A job of a subgraph has an activation inside. A position is named by the whole path to it,
+``outer/node#visit[key]>inner/node#visit``: so the second round of a loop, the third branch of a fan-out and the same
+node in two graphs are never confused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backstay.engine.build import Built
-from backstay.engine.live import LiveState
-from backstay.model.continuation import Continuation, FanOut, NextNode
-from backstay.model.frame import Frame, Task
+from backstay.engine.build import BuiltGraph
+from backstay.engine.nodes import END, FAIL_FAST, Choice, Edge, ForEach, Parallel, To, name_of, positional_count
+from backstay.engine.reducers import DELETE, MISSING, CannotReduce
+from backstay.engine.state import CommitPlan, RunState
+from backstay.errors import BadUpdate, InvalidInput, NodeFailed
+from backstay.model.frame import Continuation, End, FanOut, Frame, NextNode
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One node that is to run, or has run while others beside it have not."""
+    """One node to run, or one that is done while other parallel jobs are not."""
 
     node: str
     visit: int
     position: str
-    key: str | None = None  # which of several side by side; None if it runs alone
-    item: Any = None  # of the list that is mapped over
-    tries: int = 0  # attempts that failed
+    key: str | None = None  # which of several parallel jobs; None if it runs alone
+    item: Any = None  # of the list, for a node that runs once per item
+    tries: int = 0  # failed attempts
     done: bool = False
     update: Mapping[str, Any] = field(default_factory=dict)
-    passed: bool = False  # what was asked before it is answered
-    given: Mapping[str, Any] = field(default_factory=dict)  # what that answer wants the state to be
-    looked: bool = False  # what was asked after it is answered
-    edited: Mapping[str, Any] = field(default_factory=dict)  # what that answer wants the state to be
+    passed: bool = False  # the question before it is answered
+    given: Mapping[str, Any] = field(default_factory=dict)  # the update that this answer makes to the state
+    looked: bool = False  # the question after it is answered
+    edited: Mapping[str, Any] = field(default_factory=dict)  # the update that this answer makes to the state
     path: list[str] = field(default_factory=list)  # nodes finished in the graph inside
-    left: Mapping[str, int] = field(default_factory=dict)  # nodes it was sent away from, with the visit
+    left: Mapping[str, int] = field(default_factory=dict)  # nodes it was rerouted from, with the visit
     inner: Activation | None = None
 
     @property
     def writer(self) -> str:
-        """Return what a person calls it."""
+        """The name of the job for people."""
         return self.node if self.key is None or self.key == self.node else f"{self.node}[{self.key}]"
 
-    def has_begun(self) -> bool:
-        """Tell whether there is anything to keep of it."""
+    def has_started(self) -> bool:
+        """Return whether there is anything to store of this job."""
         return self.done or self.passed or bool(self.tries or self.left) or self.inner is not None
 
 
 @dataclass(slots=True, eq=False)
 class Activation:
-    """One graph under way."""
+    """One running graph."""
 
-    graph: Built
-    live: LiveState
+    graph: BuiltGraph
+    state: RunState
     prefix: str = ""  # the position of the job around it
     cursor: int = 0
     visits: dict[str, int] = field(default_factory=dict)
     last: str | None = None
-    todo: Continuation | None = None  # None = to be decided from ``last``
-    passed: bool = False  # what was asked after ``last`` is answered
+    todo: Continuation | None = None  # None = to be routed from ``last``
+    passed: bool = False  # the question after ``last`` is answered
     path: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
 
     def position(self, node: str, visit: int, key: str | None) -> str:
-        """Return the name of a place in this graph."""
+        """Return the name of a position in this graph."""
         place = f"{self.prefix}{self.graph.name}/{node}#{visit}"
         return place if key is None else f"{place}[{key}]"
 
     def job(self, node: str, key: str | None = None, item: Any = None, left: int = 0) -> Job:
-        """Return the job of a node that is entered now; ``left`` is the last visit that the job was sent away from."""
+        """Return the job of a node that is entered now; ``left`` is the last visit that it was rerouted from."""
         visit = max(self.visits.get(node, 0), left) + 1
-        place = f"{self.prefix}{self.graph.name}/{node}#{visit}"  # as ``position`` says
-        return Job(node, visit, place if key is None else f"{place}[{key}]", key, item)
-
-    @property
-    def is_side_by_side(self) -> bool:
-        """Tell whether several jobs run at once."""
-        return isinstance(self.todo, FanOut)
+        return Job(node, visit, self.position(node, visit, key), key, item)
 
     @property
     def here(self) -> str:
-        """Return the node that stands for the place: the one to run, or else the last that ran."""
+        """The node of the position: the node to run, or else the last one that ran."""
         if isinstance(self.todo, NextNode):
             return self.todo.node
         return self.last or self.graph.start
 
 
 def inner_prefix(job: Job) -> str:
-    """Return what the positions inside a job begin with."""
+    """Return the prefix of the positions inside a job."""
     return f"{job.position}>"
 
 
 # To frames --------------------------------------------------------------------------------------------------------
 
 
-def plain_frames(root: Activation, steps: int, waits: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the stack as plain values, the outermost without state and path, which are stored on their own."""
+def to_frames(root: Activation, steps: int, waits: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the frames as plain values; the outermost without state and path, which are stored separately."""
     outermost, inside = _plain(root, None), _inside(root)
     frames = [outermost] if inside is None else [outermost, *_stack(inside, None)]
     outermost["steps"] = steps
@@ -109,7 +105,7 @@ def _stack(activation: Activation | None, key: str | None) -> list[dict[str, Any
     frames: list[dict[str, Any]] = []
     while activation is not None:
         plain = _plain(activation, key)
-        plain["state"] = activation.live.schema.stored(activation.live.values)
+        plain["state"] = activation.state.schema.stored(activation.state.values)
         if activation.path:
             plain["path"] = activation.path
         frames.append(plain)
@@ -118,13 +114,13 @@ def _stack(activation: Activation | None, key: str | None) -> list[dict[str, Any
 
 
 def _inside(activation: Activation) -> Activation | None:
-    """Return the graph that runs inside the only job of another."""
+    """Return the graph inside the only job of another."""
     jobs = activation.jobs
     return jobs[0].inner if len(jobs) == 1 and not isinstance(activation.todo, FanOut) else None
 
 
 def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
-    """Return a frame without its state and path; what there is nothing of is left out."""
+    """Return a frame without its state and path, and without empty fields."""
     todo = activation.todo
     node, visit = activation.here, 1
     if isinstance(todo, NextNode):
@@ -145,46 +141,39 @@ def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
         plain["visits"] = activation.visits
     if activation.passed:
         plain["passed"] = True
-    alone = not isinstance(todo, FanOut)
-    tasks = [_plain_task(job, alone) for job in activation.jobs if job.has_begun()]
+    tasks = []
+    for job in activation.jobs:
+        if job.has_started():
+            fields = {
+                "key": job.key,
+                "tries": job.tries,
+                "done": job.done,
+                "update": job.update,
+                "passed": job.passed,
+                "given": job.given,
+                "looked": job.looked,
+                "edited": job.edited,
+                "path": job.path,
+                "left": job.left,
+                "frames": _stack(job.inner, job.key) if isinstance(todo, FanOut) else None,
+            }
+            set_fields = {name: value for name, value in fields.items() if value}
+            tasks.append({"node": job.node, "visit": job.visit, **set_fields})
     if tasks:
         plain["tasks"] = tasks
     return plain
 
 
-def _plain_task(job: Job, alone: bool) -> dict[str, Any]:
-    task: dict[str, Any] = {"node": job.node, "visit": job.visit}
-    rest = {
-        "key": job.key,
-        "tries": job.tries,
-        "done": job.done,
-        "update": job.update,
-        "passed": job.passed,
-        "given": job.given,
-        "looked": job.looked,
-        "edited": job.edited,
-        "path": job.path,
-        "left": job.left,
-        "frames": None if alone or job.inner is None else _stack(job.inner, job.key),
-    }
-    task.update((name, value) for name, value in rest.items() if value)
-    return task
-
-
 # From frames ------------------------------------------------------------------------------------------------------
 
 
-def revive(built: Built, frames: Sequence[Frame], runtime: Mapping[str, Any]) -> Activation:
-    """Return the run that a stack of frames describes; jobs that have not begun are opened when it goes on."""
-    return _revive(built, frames, runtime, "")
-
-
-def _revive(built: Built, frames: Sequence[Frame], runtime: Mapping[str, Any], prefix: str) -> Activation:
+def from_frames(built: BuiltGraph, frames: Sequence[Frame], runtime: Mapping[str, Any], prefix: str = "") -> Activation:
+    """Return the run that the frames describe. Jobs that have not started are made when it resumes."""
     frame = frames[0]
     given = {key: value for key, value in runtime.items() if built.schema.knows(key)}
     activation = Activation(
         built,
-        LiveState(built.schema, built.schema.restore(frame.state, given)),
+        RunState(built.schema, built.schema.restore(frame.state, given)),
         prefix,
         frame.cursor,
         dict(frame.visits),
@@ -194,35 +183,206 @@ def _revive(built: Built, frames: Sequence[Frame], runtime: Mapping[str, Any], p
         list(frame.path),
     )
     for task in frame.tasks:
-        inside = task.frames or (frames[1:] if not activation.is_side_by_side else ())
-        activation.jobs.append(_revive_job(activation, task, inside, runtime))
+        job = Job(
+            task.node,
+            task.visit,
+            activation.position(task.node, task.visit, task.key),
+            task.key,
+            tries=task.tries,
+            done=task.done,
+            update=task.update,
+            passed=task.passed,
+            given=task.given,
+            looked=task.looked,
+            edited=task.edited,
+            path=list(task.path),
+            left=task.left,
+        )
+        inside = task.frames or (frames[1:] if not isinstance(activation.todo, FanOut) else ())
+        if inside and not task.done:
+            job.inner = from_frames(built.inner[task.node], inside, runtime, inner_prefix(job))
+        activation.jobs.append(job)
     return activation
 
 
-def _revive_job(activation: Activation, task: Task, inside: Sequence[Frame], runtime: Mapping[str, Any]) -> Job:
-    job = Job(
-        task.node,
-        task.visit,
-        activation.position(task.node, task.visit, task.key),
-        task.key,
-        tries=task.tries,
-        done=task.done,
-        update=task.update,
-        passed=task.passed,
-        given=task.given,
-        looked=task.looked,
-        edited=task.edited,
-        path=list(task.path),
-        left=task.left,
-    )
-    if inside and not task.done:
-        job.inner = _revive(activation.graph.inner[task.node], inside, runtime, inner_prefix(job))
-    return job
+# Subgraphs --------------------------------------------------------------------------------------------------------
 
 
-def activations(root: Activation) -> Iterator[Activation]:
-    """Yield a graph under way and all those inside it."""
-    yield root
-    for job in root.jobs:
-        if job.inner is not None:
-            yield from activations(job.inner)
+def enter_subgraph(activation: Activation, job: Job) -> Activation:
+    """Return the graph inside a job, at its start."""
+    built = activation.graph.inner[job.node]
+    try:
+        values = built.schema.initial(_given(activation, job), built.name)
+    except InvalidInput as error:
+        raise BadUpdate(job.writer, None, f"cannot start: {error.what}") from error
+    return Activation(built, RunState(built.schema, values), inner_prefix(job), todo=NextNode(built.start))
+
+
+def leave_subgraph(activation: Activation, job: Job, inner: Activation) -> Mapping[str, Any]:
+    """Return the update that a finished inner graph makes.
+
+    It is the difference between what the inner graph was given and what it has now. A list that grew comes back as what
+    was appended, so parallel branches do not overwrite each other with old copies.
+    """
+    node = activation.graph.nodes[job.node]
+    assert node.inner is not None
+    out, outer, schema = node.inner.out, activation.graph.schema, inner.graph.schema
+    if callable(out):
+        try:
+            result = out(schema.view(inner.state.values))
+        except Exception as error:
+            raise NodeFailed(f"{job.writer} (out)", 1, error) from error
+        if not isinstance(result, Mapping):
+            raise BadUpdate(job.writer, None, f"out returned {type(result).__name__}, not a mapping")
+        return result
+    given = _given(activation, job)
+    if out is None:
+        out = {key: key for key in inner.state.values if outer.knows(key) and schema.is_stored(key)}
+        out |= {key: key for key in given if key in inner.state.gone}
+    update: dict[str, Any] = {}
+    for left, right in out.items():
+        before, after = given.get(left, MISSING), inner.state.values.get(left, MISSING)
+        try:
+            # The outer reducer knows the update that leads from one value to the other.
+            change = DELETE if after is MISSING else outer.reducer(right).update(before, after)
+        except CannotReduce as refusal:
+            raise BadUpdate(job.writer, right, str(refusal)) from None
+        if change is not MISSING and not (after is MISSING and before is MISSING):
+            update[right] = change
+    return update
+
+
+def _given(activation: Activation, job: Job) -> Mapping[str, Any]:
+    """Return the input of the graph inside a job. The outer state does not change while it runs."""
+    node = activation.graph.nodes[job.node]
+    assert node.inner is not None
+    outer, into, state = activation.graph.schema, node.inner.into, activation.state
+    values = state.with_update("decision", job.given) if job.given else state.values
+    if callable(into):
+        view = outer.view(values)
+        arguments = (view, job.item) if positional_count(into) > 1 else (view,)
+        try:
+            return into(*arguments)
+        except Exception as error:
+            raise NodeFailed(f"{job.writer} (into)", 1, error) from error
+    if into is None:
+        inner = activation.graph.inner[job.node].schema
+        return {key: value for key, value in values.items() if inner.knows(key) and outer.is_stored(key)}
+    return {right: values[left] for left, right in into.items() if left in values}
+
+
+# What runs next, computed from the graph and the state alone: without a clock, without a store.
+#
+# Conditions are functions of the state without side effects. Their result is stored with the position, so a run that
+# resumes after a crash never evaluates them again.
+
+
+def route(built: BuiltGraph, node: str, state: RunState) -> Continuation:
+    """Return what comes after a node. Raise NodeFailed if a condition raises, BadUpdate if none holds."""
+    view = state.schema.view(state.values)
+    for edge in built.edges[node]:
+        if edge.when is None or _evaluate(f"{node} (condition {edge.when.name})", edge.when.function, view):
+            break
+    else:
+        tried = ", ".join(edge.when.name for edge in built.edges[node] if edge.when)
+        raise BadUpdate(
+            node, None, f"leads nowhere: no condition holds ({tried})", hint="Add an edge with fallback=True, or end(…)"
+        )
+    match edge.target:
+        case To(node=target):
+            return End() if target == END else NextNode(target)
+        case Parallel(targets=targets, join=join):
+            return FanOut(targets, None if join == END else join)
+        case ForEach(node=target, join=join):
+            return FanOut((target,), None if join == END else join)
+        case Choice(function=function, ways=ways):
+            way = _evaluate(f"{node} (choice {name_of(function)})", function, view)
+            if not isinstance(way, str) or way not in ways:
+                raise BadUpdate(node, None, f"leads nowhere: the choice is {way!r:.60}, not one of {', '.join(ways)}")
+            return End() if ways[way] == END else NextNode(ways[way])
+
+
+def _evaluate(what: str, function: Callable[[Any], Any], view: Any) -> Any:
+    try:
+        return function(view)
+    except Exception as error:
+        raise NodeFailed(what, 1, error) from error
+
+
+def open_jobs(activation: Activation) -> None:
+    """Make the jobs that run next; jobs that have already started stay as they are."""
+    started = {job.key: job for job in activation.jobs}
+    match activation.todo:
+        case NextNode(node=node):
+            activation.jobs = [started.get(None) or activation.job(node)]
+            return
+        case FanOut() as fan_out:
+            target = fan_edge(activation, fan_out).target
+        case _:
+            activation.jobs = []
+            return
+    if not isinstance(target, ForEach):
+        activation.jobs = [started.get(name) or activation.job(name, name) for name in fan_out.targets]
+        return
+    source, over, state = str(activation.last), target.over, activation.state
+
+    def items(view: Any) -> list[Any]:
+        return list(over(view) if callable(over) else state.values.get(over, ()))
+
+    jobs = []
+    for index, item in enumerate(_evaluate(f"{source} (map over)", items, state.schema.view(state.values))):
+        job = started.get(str(index)) or activation.job(target.node, str(index))
+        job.item = item
+        jobs.append(job)
+    if started and max(int(key or 0) for key in started) >= len(jobs):
+        raise BadUpdate(source, None, "was mapped over more items before: the list must not change until it is done")
+    activation.jobs = jobs
+
+
+def fan_edge(activation: Activation, fan_out: FanOut) -> Edge:
+    """Return the edge that a fan-out came from."""
+    join = fan_out.join or END
+    for edge in activation.graph.edges.get(activation.last or "", ()):
+        match edge.target:
+            case Parallel(targets=targets, join=joined) if (targets, joined) == (fan_out.targets, join):
+                return edge
+            case ForEach(node=node, join=joined) if ((node,), joined) == (fan_out.targets, join):
+                return edge
+    raise BadUpdate(str(activation.last), None, f"no longer has a fan-out to {', '.join(fan_out.targets)}")
+
+
+def fails_fast(activation: Activation) -> bool:
+    """Return whether the first failure of parallel jobs cancels the others."""
+    assert isinstance(activation.todo, FanOut)
+    target = fan_edge(activation, activation.todo).target
+    return isinstance(target, Parallel | ForEach) and target.on_error == FAIL_FAST
+
+
+def plan_commit(activation: Activation) -> CommitPlan:
+    """Return the effect of the finished jobs on the state; raise BadUpdate or MergeConflict and change nothing."""
+    updates = [
+        (job.writer, update) for job in activation.jobs for update in (job.given, job.update, job.edited) if update
+    ]
+    if isinstance(activation.todo, FanOut):
+        return activation.state.plan_together(updates)
+    return activation.state.plan(updates)
+
+
+def commit(activation: Activation, plan: CommitPlan) -> bool:
+    """Apply the updates of the finished jobs and advance the position; return whether the state changed."""
+    mutated = activation.state.apply(plan)
+    for job in activation.jobs:
+        for node, visit in (*job.left.items(), (job.node, job.visit)):
+            activation.visits[node] = max(activation.visits.get(node, 0), visit)
+        activation.path += job.path
+        activation.path.append(job.writer)
+    activation.cursor += 1
+    if isinstance(activation.todo, FanOut):
+        join = activation.todo.join
+        activation.todo = End() if join is None else NextNode(join)
+    else:
+        activation.last = activation.jobs[0].node
+        activation.todo = None
+    activation.passed = False
+    activation.jobs = []
+    return mutated

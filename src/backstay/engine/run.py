@@ -1,82 +1,88 @@
-"""The run loop: execute, commit, checkpoint, route. This is the only order, and the only place where it is decided.
+"""The run loop: execute, commit, checkpoint, route. Only this file decides the order.
 
-The way on is worked out from the committed state alone and stored with it; it is taken when that is stored.
-
-A graph's nodes run one after the other, or side by side where an edge says so; a subgraph's run inside their node's. A
-commit waits for nothing in its middle, so whatever a checkpoint holds was consistent. What leaves this file as an
-exception is the store's or another writer's business; what becomes of nodes and people is a ``Result``.
+The next node is computed from the committed state alone and stored with it, and it runs only after that is stored. The
+nodes of a graph run one after the other, or in parallel where an edge says so; the nodes of a subgraph run inside their
+node. A commit awaits nothing halfway, so every checkpoint is consistent. Failures of nodes and decisions of people
+become a ``Result``; exceptions that leave this file come from the store or from another writer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from backstay.engine import event
-from backstay.engine.cancellation import Cancellation
+from backstay.engine import events
+from backstay.engine.approvals import Approvals, check_state_answer, check_target
 from backstay.engine.context import BaseContext
-from backstay.engine.desk import Desk
-from backstay.engine.gate import Gate, check_state_answer, check_target
-from backstay.engine.moment import Cause
-from backstay.engine.node import NodeKind
-from backstay.engine.position import Activation, Job
-from backstay.engine.projection import enter, leave
-from backstay.engine.recorder import Recorder
-from backstay.engine.result import Result, Status
-from backstay.engine.schedule import commit, fails_fast, open_jobs, plan_commit, route
-from backstay.engine.signals import Ask, Paused, Rerouted, TurnedDown
-from backstay.engine.task import Tasks
+from backstay.engine.control import Ask, Cancellation, Paused, Rerouted, RunRejected
+from backstay.engine.durable import DurableRun, RunRecorder
+from backstay.engine.events import Result, Status
+from backstay.engine.nodes import NodeKind
+from backstay.engine.position import (
+    Activation,
+    Job,
+    commit,
+    enter_subgraph,
+    fails_fast,
+    leave_subgraph,
+    open_jobs,
+    plan_commit,
+    route,
+)
+from backstay.engine.task import TaskRunner
+from backstay.engine.triggers import Cause
 from backstay.errors import BadUpdate, MergeConflict, NodeFailed, Rejected, StepsExceeded
-from backstay.model.continuation import End, FanOut, NextNode
-from backstay.model.decision import Decision
-from backstay.model.interrupt import Interrupt
+from backstay.model.decision import Decision, Interrupt
+from backstay.model.frame import End, FanOut, NextNode
 
-_THE_NODES = (NodeFailed, BadUpdate, MergeConflict, StepsExceeded)
+_NODE_ERRORS = (NodeFailed, BadUpdate, MergeConflict, StepsExceeded)
 """Errors that end a run as failed."""
 
 
 class Runner:
-    """One run, from where it stands to where it ends or waits."""
+    """Runs one run from its position to its end or its next pause."""
 
     def __init__(
         self,
-        recorder: Recorder,
-        desk: Desk | None,
-        tasks: Tasks,
+        recorder: RunRecorder,
+        durable: DurableRun | None,
+        tasks: TaskRunner,
         finished: Mapping[str, Mapping[str, Any]],
-        emit: Callable[[event.Event], None],
+        emit: Callable[[events.Event], None],
         cancel: Cancellation | None = None,
     ) -> None:
         self.recorder = recorder
-        self.desk = desk
+        self.durable = durable
         self.tasks = tasks
-        self.gate = Gate(recorder, desk)
+        self.approvals = Approvals(recorder, durable)
         self.emit = emit
         self._cancel = cancel
-        self._finished = dict(finished)  # what jobs returned that finished after the checkpoint was saved
+        self._finished = dict(finished)  # updates of jobs that finished after the checkpoint was saved
 
-    async def go(self, begins: Cause | None) -> Result:
-        """Run to the end or to the next pause. ``begins`` says why a checkpoint is due before anything runs."""
-        root = self.recorder.root
+    async def run(self, first: Cause | None) -> Result:
+        """Run to the end or to the next pause. ``first`` is the cause of a checkpoint before anything runs, if any."""
+        recorder, root = self.recorder, self.recorder.root
         try:
-            if begins is not None:
-                self.recorder.moved()
-                await self.recorder.tell(root, root.here, begins)
-            await self.gate.obey(root)
-            await self._run(root)
+            if first is not None:
+                recorder.mark_moved()
+                await recorder.notify(root, root.here, first)
+            await self.approvals.obey_pause(root)
+            await self._run_graph(root)
         except Paused as pause:
             status = Status.DEFERRED if pause.deferred else Status.INTERRUPTED
             await self._flush("interrupt", pause.records[0].interrupt if pause.records else None)
             return self.result(status, interrupts=tuple(pause.records))
-        except TurnedDown as refusal:
-            return await self._turned_down(refusal)
-        except _THE_NODES as error:
+        except RunRejected as rejection:
+            root.todo, root.jobs, recorder.waits = End(), [], []
+            recorder.mark_moved()
+            await recorder.notify(root, rejection.node, "rejected")
+            return self.result(Status.REJECTED, reason=rejection.reason)
+        except _NODE_ERRORS as error:
             await self._flush("failed")
             return self.result(Status.FAILED, error=error)
         except BaseExceptionGroup as group:
-            failures, others = group.split(_THE_NODES)
+            failures, others = group.split(_NODE_ERRORS)
             if failures is None or others is not None:
                 raise
             await self._flush("failed")
@@ -87,153 +93,138 @@ class Runner:
         return self.result(Status.COMPLETED)
 
     def result(self, status: Status, **rest: Any) -> Result:
-        """Return how the run stands."""
+        """Return the result of the run as it is now."""
         root, store = self.recorder.root, self.recorder.store
         return Result(
             status=status,
             run_id=self.recorder.options.run_id,
-            state=root.live.schema.view(root.live.values),
-            values=dict(root.live.values),
+            state=root.state.schema.view(root.state.values),
+            values=dict(root.state.values),
             path=tuple(root.path),
             steps=self.recorder.steps,
             checkpoint=None if store is None else store.head,
             **rest,
         )
 
-    async def _turned_down(self, refusal: TurnedDown) -> Result:
-        root = self.recorder.root
-        root.todo, root.jobs = End(), []
-        self.recorder.waits = []
-        self.recorder.moved()
-        await self.recorder.tell(root, refusal.node, "rejected")
-        return self.result(Status.REJECTED, reason=refusal.reason)
-
     async def _flush(self, cause: Cause, interrupt: Interrupt | None = None) -> None:
-        """Store what was committed since the last checkpoint, if the trigger had not wanted it."""
+        """Store the commits since the last checkpoint, which the trigger had skipped."""
         if self.recorder.sink is None or self.recorder.is_current or self.recorder.store is None:
             return
-        if self.recorder.is_spoiled:  # a node changed the state behind our back: what is stored is better
+        if self.recorder.is_damaged:  # a node changed the state in place, so the stored state is better
             return
         root = self.recorder.root
-        telling = self.recorder.tell(root, root.here, cause, interrupt=interrupt)
-        await asyncio.shield(asyncio.ensure_future(telling))
+        saving = self.recorder.notify(root, root.here, cause, interrupt=interrupt)
+        await asyncio.shield(asyncio.ensure_future(saving))
 
-    # One graph ----------------------------------------------------------------------------------------------------
+    # One graph ------------------------------------------------------------------------------------------------------
 
-    async def _run(self, activation: Activation) -> None:
+    async def _run_graph(self, activation: Activation) -> None:
         """Run a graph to its end."""
         while True:
             if activation.todo is None and activation.last is not None:
                 await self._route(activation)
             if isinstance(activation.todo, End):
                 return
-            await self._breathe()
-            self._check_limit(activation)
+            if self._cancel is not None:
+                self._cancel.check()
+            if not self.tasks.blocking:
+                await asyncio.sleep(0)  # let other tasks run between two nodes
+            own = self.recorder.options.limit if activation is self.recorder.root else None
+            limit = own or activation.graph.limit
+            if activation.cursor >= limit:
+                raise StepsExceeded(
+                    f"graph {activation.graph.name!r} ran {activation.cursor} nodes and is not done; "
+                    f"its limit is {limit}",
+                    limit=limit,
+                    hint="All steps are stored. Raise the limit and resume, or look for an endless loop",
+                )
             open_jobs(activation)
             try:
                 if isinstance(activation.todo, FanOut):
-                    contexts = await self._side_by_side(activation)
+                    contexts = await self._parallel(activation)
                 else:
                     contexts = [await self._job(activation, activation.jobs[0])]
             except Rerouted as reroute:
                 alone = activation.jobs[0]
-                activation.visits[alone.node] = alone.visit  # it was entered: the next visit asks and acts anew
+                activation.visits[alone.node] = alone.visit  # it was entered: the next visit asks and acts again
                 await self._reroute(activation, reroute.target)
                 continue
             await self._commit(activation, [each for each in contexts if each is not None])
 
-    async def _breathe(self) -> None:
-        """Let others run between two nodes, and end if somebody cancelled the run."""
-        if self._cancel is not None:
-            self._cancel.check()
-        if not self.tasks.blocking:
-            await asyncio.sleep(0)
-
-    def _check_limit(self, activation: Activation) -> None:
-        own = self.recorder.options.limit if activation is self.recorder.root else None
-        limit = own or activation.graph.limit
-        if activation.cursor >= limit:
-            raise StepsExceeded(
-                f"graph {activation.graph.name!r} ran {activation.cursor} nodes and is not done; its limit is {limit}",
-                limit=limit,
-                hint="Everything up to here is stored. Raise the limit and resume, or look for a loop without an end",
-            )
-
     async def _route(self, activation: Activation) -> None:
-        """Decide where to go after the last node, once what is to be asked after it is answered."""
+        """Find the next node after the last one, once the question after it is answered."""
         node = activation.last
         assert node is not None
         if not activation.passed:
             visit = activation.visits.get(node, 1)
-            question = self.gate.after(activation, node, visit, activation.position(node, visit, None))
+            question = self.approvals.after(activation, node, visit)
             if question is not None:
                 try:
-                    given = await self.gate.pass_after(activation, node, question)
+                    given = await self.approvals.ask_after(activation, node, question)
                 except Rerouted as reroute:
                     await self._reroute(activation, reroute.target)
                     return
-                activation.live.apply(activation.live.plan([("decision", given)]))
+                activation.state.apply(activation.state.plan([("decision", given)]))
                 activation.passed = True
-        activation.todo = route(activation.graph, node, activation.live)
+        activation.todo = route(activation.graph, node, activation.state)
         activation.passed = False
-        self.recorder.moved()
+        self.recorder.mark_moved()
         if isinstance(activation.todo, End) and activation is self.recorder.root:
-            await self.recorder.tell(activation, node, "end")
+            await self.recorder.notify(activation, node, "end")
 
     async def _reroute(self, activation: Activation, target: str) -> None:
         activation.todo, activation.jobs, activation.passed = NextNode(target), [], False
-        self.recorder.moved()
-        await self.recorder.tell(activation, activation.here, "manual", requested=True)
+        self.recorder.mark_moved()
+        await self.recorder.notify(activation, activation.here, "manual", requested=True)
 
     async def _commit(self, activation: Activation, contexts: list[BaseContext]) -> None:
-        """Take results in, store the position, and look where to go."""
+        """Commit the results, then store the position."""
+        recorder = self.recorder
         nodes = [job.node for job in activation.jobs]
         try:
             plan = plan_commit(activation)
         except (BadUpdate, MergeConflict) as error:
-            self._reopen(activation, error.writers if isinstance(error, MergeConflict) else (error.node,))
+            # The jobs run again when the run resumes: once they are fixed, they return another update.
+            writers = error.writers if isinstance(error, MergeConflict) else (error.node,)
+            for job in activation.jobs:
+                if job.writer in writers:
+                    job.done, job.looked, job.update, job.edited, job.path = False, False, {}, {}, []
+            recorder.mark_moved()
             raise
         mutated = commit(activation, plan)
-        self.recorder.steps += 1
+        recorder.steps += 1
+        requested = False
         for context in contexts:
-            tokens, cost = context._usage
-            self.recorder.tokens += tokens
-            self.recorder.cost += cost
-        self.recorder.moved()
-        requested = any(context._wants_checkpoint for context in contexts)
+            recorder.tokens += context._usage[0]
+            recorder.cost += context._usage[1]
+            requested = requested or context._wants_checkpoint
+        recorder.mark_moved()
         at_barrier = any(activation.graph.nodes[node].kind is NodeKind.BARRIER for node in nodes)
         await self._boundary(activation, nodes[-1] if nodes else activation.here, mutated, requested, at_barrier)
-
-    def _reopen(self, activation: Activation, writers: Sequence[str]) -> None:
-        """Run jobs again when the run goes on: once they are mended they return something else."""
-        for job in activation.jobs:
-            if job.writer in writers:
-                job.done, job.looked, job.update, job.edited, job.path = False, False, {}, {}, []
-        self.recorder.moved()
 
     async def _boundary(
         self, activation: Activation, node: str, mutated: bool, requested: bool, at_barrier: bool
     ) -> None:
+        """Find the next node, and store the position with the question that guards it."""
         failure: Exception | None = None
-        interrupt = None
-        question = None
+        interrupt = question = None
         if activation.todo is None:
-            visit = activation.visits[node]
-            question = self.gate.after(activation, node, visit, activation.position(node, visit, None))
+            question = self.approvals.after(activation, node, activation.visits[node])
             if question is None:
                 try:
-                    activation.todo = route(activation.graph, node, activation.live)
-                except _THE_NODES as error:  # the node is done all the same, and is stored as done
+                    activation.todo = route(activation.graph, node, activation.state)
+                except _NODE_ERRORS as error:  # the node is done all the same, and is stored as done
                     failure = error
         if isinstance(activation.todo, NextNode):
-            question = self.gate.before(activation, activation.job(activation.todo.node))
+            activation.jobs = [activation.job(activation.todo.node)]
+            question = self.approvals.before(activation, activation.jobs[0])
         if question is not None:
-            interrupt = self.gate.interrupt_of(question)
+            interrupt = self.approvals.interrupt_of(question)
             if interrupt.id not in self.recorder.waits:
                 self.recorder.waits.append(interrupt.id)
         is_end = isinstance(activation.todo, End) and activation is self.recorder.root
         cause: Cause = "interrupt" if interrupt else "end" if is_end else "barrier" if at_barrier else "node"
-        await self.recorder.tell(
+        await self.recorder.notify(
             activation,
             node,
             cause,
@@ -245,69 +236,57 @@ class Runner:
         if failure is not None:
             raise failure
         if not is_end:
-            await self.gate.obey(activation)
+            await self.approvals.obey_pause(activation)
 
-    # One node -----------------------------------------------------------------------------------------------------
+    # One node -------------------------------------------------------------------------------------------------------
 
     async def _job(self, activation: Activation, job: Job) -> BaseContext | None:
-        """Do a job: what is asked before it, its node, and what it returned is in the job then."""
+        """Ask the question before a job, then run its node. The update is in the job then."""
+        stored = None if job.done else self._finished.pop(job.position, None)
+        if stored is not None:
+            job.update, job.path, job.done = stored["update"], list(stored["path"]), True
+            job.given, job.inner = stored["given"], None
         if job.done:
             return None
-        self._take_finished(job)
-        if job.done:
-            return None
-        question = self.gate.before(activation, job)
+        question = self.approvals.before(activation, job)
         if question is not None:
-            await self.gate.pass_before(activation, job, question)
-        node = activation.graph.nodes[job.node]
+            await self.approvals.ask_before(activation, job, question)
+        kind = activation.graph.nodes[job.node].kind
         context = None
-        if node.kind is NodeKind.SUBGRAPH:
+        if kind is NodeKind.SUBGRAPH:
             await self._subgraph(activation, job)
-        elif node.kind is NodeKind.TASK:
-            context = await self._task(activation, job)
+        answers: dict[str, Decision] = {}
+        while kind is NodeKind.TASK:  # again from the start of the node, whenever it got an answer
+            try:
+                context = await self.tasks.run(activation, job, answers)
+                break
+            except Ask as signal:
+                check = check_state_answer if signal.of_state else check_target
+                answers[signal.question.position] = await self.approvals.ask(activation, signal.question, check)
+            except Rejected as refusal:
+                raise RunRejected(job.node, refusal.reason) from refusal
         job.done = True
         return context
 
-    def _take_finished(self, job: Job) -> None:
-        found = self._finished.pop(job.position, None)
-        if found is not None:
-            job.update, job.path, job.done = found["update"], list(found["path"]), True
-            job.given, job.inner = found["given"], None
-
-    async def _task(self, activation: Activation, job: Job) -> BaseContext | None:
-        """Run a node's function, again from its beginning whenever it got an answer to what it asked."""
-        answers: dict[str, Decision] = {}
-        while True:
-            try:
-                return await self.tasks.run(activation, job, answers)
-            except Ask as signal:
-                check = check_state_answer if signal.of_state else check_target
-                answers[signal.question.position] = await self.gate.ask(
-                    activation, signal.question, functools.partial(check, activation)
-                )
-            except Rejected as refusal:
-                raise TurnedDown(job.node, refusal.reason) from refusal
-
     async def _subgraph(self, activation: Activation, job: Job) -> None:
-        node = activation.graph.nodes[job.node]
-        self.emit(event.NodeStarted(job.position, job.node, job.visit, job.key))
+        self.emit(events.NodeStarted(job.position, job.node, job.visit, job.key))
         if job.inner is None:
-            job.inner = enter(activation, job)
+            job.inner = enter_subgraph(activation, job)
         inner = job.inner
         try:
-            async with asyncio.timeout(node.timeout_s):
-                await self._run(inner)
+            async with asyncio.timeout(activation.graph.nodes[job.node].timeout_s):
+                await self._run_graph(inner)
         except TimeoutError as error:
             raise NodeFailed(job.writer, 1, error) from error
-        job.update = leave(activation, job, inner)
+        job.update = leave_subgraph(activation, job, inner)
         job.path = [f"{job.writer}/{each}" for each in inner.path]
         job.inner = None
-        self.emit(event.NodeFinished(job.position, job.node, tuple(job.update)))
+        self.emit(events.NodeFinished(job.position, job.node, tuple(job.update)))
 
-    # Several nodes ------------------------------------------------------------------------------------------------
+    # Several nodes --------------------------------------------------------------------------------------------------
 
-    async def _side_by_side(self, activation: Activation) -> list[BaseContext | None]:
-        """Do jobs side by side. Who must wait does not hold up the others; what has finished is kept at once."""
+    async def _parallel(self, activation: Activation) -> list[BaseContext | None]:
+        """Run jobs in parallel. A waiting job does not hold up the others, and each finished job is stored at once."""
         pauses: list[Paused] = []
         failures: list[Exception] = []
         fast = fails_fast(activation)
@@ -317,7 +296,7 @@ class Runner:
                 return await self._branch(activation, job)
             except Paused as pause:
                 pauses.append(pause)
-            except _THE_NODES as error:
+            except _NODE_ERRORS as error:
                 if fast:
                     raise
                 failures.append(error)
@@ -327,7 +306,7 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(one(job)) for job in activation.jobs]
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise _decisive_error(errors) from None
         if failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("several branches failed", failures)
         if pauses:
@@ -336,14 +315,25 @@ class Runner:
         return [task.result() for task in running]
 
     async def _branch(self, activation: Activation, job: Job) -> BaseContext | None:
-        """Do one of several jobs; a reroute replaces its node."""
+        """Run one of several parallel jobs; a reroute replaces its node."""
+
+        async def store_finished(durable: DurableRun) -> None:
+            async with self.recorder.saving:  # a save under way does not have this job yet
+                if self.recorder.is_current:
+                    stored = {"update": dict(job.update), "given": dict(job.given), "path": job.path}
+                    await durable.record_update(self.recorder.head_id, job.position, stored)
+
         while True:
             try:
                 was_done = job.done
                 context = await self._job(activation, job)
-                if not was_done and self.desk is not None:
-                    await _to_its_end(self._keep(self.desk, job))
-                await self._look(activation, job)
+                if not was_done and self.durable is not None:
+                    await _finish_even_if_cancelled(store_finished(self.durable))
+                if not job.looked:
+                    question = self.approvals.after(activation, job.node, job.visit, job.key)
+                    if question is not None:
+                        job.edited = await self.approvals.ask_after(activation, job.node, question)
+                        job.looked = True
                 return context
             except Rerouted as reroute:
                 job.left = {**job.left, job.node: job.visit}
@@ -351,49 +341,29 @@ class Runner:
                 job.node, job.visit, job.position = fresh.node, fresh.visit, fresh.position
                 job.passed, job.given, job.inner, job.done, job.update, job.edited = False, {}, None, False, {}, {}
                 job.path = []
-                self.recorder.moved()
-                await self.recorder.tell(activation, job.node, "manual", requested=True)
-
-    async def _look(self, activation: Activation, job: Job) -> None:
-        """Ask what is to be asked after a finished job, once."""
-        question = None if job.looked else self.gate.after(activation, job.node, job.visit, job.position)
-        if question is not None:
-            given = await self.gate.pass_after(activation, job.node, question)
-            job.edited = given
-            job.looked = True
-
-    async def _keep(self, desk: Desk, job: Job) -> None:
-        async with self.recorder.saving:  # what is just being saved does not have it yet
-            if self.recorder.is_current:
-                kept = {"update": dict(job.update), "given": dict(job.given), "path": job.path}
-                await desk.keep(self.recorder.head_id, job.position, kept)
+                self.recorder.mark_moved()
+                await self.recorder.notify(activation, job.node, "manual", requested=True)
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await work that a cancelled caller must not leave undone: what a branch has finished is kept, whoever fails."""
+async def _finish_even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Await work to its end, even if the caller is cancelled: a finished branch is stored whichever branch fails."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
             await asyncio.shield(task)
-        except asyncio.CancelledError as error:  # once or more often: it leaves when the work is done
+        except asyncio.CancelledError as error:  # maybe several times: raise it when the work is done
             cancelled = error
     task.result()
     if cancelled is not None:
         raise cancelled
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that ended jobs side by side; a refusal counts before a failure, that before a reroute."""
-    flat: list[BaseException] = []
-    waiting: list[BaseException] = [group]
-    while waiting:
-        error = waiting.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            waiting += error.exceptions
-        else:
-            flat.append(error)
-    for kind in (TurnedDown, Exception, BaseException):
-        for error in flat:
-            if isinstance(error, kind):
-                return error
+def _decisive_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that ended parallel jobs: a rejection comes before a failure, a failure before a reroute."""
+    for kind in (RunRejected, Exception, BaseException):
+        found: BaseException | None = group.subgroup(kind)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if found is not None:
+            return found
     return group

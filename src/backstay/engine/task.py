@@ -1,6 +1,6 @@
-"""Running one node: its function, its attempts, its time, and what it may return.
+"""Run one node: call its function, retry it, fall back, or ask a person.
 
-Plain functions run in the caller's own thread where nothing else waits for them, else in a thread of their own.
+A plain function runs in the caller's thread if no event loop waits there, otherwise in a worker thread.
 """
 
 from __future__ import annotations
@@ -8,21 +8,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from backstay.codec import encode
-from backstay.engine import event
+from backstay.engine import events
 from backstay.engine.context import AsyncContext, BaseContext, Context
-from backstay.engine.desk import Desk
-from backstay.engine.failed import incident_of, question_of, update_of
-from backstay.engine.node import Body, Node
+from backstay.engine.control import Ask, Rerouted
+from backstay.engine.durable import DurableRun, RunRecorder
+from backstay.engine.nodes import Node, NodeFunction
 from backstay.engine.position import Activation, Job
-from backstay.engine.recorder import Recorder
-from backstay.engine.schema import sizes_of, undone
-from backstay.engine.signals import Ask
+from backstay.engine.state import sizes_of, undo_growth
 from backstay.errors import (
     BadUpdate,
     Conflict,
@@ -33,231 +31,228 @@ from backstay.errors import (
     OutcomeUnknown,
     Rejected,
     StoreError,
+    Unrecovered,
 )
-from backstay.model.decision import Decision, DecisionKind
-from backstay.recovery.failure import Failure
+from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
+from backstay.operations.question import Question
+from backstay.retry.category import Failure
+from backstay.retry.incident import Incident, is_incident
 
-_NOT_THE_NODES = (Conflict, Fenced, OutcomeUnknown, StoreError, Corrupted)
-"""Errors of the store and of other writers: they end the run as they are, whichever node met them."""
+POSITION = "position"
+FIX = "Fix the cause, then call graph.resume(thread)"
+
+_STORE_ERRORS = (Conflict, Fenced, OutcomeUnknown, StoreError, Corrupted)
+"""Errors of the store and of other writers: they end the run unchanged, whichever node met them."""
+
+
+def incidents(asked: Iterable[Interrupt]) -> dict[str, Mapping[str, Any]]:
+    """Return the payloads of failed nodes among the interrupts that a run waits for, by position."""
+    payloads = [interrupt.payload for interrupt in asked]
+    return {payload[POSITION]: payload for payload in payloads if is_incident(payload) and POSITION in payload}
 
 
 @dataclass(slots=True)
-class Tasks:
-    """Runs nodes for a run."""
+class TaskRunner:
+    """Runs the nodes of a run."""
 
-    recorder: Recorder
-    desk: Desk | None
-    emit: Callable[[event.Event], None]
-    blocking: bool  # the program has nothing to do meanwhile
-    attempts: dict[str, int]  # how often jobs were tried after the checkpoint that the run was taken up from
+    recorder: RunRecorder
+    durable: DurableRun | None
+    emit: Callable[[events.Event], None]
+    blocking: bool  # no event loop of the caller waits
+    attempts: dict[str, int]  # failed attempts since the checkpoint that the run resumed from
     chance: random.Random = field(default_factory=random.Random)
-    incidents: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # what is asked about failed jobs
+    incidents: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # payloads of the questions on failed nodes
 
     async def run(self, activation: Activation, job: Job, answers: Mapping[str, Decision]) -> BaseContext | None:
-        """Run a node until it succeeds or has no attempts left; its update is in the job then.
+        """Run a node until it succeeds or no attempts are left. Its update is in the job then.
 
-        Of a node that has failed for good, and whose run paused for that, the decision is carried out first.
+        If the run paused because this node failed, carry out the decision first.
         """
-        is_told = bool(answers)  # it was left at a question, and goes on for those who watch
+        node = activation.graph.nodes[job.node]
+        is_resumed = bool(answers)  # it stopped at a question and continues: observers saw it start
         if job.position in self.incidents:
             update = self._decided(job, answers)
             if update is not None:
                 job.update = update
                 return None
-            is_told = False
-        return await self._attempts(activation, job, answers, is_told)
-
-    async def _attempts(
-        self, activation: Activation, job: Job, answers: Mapping[str, Decision], is_told: bool
-    ) -> BaseContext | None:
-        node = activation.graph.nodes[job.node]
-        began_at = self._now()
+            is_resumed = False
+        started_at = self._now()
+        body, node_error = node.body, None  # the fallback, once ``node_error`` is set
         while True:
+            assert body is not None
             job.tries = self.attempts.pop(job.position, job.tries)
             attempt = job.tries + 1
-            context = self._context(node.body, job, answers, attempt)
-            if not is_told:
-                self.emit(event.NodeStarted(job.position, job.node, job.visit, job.key, attempt))
-            is_told = False
-            began = time.perf_counter()
+            make = AsyncContext if body.is_async else Context
+            context = make(job, self.recorder.options, self.durable, self.emit, answers, attempt, node_error)
+            if not is_resumed:
+                self.emit(events.NodeStarted(job.position, job.node, job.visit, job.key, attempt))
+            is_resumed = False
+            started = time.perf_counter()
             try:
-                job.update = await self._once(activation, job, node.body, context)
-            except (*_NOT_THE_NODES, Rejected) as error:
-                if isinstance(error, EffectChanged):
-                    raise await self._failed(node, job, attempt, error) from error
-                raise
+                job.update = await self._once(activation, job, body, context)
             except BadUpdate as error:
-                self.emit(event.NodeFailed(job.position, job.node, attempt, type(error).__name__))
+                self.emit(events.NodeAttemptFailed(job.position, job.node, attempt, type(error).__name__))
                 raise
             except Exception as error:
-                if not node.retry.wants(attempt, error):
-                    return await self._give_up(activation, job, answers, attempt, error, began_at)
-                await self._again(node, job, attempt, error)
+                if isinstance(error, (*_STORE_ERRORS, Rejected)) and not isinstance(error, EffectChanged):
+                    raise
+                body, node_error = await self._after_failure(node, job, error, node_error, answers, started_at)
             else:
-                self.emit(event.NodeFinished(job.position, job.node, tuple(job.update), time.perf_counter() - began))
+                self.emit(events.NodeFinished(job.position, job.node, tuple(job.update), time.perf_counter() - started))
                 return context
             finally:
                 context._close()
 
-    def _context(
-        self,
-        body: Body | None,
-        job: Job,
-        answers: Mapping[str, Decision],
-        attempt: int,
-        error: Exception | None = None,
-    ) -> BaseContext:
-        assert body is not None
-        make = AsyncContext if body.is_async else Context
-        return make(job, self.recorder.options, self.desk, self.emit, answers, attempt, error)
-
     async def _once(
-        self, activation: Activation, job: Job, body: Body | None, context: BaseContext
+        self, activation: Activation, job: Job, body: NodeFunction, context: BaseContext
     ) -> Mapping[str, Any]:
-        assert body is not None
-        live = activation.live
-        values = live.with_update("decision", job.given) if job.given else live.values
-        view = live.schema.view(values)
+        """Call a function once, and return its update. The state must be unchanged afterwards, even on an error."""
+        state = activation.state
+        values = state.with_update("decision", job.given) if job.given else state.values
+        view = state.schema.view(values)
         sizes = sizes_of(values)
-        before = encode(dict(live.schema.stored(values)), "state") if activation.graph.strict else b""
-        # Inside a fan-out a function in this thread would hold up the branches beside it.
+        before = encode(dict(state.schema.stored(values)), "state") if activation.graph.strict else b""
+        # In a fan-out, a function in this thread would block the other branches.
         alone = self.blocking and "[" not in job.position
         arguments = (view, context) if body.wants_context else (view,)
         timeout_s = activation.graph.nodes[job.node].timeout_s
         try:
             if timeout_s is None:
-                returned = await _called(body, arguments, alone)
+                returned = await _call(body, arguments, alone)
             else:
                 async with asyncio.timeout(timeout_s):
-                    returned = await _called(body, arguments, False)
-        except (Exception, Ask) as error:  # it is run again, or the run ends: with the state as it was
-            if (damaged := undone(values, sizes)) is not None:
-                self.recorder.is_spoiled = True
+                    returned = await _call(body, arguments, False)
+        except (Exception, Ask) as error:
+            if (damaged := undo_growth(values, sizes)) is not None:
+                self.recorder.is_damaged = True
                 raise _in_place(job, damaged) from error
             raise
-        changed = live.schema.mutated(view, values, sizes)
-        self.recorder.is_spoiled |= undone(values, sizes) is not None
-        if before and encode(dict(live.schema.stored(values)), "state") != before:
-            self.recorder.is_spoiled = True
-            changed = changed or "(something inside)"
+        changed = state.schema.mutated(view, values, sizes)
+        self.recorder.is_damaged |= undo_growth(values, sizes) is not None
+        if before and encode(dict(state.schema.stored(values)), "state") != before:
+            self.recorder.is_damaged = True
+            changed = changed or "(a nested value)"
         if changed is not None:
             raise _in_place(job, changed)
-        return _checked(job, returned)
+        if not isinstance(returned, Mapping | None):
+            raise BadUpdate(
+                job.writer,
+                None,
+                f"returned {type(returned).__name__}, not a mapping of the keys to update",
+                hint="Return {key: value}, or None",
+            )
+        return returned or {}
 
-    async def _again(self, node: Node, job: Job, attempt: int, error: Exception) -> None:
-        wait_s = node.retry.wait_s(attempt, self.chance)
-        self.emit(event.NodeFailed(job.position, job.node, attempt, type(error).__name__, True, wait_s))
-        await self._count(job, attempt, error, False)
-        await asyncio.sleep(wait_s)
-
-    # When there are no attempts left ------------------------------------------------------------------------------
-
-    async def _give_up(
+    async def _after_failure(
         self,
-        activation: Activation,
+        node: Node,
         job: Job,
-        answers: Mapping[str, Decision],
-        attempt: int,
         error: Exception,
-        began_at: datetime,
-    ) -> BaseContext | None:
-        """Call the node's fallback; without one, or if it fails too, ask a person, or fail."""
-        node = activation.graph.nodes[job.node]
-        if node.fallback is not None:
-            try:
-                return await self._fall_back(activation, job, answers, attempt, error)
-            except Exception as second:
-                ends = isinstance(second, (*_NOT_THE_NODES, Rejected, BadUpdate))
-                if ends and not isinstance(second, EffectChanged):
-                    raise
-                attempt, error = attempt + 1, second
-        failed = await self._failed(node, job, attempt, error)
-        if not node.pauses or self.desk is None:
-            raise failed from error
-        failure = Failure.of(error, node.retry.rules)
-        self.incidents[job.position] = incident_of(job, attempt, failure, began_at, self._now())
-        self.recorder.moved()  # stored as waiting before the question is recorded, it cannot be asked twice
-        self._decided(job, answers)
-        raise AssertionError("unreachable: nobody can have decided yet")
+        node_error: Exception | None,
+        answers: Mapping[str, Decision],
+        started_at: datetime,
+    ) -> tuple[NodeFunction | None, Exception | None]:
+        """Return the function to call next: the node's own after a wait, or its fallback with the node's error.
 
-    async def _fall_back(
-        self, activation: Activation, job: Job, answers: Mapping[str, Decision], attempt: int, error: Exception
-    ) -> BaseContext:
-        """Run the fallback, as one attempt more."""
-        self.emit(event.NodeFailed(job.position, job.node, attempt, type(error).__name__, True))
-        await self._count(job, attempt, error, False)
-        body = activation.graph.nodes[job.node].fallback
-        context = self._context(body, job, answers, attempt + 1, error)
-        self.emit(event.NodeStarted(job.position, job.node, job.visit, job.key, attempt + 1))
-        began = time.perf_counter()
-        try:
-            job.update = await self._once(activation, job, body, context)
-        except BadUpdate as bad:
-            self.emit(event.NodeFailed(job.position, job.node, attempt + 1, type(bad).__name__))
-            raise
-        finally:
-            context._close()
-        self.emit(event.NodeFinished(job.position, job.node, tuple(job.update), time.perf_counter() - began))
-        return context
+        When no attempts are left, fail or ask a person. The question is an incident: the node, the attempts and the
+        kind of error, but no values of the state. It is stored with the position, so the run waits there until a person
+        decides, in whichever process.
+        """
+        attempt, kind = job.tries + 1, type(error).__name__
+        if node_error is not None:
+            _add_context(error, node_error)
+        is_changed = isinstance(error, EffectChanged)
+        wants = node_error is None and not is_changed and node.retry.wants(attempt, error)
+        if wants or (node_error is None and not is_changed and node.fallback is not None):
+            wait_s = node.retry.wait_s(attempt, self.chance) if wants else 0.0
+            self.emit(events.NodeAttemptFailed(job.position, job.node, attempt, kind, True, wait_s))
+            await self._count(job, attempt, kind, False)
+            if not wants:
+                return node.fallback, error
+            await asyncio.sleep(wait_s)
+            return node.body, None
+        self.emit(events.NodeAttemptFailed(job.position, job.node, attempt, kind))
+        if node.retry.retries or node.fallback is not None:
+            await self._count(job, attempt, kind, True)
+        if not node.pauses or self.durable is None or (is_changed and node_error is None):
+            where = {} if self.durable is None else {"thread": self.durable.cursor.branch.thread}
+            raise NodeFailed(job.writer, attempt, error, hint=FIX, **where) from error
+        incident = Incident(
+            operation=f"node {job.writer!r}",
+            failure=Failure.of(error, node.retry.rules),
+            attempts=attempt,
+            began_at=started_at,
+            failed_at=self._now(),
+        )
+        self.incidents[job.position] = {**incident.to_plain(), POSITION: job.position}
+        self.recorder.mark_moved()  # the position is stored as waiting before the question, so it is asked only once
+        self._decided(job, answers)
+        raise AssertionError("unreachable: the question is new, so it has no answer")
 
     def _decided(self, job: Job, answers: Mapping[str, Decision]) -> Mapping[str, Any] | None:
-        """Return the update that somebody decided on, None if the node is to be tried again; ask if nobody did."""
+        """Return the update that a person chose, or None to try the node again. Ask if there is no decision."""
         payload = self.incidents[job.position]
-        question = question_of(self.recorder.options.asks_as, job, payload)
+        incident = Incident.from_plain(payload)
+        # The question is made from its stored payload only, so a new process asks the same question.
+        question = Question(
+            f"{self.recorder.options.question_prefix}:{job.position}:failed:{incident.failed_at.isoformat()}",
+            InterruptKind.USER_REQUEST,
+            job.node,
+            payload,
+            f"{incident.prompt} Approve: try it again. Modify: continue with this update. Reject: the run fails.",
+        )
         decision = answers.get(question.position)
         if decision is None:
             raise Ask(question, of_state=True)
         del self.incidents[job.position]
-        if decision.kind is DecisionKind.REJECT:
-            self.recorder.moved()  # so that the run is stored as failed, and no longer as waiting
-        return update_of(job, payload, decision)
+        if decision.kind is DecisionKind.APPROVE:
+            return None
+        if decision.kind is DecisionKind.MODIFY:
+            update: Mapping[str, Any] = decision.value
+            return update
+        if decision.kind is DecisionKind.REROUTE:
+            assert decision.target is not None
+            raise Rerouted(decision.target)
+        self.recorder.mark_moved()  # so that the run is stored as failed, and no longer as waiting
+        said = f"a person rejected it: {decision.reason}" if decision.reason else "a person rejected it"
+        refused = Unrecovered(f"{incident.failure}, and {said}", hint=incident.failure.hint)
+        raise NodeFailed(job.writer, incident.attempts, refused, hint=FIX)
 
     def _now(self) -> datetime:
-        return datetime.now(UTC) if self.desk is None else self.desk.context.now()
+        return datetime.now(UTC) if self.durable is None else self.durable.services.now()
 
-    async def _failed(self, node: Node, job: Job, attempt: int, error: Exception) -> NodeFailed:
-        self.emit(event.NodeFailed(job.position, job.node, attempt, type(error).__name__))
-        if node.retry.retries or node.fallback is not None:
-            await self._count(job, attempt, error, True)
-        where = {} if self.desk is None else {"thread": self.desk.cursor.lane.thread}
-        return NodeFailed(job.writer, attempt, error, hint="Mend the cause, then graph.resume(thread)", **where)
-
-    async def _count(self, job: Job, attempt: int, error: Exception, is_last: bool) -> None:
+    async def _count(self, job: Job, attempt: int, error: str, is_last: bool) -> None:
         job.tries = 0 if is_last else attempt
-        if self.desk is None:
+        if self.durable is None:
             return
-        async with self.recorder.saving:  # else it might be written beside a checkpoint that is the newest no more
+        async with self.recorder.saving:  # a save under way would make another checkpoint the newest
             if self.recorder.is_current:
-                await self.desk.tried(self.recorder.head_id, job.position, attempt, type(error).__name__, is_last)
+                await self.durable.record_attempt(self.recorder.head_id, job.position, attempt, error, is_last)
 
 
-async def _called(body: Body, arguments: tuple[Any, ...], alone: bool) -> Any:
+async def _call(body: NodeFunction, arguments: tuple[Any, ...], alone: bool) -> Any:
     if body.is_async:
         return await body.function(*arguments)
     if alone:
         return body.function(*arguments)
-    return await asyncio.to_thread(_in_thread, body.function, arguments)
+
+    def in_thread() -> Any:
+        try:
+            return body.function(*arguments)
+        except StopIteration as error:  # a future cannot hold one, and its waiter would wait for ever
+            raise RuntimeError("the function raised StopIteration") from error
+
+    return await asyncio.to_thread(in_thread)
 
 
-def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    try:
-        return function(*arguments)
-    except StopIteration as error:  # no future can hold one: whoever waits for the thread would wait for ever
-        raise RuntimeError("the function raised StopIteration") from error
+def _add_context(error: BaseException, earlier: BaseException) -> None:
+    """Add an earlier error to the end of an error's context, as if it had been raised while handling that one."""
+    chain = [error]
+    while chain[-1].__context__ is not None and chain[-1].__context__ not in chain:
+        chain.append(chain[-1].__context__)
+    if earlier not in chain:
+        chain[-1].__context__ = earlier
 
 
 def _in_place(job: Job, key: str) -> BadUpdate:
     return BadUpdate(job.writer, key, "was changed in place: return the new value instead", hint="Return {key: value}")
-
-
-def _checked(job: Job, returned: Any) -> Mapping[str, Any]:
-    if returned is None:
-        return {}
-    if not isinstance(returned, Mapping):
-        raise BadUpdate(
-            job.writer,
-            None,
-            f"returned {type(returned).__name__}, not a mapping of the keys to update",
-            hint="Return {key: value}, or None",
-        )
-    return returned

@@ -1,1 +1,1 @@
-"""What is kept: frozen values whose constructors refuse impossible ones. No I/O, no clock."""
+"""The values that Backstay stores: frozen, with constructors that refuse impossible ones. No I/O, no clock."""

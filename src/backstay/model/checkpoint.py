@@ -1,10 +1,10 @@
-"""The record: ``CheckpointMeta`` (everything but the payload) and ``Checkpoint`` (with it).
+"""Checkpoints: ``CheckpointMeta`` (everything but the payload) and ``Checkpoint`` (with the payload).
 
-A checkpoint is immutable. Its identity is given by the store (``seq``, ``digest``) and the caller (``id``); what it
-describes is checked when it is made. ``CheckpointMeta`` is what lists return: it is read without touching any state.
-``path`` (the nodes executed so far) grows with every step, so it is kept and loaded with the payload.
+A checkpoint is immutable. The caller gives the ``id``, the store gives ``seq`` and ``digest``; the other fields are
+checked when the object is made. Lists return ``CheckpointMeta``, which is read without reading any state. ``path`` (the
+nodes executed so far) grows with every step, so it is stored and loaded with the payload.
 
-``Notes`` is the part of the record a caller may give when saving.
+``CheckpointFields`` is the part of the record a caller may give when saving.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, TypedDict, TypeVar
 
-from backstay.model.continuation import Continuation, End, FanOut, NextNode, continuation_from_plain
-from backstay.model.fields import check_fields
-from backstay.model.frame import FrameStack
-from backstay.model.interrupt import Interrupt
-from backstay.model.usage import Usage
+from backstay.model.decision import Interrupt
+from backstay.model.fields import Usage, check_fields
+from backstay.model.frame import Continuation, End, FanOut, FrameStack, NextNode, continuation_from_plain
 
 MAIN = "main"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,8 +26,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 M = TypeVar("M", bound="CheckpointMeta")
 
 
-class Notes(TypedDict, total=False):
-    """What a caller may say about a checkpoint besides its state; all optional."""
+class CheckpointFields(TypedDict, total=False):
+    """The fields of a checkpoint that a caller may set besides its state; all optional."""
 
     step: int
     iteration: int
@@ -56,7 +54,7 @@ class Notes(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CheckpointMeta:
-    """A checkpoint without its payload. Two are equal if they are the same record: same id, digest and tags."""
+    """A checkpoint without its payload. Two are equal if they have the same id, digest and tags."""
 
     # identity
     id: str
@@ -71,8 +69,8 @@ class CheckpointMeta:
     # position
     graph: str | None = None
     graph_hash: int | None = None
-    last_node: str | None = None  # has finished
-    next_node: str | None = None  # is to run
+    last_node: str | None = None  # the node that finished
+    next_node: str | None = None  # the node that runs next
     continuation: Continuation | None = None
     step: int = 1
     iteration: int = 0
@@ -120,7 +118,7 @@ class CheckpointMeta:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the run has come to its end here: nothing is to run after it."""
+        """Return whether the run ended here: no node runs after this checkpoint."""
         return isinstance(self.continuation, End)
 
     @property
@@ -129,7 +127,7 @@ class CheckpointMeta:
         if type(self) is CheckpointMeta:
             return self
         values = {name: self.__dict__[name] for name in META_FIELDS if name in self.__dict__}
-        return bare(CheckpointMeta, values)
+        return unchecked(CheckpointMeta, values)
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -158,7 +156,7 @@ class Checkpoint(CheckpointMeta):
     frames: FrameStack = field(default_factory=FrameStack)
     path: tuple[str, ...] = field(default_factory=tuple)
     writes: tuple[Write, ...] = field(default_factory=tuple)
-    run: Mapping[str, Any] = field(default_factory=dict)  # what an engine keeps of the run: its graph's shape, options
+    run: Mapping[str, Any] = field(default_factory=dict)  # what an engine stores about the run
 
     @property
     def messages(self) -> list[Any]:
@@ -195,7 +193,7 @@ PAYLOAD_FIELDS = ("state", "frames", "path", "writes", "run")
 
 
 class SavedCheckpoint(Checkpoint):
-    """A checkpoint that was just saved: its payload is put together when somebody first looks at it."""
+    """A checkpoint that was just saved. Its payload is loaded when it is first used."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in PAYLOAD_FIELDS:
@@ -205,14 +203,14 @@ class SavedCheckpoint(Checkpoint):
         return self.__dict__[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy stands on its own: it has the payload and no tie to the open store.
+        # A copy is independent: it has the payload and no reference to the open store.
         payload = {name: getattr(self, name) for name in PAYLOAD_FIELDS}
-        return bare, (Checkpoint, {**self.meta.__dict__, **payload})
+        return unchecked, (Checkpoint, {**self.meta.__dict__, **payload})
 
 
 META_FIELDS = tuple(item.name for item in fields(CheckpointMeta))
 
-NOTE_FIELDS = (
+ENCODED_FIELDS = (
     "run_id",
     "attempt",
     "graph",
@@ -230,12 +228,12 @@ NOTE_FIELDS = (
     "summary",
     "metadata",
 )
-"""The fields a store keeps as one encoded record; the others have columns or tables of their own."""
+"""The fields that a store keeps as one encoded value; the others have columns or tables of their own."""
 
 _DEFAULTS: dict[str, Any] = {
     item.name: {} if item.name == "metadata" else item.default for item in fields(CheckpointMeta)
 }
-NOTE_KEYS = {
+FIELD_KEYS = {
     "run_id": "r",
     "attempt": "a",
     "graph": "g",
@@ -246,9 +244,9 @@ NOTE_KEYS = {
     "cost_estimate": "c",
     "trigger": "t",
 }
-"""Under which key a field is stored that an engine writes with every step; the others are stored under their names."""
+"""Short stored keys of the fields that an engine writes with every step; other fields are stored by name."""
 
-NOTE_TYPES: dict[str, tuple[type, ...]] = {
+FIELD_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("attempt", "graph_hash", "iteration", "tokens_used"), (int,)),
     **dict.fromkeys(
         ("run_id", "graph", "last_node", "next_node", "resume_hint", "trigger", "label", "summary"), (str,)
@@ -258,14 +256,14 @@ NOTE_TYPES: dict[str, tuple[type, ...]] = {
     "cost_estimate": (float, int),
     "metadata": (dict,),
 }
-"""Of which types the stored fields are."""
+"""The types that each stored field may have."""
 
-_NOTE_NAMES = {key: name for name, key in NOTE_KEYS.items()}
-_NOTE_DEFAULTS = tuple((name, NOTE_KEYS.get(name, name), _DEFAULTS[name]) for name in NOTE_FIELDS)
+_FIELD_NAMES = {key: name for name, key in FIELD_KEYS.items()}
+_FIELD_DEFAULTS = tuple((name, FIELD_KEYS.get(name, name), _DEFAULTS[name]) for name in ENCODED_FIELDS)
 _TO_PLAIN = ("continuation", "interrupt")
 
 
-def bare(cls: type[M], values: dict[str, Any]) -> M:
+def unchecked(cls: type[M], values: dict[str, Any]) -> M:
     """Return an instance from values that were checked when they were first stored; defaults fill the rest.
 
     The dictionary becomes the instance's own.
@@ -277,19 +275,19 @@ def bare(cls: type[M], values: dict[str, Any]) -> M:
     return made
 
 
-def notes_to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the described fields that differ from their defaults, as plain values to encode, always in one order."""
+def fields_to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that differ from their defaults as plain values, always in the same order."""
     plain: dict[str, Any] = {}
-    for name, key, default in _NOTE_DEFAULTS:
+    for name, key, default in _FIELD_DEFAULTS:
         value = values.get(name, default)
         if value is not default and value != default:
             plain[key] = value.to_plain() if name in _TO_PLAIN else value
     return plain
 
 
-def notes_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the described fields of ``notes_to_plain`` as the record's values."""
-    values = {_NOTE_NAMES.get(key, key): value for key, value in plain.items()}
+def fields_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a checkpoint from the plain values of ``fields_to_plain``."""
+    values = {_FIELD_NAMES.get(key, key): value for key, value in plain.items()}
     if "continuation" in values:
         values["continuation"] = continuation_from_plain(values["continuation"])
     if "interrupt" in values:

@@ -1,6 +1,8 @@
-"""Decision: the answer to one interrupt.
+"""Interrupts and the decisions that answer them.
 
-It says what is to happen and nothing else; who decided, when, and to which interrupt it belongs is recorded beside it.
+An **interrupt** is a recorded pause that waits for a decision: why and where a run stopped, and what the person who
+decides should see. A **decision** says what happens next and nothing else; it names its interrupt by id. The record of
+the interrupt says who decided it, and when.
 """
 
 from __future__ import annotations
@@ -13,17 +15,74 @@ from typing import Any
 from backstay.errors import InvalidInput
 from backstay.model.ids import check_id, check_label
 
+PROMPT_LENGTH_MAX = 65_536  # characters; longer material belongs in the payload
+QUESTION_BYTES_MAX = 1024 * 1024
+"""Encoded bytes of one interrupt, and of one decision: every list of interrupts reads both."""
+
+
+class InterruptKind(StrEnum):
+    """Why a run paused; the value is the stored name."""
+
+    BEFORE_NODE = "beforenode"  # about to enter a node that has not run
+    AFTER_NODE = "afternode"  # a node ran and its result is committed; the next one has not started
+    TOOL_APPROVAL = "toolapproval"  # a tool call waits for permission and has not been made
+    USER_REQUEST = "userrequest"  # a person asked the run to stop, or the run asks a person
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt:
+    """One pause. ``kind`` may also be its stored name."""
+
+    id: str  # a decision names it; unique in the store
+    kind: InterruptKind
+    node: str | None = None  # the node that is guarded or has just run; None if the pause is not about a node
+    payload: Any = field(
+        default=None, hash=False
+    )  # the subject of the decision, such as the tool call; the codec checks it
+    prompt: str = ""  # the question for the person
+
+    def __post_init__(self) -> None:
+        check_id(self.id, "interrupt id")
+        try:
+            object.__setattr__(self, "kind", InterruptKind(self.kind))
+        except ValueError:
+            raise InvalidInput(
+                f"interrupt kind {str(self.kind)[:40]!r} is not known", hint=f"Use one of {', '.join(InterruptKind)}"
+            ) from None
+        if self.node is not None:
+            check_id(self.node, "interrupt node")
+        check_label(self.prompt, "interrupt prompt", length_max=PROMPT_LENGTH_MAX)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields as plain values; the payload is not copied."""
+        return {
+            "id": self.id,
+            "kind": self.kind.value,
+            "node": self.node,
+            "payload": self.payload,
+            "prompt": self.prompt,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Interrupt:
+        """Make an interrupt from the result of ``to_plain``; refuse missing and unknown fields."""
+        try:
+            return cls(**plain)
+        except TypeError as error:  # only the call itself can raise it: __post_init__ refuses with InvalidInput
+            raise InvalidInput(f"not an interrupt: {error}", hint="Pass the result of Interrupt.to_plain()") from None
+
+
 REASON_LENGTH_MAX = 65_536  # characters
 
 
 class DecisionKind(StrEnum):
-    """What is to happen; the value is the name on the wire."""
+    """What happens next; the value is the stored name."""
 
-    APPROVE = "approve"  # go on as proposed
-    MODIFY = "modify"  # go on with another value
+    APPROVE = "approve"  # continue as proposed
+    MODIFY = "modify"  # continue with another value
     REJECT = "reject"  # do not do it
-    DEFER = "defer"  # do not do it now; whoever wants to ask again makes a new interrupt
-    REROUTE = "reroute"  # do not do it, go on elsewhere
+    DEFER = "defer"  # do not do it now; asking again takes a new interrupt
+    REROUTE = "reroute"  # do not do it, continue at another node
 
 
 _BELONGS_TO = {"scope": DecisionKind.APPROVE, "value": DecisionKind.MODIFY, "target": DecisionKind.REROUTE}
@@ -32,11 +91,11 @@ _NEEDED = ("value", "target")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One answer. ``kind`` may also be given as its wire name."""
+    """One answer. ``kind`` may also be its stored name."""
 
     kind: DecisionKind
-    scope: str | None = None  # of an approval that reaches further, such as "all calls of this tool"
-    value: Any = field(default=None, hash=False)  # what a modification puts in place of the proposed; never None there
+    scope: str | None = None  # what else an approval covers, such as "all calls of this tool"
+    value: Any = field(default=None, hash=False)  # the replacement in a modification; never None there
     reason: str = ""  # for people
     target: str | None = None  # the node a reroute goes to
 
@@ -45,7 +104,7 @@ class Decision:
             object.__setattr__(self, "kind", DecisionKind(self.kind))
         except ValueError:
             raise InvalidInput(
-                f"decision {str(self.kind)[:40]!r} is not known", hint=f"Use one of {', '.join(DecisionKind)}"
+                f"unknown decision {str(self.kind)[:40]!r}", hint=f"Use one of {', '.join(DecisionKind)}"
             ) from None
         for name, kind in _BELONGS_TO.items():
             given = getattr(self, name) is not None
@@ -60,7 +119,7 @@ class Decision:
         check_label(self.reason, "decision reason", length_max=REASON_LENGTH_MAX)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain values; the value is handed out as it is, not copied."""
+        """Return the fields as plain values; the value is not copied."""
         return {
             "kind": self.kind.value,
             "scope": self.scope,
@@ -71,8 +130,41 @@ class Decision:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Decision:
-        """Make a decision of what ``to_plain`` gave; missing and unknown fields are refused, not guessed."""
+        """Make a decision from the result of ``to_plain``; refuse missing and unknown fields."""
         try:
             return cls(**plain)
         except TypeError as error:  # only the call itself can raise it: __post_init__ refuses with InvalidInput
-            raise InvalidInput(f"not a decision: {error}", hint="Pass what Decision.to_plain() returned") from None
+            raise InvalidInput(f"not a decision: {error}", hint="Pass the result of Decision.to_plain()") from None
+
+
+# Answers, as in ``graph.resume(thread, Approve())``. Each function makes a ``Decision``.
+
+
+def Approve(scope: str | None = None, *, reason: str = "") -> Decision:  # they read as the nouns they make
+    """Continue as proposed. ``scope``, the name of a tool or node or "*" for all tools, approves later calls too."""
+    return Decision(kind=DecisionKind.APPROVE, scope=scope, reason=reason)
+
+
+def Modify(value: Any, *, reason: str = "") -> Decision:
+    """Continue with another value: a tool's arguments, or keys of the state to update."""
+    return Decision(kind=DecisionKind.MODIFY, value=value, reason=reason)
+
+
+def Answer(value: Any) -> Decision:
+    """Answer a question with a value."""
+    return Decision(kind=DecisionKind.MODIFY, value=value)
+
+
+def Reject(reason: str = "") -> Decision:
+    """Do not do it."""
+    return Decision(kind=DecisionKind.REJECT, reason=reason)
+
+
+def Defer(reason: str = "") -> Decision:
+    """Do not do it now; the run stays where it is and asks again when it is resumed."""
+    return Decision(kind=DecisionKind.DEFER, reason=reason)
+
+
+def Reroute(target: str, *, reason: str = "") -> Decision:
+    """Do not do it; continue at another node."""
+    return Decision(kind=DecisionKind.REROUTE, target=target, reason=reason)

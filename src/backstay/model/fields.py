@@ -1,28 +1,60 @@
-"""What each field of a checkpoint's record must be: one table, used whole by the constructor and in part by a save."""
+"""The checks of a checkpoint's fields, as one table: the constructor uses all of it, a save a part of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from backstay.errors import InvalidInput
-from backstay.model.continuation import End, FanOut, NextNode
-from backstay.model.ids import check_id, check_label
-from backstay.model.interrupt import Interrupt
-from backstay.model.usage import check_cost, check_count
+from backstay.model.decision import Interrupt
+from backstay.model.frame import End, FanOut, NextNode
+from backstay.model.ids import check_count, check_id, check_label
+
+
+def check_cost(value: object) -> float:
+    """Return the value as a float if it is a valid cost: finite, because not every format can store NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"cost_estimate is {type(value).__name__}, not a number", hint="Pass an int or a float")
+    try:
+        cost = float(value)
+    except OverflowError:
+        cost = math.inf
+    if not math.isfinite(cost) or cost < 0:
+        raise InvalidInput(f"cost_estimate is {cost}", hint="Pass a finite number, 0 or more; 0.0 if it is unknown")
+    return cost + 0.0  # -0.0 becomes 0.0, so that equal values have equal bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a run has consumed so far, in tokens and in money; two of them add up."""
+
+    tokens_used: int = 0
+    cost_estimate: float = 0.0  # in the caller's currency; an int becomes a float
+
+    def __post_init__(self) -> None:
+        check_count(self.tokens_used, "tokens_used")
+        object.__setattr__(self, "cost_estimate", check_cost(self.cost_estimate))
+
+    def __add__(self, other: Usage) -> Usage:
+        if not isinstance(other, Usage):
+            return NotImplemented
+        return Usage(self.tokens_used + other.tokens_used, self.cost_estimate + other.cost_estimate)
+
 
 STEP_MAX = 2**53 - 1
 TEXT_LENGTH_MAX = 65536
 TAGS_MAX = 64
 DESCRIPTION_BYTES_MAX = 256 * 1024
-"""Encoded bytes of all that describes a checkpoint, metadata included: every list reads them again."""
+"""Encoded bytes of a checkpoint's description, metadata included: every list reads them."""
 
 Check = Callable[[Any, str], Any]
 
 
 def check_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in their stored form; raise InvalidInput that names the first one that cannot be."""
+    """Return the fields in their stored form; raise InvalidInput that names the first invalid one."""
     return {name: CHECKS[name](value, name) if name in CHECKS else value for name, value in values.items()}
 
 

@@ -1,57 +1,136 @@
-"""Frame: the position of one graph, and the stack of them from the outermost graph to the innermost.
+"""The position of a run: frames, and the continuation that says what runs next.
 
-A frame is pushed when a subgraph is entered and popped when it is left; moving on inside a graph replaces the top
-frame. So the depth of the stack is nesting, never history. Each frame has the state of its own graph, in its own shape.
-Values inside a state are not looked at here: the codec does that when it stores them.
+A **frame** is the position of one graph, with the state of that graph. A frame is pushed when a subgraph is entered
+and popped when it is left; a step inside a graph replaces the top frame. So the depth of the stack is nesting, never
+history. The values inside a state are not checked here: the codec does that when it stores them.
 
-Where a graph runs several nodes side by side, its frame is the innermost of the stack, and each of its **tasks** has
-the frames inside it. Loop counters and what the join waits for are in the frame too: a position is complete in itself.
+Where a graph runs several nodes in parallel, its frame is the innermost of the stack, and each of its **tasks** has
+the frames inside it. Loop counters and the state of a join are in the frame too: a position is complete in itself.
+
+A **continuation** is one node, several nodes in parallel, or the end. It is stored with the position, so that resuming
+never evaluates a condition again and never confuses a fan-out with a single next node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from backstay.errors import InvalidInput
-from backstay.model.continuation import Continuation, continuation_from_plain
-from backstay.model.ids import check_id
-from backstay.model.usage import check_count
+from backstay.model.ids import check_count, check_id
 
 FRAME_DEPTH_MAX = 100  # frames; graphs nested deeper are an endless recursion
 
 Position = tuple[str, str, int, str | None]  # graph_id, node_id, visit, fanout_key
 
 
-class Projecting(Protocol):
-    """A run-time state that says itself which part of it is to be kept."""
+@dataclass(frozen=True, slots=True)
+class NextNode:
+    """One node runs next."""
+
+    kind: ClassVar[str] = "node"
+
+    node: str
+
+    def __post_init__(self) -> None:
+        check_id(self.node, "next node")
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the tag and the fields as plain values."""
+        return {"kind": self.kind, "node": self.node}
+
+
+@dataclass(frozen=True, slots=True)
+class FanOut:
+    """Several nodes run in parallel; ``join`` runs when all are done, or nothing if it is None."""
+
+    kind: ClassVar[str] = "fanout"
+
+    targets: tuple[str, ...]  # distinct, in the order the graph names them; a list becomes a tuple
+    join: str | None = None
+
+    def __post_init__(self) -> None:
+        # A str is a sequence too: "ab" would silently become the nodes "a" and "b".
+        if not isinstance(self.targets, tuple | list):
+            raise InvalidInput(
+                f"fan-out targets must be a tuple, not {type(self.targets).__name__}", hint="Pass a tuple of node names"
+            )
+        targets = tuple(check_id(target, "fan-out target") for target in self.targets)
+        if not targets:
+            raise InvalidInput("fan-out has no targets", hint="Name at least one node, or use End()")
+        if len(set(targets)) != len(targets):
+            raise InvalidInput("fan-out names a target twice", hint="Name each node once")
+        if self.join is not None:
+            check_id(self.join, "fan-out join")
+        object.__setattr__(self, "targets", targets)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the tag and the fields as plain values."""
+        return {"kind": self.kind, "targets": list(self.targets), "join": self.join}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Nothing runs next: the graph is done."""
+
+    kind: ClassVar[str] = "end"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the tag as a plain value."""
+        return {"kind": self.kind}
+
+
+Continuation = NextNode | FanOut | End
+
+_BY_KIND: dict[str, type[NextNode] | type[FanOut] | type[End]] = {one.kind: one for one in (NextNode, FanOut, End)}
+
+
+def continuation_from_plain(plain: Mapping[str, Any]) -> Continuation:
+    """Make a continuation from the result of ``to_plain``; refuse unknown kinds and fields."""
+    try:
+        fields = dict(plain)
+        cls = _BY_KIND[fields.pop("kind")]
+        return cls(**fields)
+    except InvalidInput:
+        raise  # a field was refused with its own reason; InvalidInput is a ValueError
+    except KeyError as error:
+        raise InvalidInput(
+            f"not a continuation: kind {str(error)[:40]} is missing or unknown",
+            hint=f"Use one of {', '.join(_BY_KIND)}",
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"not a continuation: {error}", hint="Pass the result of to_plain()") from None
+
+
+class HasSnapshot(Protocol):
+    """A run-time state that decides which part of it is stored."""
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Return what is to be stored of this state, and nothing that cannot be."""
+        """Return the part of this state to store; every value in it must be storable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Where one graph stands, with its state.
+    """The position of one graph, with its state.
 
-    The state is copied into a fresh dict, one level deep: keys that the caller adds, replaces or removes later do not
-    show here, but a list or dict inside the state is still the caller's own object.
+    The state is copied one level deep: keys that the caller adds, replaces or removes later do not change the frame,
+    but a list or dict inside the state is still the caller's own object.
     """
 
     graph_id: str
     node_id: str
-    cursor: int = 0  # node index or number of steps done, as the graph counts
-    visit: int = 1  # how often this node has been entered, this time included: tells rounds of a loop apart
+    cursor: int = 0  # node index or number of steps done, as the graph counts them
+    visit: int = 1  # how often this node has been entered, this time included
     fanout_key: str | None = None  # which of the parallel runs of one node this is
     state: Mapping[str, Any] = field(default_factory=dict, hash=False)
     last_node: str | None = None  # has finished
-    continuation: Continuation | None = None  # what is to run; None = decided from ``last_node`` when the run goes on
+    continuation: Continuation | None = None  # what runs next; None = decided from ``last_node`` on resume
     visits: Mapping[str, int] = field(default_factory=dict, hash=False)  # how often each node was entered
-    passed: bool = False  # what was asked after ``last_node`` is answered
+    passed: bool = False  # the question asked after ``last_node`` has its answer
     path: tuple[str, ...] = ()  # nodes finished in this graph; the outermost frame's is the checkpoint's
-    tasks: tuple[Task, ...] = ()  # what is known of the nodes to run
-    waits: tuple[str, ...] = ()  # ids of the interrupts that the whole run waits for; only in the outermost frame
+    tasks: tuple[Task, ...] = ()  # the progress of the nodes to run
+    waits: tuple[str, ...] = ()  # ids of the interrupts the whole run waits for; only in the outermost frame
     steps: int = 0  # nodes finished in the whole run, inner graphs included; only in the outermost frame
 
     def __post_init__(self) -> None:
@@ -63,27 +142,27 @@ class Frame:
             check_id(self.fanout_key, "fanout_key")
         if not isinstance(self.state, Mapping):
             raise InvalidInput(
-                f"state of frame {self.node_id!r} is {type(self.state).__name__}, not a mapping",
+                f"the state of frame {self.node_id!r} is {type(self.state).__name__}, not a mapping",
                 hint="Pass a dict of keys to values, or use Frame.of with a state that has snapshot()",
             )
         object.__setattr__(self, "state", dict(self.state))
 
     @classmethod
-    def of(cls, graph_id: str, node_id: str, runtime_state: Projecting | Mapping[str, Any], cursor: int = 0) -> Frame:
-        """Make a frame of a run-time state: what its ``snapshot()`` gives if it has one, else the mapping itself."""
+    def of(cls, graph_id: str, node_id: str, runtime_state: HasSnapshot | Mapping[str, Any], cursor: int = 0) -> Frame:
+        """Make a frame from a run-time state: its ``snapshot()`` if it has one, else the mapping itself."""
         snapshot = getattr(runtime_state, "snapshot", None)
-        state: Any = snapshot() if callable(snapshot) else runtime_state  # what it really is, the constructor checks
+        state: Any = snapshot() if callable(snapshot) else runtime_state  # the constructor checks its type
         return cls(graph_id=graph_id, node_id=node_id, cursor=cursor, state=state)
 
     @property
     def position(self) -> Position:
-        """What tells this frame from every other one of the same run."""
+        """The key of this frame within its run."""
         return (self.graph_id, self.node_id, self.visit, self.fanout_key)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain values; the state's dict is a copy, its values are not.
 
-        What an engine adds is left out where there is nothing of it: a position is stored with every step.
+        Empty fields of an engine are left out, because a position is stored with every step.
         """
         plain: dict[str, Any] = {
             "graph_id": self.graph_id,
@@ -105,7 +184,7 @@ class Frame:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Frame:
-        """Make a frame of what ``to_plain`` gave; missing and unknown fields are refused, not guessed."""
+        """Make a frame from the result of ``to_plain``; refuse missing and unknown fields."""
         try:
             fields = dict(plain)
             if "continuation" in fields:
@@ -117,7 +196,7 @@ class Frame:
                     fields[name] = tuple(fields[name])
             return cls(**fields)
         except TypeError as error:  # only the call itself can raise it: __post_init__ refuses with InvalidInput
-            raise InvalidInput(f"not a frame: {error}", hint="Pass what Frame.to_plain() returned") from None
+            raise InvalidInput(f"not a frame: {error}", hint="Pass the result of Frame.to_plain()") from None
 
 
 _ALWAYS = ("graph_id", "node_id", "cursor", "visit", "fanout_key", "state")
@@ -125,24 +204,26 @@ _ALWAYS = ("graph_id", "node_id", "cursor", "visit", "fanout_key", "state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is known of one node that is to run: how far it came."""
+    """The progress of one node that is to run."""
 
     node: str
     visit: int = 1
-    key: str | None = None  # which of several side by side; None if it runs alone
+    key: str | None = None  # which of several in parallel; None if it runs alone
     tries: int = 0  # attempts that failed
     done: bool = False
-    update: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what it returned, once it is done
-    passed: bool = False  # what was asked before it is answered
-    given: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what that answer wants the state to be
-    looked: bool = False  # what was asked after it is answered
-    edited: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what that answer wants the state to be
+    update: Mapping[str, Any] = field(default_factory=dict, hash=False)  # its result, once it is done
+    passed: bool = False  # the question asked before it has its answer
+    given: Mapping[str, Any] = field(default_factory=dict, hash=False)  # the changes to the state in that answer
+    looked: bool = False  # the question asked after it has its answer
+    edited: Mapping[str, Any] = field(default_factory=dict, hash=False)  # the changes to the state in that answer
     path: tuple[str, ...] = ()  # nodes finished in it
-    left: Mapping[str, int] = field(default_factory=dict, hash=False)  # nodes it was sent away from, with the visit
-    frames: tuple[Frame, ...] = ()  # the graphs inside it, outer to inner, if it stands side by side with others
+    left: Mapping[str, int] = field(
+        default_factory=dict, hash=False
+    )  # nodes that an answer rerouted it from, with the visit
+    frames: tuple[Frame, ...] = ()  # the graphs inside it, outer to inner, if it runs in parallel with others
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields that say something, as plain values."""
+        """Return the fields that are not empty, as plain values."""
         plain: dict[str, Any] = {
             "node": self.node,
             "visit": self.visit,
@@ -162,28 +243,30 @@ class Task:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Task:
-        """Make a task of what ``to_plain`` gave."""
+        """Make a task from the result of ``to_plain``."""
         try:
             frames = tuple(Frame.from_plain(each) for each in plain.get("frames", ()))
             return cls(**{**plain, "frames": frames, "path": tuple(plain.get("path", ()))})
         except TypeError as error:
-            raise InvalidInput(f"not a task: {error}", hint="Pass what Task.to_plain() returned") from None
+            raise InvalidInput(f"not a task: {error}", hint="Pass the result of Task.to_plain()") from None
 
 
 @dataclass(frozen=True, slots=True)
 class FrameStack:
-    """Frames from outer to inner. Never changed: ``push`` and ``pop`` give a new stack."""
+    """Frames from outer to inner. It is immutable: ``push`` and ``pop`` return a new stack."""
 
-    frames: tuple[Frame, ...] = ()  # a list is taken and kept as tuple
+    frames: tuple[Frame, ...] = ()  # a list becomes a tuple
 
     def __post_init__(self) -> None:
         if not isinstance(self.frames, tuple | list):
-            raise InvalidInput(f"frames are {type(self.frames).__name__}", hint="Pass a tuple of Frame")
+            raise InvalidInput(
+                f"frames must be a tuple, not {type(self.frames).__name__}", hint="Pass a tuple of Frame"
+            )
         frames = tuple(self.frames)
         if len(frames) > FRAME_DEPTH_MAX:
             raise InvalidInput(
-                f"frames are nested {len(frames)} deep, {FRAME_DEPTH_MAX} are allowed",
-                hint="Pop a frame when its subgraph is left; look for a graph that contains itself",
+                f"frames are nested {len(frames)} deep; at most {FRAME_DEPTH_MAX} are allowed",
+                hint="Pop a frame when its subgraph ends, and look for a graph that contains itself",
             )
         for index, frame in enumerate(frames):
             if not isinstance(frame, Frame):
@@ -191,11 +274,11 @@ class FrameStack:
         object.__setattr__(self, "frames", frames)
 
     def push(self, frame: Frame) -> FrameStack:
-        """Return a stack with ``frame`` as its innermost: a subgraph is entered."""
+        """Return a stack with ``frame`` as its innermost, for entering a subgraph."""
         return FrameStack((*self.frames, frame))
 
     def pop(self) -> tuple[Frame | None, FrameStack]:
-        """Return the innermost frame, or None, and the stack without it: a subgraph is left."""
+        """Return the innermost frame, or None, and the stack without it, for leaving a subgraph."""
         return self.current, FrameStack(self.frames[:-1])
 
     @property
@@ -233,7 +316,7 @@ class FrameStack:
 
     @classmethod
     def from_plain(cls, plain: Sequence[Mapping[str, Any]]) -> FrameStack:
-        """Make a stack of what ``to_plain`` gave."""
+        """Make a stack from the result of ``to_plain``."""
         if not isinstance(plain, list | tuple):
             raise InvalidInput(f"not a frame stack: {type(plain).__name__}", hint="Pass a list of plain frames")
         return cls(tuple(Frame.from_plain(one) for one in plain))
@@ -241,7 +324,7 @@ class FrameStack:
 
 @dataclass(frozen=True, slots=True)
 class FrameInfo:
-    """The least that describes a commit to a sink."""
+    """The minimum that describes a commit to a sink."""
 
     node_id: str  # the node whose commit just finished
     step: int  # steps counted from the start of this run

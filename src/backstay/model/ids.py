@@ -1,9 +1,8 @@
-"""Ids: the text by which threads, checkpoints, nodes and graphs are named.
+"""Ids, the names of threads, checkpoints, nodes and graphs: how they are checked and made.
 
-Two things live here: the check that every id from outside passes, and the maker of new ones. An id never becomes a
-path, a pattern or SQL text, so ``../x``, quotes and ``*`` are fine; refused is only what some store could not give
-back exactly (NUL, lone surrogates) and what has no bound. The maker knows no clock and no random source of its own:
-both are handed to it.
+Every id, text and count from outside passes a check here. An id never becomes a path, a pattern or SQL text, so
+``../x``, quotes and ``*`` are fine; only texts that some store could not return exactly (NUL, lone surrogates) or that
+are too long are refused. The maker of new ids gets its clock and its random source from the caller.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from backstay.errors import InvalidInput
 
 ID_LENGTH_MAX = 255  # characters
 LABEL_LENGTH_MAX = 1024  # characters
+COUNT_MAX = 2**63 - 1  # the largest integer that a column of every store holds
 
 _TIME_MS_MAX = 2**48 - 1  # UUIDv7 has 48 bits for milliseconds since 1970: until the year 10889
 _COUNTER_BITS = 12
 _TICK_MAX = 2**60 - 1  # the last counter value of the last millisecond
-_ENTROPY_BYTES = 8  # 64 bits, of which an id keeps 62
+_ENTROPY_BYTES = 8  # 64 bits; an id keeps 62 of them
 _VARIANT_DIGITS = "89ab"  # binary 10xx, the variant of RFC 9562
 
 
 def check_id(value: object, what: str) -> str:
-    """Return ``value`` if it can be an id; ``what`` names it in the error, for example ``thread_id``."""
+    """Return ``value`` if it is a valid id; ``what`` names it in the error, for example ``thread_id``."""
     if type(value) is str and 0 < len(value) <= ID_LENGTH_MAX and value.isascii() and "\0" not in value:
         return value
     text = _check_text(value, what, ID_LENGTH_MAX)
@@ -36,7 +36,7 @@ def check_id(value: object, what: str) -> str:
 
 
 def check_label(value: object, what: str, *, length_max: int = LABEL_LENGTH_MAX) -> str:
-    """Return ``value`` if it can be a text for people: as an id, but it may be empty and has its own bound."""
+    """Return ``value`` if it is a valid text for people: as an id, but it may be empty and has its own limit."""
     return _check_text(value, what, length_max)
 
 
@@ -46,11 +46,11 @@ def _check_text(value: object, what: str, length_max: int) -> str:
         raise InvalidInput(f"{what} is {type(value).__name__}, not text", hint=f"Pass a plain str as {what}")
     if len(value) > length_max:
         raise InvalidInput(
-            f"{what} has {len(value)} characters, {length_max} are allowed",
+            f"{what} has {len(value)} characters; at most {length_max} are allowed",
             hint="Pass a shorter text, or a digest of the long one",
         )
     if "\0" in value:
-        raise InvalidInput(f"{what} contains a NUL character", hint="Remove it: not every store can hold it")
+        raise InvalidInput(f"{what} contains a NUL character", hint="Remove it: not every store can store it")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -61,8 +61,18 @@ def _check_text(value: object, what: str, length_max: int) -> str:
     return value
 
 
-# One lock for all makers, so that one hook can renew it after a fork. It is re-entrant because a signal handler that
-# saves may interrupt a thread that is just making an id.
+def check_count(value: object, what: str, *, least: int = 0) -> int:
+    """Return ``value`` if it is a whole number from ``least`` to ``COUNT_MAX``; True is not a number."""
+    if type(value) is not int:
+        raise InvalidInput(f"{what} is {type(value).__name__}, not int", hint=f"Pass a plain int as {what}")
+    if not least <= value <= COUNT_MAX:
+        side = f"less than {least}" if value < least else "2**63 or more"
+        raise InvalidInput(f"{what} is {side}", hint=f"Pass {least} to 2**63 - 1")
+    return value
+
+
+# One lock for all makers, so that one hook can replace it after a fork. It is re-entrant because a signal handler that
+# saves may interrupt a thread that is making an id.
 _lock = threading.RLock()
 
 
@@ -71,18 +81,18 @@ def _renew_lock() -> None:
     _lock = threading.RLock()
 
 
-if sys.platform != "win32":  # where there is no fork
-    # Another thread may hold the lock at the moment of a fork; in the child nobody would ever release it.
+if sys.platform != "win32":  # which has no fork
+    # Another thread may hold the lock at the moment of a fork; in the child no thread would ever release it.
     os.register_at_fork(after_in_child=_renew_lock)
 
 
 class IdMaker:
-    """Makes UUIDv7 texts, each greater than the one before, whatever the clock does.
+    """Makes UUIDv7 texts, each greater than the one before, even if the clock steps back.
 
     ``clock_ms`` gives milliseconds since 1970, ``entropy(n)`` gives n random bytes. Time and a 12-bit counter form one
-    60-bit tick that only ever grows: if the clock stands still or steps back the tick counts on, borrowing
+    60-bit tick that only ever grows: if the clock stops or steps back the tick keeps counting, borrowing
     milliseconds from the future. Order therefore never depends on the 62 random bits, which are fresh in every id and
-    keep apart what two processes, or parent and child after a fork, make in the same tick.
+    distinguish the ids that two processes, or parent and child after a fork, make in the same tick.
     """
 
     __slots__ = ("_clock_ms", "_entropy", "_last")
@@ -97,12 +107,12 @@ class IdMaker:
         now_ms = self._clock_ms()
         if type(now_ms) is not int or not 0 <= now_ms <= _TIME_MS_MAX:
             raise InvalidInput(
-                f"clock_ms gave {now_ms!r}", hint=f"Give whole milliseconds since 1970, 0 to {_TIME_MS_MAX}"
+                f"clock_ms returned {now_ms!r}", hint=f"Return whole milliseconds since 1970, 0 to {_TIME_MS_MAX}"
             )
         noise = self._entropy(_ENTROPY_BYTES)
         if len(noise) != _ENTROPY_BYTES:
             raise InvalidInput(
-                f"entropy gave {len(noise)} bytes, {_ENTROPY_BYTES} were asked for", hint="Pass os.urandom or alike"
+                f"entropy returned {len(noise)} bytes instead of {_ENTROPY_BYTES}", hint="Pass os.urandom or similar"
             )
         now = now_ms << _COUNTER_BITS
         with _lock:
@@ -110,9 +120,9 @@ class IdMaker:
             last = self._last
             tick = now if now > last else last + 1
             if tick > _TICK_MAX:
-                raise InvalidInput("clock_ms is at the end of time, no later id exists", hint="Set the clock right")
+                raise InvalidInput("clock_ms has reached the last possible id", hint="Set the clock to the right time")
             self._last = tick
-        # In hex the tick is 12 digits of time and 3 of the counter, with the version between them. The two bits beside
-        # the variant are random too, which makes 62.
+        # In hex the tick is 12 digits of time and 3 of the counter, with the version between them. The two bits next
+        # to the variant are random too, which makes 62.
         front, back = f"{tick:015x}", noise.hex()
         return f"{front[:8]}-{front[8:12]}-7{front[12:]}-{_VARIANT_DIGITS[noise[0] >> 6]}{back[1:4]}-{back[4:]}"

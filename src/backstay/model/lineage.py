@@ -1,9 +1,9 @@
 """Lineage: how checkpoints descend from each other.
 
-Pure walks over anything that has an id, a parent id, a seq and a branch. Nothing is loaded here: give it the metadata
-of a thread, ask it questions. A parent that is not among the nodes has been deleted, or lives in another thread; its
-child then counts as a root, or hangs below the survivor that ``adopt`` names. No walk recurses, so the length of a
-history is no limit, and a cycle, which only damaged or hostile records can have, is refused at construction.
+Pure walks over anything that has an id, a parent id, a seq and a branch, such as the metadata of a thread. Nothing is
+loaded here. A parent that is not among the nodes was deleted, or is in another thread; its child then counts as a root,
+or as a child of the survivor that ``adopt`` names. No walk recurses, so a history may have any length. A cycle, which
+only damaged or hostile records can have, is refused at construction.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from backstay.errors import InvalidInput, NotFound
 DRAW_DEPTH_MAX = 32  # forks of forks; deeper ones are drawn, but not indented further
 
 
-class Node(Protocol):
-    """What a lineage needs to know of a checkpoint."""
+class LineageNode(Protocol):
+    """What a lineage needs to know about a checkpoint."""
 
     @property
     def id(self) -> str:
@@ -26,7 +26,7 @@ class Node(Protocol):
 
     @property
     def parent_id(self) -> str | None:
-        """What it builds on; None for the first of a thread."""
+        """The node it builds on; None for the first of a thread."""
 
     @property
     def seq(self) -> int:
@@ -34,16 +34,16 @@ class Node(Protocol):
 
     @property
     def branch(self) -> str:
-        """Which line it belongs to; only drawing looks at it."""
+        """The line it belongs to; only drawing uses it."""
 
 
-N = TypeVar("N", bound=Node)
+N = TypeVar("N", bound=LineageNode)
 
 
-# Compared by identity and shown without its children: both would otherwise recurse through the whole history.
+# Equality and repr ignore the children: they would otherwise recurse through the whole history.
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree(Generic[N]):
-    """A node with everything that descends from it."""
+    """A node with all its descendants."""
 
     node: N
     children: tuple[Tree[N], ...]  # by seq
@@ -55,7 +55,7 @@ class Tree(Generic[N]):
 class Lineage(Generic[N]):
     """The descent of ``nodes``, built once in one pass; siblings are ordered by seq.
 
-    ``adopt`` maps the id of a missing parent to the id that took its place; it may take several hops to a survivor.
+    ``adopt`` maps the id of a missing parent to its replacement; it may take several hops to a survivor.
     """
 
     def __init__(self, nodes: Iterable[N], *, adopt: Mapping[str, str] | None = None) -> None:
@@ -72,7 +72,7 @@ class Lineage(Generic[N]):
         self._depths = self._measure()
 
     def _measure(self) -> dict[str, int]:
-        """Give each node its distance from its root, parents before children; what no root leads to is in a cycle."""
+        """Return each node's distance from its root, parents first; a node that no root leads to is in a cycle."""
         depths: dict[str, int] = {}
         depth, level = 0, self._roots
         while level:
@@ -82,27 +82,27 @@ class Lineage(Generic[N]):
             lost = next(id for id in self._nodes if id not in depths)
             raise InvalidInput(
                 f"the parents of checkpoint {lost!r} lead into a cycle",
-                hint="Check the store: no save can have made this",
+                hint="Check the store with store.check(): a save cannot cause this",
             )
         return depths
 
     @property
     def roots(self) -> tuple[N, ...]:
-        """Nodes with no parent among the nodes."""
+        """The nodes without a parent among the nodes."""
         return self._pick(self._roots)
 
     @property
     def branch_points(self) -> tuple[N, ...]:
-        """Nodes with more than one child, by seq."""
+        """The nodes with more than one child, by seq."""
         return self._pick(id for id in self._nodes if len(self._children.get(id, ())) > 1)
 
     def children(self, id: str) -> tuple[N, ...]:
-        """Return what builds directly on ``id``."""
+        """Return the nodes that build directly on ``id``."""
         self._require(id)
         return self._pick(self._children.get(id, ()))
 
     def ancestors(self, id: str) -> tuple[N, ...]:
-        """Return what ``id`` descends from, nearest first, itself not included."""
+        """Return the ancestors of ``id``, nearest first."""
         self._require(id)
         found = []
         parent = self._parents[id]
@@ -112,7 +112,7 @@ class Lineage(Generic[N]):
         return self._pick(found)
 
     def descendants(self, id: str) -> tuple[N, ...]:
-        """Return what descends from ``id``, each line to its end before the next, itself not included."""
+        """Return the descendants of ``id``, each line to its end before the next."""
         self._require(id)
         found = []
         waiting = list(reversed(self._children.get(id, ())))
@@ -123,7 +123,7 @@ class Lineage(Generic[N]):
         return self._pick(found)
 
     def common_ancestor(self, a: str, b: str) -> N | None:
-        """Return the nearest node from which both descend, or None; a node counts as its own ancestor here."""
+        """Return the nearest node from which both descend, or None; here a node is its own ancestor."""
         left: str | None = self._require(a)
         right: str | None = self._require(b)
         while left is not None and right is not None:
@@ -151,12 +151,12 @@ class Lineage(Generic[N]):
 
     def _require(self, id: str) -> str:
         if id not in self._nodes:
-            raise NotFound("no such node in this lineage", checkpoint=id, hint="It may have been deleted")
+            raise NotFound("no such checkpoint in this lineage", checkpoint=id, hint="It may have been deleted")
         return id
 
 
-def _surviving_parents(nodes: Mapping[str, Node], adopt: Mapping[str, str]) -> dict[str, str | None]:
-    """Map each node to the parent that is there, following ``adopt`` from those that are not."""
+def _surviving_parents(nodes: Mapping[str, LineageNode], adopt: Mapping[str, str]) -> dict[str, str | None]:
+    """Map each node to its nearest existing parent, following ``adopt`` from missing ones."""
     settled: dict[str, str | None] = {}  # missing id -> survivor: no hop is taken twice
     parents: dict[str, str | None] = {}
     for id, node in nodes.items():
@@ -173,7 +173,7 @@ def _surviving_parents(nodes: Mapping[str, Node], adopt: Mapping[str, str]) -> d
 
 
 def draw(forest: Iterable[Tree[N]], label: Callable[[N], str]) -> list[str]:
-    """Render one line per node: a branch goes straight down, what forks off it is indented.
+    """Return one line per node: a branch goes straight down, its forks are indented.
 
     ::
 
@@ -187,12 +187,12 @@ def draw(forest: Iterable[Tree[N]], label: Callable[[N], str]) -> list[str]:
     waiting = [(tree, "", "") for tree in reversed(tuple(forest))]
     while waiting:
         tree, lead, margin = waiting.pop()
-        # An id may hold line breaks and terminal escapes; a drawing must not pass them on.
+        # An id may contain line breaks and terminal escapes, which must not reach the terminal.
         text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in label(tree.node))
         lines.append(f"{lead}● {text}")
         if not tree.children:
             continue
-        # One child always stays in the column, so that a long chain needs no width.
+        # One child always stays in the column, so that a long chain needs no more width.
         onward = next((one for one in tree.children if one.node.branch == tree.node.branch), tree.children[-1])
         waiting.append((onward, margin, margin))
         outer = margin[: 2 * (DRAW_DEPTH_MAX - 1)]

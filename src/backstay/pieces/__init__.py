@@ -1,1 +1,1 @@
-"""Bytes of a state to what is new of them, and back: piece tables over append-only streams. No I/O."""
+"""A state as pieces of append-only streams and blobs, so that a save writes only the new bytes. No I/O."""

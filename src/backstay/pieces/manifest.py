@@ -1,5 +1,10 @@
 """A manifest: what a checkpoint's state consists of and where each value's bytes are.
 
+A **piece** says where some consecutive bytes of a value are. It is either a **range** of a source (an append-only
+stream, named by an integer, or an immutable blob, named by the SHA-256 of its bytes) or, for bytes shorter than an
+address, the **bytes themselves**. A list that only grows is one range whose end moves. No piece is empty; ranges that
+touch are one range; a literal is at most ``LITERAL_BYTES_MAX`` long.
+
 An **entry** describes one value: its kind, count, size, digest and place. The place is one of
 
 - inline: the body itself, up to ``INLINE_BYTES_MAX``;
@@ -7,26 +12,137 @@ An **entry** describes one value: its kind, count, size, digest and place. The p
 - pieces: up to ``PIECES_MAX_INLINE`` pieces;
 - table: a blob that lists all pieces but the last, and the last piece, whose end moves while the value grows.
 
-Entries that stay as they are need not be repeated in every manifest: they move to a **base**, a blob of entries that
-manifests refer to and override. A manifest is self-contained but for its base and tables: no chains, no replay.
+Entries that stay the same need not be repeated in every manifest: they move to a **base**, a blob of entries that
+manifests refer to and override. Apart from its base and tables a manifest is self-contained: no chains, no replay.
 
-Keys are text for the caller's state and small integers for what Backstay itself keeps beside it (``FRAMES``, ``PATH``,
-``RUN``, ``MARKS``), so neither can be mistaken for the other. The **root** digest is over the sorted content only: it
-does not depend on where the bytes are, so every store gives the same one.
+Keys are text for the caller's state and small integers for the parts that Backstay adds to it (``FRAMES``, ``PATH``,
+``RUN``, ``VERSIONS``), so the two cannot be confused. The **root** digest covers the sorted content only: it does not
+depend on where the bytes are, so every store computes the same one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ormsgpack
 
 from backstay.errors import DecodeError
-from backstay.pieces.piece import DIGEST_BYTES, Piece, Range, pack_pieces, unpack_pieces
+
+LITERAL_BYTES_MAX = 24
+"""Longer bytes go to a stream: a range costs about as much as this in a manifest."""
+
+OFFSET_BITS = 28
+STREAM_BYTES_MAX = 1 << OFFSET_BITS
+"""A stream rolls over before it reaches this, so one 63-bit integer addresses every byte: stream << 28 | offset."""
+
+STREAM_ID_MAX = (1 << (63 - OFFSET_BITS)) - 1
+
+DIGEST_BYTES = 32
+
+
+class Range(NamedTuple):
+    """``length`` bytes of ``source``, starting at ``start``."""
+
+    source: int | bytes
+    start: int
+    length: int
+
+
+Piece = Range | bytes
+
+
+def piece_length(piece: Piece) -> int:
+    """Return how many bytes of the value the piece holds."""
+    return piece.length if isinstance(piece, Range) else len(piece)
+
+
+def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the same bytes in as few pieces as touching ranges and short literals allow."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, Range):
+            if piece.length == 0:
+                continue
+            if isinstance(last, Range) and last.source == piece.source and last.start + last.length == piece.start:
+                joined[-1] = Range(last.source, last.start, last.length + piece.length)
+                continue
+        elif not piece:
+            continue
+        elif isinstance(last, bytes) and len(last) + len(piece) <= LITERAL_BYTES_MAX:
+            joined[-1] = last + piece
+            continue
+        joined.append(piece)
+    return joined
+
+
+def cut_pieces(pieces: Sequence[Piece], start: int, length: int) -> Iterator[Piece]:
+    """Yield the pieces of ``length`` bytes, starting at ``start``."""
+    end = start + length
+    position = 0
+    for piece in pieces:
+        size = piece_length(piece)
+        low, high = max(start - position, 0), min(end - position, size)
+        if low < high:
+            yield Range(piece.source, piece.start + low, high - low) if isinstance(piece, Range) else piece[low:high]
+        position += size
+        if position >= end:
+            return
+
+
+def grown_by(old: Sequence[Piece], new: Sequence[Piece]) -> list[Piece] | None:
+    """Return the pieces that a value grew by; None if its start is no longer stored in the same place."""
+    if not old or len(new) < len(old) or list(new[: len(old) - 1]) != list(old[:-1]):
+        return None
+    last, now = old[-1], new[len(old) - 1]
+    if isinstance(last, bytes) or isinstance(now, bytes):
+        return [*new[len(old) :]] if last == now else None
+    if (now.source, now.start) != (last.source, last.start) or now.length < last.length:
+        return None
+    rest = [Range(now.source, now.start + last.length, now.length - last.length)] if now.length > last.length else []
+    return [*rest, *new[len(old) :]]
+
+
+def pack_pieces(pieces: Iterable[Piece]) -> list[Any]:
+    """Return a flat list of plain values: a literal as itself, a range as its three fields."""
+    flat: list[Any] = []
+    for piece in pieces:
+        if isinstance(piece, Range):
+            # The length comes first: it is an integer, and a literal is bytes, so the first element says which it is.
+            flat += (piece.length, piece.source, piece.start)
+        else:
+            flat.append(piece)
+    return flat
+
+
+def unpack_pieces(flat: Sequence[Any]) -> tuple[Piece, ...]:
+    """Return the pieces of ``pack_pieces``; raise DecodeError on anything else."""
+    pieces: list[Piece] = []
+    position = 0
+    try:
+        while position < len(flat):
+            length = flat[position]
+            if isinstance(length, bytes):
+                pieces.append(length)
+                position += 1
+                continue
+            source, start = flat[position + 1], flat[position + 2]
+            is_stream = type(source) is int and 0 < source <= STREAM_ID_MAX
+            is_blob = type(source) is bytes and len(source) == DIGEST_BYTES
+            is_length = type(length) is int and length > 0 and type(start) is int and start >= 0
+            if not (is_length and (is_stream or is_blob)):
+                raise DecodeError("a manifest contains an impossible range")
+            pieces.append(Range(source, start, length))
+            position += 3
+    except (IndexError, TypeError) as error:
+        raise DecodeError("a manifest's list of pieces is incomplete") from error
+    return tuple(pieces)
+
 
 INLINE_BYTES_MAX = 256
 PIECES_MAX_INLINE = 8
@@ -36,13 +152,14 @@ Key = str | int
 FRAMES = 0
 PATH = 1
 RUN = 2
-MARKS = 3  # what changes with every step of a run that another engine's adapter keeps; RUN holds the rest
+VERSIONS = 3  # the part of another engine's run that changes with every step; RUN holds the rest
 
-SYSTEM_NAMES = {FRAMES: "frames", PATH: "path", RUN: "run", MARKS: "marks"}
+SYSTEM_NAMES = {FRAMES: "frames", PATH: "path", RUN: "run", VERSIONS: "marks"}
 
 Source = int | bytes
 
 _NAME = operator.itemgetter(0, 1)
+_END = operator.itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +175,32 @@ class Entry:
     table: bytes | None = None  # digest of the blob that lists the pieces before ``pieces``, and its size
     table_size: int = 0
 
-    def sources(self) -> set[Source]:
-        """Return the blobs and streams this entry names itself (a table's own contents are not read here)."""
-        if self.body is not None:
-            return set()
-        if self.pieces is None:
-            return {self.digest}
-        named: set[Source] = {piece.source for piece in self.pieces if isinstance(piece, Range)}
-        if self.table is not None:
-            named.add(self.table)
-        return named
-
 
 Entries = dict[Key, Entry]
 
 
 def encode_manifest(entries: Mapping[Key, Entry], base: Mapping[Key, Entry]) -> bytes:
     """Return the bytes of a manifest that, over ``base``, describes ``entries`` in their order."""
-    changed, get = [], base.get
+    changed: Entries = {}
     for key, entry in entries.items():
-        known = get(key)
+        known = base.get(key)
         if known is not entry and known != entry:  # mostly it is the very same, or there is none
-            changed.append((key, entry))
+            changed[key] = entry
     removed = [key for key in base if key not in entries]
-    natural = [key for key in base if key in entries] + [key for key, _ in changed if key not in base]
-    order = None if natural == list(entries) else _order(natural, entries)
-    return ormsgpack.packb([order, removed, *(_pack_entry(key, entry) for key, entry in changed)])
+    natural = [key for key in base if key in entries] + [key for key in changed if key not in base]
+    order: bytes | list[Key] | None = None
+    if natural != list(entries):
+        # Each key's place in the natural order, if one byte can hold it, else its name.
+        places = {key: place for place, key in enumerate(natural)}
+        order = bytes(places[key] for key in entries) if len(natural) <= PLACES_MAX else list(entries)
+    return ormsgpack.packb([order, removed, *_pack_entries(changed)])
 
 
 def decode_manifest(data: bytes, base: Mapping[Key, Entry]) -> Entries:
     """Return the entries of a manifest over its base, in the state's order."""
     fields = _unpack_list(data, "manifest")
     if len(fields) < 2 or not isinstance(fields[1], list):
-        raise DecodeError("a manifest is not of the known form")
+        raise DecodeError("a manifest has an unknown form")
     entries: Entries = {key: entry for key, entry in base.items() if key not in fields[1]}
     entries.update(_unpack_entry(plain) for plain in fields[2:])
     order = fields[0]
@@ -98,7 +208,7 @@ def decode_manifest(data: bytes, base: Mapping[Key, Entry]) -> Entries:
         return entries
     try:
         if len(order) != len(entries):
-            raise DecodeError("a manifest's order does not name its keys")
+            raise DecodeError("a manifest's order does not name all its keys")
         if isinstance(order, bytes):
             natural = list(entries)
             order = [natural[place] for place in order]
@@ -107,17 +217,9 @@ def decode_manifest(data: bytes, base: Mapping[Key, Entry]) -> Entries:
         raise DecodeError("a manifest's order names an unknown key") from error
 
 
-def _order(natural: Sequence[Key], entries: Mapping[Key, Entry]) -> bytes | list[Key]:
-    """Return the order of the keys: each one's place in the natural order, if a byte can say it, else its name."""
-    if len(natural) > PLACES_MAX:
-        return list(entries)
-    places = {key: place for place, key in enumerate(natural)}
-    return bytes(places[key] for key in entries)
-
-
 def encode_base(entries: Mapping[Key, Entry]) -> bytes:
     """Return the bytes of a base blob."""
-    return ormsgpack.packb([_pack_entry(key, entry) for key, entry in entries.items()])
+    return ormsgpack.packb(_pack_entries(entries))
 
 
 def decode_base(data: bytes) -> Entries:
@@ -143,17 +245,23 @@ def root_digest(entries: Mapping[Key, Entry]) -> bytes:
     return hashlib.sha256(ormsgpack.packb(content)).digest()
 
 
-def _pack_entry(key: Key, entry: Entry) -> list[Any]:
-    if entry.body is not None:
-        return [key, entry.kind, entry.count, entry.body]
-    if entry.pieces is None:
-        return [key, entry.kind, entry.count, entry.size, entry.digest]
-    if entry.table is None and len(entry.pieces) == 1 and type(piece := entry.pieces[0]) is Range:  # as pack_pieces
-        return [key, entry.kind, entry.count, entry.digest, [piece.length, piece.source, piece.start]]
-    flat = pack_pieces(entry.pieces)
-    if entry.table is None:
-        return [key, entry.kind, entry.count, entry.digest, flat]
-    return [key, entry.kind, entry.count, entry.digest, flat, entry.table, entry.table_size, entry.size]
+def _pack_entries(entries: Mapping[Key, Entry]) -> list[list[Any]]:
+    packed: list[list[Any]] = []
+    for key, entry in entries.items():
+        if entry.body is not None:
+            packed.append([key, entry.kind, entry.count, entry.body])
+        elif entry.pieces is None:
+            packed.append([key, entry.kind, entry.count, entry.size, entry.digest])
+        else:
+            plain: list[Any] = [key, entry.kind, entry.count, entry.digest]
+            if len(entry.pieces) == 1 and type(piece := entry.pieces[0]) is Range:  # as ``pack_pieces``, without a call
+                plain.append([piece.length, piece.source, piece.start])
+            else:
+                plain.append(pack_pieces(entry.pieces))
+            if entry.table is not None:
+                plain += (entry.table, entry.table_size, entry.size)
+            packed.append(plain)
+    return packed
 
 
 def _unpack_entry(plain: Sequence[Any]) -> tuple[Key, Entry]:
@@ -174,8 +282,8 @@ def _unpack_entry(plain: Sequence[Any]) -> tuple[Key, Entry]:
                 pieces = unpack_pieces(flat)
                 return key, Entry(kind, count, size, _digest(digest), None, pieces, _digest(table), table_size)
     except (TypeError, ValueError) as error:
-        raise DecodeError("a manifest's entry is cut short") from error
-    raise DecodeError("a manifest's entry is of no known form")
+        raise DecodeError("a manifest's entry is incomplete") from error
+    raise DecodeError("a manifest's entry has an unknown form")
 
 
 def _digest(data: bytes) -> bytes:
@@ -188,7 +296,77 @@ def _unpack_list(data: bytes, what: str) -> list[Any]:
     try:
         fields = ormsgpack.unpackb(data)
     except ValueError as error:
-        raise DecodeError(f"a {what} is not readable") from error
+        raise DecodeError(f"a {what} is not valid msgpack") from error
     if not isinstance(fields, list):
-        raise DecodeError(f"a {what} is not of the known form")
+        raise DecodeError(f"a {what} has an unknown form")
     return fields
+
+
+class Coverage:
+    """Collects the byte ranges that a set of manifests needs: a delete may remove everything outside them.
+
+    ``read_blob`` returns the bytes of bases and tables.
+    """
+
+    def __init__(self, read_blob: Callable[[bytes], bytes]) -> None:
+        self._read_blob = read_blob
+        self._bases: dict[bytes, Entries] = {}
+        self._tables: dict[bytes, tuple[Piece, ...]] = {}
+        self._needed: dict[Source, set[tuple[int, int]]] = {}
+
+    def add(self, manifest: bytes, base: bytes | None) -> set[Source]:
+        """Add one manifest and return the sources it needs."""
+        if base is not None and base not in self._bases:
+            self._bases[base] = decode_base(self._read_blob(base))
+        sources: set[Source] = set() if base is None else {base}
+        for entry in decode_manifest(manifest, {} if base is None else self._bases[base]).values():
+            pieces = entry.pieces or ()
+            if entry.body is None and entry.pieces is None:
+                sources.add(entry.digest)
+            if entry.table is not None:
+                if entry.table not in self._tables:
+                    self._tables[entry.table] = decode_table(self._read_blob(entry.table))
+                sources.add(entry.table)
+                pieces += self._tables[entry.table]
+            for piece in pieces:
+                if isinstance(piece, Range):
+                    sources.add(piece.source)
+                    self._needed.setdefault(piece.source, set()).add((piece.start, piece.start + piece.length))
+        return sources
+
+    def ranges(self, source: Source) -> list[tuple[int, int]]:
+        """Return the needed (start, end) ranges of a source, sorted and not touching each other."""
+        return merge_ranges(self._needed.get(source, ()))
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the union of ranges, sorted and not touching each other."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def is_needed(start: int, end: int, ranges: list[tuple[int, int]]) -> bool:
+    """Return whether any byte of [start, end) lies in the sorted ranges."""
+    first = bisect_right(ranges, start, key=_END)  # the first range that ends after ``start``
+    return first < len(ranges) and ranges[first][0] < end
+
+
+def assemble(rows: Iterable[tuple[int, bytes]], start: int, length: int) -> list[bytes] | None:
+    """Return ``length`` bytes from ``start`` in parts, from ordered (offset, bytes) rows; None if any is missing."""
+    parts: list[bytes] = []
+    position, end = start, start + length
+    for offset, data in rows:
+        if position >= end:
+            break
+        if offset > position:
+            return None
+        if offset + len(data) > position:
+            whole = offset == position and offset + len(data) <= end
+            parts.append(data if whole else data[position - offset : end - offset])
+            position = offset + len(data)
+    return parts if position >= end else None

@@ -1,9 +1,8 @@
-"""What changed between two byte strings: the runs to copy from the old one and the bytes that are new.
+"""The difference of two byte strings: the runs to copy from the old one and the bytes that are new.
 
-Law: ``patch(old, splice(old, new)) == new`` for any two byte strings. How small the result is is a matter of effort,
-which is bounded: common prefix and suffix by binary search over ``memcmp``, then a limited number of anchors (short
-samples of the old bytes looked up in the new ones with ``bytes.find``). Runs under ``RUN_BYTES_MIN`` are not worth an
-address and count as new.
+``patch(old, splice(old, new)) == new`` holds for any two byte strings. The search for common runs is bounded: common
+prefix and suffix by binary search over ``memcmp``, then a limited number of anchors (short samples of the old bytes,
+found in the new ones with ``bytes.find``). Runs under ``RUN_BYTES_MIN`` cost more as an address and count as new.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ def patch(old: bytes, edits: Iterable[Edit]) -> bytes:
 
 
 def splice(old: bytes, new: bytes) -> list[Edit]:
-    """Return edits that make ``new`` of ``old``."""
-    budget = _Budget(SEARCHES_MAX)
-    return list(_between(_Window(old, 0, len(old)), _Window(new, 0, len(new)), budget))
+    """Return edits that turn ``old`` into ``new``."""
+    searches = iter(range(SEARCHES_MAX))
+    return list(_between(_Slice(old, 0, len(old)), _Slice(new, 0, len(new)), searches))
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
@@ -73,16 +72,7 @@ def common_suffix(a: bytes, b: bytes) -> int:
     return low
 
 
-class _Budget:
-    def __init__(self, searches: int) -> None:
-        self.searches = searches
-
-    def spend(self) -> bool:
-        self.searches -= 1
-        return self.searches >= 0
-
-
-class _Window(NamedTuple):
+class _Slice(NamedTuple):
     data: bytes
     start: int
     end: int
@@ -95,8 +85,8 @@ class _Window(NamedTuple):
         return self.data[self.start : self.end]
 
 
-def _between(old: _Window, new: _Window, budget: _Budget) -> Iterator[Edit]:
-    """Edits for one window: what both ends share, then what an anchor finds in the middle, else new bytes."""
+def _between(old: _Slice, new: _Slice, searches: Iterator[int]) -> Iterator[Edit]:
+    """Yield edits for one window: what both ends share, then what an anchor finds in the middle, else new bytes."""
     old_bytes, new_bytes = old.bytes(), new.bytes()
     prefix = common_prefix(old_bytes, new_bytes)
     if prefix < RUN_BYTES_MIN and prefix < new.size:
@@ -106,40 +96,31 @@ def _between(old: _Window, new: _Window, budget: _Budget) -> Iterator[Edit]:
         suffix = 0
     if prefix:
         yield Copy(old.start, prefix)
-    yield from _middle(
-        _Window(old.data, old.start + prefix, old.end - suffix),
-        _Window(new.data, new.start + prefix, new.end - suffix),
-        budget,
-    )
+    old_rest = _Slice(old.data, old.start + prefix, old.end - suffix)
+    new_rest = _Slice(new.data, new.start + prefix, new.end - suffix)
+    match = _anchor(old_rest, new_rest, searches)
+    if match is not None:
+        old_at, new_at, length = match
+        yield from _between(old_rest._replace(end=old_at), new_rest._replace(end=new_at), searches)
+        yield Copy(old_at, length)
+        rest = old_rest._replace(start=old_at + length), new_rest._replace(start=new_at + length)
+        yield from _between(*rest, searches)
+    elif new_rest.size:
+        yield new_rest.bytes()
     if suffix:
         yield Copy(old.end - suffix, suffix)
 
 
-def _middle(old: _Window, new: _Window, budget: _Budget) -> Iterator[Edit]:
-    if new.size < RUN_BYTES_MIN or old.size < RUN_BYTES_MIN:
-        if new.size:
-            yield new.bytes()
-        return
-    match = _anchor(old, new, budget)
-    if match is None:
-        yield new.bytes()
-        return
-    old_at, new_at, length = match
-    yield from _between(_Window(old.data, old.start, old_at), _Window(new.data, new.start, new_at), budget)
-    yield Copy(old_at, length)
-    yield from _between(
-        _Window(old.data, old_at + length, old.end), _Window(new.data, new_at + length, new.end), budget
-    )
-
-
-def _anchor(old: _Window, new: _Window, budget: _Budget) -> tuple[int, int, int] | None:
+def _anchor(old: _Slice, new: _Slice, searches: Iterator[int]) -> tuple[int, int, int] | None:
     """Return (old position, new position, length) of a common run found through a sample, or None."""
+    if new.size < RUN_BYTES_MIN or old.size < RUN_BYTES_MIN:
+        return None
     step = max(old.size // ANCHOR_SPREAD, ANCHOR_BYTES)
     for offset in (*ANCHOR_OFFSETS, *range(step, old.size, step)):
         at = old.start + offset
         if at + ANCHOR_BYTES > old.end:
             continue
-        if not budget.spend():
+        if next(searches, None) is None:
             return None
         found = new.data.find(old.data[at : at + ANCHOR_BYTES], new.start, new.end)
         if found < 0:

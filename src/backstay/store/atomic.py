@@ -1,14 +1,14 @@
-"""Files that are there whole or not at all, and stay when the power fails.
+"""Files that are written completely or not at all, and survive a power failure.
 
-A file is written beside its place under a hidden, random name, synced, checked, and renamed into place; then the
-directory is synced, because a name lives there and not in the file. Until the rename nothing has changed; after the
-last sync nothing can be lost.
+A file is written next to its path under a hidden, random name, synced, checked, and renamed; then the directory is
+synced, because the name is stored there. Before the rename nothing has changed; after the last sync nothing can be
+lost.
 
-A writer that is killed leaves its temporary file behind. It holds a lock on it while it lives, which the kernel gives
-back when it dies: so ``sweep`` can tell what a crash left from what somebody is writing now.
+A killed writer leaves its temporary file behind. A writer holds a lock on its temporary file, which the kernel releases
+when the process dies. So ``sweep`` can tell leftovers of a crash from files being written now.
 
-What the system refuses becomes a StoreError that names the path. After a failed sync the kernel may have dropped what
-it could not write and say nothing of it the next time, so the descriptor is closed and never asked again.
+An error of the operating system becomes a StoreError with the path. After a failed sync the kernel may have dropped the
+data without reporting an error again, so the descriptor is closed and not used any more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if sys.platform != "win32":
     import fcntl
 
 PREFIX = ".tmp_checkpoint_"
-"""Every temporary file's name begins so."""
+"""Names of temporary files start with this."""
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -40,7 +40,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def failure(error: OSError, doing: str, path: Path) -> StoreError:
-    """Return the error of ours for what the system refused; ``doing`` follows "cannot"."""
+    """Return our error for an error of the operating system; ``doing`` follows "cannot"."""
     what = f"cannot {doing} {path}: {error.strerror or error}"
     if error.errno in _FULL:
         return StoreFull(what, path=str(path), hint="Free space on this file system, then try again")
@@ -48,17 +48,17 @@ def failure(error: OSError, doing: str, path: Path) -> StoreError:
 
 
 _HINTS = {
-    errno.EACCES: "Let this user read and write there, or choose another place",
-    errno.EPERM: "Let this user read and write there, or choose another place",
-    errno.EROFS: "The file system is mounted read-only: choose another place, or look for the disk's errors",
-    errno.EIO: "The disk failed: look at the system's log before you go on",
-    errno.ELOOP: "A symbolic link stands where a file should be; look who put it there",
+    errno.EACCES: "Give this user read and write permission there, or choose another path",
+    errno.EPERM: "Give this user read and write permission there, or choose another path",
+    errno.EROFS: "The file system is mounted read-only: choose another path, or check the disk for errors",
+    errno.EIO: "The disk failed: check the system log before you continue",
+    errno.ELOOP: "There is a symbolic link instead of a file: find out which program created it",
     errno.ENAMETOOLONG: "Choose a shorter path",
 }
 
 
 @contextlib.contextmanager
-def _telling(doing: str, path: Path) -> Iterator[None]:
+def _translated(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -69,7 +69,7 @@ def _telling(doing: str, path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path, mode: int = DIRECTORY_MODE) -> None:
-    """Make a directory and its missing parents, each with this mode whatever the umask, each synced in its parent."""
+    """Create a directory and its missing parents, each with this mode whatever the umask, and sync their parents."""
     missing = []
     place = path
     while not place.is_dir():
@@ -78,8 +78,8 @@ def make_directory(path: Path, mode: int = DIRECTORY_MODE) -> None:
             break
         place = place.parent
     for directory in reversed(missing):
-        with _telling("make the directory", directory):
-            with contextlib.suppress(FileExistsError):  # another process came first: it still must be synced
+        with _translated("create the directory", directory):
+            with contextlib.suppress(FileExistsError):  # another process created it, but it must still be synced
                 os.mkdir(directory, mode)
                 os.chmod(directory, mode)
             if not directory.is_dir():
@@ -88,10 +88,10 @@ def make_directory(path: Path, mode: int = DIRECTORY_MODE) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power failure."""
-    if sys.platform == "win32":  # a directory cannot be opened there; its file system journals names
+    """Sync a directory, so that its names survive a power failure."""
+    if sys.platform == "win32":  # directories cannot be opened there; the file system journals names
         return
-    with _telling("sync the directory", path):
+    with _translated("sync the directory", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _CLOSE_ON_EXEC)
         try:
             os.fsync(descriptor)
@@ -106,11 +106,11 @@ def sync_directory(path: Path) -> None:
 def replacing(
     path: Path, *, mode: int = FILE_MODE, sync: bool = True, check: Callable[[Path], None] | None = None
 ) -> Iterator[BinaryIO]:
-    """Give a file to write; when the block ends well, it takes the place of ``path`` in one step.
+    """Yield a file to write; if the block succeeds, the file replaces ``path`` in one step.
 
-    ``check`` is called with the temporary file's path once all is written and synced, and may raise. If anything fails,
-    the old file stays as it was and the temporary is removed. Only if the very last step fails, the sync of the
-    directory, the new file is in place and may be lost with the power: that is OutcomeUnknown.
+    ``check`` is called with the temporary file's path after everything is written and synced, and may raise. If
+    anything fails, the old file stays and the temporary file is removed. Only if the last step fails, the sync of the
+    directory, the new file is in place but a power failure may undo that: then OutcomeUnknown is raised.
     """
     temporary, file = _temporary(path, mode)
     try:
@@ -120,30 +120,41 @@ def replacing(
             os.fsync(file.fileno())
         if check is not None:
             check(temporary)
-        # The file is still open, and so locked: no sweep takes it before it has its name.
+        # The file is still open and so locked: no sweep removes it before it has its name.
         os.replace(temporary, path)
     except BaseException as error:
-        _discard(temporary, file)
+        # Closing may fail too, because buffered data cannot be written; the descriptor is closed even then.
+        with contextlib.suppress(OSError):
+            file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):  # else: not this file's
             raise failure(error, "write", path) from error
         raise
-    with _telling("close", path):
+    with _translated("close", path):
         file.close()
     if sync:
-        _settle(path)
+        try:
+            sync_directory(path.parent)
+        except BackstayError as error:
+            raise OutcomeUnknown(
+                f"{path} was written, but its directory could not be synced, so a power failure may undo the write",
+                path=str(path),
+                hint="Write it again once the disk works",
+            ) from error
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = FILE_MODE, sync: bool = True, verify: bool = True) -> None:
-    """Put these bytes in the place of a file, in one step; ``verify`` reads them back before that."""
+    """Replace a file's content in one step; ``verify`` reads it back first."""
 
     def same(temporary: Path) -> None:
-        with _telling("read back", temporary):
+        with _translated("read back", temporary):
             found = temporary.read_bytes()
         if found != data:
             raise Corrupted(
-                f"what was read back from {path} is not what was written",
+                f"the bytes read back from {path} differ from the bytes written",
                 path=str(path),
-                hint="Nothing was replaced. The disk or memory of this machine fails: look at the system's log",
+                hint="The old file is unchanged. The disk or memory of this machine is failing: check the system log",
             )
 
     with replacing(path, mode=mode, sync=sync, check=same if verify else None) as file:
@@ -151,7 +162,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = FILE_MODE, sync: bool = 
 
 
 def remove(path: Path, *, sync: bool = False) -> bool:
-    """Remove a file; return False if it was gone already, which is just as well."""
+    """Remove a file; return False if it did not exist."""
     try:
         os.unlink(path)
         gone = False
@@ -164,30 +175,11 @@ def remove(path: Path, *, sync: bool = False) -> bool:
     return not gone
 
 
-def _discard(temporary: Path, file: BinaryIO) -> None:
-    """Give up a temporary file; it is closed even if that fails, because what is still in memory cannot be written."""
-    with contextlib.suppress(OSError):
-        file.close()
-    with contextlib.suppress(OSError):
-        os.unlink(temporary)
-
-
-def _settle(path: Path) -> None:
-    try:
-        sync_directory(path.parent)
-    except BackstayError as error:
-        raise OutcomeUnknown(
-            f"{path} was written, but its directory could not be synced: it may be lost with the power",
-            path=str(path),
-            hint="Write it again once the disk works",
-        ) from error
-
-
 def _temporary(path: Path, mode: int) -> tuple[Path, BinaryIO]:
-    """Return a new file beside ``path`` that is locked by this process, and its path."""
+    """Create a file next to ``path``, locked by this process; return its path and the file."""
     while True:
         temporary = path.with_name(f"{PREFIX}{secrets.token_hex(16)}")
-        with _telling("write beside", path):
+        with _translated("write next to", path):
             descriptor = os.open(temporary, _NEW, mode)
             file = os.fdopen(descriptor, "wb")
             try:
@@ -200,7 +192,7 @@ def _temporary(path: Path, mode: int) -> tuple[Path, BinaryIO]:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
                 raise
-            file.close()  # a sweep took it before it was locked: another one
+            file.close()  # a sweep removed it before it was locked: try again
 
 
 def _lock(descriptor: int) -> bool:
@@ -213,11 +205,11 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-# What crashes left ------------------------------------------------------------------------------------------------
+# Leftovers of crashes ---------------------------------------------------------------------------------------------
 
 
 def names_in(directory: str | os.PathLike[str]) -> list[str]:
-    """Return the names in a directory. Unlike other calls, Python does not make this one again after a signal."""
+    """Return the names in a directory. Unlike for other calls, Python does not retry listdir after a signal."""
     while True:
         try:
             return os.listdir(directory)
@@ -226,7 +218,7 @@ def names_in(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """Return the temporary files in a directory, of dead and of living writers."""
+    """Return the temporary files in a directory, of running and dead writers."""
     try:
         names = sorted(name for name in names_in(directory) if name.startswith(PREFIX))
     except FileNotFoundError:
@@ -237,18 +229,18 @@ def leftovers(directory: Path) -> list[Path]:
 
 
 def sweep(directory: Path) -> list[Path]:
-    """Remove the temporary files whose writer is dead; return them. A living writer's stay."""
+    """Remove the temporary files of dead writers and return their paths."""
     return [path for path in leftovers(directory) if _take(path)]
 
 
 def _take(path: Path) -> bool:
-    """Remove a temporary file if nobody holds its lock."""
-    if sys.platform == "win32":  # without locks the living cannot be told from the dead
+    """Remove a temporary file if no process holds its lock."""
+    if sys.platform == "win32":  # without locks, running writers cannot be told from dead ones
         return False
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | _NO_FOLLOW | _CLOSE_ON_EXEC)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):  # gone, or never one of ours
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):  # removed meanwhile, or not ours
             return False
         raise failure(error, "open", path) from error
     try:

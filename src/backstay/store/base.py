@@ -1,18 +1,20 @@
-"""The store contract: what every place that keeps checkpoints must do, and nothing else.
+"""The store contract: what every store must do, and nothing else.
 
-A store keeps *rows* (one per checkpoint), *lanes* (the storage side of branches, each with a head), *blobs* and
-*streams* (the bytes that manifests point to). It knows nothing of values, keys or Python objects: manifests and notes
-are bytes to it, except that deleting must read manifests to know which bytes are still needed.
+A store holds *rows* (one per checkpoint), *branches* (each with a head), *blobs* and *streams* (the bytes that
+manifests point to), and small *records*. It knows nothing about values, keys or Python objects: manifests and notes are
+bytes to it, except that a delete reads manifests to find out which bytes are still needed.
 
-Order      Each commit gets a sequence number: strictly rising within its thread, never reused, also after deletes.
-           Only a deleted thread takes its numbers along. Newest always means the highest number, never a clock.
-One writer A commit names the lane, its last seq and its head that it saw, and its epoch. If any is out of date nothing
-           is stored. A lane made anew under an old name is another lane. While a lease runs, only its holder writes.
-Atomic     A verb happens wholly or not at all, also when the process or the machine dies in the middle of it.
-Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power cut (not ``memory:``).
-Fresh      A read sees every commit that returned before it began, from whichever process.
-Errors     Only those of ``backstay.errors``; a failed verb says whether its effect is certain (``OutcomeUnknown``).
-Threads    Every verb may be called from any thread at any time; none holds a lock after it returned.
+Order      Each commit gets a sequence number that rises within its thread and is never reused, even after deletes. Only
+           a deleted thread takes its numbers along. Newest always means the highest number, never a clock.
+One writer A commit names the branch, its last seq, the head it builds on, and its epoch. If one of them is out of date,
+           nothing is stored. A deleted branch that is created again under its old name is another branch. While a lease
+           runs, only its holder writes.
+Atomic     A verb happens completely or not at all, even if the process or the machine dies in the middle.
+Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power failure (except in
+           ``memory:``).
+Fresh      A read sees every commit that returned before the read started, from any process.
+Errors     Only those of ``backstay.errors``. If the outcome is uncertain, the error is ``OutcomeUnknown``.
+Threads    Every verb may be called from any thread at any time. No verb holds a lock after it returns.
 """
 
 from __future__ import annotations
@@ -21,18 +23,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from backstay.errors import Corrupted, IdTaken, InvalidInput, NotFound
-from backstay.pieces.manifest import Source
-from backstay.pieces.piece import Range
+from backstay.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
+from backstay.pieces.manifest import Range, Source
 from backstay.store.finding import Finding as Finding  # every user of the contract needs it
-from backstay.store.lane import LaneKey as LaneKey  # and this
 from backstay.store.layout import UNREADABLE
-from backstay.store.leases import Claim, Leases
-from backstay.store.mending import Mending
-from backstay.store.records import Records
+from backstay.store.leases import BranchKey as BranchKey  # and this
+from backstay.store.leases import LeaseGrant, LeaseRequest, LeaseStatus
+from backstay.store.records import Fence, Kind, Record
 
 PAGE_ROWS_MAX = 1000
-"""The most rows ``find`` returns at once; asking for more gives this many."""
+"""The most rows that ``find`` returns at once, whatever the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,59 +49,59 @@ class WriteRow:
 
 
 class Row(NamedTuple):
-    """One checkpoint as a store keeps it. A tuple, because lists make thousands of them."""
+    """One stored checkpoint. A tuple, because lists create thousands of them."""
 
-    lane: LaneKey
-    thread_number: int  # rises in the order in which threads were first saved
+    branch: BranchKey
+    thread_number: int  # threads are numbered in the order of their first save
     seq: int
     id: str
     parent_id: str | None
-    parent_digest: bytes | None  # with the payload, always; else only if the parent itself was deleted
+    parent_digest: bytes | None  # always with the payload; otherwise only if the parent was deleted
     step: int
     created_us: int
     digest: bytes
     notes: bytes
     size: int
     tags: tuple[str, ...] = ()
-    writes: tuple[WriteRow, ...] = ()  # only if asked for
-    base: bytes | None = None  # the base blob's name; this and the next two only if the payload was asked for
+    writes: tuple[WriteRow, ...] = ()  # only if the query asks for them
+    base: bytes | None = None  # the base blob's name; this and the next two only with the payload
     base_data: bytes | None = None
     manifest: bytes = b""
 
 
-def head_is_lost(lane: LaneKey) -> Corrupted:
-    """Return the error about a branch whose newest checkpoint is not there."""
+def head_is_lost(branch: BranchKey) -> Corrupted:
+    """Return the error for a branch whose newest checkpoint is missing."""
     return Corrupted(
-        f"the newest checkpoint of branch {lane.branch!r} is not there",
-        thread=lane.thread,
-        hint="Repair the store: see docs/repair.md. Older checkpoints can be found with history()",
+        f"the newest checkpoint of branch {branch.name!r} is missing",
+        thread=branch.thread,
+        hint="Repair the store with store.repair(): see docs/repair.md. history() lists the older checkpoints",
     )
 
 
-def lost_head(lane: LaneKey, thread_number: int) -> Row:
-    """Return what stands in a list for a branch's newest row if that is not there."""
-    return Row(lane, thread_number, 0, UNREADABLE, None, None, 0, 0, b"", b"", 0)
+def lost_head(branch: BranchKey, thread_number: int) -> Row:
+    """Return a placeholder for lists, for a branch whose newest row is missing."""
+    return Row(branch, thread_number, 0, UNREADABLE, None, None, 0, 0, b"", b"", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A lane as a writer must know it. ``row`` is None if it was leased and has no checkpoint yet."""
+    """What a writer must know about a branch. ``row`` is None if it was only leased and has no checkpoint yet."""
 
     row: Row | None
-    number: int  # the lane's own number, never given to another lane
-    last_seq: int  # the highest seq ever given in this lane; with the number, what the next commit must name
+    number: int  # the branch's number, never reused
+    last_seq: int  # the highest seq ever used in this branch; the next commit must name it
     epoch: int
-    owned: Mapping[int, int]  # the streams this lane may extend, with their ends
+    owned: Mapping[int, int]  # the streams that this branch may extend, with their ends
 
 
 @dataclass(slots=True)
 class Commit:
-    """One checkpoint to add at the end of a lane, with all bytes that are new."""
+    """One checkpoint to add at the end of a branch, with all new bytes."""
 
-    lane: LaneKey
-    number: int  # the lane the writer saw and ...
-    last_seq: int  # ... its last seq and ...
-    head_seq: int  # ... its head's, which is lower if later ones were deleted; all 0 = there is no lane yet
+    branch: BranchKey
+    number: int  # the branch that the writer saw,
+    last_seq: int  # its last seq,
+    head_seq: int  # and its head's, which is lower if later ones were deleted; all three 0 = a new branch
     epoch: int
     id: str
     parent_id: str | None
@@ -115,29 +115,30 @@ class Commit:
     tags: tuple[str, ...] = ()
     blobs: Mapping[bytes, bytes] = field(default_factory=dict)
     chunks: Sequence[tuple[int, int, bytes]] = ()  # (stream, offset, bytes)
-    sources: Collection[Source] = ()  # what the manifest needs and the lane's head does not
-    owned: Collection[int] = ()  # streams that begin with this commit and belong to this lane
-    requires: str | None = None  # id of the checkpoint whose sources are taken over: the parent, which must still exist
-    parent_digest: bytes | None = None  # the parent's, if it is required (then it must be this), a head is replaced, or
-    # the parent may be missing: the row keeps it then, unless the parent is there and has it
-    origin: str | None = None  # what a lane that begins here was forked from, if that need not be there any more
-    replaces_head: bool = False  # the head has this very id and is to be replaced
-    claim: Claim | None = None  # the lease it is written under, which it extends
+    sources: Collection[Source] = ()  # needed by the manifest but not by the branch's head
+    owned: Collection[int] = ()  # streams that start with this commit and belong to this branch
+    requires: str | None = None  # id of the parent whose sources this takes over, which must still exist
+    # The parent's digest, if the parent is required (then it must match), if a head is replaced, or if the parent may
+    # be missing (then the row keeps the digest, unless the parent exists and has it).
+    parent_digest: bytes | None = None
+    origin: str | None = None  # the checkpoint that a new branch was forked from, which may be deleted by now
+    replaces_head: bool = False  # replace the head, which has the same id
+    claim: LeaseRequest | None = None  # the writer's lease, which this commit extends
 
     @property
     def forked_from(self) -> str | None:
-        """Return the origin of a lane that begins with this commit."""
+        """Return the origin of a branch that starts with this commit."""
         return self.requires if self.requires is not None else self.origin
 
     @property
     def keeps_parent_digest(self) -> bool:
-        """Tell whether the row must keep the parent's digest unless the parent is there and has it."""
+        """Return whether the row keeps the parent's digest unless the parent exists and has it."""
         return self.parent_digest is not None and self.requires is None and not self.replaces_head
 
     def row(self, thread_number: int, seq: int) -> Row:
-        """Return the row that this commit makes."""
+        """Return the row of this commit."""
         return Row(
-            self.lane,
+            self.branch,
             thread_number,
             seq,
             self.id,
@@ -160,28 +161,42 @@ class Commit:
 class Committed:
     """A commit's result; ``fresh`` is False if the same checkpoint was stored before."""
 
-    number: int  # the lane's
+    number: int  # the branch's
     seq: int
     fresh: bool
 
 
 def id_is_taken(commit: Commit) -> IdTaken:
-    """Return the error for a commit whose id exists with other content, or elsewhere."""
+    """Return the error for a commit whose id is used by another checkpoint."""
     return IdTaken(
-        f"checkpoint {commit.id} exists with other content",
-        thread=commit.lane.thread,
+        f"checkpoint {commit.id} exists with different content",
+        thread=commit.branch.thread,
         checkpoint=commit.id,
-        hint="Give each checkpoint its own id, or none",
+        hint="Use a new id for each checkpoint, or omit the id",
+    )
+
+
+def branch_moved(commit: Commit) -> Conflict:
+    """Return the error for a commit whose writer did not see the branch's newest checkpoint."""
+    return Conflict(
+        f"another writer changed branch {commit.branch.name!r} since it was read",
+        thread=commit.branch.thread,
+        checkpoint=commit.id,
+        hint="Load the newest checkpoint, then save again",
     )
 
 
 def required_is_gone(commit: Commit) -> NotFound:
-    """Return the error for a commit whose source was deleted or replaced."""
-    return NotFound(str(commit.requires), checkpoint=commit.requires, hint="It was deleted in the meantime")
+    """Return the error for a commit whose parent was deleted or replaced."""
+    return NotFound(
+        str(commit.requires),
+        checkpoint=commit.requires,
+        hint="It was deleted in the meantime: load the newest checkpoint, then save again",
+    )
 
 
 def following(commit: Commit, first: Commit, before: Committed) -> Commit:
-    """Return a commit of a batch as it must be to come right after another one."""
+    """Return a commit of a batch, changed to follow another one."""
     return replace(
         commit,
         number=before.number,
@@ -195,17 +210,17 @@ def following(commit: Commit, first: Commit, before: Committed) -> Commit:
 
 
 def check_batch(commits: Sequence[Commit]) -> None:
-    """Refuse what cannot be one ``commit_all``."""
+    """Raise InvalidInput if ``commit_all`` cannot store these commits."""
     if len({commit.id for commit in commits}) < len(commits):
-        raise InvalidInput("a checkpoint is there twice in what is to be stored at once")
-    if len({commit.lane for commit in commits}) > 1 or any(commit.replaces_head for commit in commits):
-        raise InvalidInput("what is stored at once is new and of one branch")
+        raise InvalidInput("the batch contains the same checkpoint id twice")
+    if len({commit.branch for commit in commits}) > 1 or any(commit.replaces_head for commit in commits):
+        raise InvalidInput("a batch must hold new checkpoints of one branch")
 
 
-def one_by_one(
-    commits: Sequence[Commit], stored: Mapping[str, Stored], number: int, add: Callable[[Commit], Committed]
+def commit_one_by_one(
+    commits: Sequence[Commit], stored: Mapping[str, StoredPlace], number: int, add: Callable[[Commit], Committed]
 ) -> list[Committed]:
-    """Do a ``commit_all`` by adding each; for stores that can undo it, or have nothing to undo."""
+    """Do a ``commit_all`` by adding one commit after the other, in a store that can undo them."""
     done = first_results(commits, stored, number) or []
     if not done:
         for commit in commits:
@@ -213,11 +228,11 @@ def one_by_one(
     return done
 
 
-Stored = tuple[int, int, bytes]  # of a checkpoint: its lane's number, its seq, its digest
+StoredPlace = tuple[int, int, bytes]  # its branch's number, its seq, its digest
 
 
-def first_results(commits: Sequence[Commit], stored: Mapping[str, Stored], number: int) -> list[Committed] | None:
-    """Return what ``commit_all`` gave when these were stored in this lane; None if none of them is stored."""
+def first_results(commits: Sequence[Commit], stored: Mapping[str, StoredPlace], number: int) -> list[Committed] | None:
+    """Return the results of the ``commit_all`` that stored these commits; None if none of them is stored."""
     if not stored:
         return None
     for commit in commits:
@@ -225,10 +240,10 @@ def first_results(commits: Sequence[Commit], stored: Mapping[str, Stored], numbe
         if found is None or found[0] != number or found[2] != commit.digest:
             taken = next(each.id for each in commits if each.id in stored)
             raise IdTaken(
-                f"checkpoint {taken} exists, in another place or with other content",
-                thread=commit.lane.thread,
+                f"checkpoint {taken} exists in another branch or with different content",
+                thread=commit.branch.thread,
                 checkpoint=taken,
-                hint="Import into an empty branch, or only what is not there yet",
+                hint="Import into an empty branch, or leave out the checkpoints that exist",
             )
     return [Committed(number, stored[commit.id][1], False) for commit in commits]
 
@@ -242,7 +257,7 @@ class Query:
     scope: str | None = None
     branch: str | None = None
     ids: tuple[str, ...] | None = None
-    heads_of_threads: bool = False  # only the newest row of every thread; then newest means the thread made last
+    heads_of_threads: bool = False  # only the newest row of every thread, newest thread first
     before: int | None = None  # only rows with a lower number (of the thread, if ``heads_of_threads``)
     step_max: int | None = None
     tag: str | None = None
@@ -252,27 +267,27 @@ class Query:
 
     def __post_init__(self) -> None:
         if self.thread is None and self.ids is None and not self.heads_of_threads:
-            raise InvalidInput("a query names a thread or ids, or asks for the heads of all threads")
+            raise InvalidInput("a query must name a thread or ids, or ask for the heads of all threads")
         if self.heads_of_threads and (self.thread, self.branch, self.ids, self.payload) != (None, None, None, False):
-            raise InvalidInput("the heads of all threads are narrowed by scope, tag and step, and have no payload")
+            raise InvalidInput("a query for heads of threads takes only scope, tag and step, and no payload")
 
     def names(self, row: Row) -> bool:
-        """Tell whether a row is of the thread, scope and branch asked for, and before the cursor."""
-        lane = row.lane
+        """Return whether a row has the query's thread, scope and branch, and is before the cursor."""
+        branch = row.branch
         return (
-            lane.namespace == self.namespace
-            and self.thread in (None, lane.thread)
-            and self.scope in (None, lane.scope)
-            and self.branch in (None, lane.branch)
+            branch.namespace == self.namespace
+            and self.thread in (None, branch.thread)
+            and self.scope in (None, branch.scope)
+            and self.branch in (None, branch.name)
             and (self.before is None or (row.thread_number if self.heads_of_threads else row.seq) < self.before)
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """A lane as lists show it. ``origin`` is the checkpoint it was forked from, ``head`` the id of its newest one."""
+class Branch:
+    """A branch as lists show it. ``origin`` is the checkpoint it was forked from, ``head`` its newest checkpoint."""
 
-    key: LaneKey
+    key: BranchKey
     head: str | None
     head_seq: int
     last_seq: int
@@ -282,81 +297,90 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a delete took away."""
+    """What a delete removed."""
 
     checkpoints: int = 0
-    lanes: int = 0
+    branches: int = 0
     bytes: int = 0  # of blobs and streams
 
     def __add__(self, other: Removed) -> Removed:
-        """Return both together."""
-        return Removed(self.checkpoints + other.checkpoints, self.lanes + other.lanes, self.bytes + other.bytes)
+        """Return the sum of both."""
+        return Removed(self.checkpoints + other.checkpoints, self.branches + other.branches, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes a store takes: in all, and per source (as stored, so compressed)."""
+    """Bytes that a store takes: in total, and per source as stored (compressed)."""
 
     total: int
     sources: Mapping[Source, int]
     rows: int  # bytes of manifests, notes and the like
 
 
-class Backend(Leases, Records, Mending, Protocol):
-    """All verbs: those on checkpoints here, the others in their own files. What holds for all stands at the top."""
+class Backend(Protocol):
+    """The verbs of a store. The rules for all of them are at the top of this file."""
 
     url: str
 
-    def head(self, lane: LaneKey) -> Head | None:
-        """Return the lane's head with its payload, or None if the lane does not exist; Corrupted if it is lost."""
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def head(self, branch: BranchKey) -> Head | None:
+        """Return the branch's head with its payload; None if there is no such branch; Corrupted if the row is lost."""
 
     def find(self, query: Query) -> list[Row]:
-        """Return matching rows, newest first, at most ``limit``; the row numbers make the cursor for the next page.
+        """Return matching rows, newest first, at most ``limit``; the row numbers are the cursor for the next page.
 
-        A row that is damaged is among them. Its id has ``layout.UNREADABLE`` in it if that cannot be read, or if the
-        row of a head is not there at all.
+        Damaged rows are included. The id of a row contains ``layout.UNREADABLE`` if the id cannot be read, or if the
+        row of a head is missing.
         """
 
     def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
-        """Return what is wrong with parts of the store that cannot be read at all and may hold rows of a thread.
+        """Return an error for each part of the store that cannot be read and may hold rows of the thread (None = any).
 
-        Without a thread: rows of any. All lists of a store may lack what such a part held.
+        Lists of the store may miss the rows in such a part.
         """
 
-    def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
-        """Return the lanes of a thread (or of all) that have a checkpoint, oldest first."""
+    def branches(self, namespace: str, thread: str | None, scope: str | None) -> list[Branch]:
+        """Return the branches of a thread (None = of all) that have a checkpoint, oldest first."""
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
-        """Return the bytes of each range, in order, in whatever parts they are kept. If any lack: Corrupted."""
+        """Return the bytes of each range, in order, in their stored parts. Corrupted if any are missing."""
+
+    def sizes(self) -> Sizes:
+        """Return how many bytes everything takes."""
+
+    # Writing ------------------------------------------------------------------------------------------------------
 
     def reserve(self, count: int) -> int:
-        """Return the first of ``count`` stream numbers that were never given out before and never will be again."""
+        """Return the first of ``count`` stream numbers that were never given out and never will be again."""
 
     def commit(self, commit: Commit) -> Committed:
-        """Add a checkpoint at the end of a lane.
+        """Add a checkpoint at the end of a branch.
 
-        The lane is made if ``number`` is 0. An id that exists with the same digest gives the first result again and
-        changes nothing; with another digest it raises IdTaken. Another epoch, a lease held under another token than
-        the claim's, or a lease that still runs if there is no claim, raises Fenced; a lane that moved Conflict; a
-        missing ``requires`` NotFound.
+        The branch is created if ``number`` is 0. If the id exists with the same digest, nothing changes and the first
+        result is returned again; with another digest: IdTaken. Fenced if the epoch is another, if the lease's token is
+        not the claim's, or if a lease runs and there is no claim. Conflict if the branch moved. NotFound if
+        ``requires`` does not exist.
         """
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
-        """Add many checkpoints at the end of one lane, in order, all or none: for imports.
+        """Add many checkpoints at the end of one branch, in order, all or none. Used by imports.
 
-        The first is checked as by ``commit``; each of the others builds on the one before it, whatever number, seqs,
-        epoch, claim and ``requires`` it says; none replaces a head. If all are stored already, with these digests and
-        in this lane, the first results come back; if only some are, or otherwise: IdTaken.
+        The first is checked as by ``commit``. Each of the others builds on the one before it, so their number, seqs,
+        epoch, claim and ``requires`` are ignored; none replaces a head. If all are stored already in this branch with
+        these digests, the first results are returned. If only some are, or with another digest: IdTaken.
         """
 
-    def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
-        """Keep the results of finished tasks beside a checkpoint, which need not be there yet.
+    def write(self, branch: BranchKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
+        """Store the results of finished tasks with a checkpoint, which need not exist yet.
 
-        The key is (task_id, index). An existing one is kept unless ``replace``.
+        The key is (task_id, index). An existing result stays unless ``replace``.
         """
 
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
-        """Change a checkpoint's tags and return them all. Raises NotFound."""
+        """Change a checkpoint's tags and return all of them. Raises NotFound."""
+
+    # Deleting -----------------------------------------------------------------------------------------------------
 
     def delete(
         self,
@@ -368,31 +392,114 @@ class Backend(Leases, Records, Mending, Protocol):
         tagged: bool = False,
         forked: bool = False,
     ) -> Removed:
-        """Delete checkpoints, their writes, tags and records, and every byte that nothing needs any more.
+        """Delete checkpoints, their writes, tags and records, and every byte that no other checkpoint needs.
 
-        Ids that are not there are skipped. With ``protect`` no lane's head goes, and no checkpoint with an open
-        record; with ``tagged`` none that has a tag, with ``forked`` none that a lane was forked from.
-        If a head goes, the next older one becomes the head, and a lane without any is deleted with its effects; if that
-        would take it from under a lease that runs and is not the token's: Fenced, and nothing is deleted.
+        Missing ids are skipped. ``protect`` keeps heads and checkpoints with an open record, ``tagged`` keeps
+        checkpoints with a tag, ``forked`` keeps checkpoints that a branch was forked from. If a head is deleted, the
+        next older checkpoint becomes the head; a branch without any is deleted with its effects. Fenced, and nothing is
+        deleted, if that head's branch has a running lease with another token.
         """
 
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
-        """Delete a thread with all its scopes, branches and effects, and every byte that nothing needs any more.
+        """Delete a thread with all its scopes, branches and records, and every byte that no other thread needs.
 
-        If a lease on any of them runs and is not the token's: Fenced, and nothing is deleted.
-        """
-
-    def sizes(self) -> Sizes:
-        """Return how many bytes everything takes."""
-
-    def check(self) -> list[Finding]:
-        """Look for damage below the level of checkpoints: pages, references, bytes that belong to nothing.
-
-        Everything that ``rebuild`` would find and put right is part of it.
+        Fenced, and nothing is deleted, if a lease with another token runs on one of its branches.
         """
 
     def compact(self) -> int:
-        """Make the store as small as it can be without changing anything in it; return the bytes given back."""
+        """Make the store as small as possible without changing its content; return how many bytes that freed."""
+
+    # Leases -------------------------------------------------------------------------------------------------------
+
+    def acquire(self, branch: BranchKey, request: LeaseRequest) -> LeaseGrant:
+        """Take the branch's lease; create the branch, without a checkpoint, if it does not exist.
+
+        If the lease is free or expired, the epoch rises by one. If it has the request's token, it is extended and the
+        epoch stays. If another token holds it: Fenced, with the owner's name.
+        """
+
+    def renew(self, branch: BranchKey, epoch: int, request: LeaseRequest) -> None:
+        """Extend the lease by the requested time from now on, even if it expired, as long as no other holder took it.
+
+        Fenced if the epoch or the token is another, or if the branch does not exist.
+        """
+
+    def release(self, branch: BranchKey, epoch: int, token: str) -> None:
+        """Release the lease. A branch that never had a checkpoint is removed, and its thread too if that is empty.
+
+        Does nothing if this epoch was released before or the branch does not exist. Fenced if another holder took it.
+        """
+
+    def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseStatus]:
+        """Return unreleased leases, earliest expiry first."""
+
+    def claim(self, namespace: str, count: int, request: LeaseRequest) -> list[LeaseGrant]:
+        """Take up to ``count`` expired leases at once, earliest expiry first.
+
+        Several workers may claim at the same time: each lease goes to one of them, and none waits for another. Leases
+        that already have the request's token count too: they are extended and come first.
+        """
+
+    # Records ------------------------------------------------------------------------------------------------------
+
+    def record(self, kind: Kind, branch: BranchKey, key: str) -> Record | None:
+        """Return one record, or None. For a session or an interrupt only the branch's namespace matters."""
+
+    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        """Store a record if its version and number are the stored ones; return the record as it is stored now.
+
+        Version 0 means that the record must not exist. The returned record shows whether this writer won. The steps:
+
+        1. If the stored version is one higher and the body the same, this write was stored before: return the record,
+           whatever the fence says.
+        2. Check the fence like a commit's, even if nothing would be stored: Fenced.
+        3. NotFound if a version is named and the record does not exist, or if a new record names a checkpoint that is
+           not in the branch's thread and scope.
+        4. Store it with the next version, unless another writer was faster. With ``ttl_us`` its time to live starts
+           now; without, it has none. The thread is created if it does not exist.
+        """
+
+    def records(
+        self, kind: Kind, namespace: str, thread: str | None, open_only: bool, after: int, limit: int
+    ) -> list[Record]:
+        """Return records with a higher number than ``after``, in that order.
+
+        At most ``limit``, and never more than ``PAGE_ROWS_MAX``.
+        """
+
+    # Checking and repairing, below the level of checkpoints. Each verb may run while others save. ------------------
+
+    def check(self) -> list[Finding]:
+        """Look for damaged pages, wrong references and unreferenced bytes: everything that ``rebuild`` would repair."""
+
+    def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
+        """Derive heads, sequence numbers and references again from rows and manifests; return what was wrong.
+
+        ``drop`` also removes unreferenced bytes, and tags and interrupts without a checkpoint. If a manifest cannot be
+        read, its needs are unknown, so nothing is dropped. ``dry_run`` changes nothing. Every finding has ``repair`` =
+        "rebuild"; a sound store has none. If not all of the store's own files can be read, a rebuild may repair only
+        those (kind "damaged"), and the next one the rest.
+        """
+
+    def restore(
+        self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
+    ) -> None:
+        """Put these bytes at exactly these addresses, and replace the rows with these branches and ids.
+
+        The caller has checked them: this verb compares nothing with a digest. ``chunks`` are (stream, offset, bytes).
+        Existing bytes are overwritten, missing ones added, all others left alone; where the bytes of a stream can no
+        longer be decompressed, the rest of that row is lost. Rows keep their seq, tags and writes, and their branch
+        refers to what their manifests need; NotFound if there is no row with the id. A writer that saw a head before it
+        was restored gets a Conflict, because it relies on the old addresses.
+        """
+
+    def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
+        """Take a checkpoint out, with its tags, writes and interrupts, even if its manifest cannot be read.
+
+        As with ``delete``, the next older checkpoint becomes the head, children keep the digest, and a branch without a
+        checkpoint is removed; but no bytes and no effects are deleted. NotFound if there is no such checkpoint. Fenced
+        if a lease runs on the branch, unless ``force``.
+        """
 
     def close(self) -> None:
-        """Release everything. Closing twice is fine; any other verb raises StoreError afterwards."""
+        """Release everything. Closing twice is fine; any other verb then raises StoreError."""

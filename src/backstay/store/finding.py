@@ -1,55 +1,55 @@
-"""A finding: one thing that a check says about one place. Every check of every store speaks in these.
+"""Findings: what a check reports, one problem in one place, for every store.
 
-A finding names the place as exactly as it is known, says in words what is wrong, and which repair would help. It never
-holds a value of a state, so it may be logged and sent to others.
+A finding names the place as exactly as possible, describes the problem, and names the repair that would help. It never
+holds a value of a state, so it may be logged and shared.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backstay.store.lane import LaneKey
+from backstay.store.leases import BranchKey
 
 GOOD = "good"
-"""Read and verified, every byte."""
+"""Every byte was read and verified."""
 
 DAMAGED = "damaged"
-"""It is there and cannot be read, or is not what its digest says."""
+"""It exists but cannot be read, or does not match its digest."""
 
 MISSING = "missing"
-"""Something refers to it and it is not there."""
+"""Something refers to it, but it does not exist."""
 
 INCONSISTENT = "inconsistent"
-"""Two places say different things of the same, and one of them can be worked out from the rest."""
+"""Two places contradict each other, and one of them can be derived from the rest."""
 
 ORPHAN = "orphan"
-"""It belongs to nothing any more."""
+"""Nothing refers to it any more."""
 
 LEFTOVER = "leftover"
-"""What an operation that did not end left behind: a temporary file, a torn end that was cut off."""
+"""An unfinished operation left it: a temporary file, or a torn end that was cut off."""
 
 UNREACHABLE = "unreachable"
-"""It may be intact, but what it belongs to is not there, so no call can reach it."""
+"""It may be intact, but its thread or branch does not exist, so no call can reach it."""
 
 KINDS = (GOOD, DAMAGED, MISSING, INCONSISTENT, ORPHAN, LEFTOVER, UNREACHABLE)
 
 REBUILD = "rebuild"
-"""The store can work it out from its own rows and manifests."""
+"""The store can derive it from its own rows and manifests."""
 
 RESTORE = "restore"
-"""The right bytes, if they are kept anywhere else, can be put back."""
+"""The bytes can be restored from another copy, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a check found, of one of ``KINDS``. ``repair`` names what would help, None if nothing here would."""
+    """A problem of one of ``KINDS``. ``repair`` names the repair that would help; None if none would."""
 
     kind: str
     where: str
     what: str
     thread: str | None = None
     checkpoint: str | None = None
-    key: str | None = None  # of the state, or the name of what else is kept beside a checkpoint
+    key: str | None = None  # of the state, or the name of other data of a checkpoint
     branch: str | None = None
     scope: str = ""
     namespace: str = ""
@@ -57,27 +57,27 @@ class Finding:
 
     @property
     def is_harmless(self) -> bool:
-        """Tell whether nothing is wrong with what is stored: a leftover was never part of it."""
+        """Return whether the stored data is sound: a leftover was never part of it."""
         return self.kind in (GOOD, LEFTOVER)
 
     def to_dict(self) -> dict[str, str | None]:
-        """Return it as plain values under fixed names, for programs."""
+        """Return the fields as a dictionary, for programs."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.where}: {self.what}"
 
 
-def about_lane(kind: str, lane: LaneKey, what: str, repair: str | None = REBUILD) -> Finding:
+def about_branch(kind: str, branch: BranchKey, what: str, repair: str | None = REBUILD) -> Finding:
     """Return a finding about a branch."""
     return Finding(
         kind,
-        f"branch {lane.branch!r} of thread {lane.thread!r}",
+        f"branch {branch.name!r} of thread {branch.thread!r}",
         what,
-        lane.thread,
-        branch=lane.branch,
-        scope=lane.scope,
-        namespace=lane.namespace,
+        branch.thread,
+        branch=branch.name,
+        scope=branch.scope,
+        namespace=branch.namespace,
         repair=repair,
     )
 

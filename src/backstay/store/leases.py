@@ -1,25 +1,76 @@
-"""The lease part of the store contract: who may write a lane, and until when others must let them.
+"""Leases: which writer holds a branch, and until when others must wait. Also the name of a branch, and the clock.
 
-A lease lives in the lane's own row: owner, token, expiry, and an epoch that rises by one with every new holder and
-never falls. **Safety is the epoch**, which every commit carries and the store compares inside the commit itself: a
-holder that was asleep while somebody else took over cannot write, whatever any clock says. The clock decides liveness
-only, that is when a lease may be taken from a holder that no longer renews it. It is the store's own: PostgreSQL's, or
-the host's boot clock together with the boot's id (a lease from before a reboot has expired).
+A lease is stored in the branch's own row: owner, token, expiry, and an epoch that rises by one with every new holder
+and never falls. **Safety is the epoch**: every commit carries it, and the store compares it inside the commit. So a
+holder that slept while another one took over cannot write, whatever any clock says. The clock only decides when a lease
+may be taken from a holder that no longer renews it. The token identifies one acquisition, so a verb that is repeated
+after a lost answer returns the first result again.
 
-The token tells one acquisition from every other, so a verb repeated after a lost answer gives the first result again.
+PostgreSQL uses its own clock. The other stores use the host's boot clock: one clock for all processes of a machine,
+which cannot be set and also counts while the machine sleeps. The boot's id tells it from the clock of another boot, and
+a lease from an earlier boot has expired. Linux has both. Where either is missing (another system, or no ``/proc``) the
+wall clock is used. If that is set, leases end too early or too late, but the epoch still decides who may write.
 """
 
 from __future__ import annotations
 
+import functools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple
 
 from backstay.errors import Fenced
-from backstay.store.lane import LaneKey
+
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+WALL_CLOCK = "wall"
+"""Replaces the boot's id where the wall clock is used."""
 
 
-class Claim(NamedTuple):
-    """What a holder shows: its name for people, the token of this acquisition, and how long it asks for."""
+class BranchKey(NamedTuple):
+    """Names one branch of one scope of one thread."""
+
+    namespace: str
+    thread: str
+    scope: str
+    name: str
+
+
+class ClockReading(NamedTuple):
+    """A reading of a clock: microseconds since the boot, and which boot."""
+
+    us: int
+    boot: str
+
+    def left_us(self, expires_us: int, boot: str) -> int:
+        """Return the time left until ``expires_us`` of that boot; 0 or less if it is over."""
+        return expires_us - self.us if boot == self.boot else -self.us
+
+
+Clock = Callable[[], ClockReading]
+
+
+def boot_clock() -> ClockReading:
+    """Return the time now."""
+    boot = boot_id()
+    ns = time.time_ns() if boot == WALL_CLOCK else time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return ClockReading(ns // 1000, boot)
+
+
+@functools.cache
+def boot_id(path: Path = BOOT_ID_PATH) -> str:
+    """Return the id of this boot, or ``WALL_CLOCK`` where there is no boot clock or no id."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return WALL_CLOCK
+    try:
+        return path.read_text(encoding="ascii").strip() or WALL_CLOCK
+    except OSError:
+        return WALL_CLOCK
+
+
+class LeaseRequest(NamedTuple):
+    """What a holder sends: its name for people, the token of this acquisition, and the requested time."""
 
     owner: str
     token: str
@@ -27,67 +78,91 @@ class Claim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A lease just taken."""
+class LeaseGrant:
+    """A lease just acquired."""
 
-    lane: LaneKey
-    number: int  # the lane's
+    branch: BranchKey
+    number: int  # the branch's
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """A lease as lists show it. ``left_us`` is how long it still runs: 0 or less = it has expired."""
+class LeaseStatus:
+    """A lease as lists show it. ``left_us`` is its remaining time; 0 or less if it has expired."""
 
-    lane: LaneKey
+    branch: BranchKey
     number: int
     owner: str
     epoch: int
     left_us: int
 
 
-def fenced(lane: LaneKey, epoch: int, current: int, owner: str | None, left_us: int) -> Fenced:
-    """Return the error for a caller with this epoch (0 = without a lease) on a lane that is not its to write."""
+def fenced(branch: BranchKey, epoch: int, current: int, owner: str | None, left_us: int) -> Fenced:
+    """Return the error for a caller with this epoch (0 = without a lease) that may not write the branch."""
     if epoch < current and epoch:
-        what = f"the lease on branch {lane.branch!r} was taken over (epoch {current}, ours was {epoch})"
-        hint = "Stop: another worker goes on with this run. Nothing of this call was stored"
+        what = f"the lease on branch {branch.name!r} was taken over (epoch {current}, ours was {epoch})"
+        hint = "Stop this run: the other worker continues it. This call stored nothing"
     elif owner is not None and left_us > 0:
-        what = f"branch {lane.branch!r} is leased to {owner!r} for another {left_us / 1e6:.1f} s"
-        hint = "Only the holder may write. If it died, its time runs out: wait for that with wait_s=…"
+        what = f"{owner!r} holds the lease on branch {branch.name!r} for another {left_us / 1e6:.1f} s"
+        hint = "Only the holder may write. If it died, the lease expires: wait for that with wait_s=…"
     else:
-        what = f"the lease on branch {lane.branch!r} has ended (epoch {current}, ours was {epoch})"
-        hint = "Take a new lease, then load the newest checkpoint and go on from there"
-    return Fenced(what, epoch=epoch, current=current, owner=owner, thread=lane.thread, hint=hint)
+        what = f"the lease on branch {branch.name!r} has ended (epoch {current}, ours was {epoch})"
+        hint = "Take a new lease, load the newest checkpoint and continue from there"
+    return Fenced(what, epoch=epoch, current=current, owner=owner, thread=branch.thread, hint=hint)
 
 
-class Leases(Protocol):
-    """The verbs on leases."""
+class LeaseRow(NamedTuple):
+    """The lease in a branch's row, and the rules of the lease verbs. Without a token it is free; the epoch stays."""
 
-    def acquire(self, lane: LaneKey, claim: Claim) -> Held:
-        """Take the lane's lease, making the lane (without a checkpoint) if it is not there.
+    epoch: int = 0
+    owner: str | None = None
+    token: str | None = None
+    expires_us: int = 0
+    boot: str = ""
 
-        Free or expired: the epoch rises by one and the lease is the claim's. Held under the claim's own token: it is
-        extended and the same epoch comes back. Held by anyone else: raises Fenced, naming the owner.
-        """
+    def left_us(self, now: ClockReading) -> int:
+        """Return the lease's remaining time; 0 or less if it is free or has expired."""
+        return 0 if self.token is None else now.left_us(self.expires_us, self.boot)
 
-    def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
-        """Let the lease run for the claim's time from now on, also if it had expired and nobody took it.
+    def acquired(self, branch: BranchKey, request: LeaseRequest, now: ClockReading) -> LeaseRow:
+        """Return the lease after ``acquire``. The holder's own lease is extended, even if it has expired."""
+        if self.token == request.token:
+            return self.extended(request, now)
+        if self.left_us(now) > 0:
+            raise self.refusal(branch, 0, now)
+        return LeaseRow(self.epoch + 1, request.owner, request.token).extended(request, now)
 
-        Raises Fenced if the epoch is no longer current, the token is another, or the lane is gone.
-        """
+    def renewed(self, branch: BranchKey, epoch: int, request: LeaseRequest, now: ClockReading) -> LeaseRow:
+        """Return the lease after ``renew``."""
+        if (epoch, request.token) != (self.epoch, self.token):
+            raise self.refusal(branch, epoch, now)
+        return self.extended(request, now)
 
-    def release(self, lane: LaneKey, epoch: int, token: str) -> None:
-        """Give the lease back. A lane that never had a checkpoint goes with it, and a thread that never had more too.
+    def released(self, branch: BranchKey, epoch: int, token: str, now: ClockReading) -> LeaseRow:
+        """Return the lease after ``release``: free."""
+        if epoch != self.epoch or self.token not in (None, token):
+            raise self.refusal(branch, epoch, now)
+        return LeaseRow(self.epoch)
 
-        Again for the same epoch, or if the lane is gone: nothing happens. Raises Fenced if another took it since.
-        """
+    def extended(self, request: LeaseRequest, now: ClockReading) -> LeaseRow:
+        """Return the lease with the requested time from now on."""
+        return self._replace(expires_us=now.us + request.ttl_us, boot=now.boot)
 
-    def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseRow]:
-        """Return leases that were not released, the one that expired first first."""
+    def check_writer(self, branch: BranchKey, epoch: int | None, token: str | None, now: ClockReading) -> None:
+        """Raise Fenced unless a writer with this epoch (None = any) and token may write."""
+        holds = self.token == token or (token is None and self.left_us(now) <= 0)
+        if epoch not in (None, self.epoch) or not holds:
+            raise self.refusal(branch, epoch or 0, now)
 
-    def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
-        """Take up to ``count`` expired leases at once, the one that expired first first.
+    def check_delete(self, branch: BranchKey, token: str | None, now: ClockReading) -> None:
+        """Raise Fenced if a lease with another token is running."""
+        if self.left_us(now) > 0 and self.token != token:
+            raise self.refusal(branch, 0, now)
 
-        Several may claim at the same time: each lease goes to one of them and none waits for another. Leases already
-        held under the claim's token count too: they are extended and come first.
-        """
+    def refusal(self, branch: BranchKey, epoch: int, now: ClockReading) -> Fenced:
+        """Return the error for a caller with this epoch."""
+        return fenced(branch, epoch, self.epoch, self.owner, self.left_us(now))
+
+
+NO_LEASE = LeaseRow()
+"""The lease of a branch that was never leased, or that does not exist."""

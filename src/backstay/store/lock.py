@@ -1,15 +1,19 @@
-"""One writer at a time over all processes, in the order in which they ask.
+"""Locks: one writer at a time over all processes, and a guard that knows the calls in progress.
 
-SQLite's own write lock is taken by trying again after a pause, and whoever pauses longest loses: with four busy
-writers one may wait for more than a second. ``flock`` queues in the kernel instead.
+SQLite's own write lock is taken by trying again after a pause, and the process that pauses longest loses: with four
+busy writers one may wait for more than a second. ``flock`` queues in the kernel instead. A held lock is an open file of
+its own, and closing it releases the lock. So it keeps out other threads of this process as well as other processes, and
+two users cannot release each other's lock. ``take`` returns an object of Python's own, written in C, because ``with``
+on such an object cannot be interrupted between taking the lock and entering the block, or between leaving the block and
+closing it. ``flock`` has no timeout, so a wait with a time limit happens in a helper thread with an open file of its
+own; without contention there is neither a thread nor a wait.
 
-A lock that is held is an open file of its own, and closing it gives the lock back. So it keeps out the other threads of
-this process as it keeps out other processes, and two users of it cannot give back each other's. What ``take`` returns
-is an object of Python's own, written in C, because ``with`` on such an object cannot be interrupted: no signal comes
-between taking it and entering the block, nor between leaving the block and closing it.
-
-``flock`` has no timeout, so a wait that must be able to end happens in a helper thread with an open file of its own;
-without contention there is neither thread nor wait.
+The guard lets a close or a fork wait for calls in progress. A child process that inherits a SQLite connection can lose
+committed data even through connections of its own, because SQLite thinks it still holds the parent's locks; and a child
+that inherits a lock keeps it. So before a fork every registered store waits for its calls and disconnects; it connects
+again later, in both processes, when needed. Each thread has a lock of its own that it holds during a call, and a fork
+takes them all. There is no counter to maintain: an exception between any two instructions leaves no lock held, and a
+signal handler that calls again finds its own thread's lock.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import io
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -31,36 +37,43 @@ if sys.platform != "win32":
     _WAIT, _NOW = fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB
 
 _CLOSED_IN_CHILDREN: set[int] = set()
-"""Descriptors of helper threads that wait. A forked process that kept one open would share its lock for ever."""
+"""Descriptors of waiting helper threads. A forked process that kept one open would share its lock for ever."""
 
 
-class Held(AbstractContextManager[object], Protocol):
-    """A lock that was taken: an open file. Leaving its ``with`` block, or closing it, gives the lock back."""
+class HeldLock(AbstractContextManager[object], Protocol):
+    """A lock that was taken: an open file. Leaving its ``with`` block, or closing it, releases the lock."""
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
 
 
 class ProcessLock:
-    """An exclusive lock on a file that exists for this alone, to be held for one transaction."""
+    """An exclusive lock on a file that exists only for this, held for one transaction."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path = path
         self._timeout_s = timeout_s
 
     def take(self) -> AbstractContextManager[object]:
-        """Return the lock, taken, for a ``with`` statement; raise StoreBusy if it cannot be had within the timeout."""
+        """Take the lock and return it for a ``with`` statement; raise StoreBusy after the timeout."""
         if sys.platform == "win32":  # no flock there: SQLite's busy handler alone decides who is next
             return contextlib.nullcontext()
         try:
             return self._locked(_NOW)
         except BlockingIOError:
-            return self._wait()
+            held = _Waiter(self).wait(self._timeout_s)
         except OSError as error:
             raise self._failed(error) from error
+        if held is not None:
+            return held
+        raise StoreBusy(
+            f"another process held the store's lock for more than {self._timeout_s:g} s",
+            path=self._path,
+            hint="Try again; if it stays locked, look for a suspended process that has the store open",
+        )
 
     def take_now(self) -> AbstractContextManager[object] | None:
-        """Return the lock, taken, or None if somebody else has it."""
+        """Take the lock and return it, or return None if it is held."""
         if sys.platform == "win32":  # as above
             return contextlib.nullcontext()
         try:
@@ -70,17 +83,7 @@ class ProcessLock:
         except OSError as error:
             raise self._failed(error) from error
 
-    def _wait(self) -> AbstractContextManager[object]:
-        held = _Waiter(self).wait(self._timeout_s)
-        if held is not None:
-            return held
-        raise StoreBusy(
-            f"another process kept the store locked for {self._timeout_s:g} s",
-            path=self._path,
-            hint="Try again; if it stays locked, look for a stopped process that has the store open",
-        )
-
-    def _locked(self, how: int) -> Held:
+    def _locked(self, how: int) -> HeldLock:
         """Open the file and lock it; ``how`` says whether to wait."""
         file = io.FileIO(self._path, "r+", opener=_open_private)
         try:
@@ -95,54 +98,54 @@ class ProcessLock:
 
     def _failed(self, error: OSError) -> StoreError:
         what = f"cannot lock {self._path}: {error.strerror}"
-        return StoreRefused(what, path=self._path, hint="Check the rights of the file and of its folder")
+        return StoreRefused(what, path=self._path, hint="Check the permissions of the file and its folder")
 
 
 class DirectoryLock(ProcessLock):
-    """An exclusive lock on a directory itself: nobody can remove or replace it and leave its files where they are."""
+    """An exclusive lock on a directory itself, which cannot be removed or replaced while its files stay."""
 
-    def _locked(self, how: int) -> Held:
+    def _locked(self, how: int) -> HeldLock:
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if how == _NOW:
                 fcntl.flock(descriptor, how)
             else:
                 _wait_for(descriptor)
-            return os.scandir(descriptor)  # has a descriptor of its own for the same open file, so keeps its lock
+            return os.scandir(descriptor)  # duplicates the descriptor, so it keeps the lock
         finally:
             os.close(descriptor)
 
 
 def is_mine(lock: threading.RLock) -> bool:
-    """Tell whether this thread holds a lock: then a signal handler or a finalizer has interrupted its holder."""
-    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition relies on too
+    """Return whether this thread holds a lock: then a signal handler or a finalizer interrupted its holder."""
+    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # threading.Condition relies on it too
 
 
 def reentered(path: str) -> StoreError:
-    """Return the error for a call from inside another call of the same thread, which can never be waited for."""
+    """Return the error for a call from inside another call of the same thread, which would wait for itself."""
     return StoreError(
-        "this thread is in the middle of another call to the store, so nothing was done: the call came from a signal "
-        "handler, a __del__ method or a weak reference's callback",
+        "a signal handler, a __del__ method or a weakref callback called the store while this thread was inside "
+        "another call; the inner call did nothing",
         path=path,
-        hint="In a signal handler only set a flag, and save when the call that was interrupted has returned",
+        hint="In a signal handler only set a flag, and save after the interrupted call has returned",
     )
 
 
 class _Waiter:
-    """Waits for the lock in a thread of its own, which gives it back if nobody is there any more to take it.
+    """Waits for the lock in a thread of its own, which releases it if the caller has given up.
 
     The thread is started without ``threading.Thread``, whose start waits in code that an interrupt can break.
     """
 
     def __init__(self, lock: ProcessLock) -> None:
         self._lock = lock
-        self._held: Held | None = None  # had, and not taken yet
+        self._held: HeldLock | None = None  # acquired, but not taken by the caller yet
         self._error: OSError | None = None
-        self._asking = threading.Lock()  # held by who asks, until it takes the lock or leaves without
+        self._asking = threading.Lock()  # held by the caller until it takes the lock or gives up
         self._ended = threading.Lock()
         self._ended.acquire()
 
-    def wait(self, timeout_s: float) -> Held | None:
+    def wait(self, timeout_s: float) -> HeldLock | None:
         with self._asking:
             _thread.start_new_thread(self._run, ())
             self._ended.acquire(timeout=timeout_s)
@@ -176,15 +179,115 @@ def _open_private(path: str, flags: int) -> int:
         return os.open(path, flags)
     except FileNotFoundError:
         descriptor = os.open(path, flags | os.O_CREAT, 0o600)
-        os.fchmod(descriptor, 0o600)  # whatever the umask is: it is opened again for every transaction
+        os.fchmod(descriptor, 0o600)  # whatever the umask: it is opened again for every transaction
         return descriptor
+
+
+class CallGuard:
+    """Lets calls in until the store is closed. A call is made as ``with guard.mine(): guard.check()``."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._forking: threading.RLock | None = None
+        self.reset()
+
+    def mine(self) -> threading.RLock:
+        """Return the lock that this thread holds during its calls; call ``check`` first inside it."""
+        thread = threading.get_ident()
+        lock = self._locks.get(thread) or self._locks.setdefault(thread, threading.RLock())
+        forking = self._forking  # read after the lock is in the dict: a later fork sees the lock and waits for it
+        if forking is not None and not is_mine(lock):
+            with forking:
+                pass
+        return lock
+
+    def check(self) -> None:
+        """Raise StoreError after a close, and in a copy of the process that was made without Python's fork hooks."""
+        if self._process != os.getpid():
+            raise StoreError(
+                "the store was opened in another process; this one is a copy made without Python's fork hooks",
+                hint="Open the store after forking, or fork with os.fork or multiprocessing",
+            )
+        if self._closed:
+            raise StoreError("the store is closed", hint="Open it again with backstay.open")
+
+    def shut(self) -> None:
+        """Admit no new calls, and wait until all other threads have left theirs."""
+        self._forking = threading.RLock()
+        for lock in (self._forking, *self._locks.values()):
+            self._taken.append(lock)
+            lock.acquire()
+
+    def reopen(self) -> None:
+        """Admit calls again."""
+        self._forking = None
+        while self._taken:
+            lock = self._taken.pop()
+            if is_mine(lock):
+                lock.release()
+
+    def close(self) -> bool:
+        """Refuse new calls and wait for those in progress; return False if it was closed before."""
+        was_closed, self._closed = self._closed, True
+        for lock in list(self._locks.values()):
+            with lock:
+                pass
+        return not was_closed
+
+    def reset(self) -> None:
+        """Start afresh in a forked process, where no call is in progress."""
+        self._locks: dict[int, threading.RLock] = {}  # by thread id; ids of ended threads are reused
+        self._taken: list[threading.RLock] = []
+        self._forking = None
+        self._process = os.getpid()
+
+
+class Disconnecting(Protocol):
+    """A store that must be disconnected before a fork."""
+
+    guard: CallGuard
+
+    def disconnect(self) -> None:
+        """Close all connections; they are opened again when needed."""
+
+
+_open: weakref.WeakSet[Disconnecting] = weakref.WeakSet()
+
+
+def register(store: Disconnecting) -> None:
+    """Disconnect the store before every fork from now on."""
+    _open.add(store)
+
+
+def forget(store: Disconnecting) -> None:
+    """Undo ``register``."""
+    _open.discard(store)
+
+
+# Forking ----------------------------------------------------------------------------------------------------------
+
+
+def _before_fork() -> None:
+    for store in list(_open):
+        store.guard.shut()
+        store.disconnect()
+
+
+def _all_guards(action: Callable[[CallGuard], None]) -> None:
+    for store in list(_open):
+        action(store.guard)
 
 
 def _after_fork_in_child() -> None:
     for descriptor in _CLOSED_IN_CHILDREN:
         os.close(descriptor)
     _CLOSED_IN_CHILDREN.clear()
+    _all_guards(CallGuard.reset)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _all_guards(CallGuard.reopen),
+        after_in_child=_after_fork_in_child,
+    )

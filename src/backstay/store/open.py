@@ -1,4 +1,4 @@
-"""Which store a URL names: one table, scheme to class."""
+"""Opening a store by its URL: one table from scheme to class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _postgres(url: str) -> Backend:
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("psycopg"):
             raise
-        raise StoreRefused("PostgreSQL needs a driver that is not installed", hint=install_hint("postgres")) from error
+        raise StoreRefused("the PostgreSQL driver is not installed", hint=install_hint("postgres")) from error
     return PostgresStore(url)
 
 
@@ -41,19 +41,15 @@ STORES: dict[str, Callable[[str], Backend]] = {
 _URL_LENGTH_MAX = 10_000
 
 
-def _is_plain(text: str) -> bool:
-    """Tell whether a text can be the name of a file: no NUL, and no half of a character."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
 def open_backend(url: str | os.PathLike[str]) -> Backend:
-    """Open the store that the URL names, making it if it is not there."""
+    """Open the store that the URL names; create it if it does not exist."""
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else ""
-    if not isinstance(text, str) or not text or len(text) > _URL_LENGTH_MAX or not _is_plain(text):
-        raise InvalidInput("a store is named by a path or a URL", hint='For example backstay.open("agent.db")')
+    try:
+        is_valid = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # a lone surrogate
+        is_valid = False
+    if not isinstance(text, str) or not text or len(text) > _URL_LENGTH_MAX or not is_valid:
+        raise InvalidInput("open() needs a path or a URL", hint='For example backstay.open("agent.db")')
     scheme, colon, _ = text.partition(":")
     if text == "memory:":
         return MemoryStore(text)
@@ -61,5 +57,5 @@ def open_backend(url: str | os.PathLike[str]) -> Backend:
         return STORES[scheme](text)
     if colon and "://" in text:
         known = ", ".join(f"{name}:" for name in STORES)
-        raise InvalidInput(f"no store is known for {scheme}://", hint=f"Known are {known} and a file's path")
+        raise InvalidInput(f"there is no store for {scheme}://", hint=f"Use {known} or the path of a file")
     return SqliteStore(text)

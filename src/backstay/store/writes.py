@@ -1,11 +1,11 @@
-"""The pending writes of a task, packed into one row: how both SQL stores keep them. Bytes only, no I/O.
+"""The pending writes of a task, packed into one row, for both SQL stores. Bytes only, no I/O.
 
-A task's writes come together and are read together, and many of them are smaller than what a row costs. So they are
-one row: msgpack of ``[path, write, write, …]`` in the order of their indexes, compressed if that is shorter. A write is
-``[index, channel, kind, count, body]``, and its own path behind these if it is not the first one's.
+A task's writes are stored and read together, and many are smaller than the overhead of a row. So they are one row:
+msgpack of ``[path, write, write, …]`` in the order of their indexes, compressed if that is shorter. A write is
+``[index, channel, kind, count, body]``, plus its own path if that differs from the first one's.
 
-Most of a small write is the same in all of them: names of channels, and how a chat message is written. Compressing
-begins with these words, so a message of fifty characters takes half of what it would.
+Small writes are mostly alike: names of channels, and the fields of a chat message. The compression dictionary holds
+these words, so a message of fifty characters takes half the space.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _UNKNOWN = ("channel", "kind", "count")
 
 
 class Packed(NamedTuple):
-    """Writes of one task as they are stored: a body of that very size is not compressed."""
+    """The stored writes of one task: a body of exactly this size is not compressed."""
 
     size: int
     body: bytes
 
 
 def by_task(writes: Iterable[WriteRow]) -> dict[str, list[WriteRow]]:
-    """Return the writes of each task, in the order given."""
+    """Return the writes grouped by task, in order."""
     tasks: dict[str, list[WriteRow]] = {}
     for row in writes:
         tasks.setdefault(row.task_id, []).append(row)
@@ -56,7 +56,7 @@ def by_task(writes: Iterable[WriteRow]) -> dict[str, list[WriteRow]]:
 
 
 def merge(existing: Iterable[WriteRow], new: Iterable[WriteRow], replace: bool) -> list[WriteRow]:
-    """Return a task's writes after ``new`` ones came, by index; an index that is there is kept unless ``replace``."""
+    """Return a task's writes with ``new`` ones added, by index; an existing index stays unless ``replace``."""
     kept = {row.index: row for row in existing}
     for row in new:
         if replace or row.index not in kept:
@@ -65,7 +65,7 @@ def merge(existing: Iterable[WriteRow], new: Iterable[WriteRow], replace: bool) 
 
 
 def pack(rows: Sequence[WriteRow]) -> Packed:
-    """Return the writes of one task as they are stored; there is at least one."""
+    """Return the writes of one task, at least one, in their stored form."""
     path = rows[0].task_path
     packed: list[Any] = [path]
     for row in rows:
@@ -74,33 +74,33 @@ def pack(rows: Sequence[WriteRow]) -> Packed:
     try:
         data = ormsgpack.packb(packed)
     except TypeError as error:  # half a character, or a number beyond 64 bits
-        raise EncodeError(f"writes of task {rows[0].task_id!r} cannot be stored: {error}") from error
+        raise EncodeError(f"the writes of task {rows[0].task_id!r} cannot be encoded: {error}") from error
     compressed = _WORDS.compress(data) if len(data) >= _COMPRESS_BYTES_MIN else data
     return Packed(len(data), compressed if len(compressed) < len(data) else data)
 
 
 def unpack(task: str, packed: Packed) -> list[WriteRow]:
-    """Return the writes that ``pack`` stored; DecodeError if the bytes are none."""
+    """Return the writes that ``pack`` stored; DecodeError if the bytes are not packed writes."""
     size, body = packed
     data = body if len(body) == size else _WORDS.decompress(body, size)
     try:
         path, *writes = ormsgpack.unpackb(data)
         rows = [_row(task, path, *write) for write in writes]
     except (TypeError, ValueError) as error:
-        raise DecodeError(f"{len(data)} bytes are no packed writes") from error
+        raise DecodeError(f"{len(data)} bytes are not packed writes") from error
     if not rows or any(first.index >= second.index for first, second in pairwise(rows)):
-        raise DecodeError(f"{len(data)} bytes are no packed writes")
+        raise DecodeError(f"{len(data)} bytes are not packed writes")
     return rows
 
 
-class Unreadable(WriteRow):
-    """Stands in a list for all writes of a task whose bytes are damaged. It has these; to ask for more is Corrupted.
+class UnreadableWrites(WriteRow):
+    """Replaces the writes of a task whose bytes are damaged. Its missing fields raise Corrupted when they are read.
 
-    So damage in one row hides no other row, and nobody takes it for a task that has not ended.
+    So damage in one row hides no other row, and the task does not look unfinished.
     """
 
     __slots__ = ("checkpoint", "thread")
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]] = {  # ``asdict`` gives what there is
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]] = {  # so that ``asdict`` leaves the missing fields out
         field.name: field for field in fields(WriteRow) if field.name not in _UNKNOWN
     }
 
@@ -111,27 +111,27 @@ class Unreadable(WriteRow):
 
     def __getattr__(self, name: str) -> Any:
         if name in _UNKNOWN:
-            raise damaged(self.task_id, self.thread, self.checkpoint)
+            raise damaged_writes(self.task_id, self.thread, self.checkpoint)
         raise AttributeError(name)
 
     def __repr__(self) -> str:
         return f"Unreadable(task_id={self.task_id!r})"
 
 
-def damaged(task: str, thread: str, checkpoint: str) -> Corrupted:
-    """Return the error about writes that cannot be read."""
-    what = f"the writes of task {task!r} beside checkpoint {checkpoint} are damaged"
+def damaged_writes(task: str, thread: str, checkpoint: str) -> Corrupted:
+    """Return the error for writes that cannot be read."""
+    what = f"the writes of task {task!r} at checkpoint {checkpoint} are damaged"
     return Corrupted(what, thread=thread, checkpoint=checkpoint, hint=_HINT)
 
 
 def read(tasks: Iterable[tuple[str, Packed]], thread: str, checkpoint: str) -> tuple[WriteRow, ...]:
-    """Return all writes beside a checkpoint, by path, task and index."""
+    """Return all writes of a checkpoint, by path, task and index."""
     rows: list[WriteRow] = []
     for task, packed in tasks:
         try:
             rows += unpack(task, packed)
         except DecodeError:
-            rows.append(Unreadable(task, packed.body, thread, checkpoint))
+            rows.append(UnreadableWrites(task, packed.body, thread, checkpoint))
     rows.sort(key=lambda row: (row.task_path, row.task_id, row.index))
     return tuple(rows)
 
@@ -139,11 +139,11 @@ def read(tasks: Iterable[tuple[str, Packed]], thread: str, checkpoint: str) -> t
 def merged(
     task: str, stored: Packed, new: Iterable[WriteRow], replace: bool, thread: str, checkpoint: str
 ) -> Packed | None:
-    """Return what is to be stored instead of a task's row after ``new`` ones came; None if nothing changes."""
+    """Return the new content of a task's row with ``new`` writes added; None if nothing changes."""
     try:
         existing = unpack(task, stored)
     except DecodeError as error:
-        raise damaged(task, thread, checkpoint) from error
+        raise damaged_writes(task, thread, checkpoint) from error
     rows = merge(existing, new, replace)
     return None if rows == existing else pack(rows)
 

@@ -1,1 +1,1 @@
-"""Tools for testing code that uses Backstay: strategies for values, and the contract of a store."""
+"""Tools for testing code that uses Backstay: value strategies, the store contract, the history checker."""

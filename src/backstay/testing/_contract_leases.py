@@ -1,7 +1,7 @@
-"""The part of the store contract about leases: who may write a lane, take it over, and delete from it.
+"""The part of the store contract about leases: who may write a branch, take it over, and delete from it.
 
 Time is real here: a lease that must run gets an hour, one that must end a millisecond, and its end is awaited by asking
-the store. So these tests run on stores whose clock nobody can set.
+the store. So these tests also run on stores whose clock cannot be set.
 """
 
 from __future__ import annotations
@@ -14,51 +14,62 @@ from typing import Any
 
 import pytest
 
-from backstay.errors import Fenced
-from backstay.store.base import Backend, Head, LaneKey, Query
-from backstay.store.leases import Claim, Held
+from backstay.errors import Conflict, Fenced, IdTaken, NotFound
+from backstay.store.base import Backend, BranchKey, Head, Query
+from backstay.store.leases import LeaseGrant, LeaseRequest
 from backstay.store.records import KINDS, Record
-from backstay.testing.drafts import SPACES, contents, draft, lane, pending, put, seq_of
-from backstay.testing.waiting import wait_until
+from backstay.testing.drafts import (
+    SPACES,
+    branch_key,
+    contents,
+    draft,
+    long_list,
+    names,
+    pending,
+    put,
+    seq_of,
+    state_of,
+    wait_until,
+)
 
 HOUR_US = 3_600_000_000
 MOMENT_US = 1_000
 CLAIMERS = 8
 NOTHING: list[object] = [{}]
-"""What ``everything`` finds in an empty store: no bytes, and nothing else."""
+"""What ``everything`` finds in an empty store: no bytes."""
 
 
-def asking(token: str, ttl_us: int = HOUR_US) -> Claim:
-    """Return a claim under this token."""
-    return Claim(f"owner of {token}", token, ttl_us)
+def asking(token: str, ttl_us: int = HOUR_US) -> LeaseRequest:
+    """Return a lease request with this token."""
+    return LeaseRequest(f"owner of {token}", token, ttl_us)
 
 
-def save(backend: Backend, key: LaneKey, state: dict[str, Any], claim: Claim, **options: Any) -> str:
-    """Add a state at the end of a lane under a lease and return the checkpoint's id."""
+def save(backend: Backend, key: BranchKey, state: dict[str, Any], claim: LeaseRequest, **options: Any) -> str:
+    """Add a state at the end of a branch under a lease and return the checkpoint's id."""
     commit = replace(draft(backend, key, state, **options), claim=claim)
     assert backend.commit(commit).fresh
     return commit.id
 
 
-def acquire_briefly(backend: Backend, key: LaneKey, token: str) -> Held:
+def acquire_briefly(backend: Backend, key: BranchKey, token: str) -> LeaseGrant:
     """Take a lease and let it expire."""
     held = backend.acquire(key, asking(token, MOMENT_US))
     await_expiry(backend, key)
     return held
 
 
-def await_expiry(backend: Backend, key: LaneKey) -> None:
-    """Block until the lane's lease has expired."""
-    wait_until(lambda: key in [row.lane for row in backend.leases(key.namespace, key.thread, True)])
+def await_expiry(backend: Backend, key: BranchKey) -> None:
+    """Block until the branch's lease has expired."""
+    wait_until(lambda: key in [row.branch for row in backend.leases(key.namespace, key.thread, True)])
 
 
 def running(thread: str = "t", name: str = "run") -> Record:
-    """Return a session that has just begun."""
-    return Record("session", lane(thread), name, b"a run", True)
+    """Return a session that has just started."""
+    return Record("session", branch_key(thread), name, b"a run", True)
 
 
 def everything(backend: Backend) -> list[object]:
-    """Return all a store holds but the time that is left, to be compared with later."""
+    """Return everything a store holds except remaining times, to compare with later."""
     found = contents(backend)
     for space in SPACES:
         found += [replace(row, left_us=0) for row in backend.leases(space, None, False)]
@@ -68,61 +79,58 @@ def everything(backend: Backend) -> list[object]:
 
 
 class LeaseRules:
-    """Taking, keeping and giving back leases; and what they let others do."""
+    """Acquiring, renewing and releasing leases, and what they allow others."""
 
     # Taking -------------------------------------------------------------------------------------------------------
 
-    @pytest.mark.row("C5")
     def test_every_new_holder_has_the_next_epoch(self, backend: Backend) -> None:
-        put(backend, lane(), {"n": 1})
+        put(backend, branch_key(), {"n": 1})
         held = []
         for token in ("a", "b", "c"):
-            held.append(backend.acquire(lane(), asking(token)))
-            backend.release(lane(), held[-1].epoch, token)
-        head = backend.head(lane())
+            held.append(backend.acquire(branch_key(), asking(token)))
+            backend.release(branch_key(), held[-1].epoch, token)
+        head = backend.head(branch_key())
 
         assert head is not None
-        assert held == [Held(lane(), head.number, epoch) for epoch in (1, 2, 3)]
+        assert held == [LeaseGrant(branch_key(), head.number, epoch) for epoch in (1, 2, 3)]
         assert head.epoch == 3
 
-    def test_a_lane_that_is_not_there_is_made_without_a_checkpoint_and_shown_nowhere(self, backend: Backend) -> None:
-        held = backend.acquire(lane(), asking("a"))
+    def test_acquiring_a_lease_on_a_missing_branch_creates_it_empty_and_hidden(self, backend: Backend) -> None:
+        held = backend.acquire(branch_key(), asking("a"))
 
-        assert (held.lane, held.epoch) == (lane(), 1)
-        assert backend.head(lane()) == Head(None, held.number, 0, 1, {})
-        assert backend.lanes("", None, None) == []
+        assert (held.branch, held.epoch) == (branch_key(), 1)
+        assert backend.head(branch_key()) == Head(None, held.number, 0, 1, {})
+        assert backend.branches("", None, None) == []
         assert backend.find(Query("", "t")) == []
         assert backend.find(Query("", heads_of_threads=True)) == []
         assert backend.check() == []
 
-    @pytest.mark.row("C5")
     @pytest.mark.parametrize("has_checkpoint", [True, False], ids=["with a checkpoint", "without"])
     def test_a_lease_that_runs_is_refused_to_others_and_its_owner_named(
         self, backend: Backend, has_checkpoint: bool
     ) -> None:
         if has_checkpoint:
-            put(backend, lane(), {"n": 1})
-        backend.acquire(lane(), asking("a"))
+            put(backend, branch_key(), {"n": 1})
+        backend.acquire(branch_key(), asking("a"))
         before = everything(backend)
         with pytest.raises(Fenced) as raised:
-            backend.acquire(lane(), asking("b"))
+            backend.acquire(branch_key(), asking("b"))
 
         assert (raised.value.epoch, raised.value.current, raised.value.owner) == (0, 1, "owner of a")
         assert "owner of a" in str(raised.value)
         assert everything(backend) == before
 
-    @pytest.mark.row("C5")
     def test_a_lease_that_has_expired_is_taken_and_its_old_holder_fenced_out(self, backend: Backend) -> None:
-        put(backend, lane(), {"n": 1})
-        old = acquire_briefly(backend, lane(), "old")
-        late = replace(draft(backend, lane(), {"n": 2}), claim=asking("old"))
-        new = backend.acquire(lane(), asking("new"))
+        put(backend, branch_key(), {"n": 1})
+        old = acquire_briefly(backend, branch_key(), "old")
+        late = replace(draft(backend, branch_key(), {"n": 2}), claim=asking("old"))
+        new = backend.acquire(branch_key(), asking("new"))
         before = everything(backend)
         refused: list[Callable[[], object]] = [
             lambda: backend.commit(late),
-            lambda: backend.renew(lane(), old.epoch, asking("old")),
-            lambda: backend.release(lane(), old.epoch, "old"),
-            lambda: backend.acquire(lane(), asking("old")),
+            lambda: backend.renew(branch_key(), old.epoch, asking("old")),
+            lambda: backend.release(branch_key(), old.epoch, "old"),
+            lambda: backend.acquire(branch_key(), asking("old")),
         ]
         for verb in refused:
             with pytest.raises(Fenced) as raised:
@@ -132,45 +140,51 @@ class LeaseRules:
         assert new.epoch == old.epoch + 1
         assert everything(backend) == before
 
-    @pytest.mark.row("C2", "C5")
     @pytest.mark.parametrize("runs", [True, False], ids=["still runs", "has expired"])
     def test_the_same_token_again_gives_the_first_result_and_extends_the_lease(
         self, backend: Backend, runs: bool
     ) -> None:
-        first = backend.acquire(lane(), asking("a")) if runs else acquire_briefly(backend, lane(), "a")
+        first = backend.acquire(branch_key(), asking("a")) if runs else acquire_briefly(backend, branch_key(), "a")
 
-        assert backend.acquire(lane(), asking("a")) == first
+        assert backend.acquire(branch_key(), asking("a")) == first
         with pytest.raises(Fenced):
-            backend.acquire(lane(), asking("b"))
+            backend.acquire(branch_key(), asking("b"))
 
-    def test_a_lane_can_be_taken_over_before_its_first_checkpoint(self, backend: Backend) -> None:
-        first = acquire_briefly(backend, lane(), "a")
+    def test_a_branch_can_be_taken_over_before_its_first_checkpoint(self, backend: Backend) -> None:
+        first = acquire_briefly(backend, branch_key(), "a")
 
-        assert backend.acquire(lane(), asking("b")) == Held(lane(), first.number, 2)
+        assert backend.acquire(branch_key(), asking("b")) == LeaseGrant(branch_key(), first.number, 2)
 
-    def test_every_lane_has_a_lease_of_its_own(self, backend: Backend) -> None:
-        keys = [lane(), lane("u"), lane(branch="b"), lane(scope="sub"), lane(namespace="other")]
+    def test_every_branch_has_a_lease_of_its_own(self, backend: Backend) -> None:
+        keys = [
+            branch_key(),
+            branch_key("u"),
+            branch_key(name="b"),
+            branch_key(scope="sub"),
+            branch_key(namespace="other"),
+        ]
         for key in keys:
             assert backend.acquire(key, asking("/".join(key))).epoch == 1
         for key in keys:
             backend.renew(key, 1, asking("/".join(key)))
 
-        assert [row.lane for row in backend.leases("", None, False)] == keys[:4]
-        assert [row.lane for row in backend.leases("other", None, False)] == keys[4:]
+        assert [row.branch for row in backend.leases("", None, False)] == keys[:4]
+        assert [row.branch for row in backend.leases("other", None, False)] == keys[4:]
 
-    @pytest.mark.row("C5")
     @pytest.mark.parametrize("before", ["nothing", "free", "expired"])
-    def test_of_many_who_want_a_lease_at_once_exactly_one_gets_it(self, backend: Backend, before: str) -> None:
+    def test_of_many_simultaneous_requests_for_a_lease_exactly_one_succeeds(
+        self, backend: Backend, before: str
+    ) -> None:
         if before == "free":
-            put(backend, lane(), {"n": 1})
+            put(backend, branch_key(), {"n": 1})
         if before == "expired":
-            acquire_briefly(backend, lane(), "gone")
+            acquire_briefly(backend, branch_key(), "gone")
         ready = threading.Barrier(CLAIMERS)
 
-        def race(worker: int) -> Held | None:
+        def race(worker: int) -> LeaseGrant | None:
             ready.wait()
             try:
-                return backend.acquire(lane(), asking(f"token {worker}"))
+                return backend.acquire(branch_key(), asking(f"token {worker}"))
             except Fenced:
                 return None
 
@@ -178,175 +192,171 @@ class LeaseRules:
             won = [(worker, held) for worker, held in enumerate(pool.map(race, range(CLAIMERS))) if held is not None]
 
         ((winner, held),) = won
-        backend.renew(lane(), held.epoch, asking(f"token {winner}"))
+        backend.renew(branch_key(), held.epoch, asking(f"token {winner}"))
 
     # Keeping ------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("runs", [True, False], ids=["still runs", "has expired"])
-    def test_renewing_lets_a_lease_run_for_the_claims_time_from_now_on(self, backend: Backend, runs: bool) -> None:
-        held = backend.acquire(lane(), asking("a", HOUR_US // 4)) if runs else acquire_briefly(backend, lane(), "a")
-        backend.renew(lane(), held.epoch, asking("a"))
+    def test_renewing_extends_a_lease_by_the_requested_time_from_now(self, backend: Backend, runs: bool) -> None:
+        held = (
+            backend.acquire(branch_key(), asking("a", HOUR_US // 4))
+            if runs
+            else acquire_briefly(backend, branch_key(), "a")
+        )
+        backend.renew(branch_key(), held.epoch, asking("a"))
         (row,) = backend.leases("", None, False)
 
         assert HOUR_US // 2 < row.left_us <= HOUR_US
-        backend.renew(lane(), held.epoch, asking("a", MOMENT_US))
-        await_expiry(backend, lane())
+        backend.renew(branch_key(), held.epoch, asking("a", MOMENT_US))
+        await_expiry(backend, branch_key())
 
-    @pytest.mark.row("C5")
     def test_only_the_holder_can_renew(self, backend: Backend) -> None:
-        put(backend, lane(), {"n": 1})
-        backend.acquire(lane(), asking("a"))
-        backend.release(lane(), 1, "a")
-        backend.acquire(lane(), asking("b", HOUR_US // 4))
+        put(backend, branch_key(), {"n": 1})
+        backend.acquire(branch_key(), asking("a"))
+        backend.release(branch_key(), 1, "a")
+        backend.acquire(branch_key(), asking("b", HOUR_US // 4))
         for epoch, token in ((2, "a"), (1, "b"), (3, "b"), (1, "a")):
             with pytest.raises(Fenced) as raised:
-                backend.renew(lane(), epoch, asking(token))
+                backend.renew(branch_key(), epoch, asking(token))
             assert (raised.value.epoch, raised.value.current) == (epoch, 2)
 
         assert backend.leases("", None, False)[0].left_us <= HOUR_US // 4
 
-    def test_a_lease_that_was_given_back_or_whose_lane_is_gone_cannot_be_renewed(self, backend: Backend) -> None:
-        put(backend, lane(), {"n": 1})
-        for key in (lane(), lane("u")):
+    def test_a_lease_that_was_released_or_whose_branch_was_deleted_cannot_be_renewed(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1})
+        for key in (branch_key(), branch_key("u")):
             backend.acquire(key, asking("a"))
             backend.release(key, 1, "a")
             with pytest.raises(Fenced):
                 backend.renew(key, 1, asking("a"))
 
         assert backend.leases("", None, False) == []
-        assert backend.head(lane("u")) is None
+        assert backend.head(branch_key("u")) is None
 
     # Giving back --------------------------------------------------------------------------------------------------
 
-    def test_a_lease_given_back_is_free_at_once_and_giving_it_back_again_changes_nothing(
-        self, backend: Backend
-    ) -> None:
-        put(backend, lane(), {"n": 1})
-        backend.acquire(lane(), asking("a"))
-        backend.release(lane(), 1, "a")
+    def test_a_released_lease_is_free_at_once_and_releasing_it_again_changes_nothing(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1})
+        backend.acquire(branch_key(), asking("a"))
+        backend.release(branch_key(), 1, "a")
         before = everything(backend)
-        backend.release(lane(), 1, "a")
+        backend.release(branch_key(), 1, "a")
         assert everything(backend) == before
 
         assert backend.leases("", None, False) == []
-        assert backend.acquire(lane(), asking("b")).epoch == 2
+        assert backend.acquire(branch_key(), asking("b")).epoch == 2
 
-    @pytest.mark.row("C8")
-    def test_only_the_holder_can_give_a_lease_back(self, backend: Backend) -> None:
-        put(backend, lane(), {"n": 1})
-        acquire_briefly(backend, lane(), "a")
-        backend.acquire(lane(), asking("b"))
+    def test_only_the_holder_can_release_a_lease(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1})
+        acquire_briefly(backend, branch_key(), "a")
+        backend.acquire(branch_key(), asking("b"))
         before = everything(backend)
         for epoch, token in ((1, "a"), (2, "a"), (1, "b")):
             with pytest.raises(Fenced):
-                backend.release(lane(), epoch, token)
+                backend.release(branch_key(), epoch, token)
         assert everything(backend) == before
-        backend.release(lane(), 2, "b")
+        backend.release(branch_key(), 2, "b")
 
         with pytest.raises(Fenced):
-            backend.release(lane(), 1, "a")
+            backend.release(branch_key(), 1, "a")
 
-    def test_a_lane_without_a_checkpoint_goes_with_its_lease(self, backend: Backend) -> None:
-        first = backend.acquire(lane(), asking("a"))
-        backend.release(lane(), 1, "a")
-        assert backend.head(lane()) is None
-        backend.release(lane(), 1, "a")
-        second = backend.acquire(lane(), asking("b"))
+    def test_a_branch_without_a_checkpoint_is_deleted_with_its_lease(self, backend: Backend) -> None:
+        first = backend.acquire(branch_key(), asking("a"))
+        backend.release(branch_key(), 1, "a")
+        assert backend.head(branch_key()) is None
+        backend.release(branch_key(), 1, "a")
+        second = backend.acquire(branch_key(), asking("b"))
 
         assert second.epoch == 1
         assert second.number != first.number
 
-    @pytest.mark.parametrize("kept_by", ["nothing", "lane", "write", "session"])
-    def test_a_thread_goes_with_its_only_lease_unless_there_is_more_in_it(self, backend: Backend, kept_by: str) -> None:
-        backend.acquire(lane("first"), asking("a"))
-        if kept_by == "lane":
-            backend.acquire(lane("first", "b"), asking("b"))
+    @pytest.mark.parametrize("kept_by", ["nothing", "branch", "write", "session"])
+    def test_a_thread_is_deleted_with_its_only_lease_unless_it_holds_more(self, backend: Backend, kept_by: str) -> None:
+        backend.acquire(branch_key("first"), asking("a"))
+        if kept_by == "branch":
+            backend.acquire(branch_key("first", "b"), asking("b"))
         if kept_by == "write":
-            backend.write(lane("first"), "later", [pending("task", 0)], False)
+            backend.write(branch_key("first"), "later", [pending("task", 0)], False)
         if kept_by == "session":
             backend.put_record(running("first"), HOUR_US)
-        backend.release(lane("first"), 1, "a")
+        backend.release(branch_key("first"), 1, "a")
         for thread in ("second", "first"):
-            put(backend, lane(thread), {"n": 1})
-        oldest_last = [row.lane.thread for row in backend.find(Query("", heads_of_threads=True))]
+            put(backend, branch_key(thread), {"n": 1})
+        oldest_last = [row.branch.thread for row in backend.find(Query("", heads_of_threads=True))]
 
         assert oldest_last == (["first", "second"] if kept_by == "nothing" else ["second", "first"])
 
-    @pytest.mark.row("C3")
-    def test_numbers_are_never_given_again_after_an_empty_lane_went_with_its_lease(self, backend: Backend) -> None:
-        first = put(backend, lane(), {"n": 1})
-        number = seq_of(backend, lane(), first)
+    def test_numbers_are_never_reused_after_an_empty_branch_was_deleted_with_its_lease(self, backend: Backend) -> None:
+        first = put(backend, branch_key(), {"n": 1})
+        number = seq_of(backend, branch_key(), first)
         backend.delete("", [first], False)
-        backend.acquire(lane(), asking("a"))
-        backend.release(lane(), 1, "a")
+        backend.acquire(branch_key(), asking("a"))
+        backend.release(branch_key(), 1, "a")
 
-        assert seq_of(backend, lane(), put(backend, lane(), {"n": 2})) > number
+        assert seq_of(backend, branch_key(), put(backend, branch_key(), {"n": 2})) > number
 
     # Listing and claiming -----------------------------------------------------------------------------------------
 
-    def test_leases_are_listed_the_one_that_expired_first_first(self, backend: Backend) -> None:
-        put(backend, lane("a"), {"n": 1})
+    def test_leases_are_listed_earliest_expiry_first(self, backend: Backend) -> None:
+        put(backend, branch_key("a"), {"n": 1})
         for thread in ("running", "a", "b", "given back"):
-            backend.acquire(lane(thread), asking(thread, HOUR_US if thread == "running" else MOMENT_US))
-        backend.release(lane("given back"), 1, "given back")
-        backend.renew(lane("a"), 1, asking("a", MOMENT_US))
+            backend.acquire(branch_key(thread), asking(thread, HOUR_US if thread == "running" else MOMENT_US))
+        backend.release(branch_key("given back"), 1, "given back")
+        backend.renew(branch_key("a"), 1, asking("a", MOMENT_US))
         for thread in ("a", "b"):
-            await_expiry(backend, lane(thread))
+            await_expiry(backend, branch_key(thread))
         listed = backend.leases("", None, False)
 
-        assert [(row.lane.thread, row.owner, row.epoch) for row in listed] == [
+        assert [(row.branch.thread, row.owner, row.epoch) for row in listed] == [
             ("b", "owner of b", 1),
             ("a", "owner of a", 1),
             ("running", "owner of running", 1),
         ]
         assert [row.left_us > 0 for row in listed] == [False, False, True]
-        assert [row.lane.thread for row in backend.leases("", None, True)] == ["b", "a"]
-        assert [row.lane.thread for row in backend.leases("", "running", False)] == ["running"]
+        assert [row.branch.thread for row in backend.leases("", None, True)] == ["b", "a"]
+        assert [row.branch.thread for row in backend.leases("", "running", False)] == ["running"]
         assert backend.leases("", "running", True) == backend.leases("other", None, False) == []
 
-    @pytest.mark.row("C5")
-    def test_expired_leases_are_claimed_the_one_that_expired_first_first(self, backend: Backend) -> None:
-        put(backend, lane("c"), {"n": 1})
-        backend.acquire(lane("running"), asking("running"))
-        backend.acquire(lane("z", namespace="other"), asking("z", MOMENT_US))
-        numbers = {key: backend.acquire(lane(key), asking(key, MOMENT_US)).number for key in ("a", "b", "c")}
-        backend.renew(lane("a"), 1, asking("a", MOMENT_US))
+    def test_expired_leases_are_claimed_oldest_first(self, backend: Backend) -> None:
+        put(backend, branch_key("c"), {"n": 1})
+        backend.acquire(branch_key("running"), asking("running"))
+        backend.acquire(branch_key("z", namespace="other"), asking("z", MOMENT_US))
+        numbers = {key: backend.acquire(branch_key(key), asking(key, MOMENT_US)).number for key in ("a", "b", "c")}
+        backend.renew(branch_key("a"), 1, asking("a", MOMENT_US))
         for key in numbers:
-            await_expiry(backend, lane(key))
+            await_expiry(backend, branch_key(key))
         assert backend.claim("", 0, asking("nobody")) == []
         first, second = backend.claim("", 2, asking("x")), backend.claim("", 2, asking("y"))
 
-        assert first == [Held(lane(key), numbers[key], 2) for key in ("b", "c")]
-        assert second == [Held(lane("a"), numbers["a"], 2)]
+        assert first == [LeaseGrant(branch_key(key), numbers[key], 2) for key in ("b", "c")]
+        assert second == [LeaseGrant(branch_key("a"), numbers["a"], 2)]
         assert backend.claim("", 9, asking("late")) == []
         with pytest.raises(Fenced):
-            backend.renew(lane("b"), 1, asking("b"))
-        save(backend, lane("c"), {"n": 2}, asking("x"))
+            backend.renew(branch_key("b"), 1, asking("b"))
+        save(backend, branch_key("c"), {"n": 2}, asking("x"))
 
-    @pytest.mark.row("C2")
     def test_claiming_again_under_the_same_token_gives_the_same_leases(self, backend: Backend) -> None:
         for thread in ("a", "b", "c"):
-            acquire_briefly(backend, lane(thread), thread)
+            acquire_briefly(backend, branch_key(thread), thread)
         first = backend.claim("", 2, asking("x", MOMENT_US))
         for held in first:
-            await_expiry(backend, held.lane)
+            await_expiry(backend, held.branch)
         again = backend.claim("", 2, asking("x"))
 
         assert len(again) == 2
-        assert {held.lane for held in again} == {held.lane for held in first}
+        assert {held.branch for held in again} == {held.branch for held in first}
         assert {held.epoch for held in again} == {2}
-        assert [row.lane for row in backend.leases("", None, True)] == [lane("c")]
+        assert [row.branch for row in backend.leases("", None, True)] == [branch_key("c")]
 
-    @pytest.mark.row("C5")
-    def test_several_who_claim_at_once_get_different_leases(self, backend: Backend) -> None:
-        keys = {lane(f"t{number}") for number in range(2 * CLAIMERS)}
+    def test_simultaneous_claims_get_different_leases(self, backend: Backend) -> None:
+        keys = {branch_key(f"t{number}") for number in range(2 * CLAIMERS)}
         for key in keys:
             backend.acquire(key, asking("gone", MOMENT_US))
         for key in keys:
             await_expiry(backend, key)
         ready = threading.Barrier(CLAIMERS)
 
-        def race(worker: int) -> list[Held]:
+        def race(worker: int) -> list[LeaseGrant]:
             ready.wait()
             return backend.claim("", 3, asking(f"worker {worker}"))
 
@@ -354,5 +364,206 @@ class LeaseRules:
             claimed = [held for each in pool.map(race, range(CLAIMERS)) for held in each]
         claimed += backend.claim("", 2 * CLAIMERS, asking("the rest"))
 
-        assert sorted(held.lane for held in claimed) == sorted(keys)
+        assert sorted(held.branch for held in claimed) == sorted(keys)
         assert {held.epoch for held in claimed} == {2}
+
+
+# Fences: a lease keeps others from committing and deleting.
+
+
+class FenceRules:
+    """What only the holder of a lease may do to its branch."""
+
+    # Committing ---------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("exists", [True, False], ids=["with checkpoints", "without"])
+    def test_the_holder_writes_and_each_commit_extends_the_lease(self, backend: Backend, exists: bool) -> None:
+        if exists:
+            put(backend, branch_key(), {"list": long_list(9)})
+        held = acquire_briefly(backend, branch_key(), "a")  # expired, and not taken by another
+        first = save(backend, branch_key(), {"list": long_list(20)}, asking("a"))
+        with pytest.raises(Fenced):
+            backend.acquire(branch_key(), asking("b"))
+        second = save(backend, branch_key(), {"list": long_list(30)}, asking("a"))
+        (shown,) = backend.branches("", None, None)
+
+        assert (shown.head, shown.epoch) == (second, held.epoch)
+        assert names(backend.find(Query(*branch_key())))[:2] == [second, first]
+        assert state_of(backend, second) == {"list": long_list(30)}
+        assert HOUR_US // 2 < backend.leases("", None, False)[0].left_us <= HOUR_US
+
+    @pytest.mark.parametrize("exists", [True, False], ids=["with checkpoints", "without"])
+    @pytest.mark.parametrize("token", [None, "b"], ids=["no claim", "another token"])
+    def test_while_a_lease_runs_only_its_holder_writes(self, backend: Backend, exists: bool, token: str | None) -> None:
+        if exists:
+            put(backend, branch_key(), {"list": long_list(9)})
+        backend.acquire(branch_key(), asking("a"))
+        before = everything(backend)
+        late = draft(backend, branch_key(), {"list": long_list(20)})
+        with pytest.raises(Fenced) as raised:
+            backend.commit(replace(late, claim=None if token is None else asking(token)))
+
+        assert (raised.value.current, raised.value.owner) == (1, "owner of a")
+        assert everything(backend) == before
+
+    def test_after_a_lease_has_expired_its_epoch_and_the_head_still_protect(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1})
+        unaware = draft(backend, branch_key(), {"n": 2})
+        acquire_briefly(backend, branch_key(), "a")
+        mine = replace(draft(backend, branch_key(), {"n": 3}), claim=asking("a"))
+        with pytest.raises(Fenced):
+            backend.commit(unaware)
+        put(backend, branch_key(), {"n": 4})
+        with pytest.raises(Conflict):
+            backend.commit(mine)
+
+        assert [state_of(backend, row.id) for row in backend.find(Query(*branch_key()))] == [{"n": 4}, {"n": 1}]
+
+    def test_after_a_release_everyone_writes_and_the_old_holder_only_without_its_lease(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1})
+        backend.acquire(branch_key(), asking("a"))
+        backend.release(branch_key(), 1, "a")
+        with pytest.raises(Fenced):
+            backend.commit(replace(draft(backend, branch_key(), {"n": 2}), claim=asking("a")))
+        put(backend, branch_key(), {"n": 3})
+
+        assert len(backend.find(Query(*branch_key()))) == 2
+
+    @pytest.mark.parametrize("epoch", [0, 1])
+    def test_a_commit_under_a_lease_on_a_missing_branch_is_fenced(self, backend: Backend, epoch: int) -> None:
+        late = replace(draft(backend, branch_key(), {"text": "x" * 999}), claim=asking("a"), epoch=epoch)
+        with pytest.raises(Fenced):
+            backend.commit(late)
+
+        assert everything(backend) == NOTHING
+        assert backend.head(branch_key()) is None
+
+    def test_a_stored_commit_gives_its_result_again_even_to_a_fenced_writer(self, backend: Backend) -> None:
+        backend.acquire(branch_key(), asking("a", MOMENT_US))
+        commit = replace(draft(backend, branch_key(), {"n": 1}, "one"), claim=asking("a", MOMENT_US))
+        first = backend.commit(commit)
+        await_expiry(backend, branch_key())
+        backend.acquire(branch_key(), asking("b"))
+        before = everything(backend)
+
+        assert backend.commit(commit) == replace(first, fresh=False)
+        with pytest.raises(IdTaken):
+            backend.commit(replace(commit, digest=bytes(32)))
+        assert everything(backend) == before
+
+    def test_a_fenced_writer_gets_fenced_even_if_the_branch_moved(self, backend: Backend) -> None:
+        acquire_briefly(backend, branch_key(), "a")
+        late = replace(draft(backend, branch_key(), {"n": 1}), claim=asking("a"))
+        backend.acquire(branch_key(), asking("b"))
+        save(backend, branch_key(), {"n": 2}, asking("b"))
+        with pytest.raises(Fenced) as raised:
+            backend.commit(late)
+
+        assert not isinstance(raised.value, Conflict)
+        assert (raised.value.epoch, raised.value.current) == (1, 2)
+
+    def test_a_commit_that_is_refused_does_not_extend_the_lease(self, backend: Backend) -> None:
+        backend.acquire(branch_key(), asking("a", HOUR_US // 4))
+        late = replace(draft(backend, branch_key(), {"n": 1}), claim=asking("a"))
+        save(backend, branch_key(), {"n": 2}, asking("a", HOUR_US // 4))
+        with pytest.raises(Conflict):
+            backend.commit(late)
+        with pytest.raises(NotFound):
+            backend.commit(replace(draft(backend, branch_key(), {"n": 3}), claim=asking("a"), requires="no such"))
+
+        assert backend.leases("", None, False)[0].left_us <= HOUR_US // 4
+
+    def test_only_the_holder_can_fork_onto_a_leased_branch(self, backend: Backend) -> None:
+        source = put(backend, branch_key(), {"list": long_list(9)})
+        made_before = draft(backend, branch_key("u"), {"list": long_list(9)}, origin=source)
+        backend.acquire(branch_key("u"), asking("a"))
+        with pytest.raises(Fenced):
+            backend.commit(made_before)
+        fork = save(backend, branch_key("u"), {"list": long_list(9)}, asking("a"), origin=source)
+        (shown,) = backend.branches("", "u", None)
+        assert (shown.head, shown.origin) == (fork, source)
+        backend.delete_thread("", "t")
+        (row,) = backend.find(Query(*branch_key("u")))
+
+        assert row.parent_digest is not None, "its parent is gone, and it stored the digest before"
+        assert state_of(backend, fork) == {"list": long_list(9)}
+
+    # Deleting -----------------------------------------------------------------------------------------------------
+
+    def test_no_head_is_deleted_from_under_a_lease_that_runs(self, backend: Backend) -> None:
+        ids = [put(backend, branch_key(), {"list": long_list(n * 9)}) for n in (1, 2, 3)]
+        free = put(backend, branch_key("u"), {"n": 1})
+        backend.acquire(branch_key(), asking("a"))
+        before = everything(backend)
+        for doomed, token in (([free, ids[2]], None), ([ids[0], ids[2], free], "b"), (ids, None)):
+            with pytest.raises(Fenced) as raised:
+                backend.delete("", doomed, False, token)
+            assert raised.value.owner == "owner of a"
+            assert everything(backend) == before
+
+        assert backend.delete("", [*ids, free], True).checkpoints == 2
+        assert names(backend.find(Query(*branch_key()))) == ids[2:]
+
+    def test_older_checkpoints_can_be_deleted_under_a_lease(self, backend: Backend) -> None:
+        ids = [put(backend, branch_key(), {"n": n}) for n in range(3)]
+        backend.acquire(branch_key(), asking("a"))
+
+        assert backend.delete("", ids[:2], False).checkpoints == 2
+        save(backend, branch_key(), {"n": 4}, asking("a"))
+
+    @pytest.mark.parametrize("who", ["holder", "anyone after its end"])
+    def test_an_emptied_branch_is_deleted_with_its_lease_and_its_holder_cannot_use_it_again(
+        self, backend: Backend, who: str
+    ) -> None:
+        name = put(backend, branch_key(), {"n": 1})
+        held = acquire_briefly(backend, branch_key(), "a")
+        if who == "holder":
+            backend.renew(branch_key(), held.epoch, asking("a"))
+        late = replace(draft(backend, branch_key(), {"n": 2}), claim=asking("a"))
+        removed = backend.delete("", [name], False, "a" if who == "holder" else None)
+        assert (removed.checkpoints, removed.branches) == (1, 1)
+        assert (backend.head(branch_key()), backend.leases("", None, False)) == (None, [])
+        for _ in ("gone", "made anew"):
+            with pytest.raises(Fenced):
+                backend.renew(branch_key(), held.epoch, asking("a"))
+            with pytest.raises((Fenced, Conflict)):
+                backend.commit(late)
+            backend.acquire(branch_key(), asking("b"))
+
+        assert backend.find(Query(*branch_key())) == []
+
+    def test_the_head_before_becomes_the_head_and_the_lease_stays(self, backend: Backend) -> None:
+        ids = [put(backend, branch_key(), {"n": n}) for n in range(2)]
+        backend.acquire(branch_key(), asking("a"))
+        backend.delete("", ids[1:], False, "a")
+
+        assert backend.branches("", None, None)[0].head == ids[0]
+        save(backend, branch_key(), {"n": 3}, asking("a"))
+
+    @pytest.mark.parametrize("branch", ["main", "b", "empty"])
+    def test_no_thread_is_deleted_from_under_a_lease_that_runs_on_any_of_its_branches(
+        self, backend: Backend, branch: str
+    ) -> None:
+        put(backend, branch_key(), {"list": long_list(9)})
+        put(backend, branch_key(name="b"), {"n": 1})
+        backend.put_record(running("t"), HOUR_US)
+        backend.acquire(branch_key(name=branch), asking("a"))
+        before = everything(backend)
+        for token in (None, "b"):
+            with pytest.raises(Fenced):
+                backend.delete_thread("", "t", token)
+            assert everything(backend) == before
+
+        assert backend.delete_thread("", "t", "a").checkpoints == 2
+        assert everything(backend) == NOTHING
+        assert backend.head(branch_key(name=branch)) is None
+
+    def test_a_thread_can_be_deleted_once_its_leases_have_expired_or_were_released(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1})
+        backend.acquire(branch_key(), asking("a"))
+        backend.release(branch_key(), 1, "a")
+        acquire_briefly(backend, branch_key(name="empty"), "b")
+
+        assert backend.delete_thread("", "t").checkpoints == 1
+        assert backend.leases("", None, False) == []
+        assert backend.acquire(branch_key(name="empty"), asking("c")).epoch == 1

@@ -8,14 +8,7 @@ import pytest
 
 from backstay.errors import InvalidInput, NotFound
 from backstay.store.base import Backend, Query
-from backstay.testing.drafts import (
-    lane,
-    long_list,
-    names,
-    pending,
-    put,
-    state_of,
-)
+from backstay.testing.drafts import branch_key, long_list, names, pending, put, state_of
 
 HOSTILE = (
     "../x",
@@ -34,22 +27,21 @@ HOSTILE = (
 )
 
 
-class Lists:
-    """Which rows come back, in which order, and what they carry."""
+class ListRules:
+    """Which rows a query returns, in which order, and with what."""
 
     # Finding ------------------------------------------------------------------------------------------------------
 
     def test_threads_are_listed_in_the_order_of_their_first_write_of_any_kind(self, backend: Backend) -> None:
-        backend.write(lane(thread="writes first"), "later", [pending("task", 0)], False)
-        put(backend, lane(thread="saved first"), {"n": 1})
-        put(backend, lane(thread="writes first"), {"n": 1})
+        backend.write(branch_key(thread="writes first"), "later", [pending("task", 0)], False)
+        put(backend, branch_key(thread="saved first"), {"n": 1})
+        put(backend, branch_key(thread="writes first"), {"n": 1})
         heads = backend.find(Query("", heads_of_threads=True))
 
-        assert [row.lane.thread for row in heads] == ["saved first", "writes first"]
+        assert [row.branch.thread for row in heads] == ["saved first", "writes first"]
 
-    @pytest.mark.row("S3-26", "S3-27", "S2x-08", "W4-17")
-    def test_pages_go_on_where_the_last_one_ended(self, backend: Backend) -> None:
-        ids = [put(backend, lane(branch=f"b{n % 3}"), {"n": n}) for n in range(7)]
+    def test_pages_continue_where_the_last_one_ended(self, backend: Backend) -> None:
+        ids = [put(backend, branch_key(name=f"b{n % 3}"), {"n": n}) for n in range(7)]
         found: list[str] = []
         before: int | None = None
         while page := backend.find(Query("", "t", before=before, limit=3)):
@@ -61,7 +53,7 @@ class Lists:
 
     def test_a_list_is_narrowed_by_branch_scope_step_tag_and_notes(self, backend: Backend) -> None:
         for n in range(1, 7):
-            key = lane(branch="b" if n % 2 else "main", scope="sub" if n > 4 else "")
+            key = branch_key(name="b" if n % 2 else "main", scope="sub" if n > 4 else "")
             put(backend, key, {}, str(n), step=n, tags=["even"] if n % 2 == 0 else [], metadata={"user": n % 3})
 
         def found(**wanted: Any) -> list[str]:
@@ -74,17 +66,16 @@ class Lists:
         assert found(tag="even") == ["6", "4", "2"]
         assert found(tag="even", step_max=5, limit=1) == ["4"]
 
-    @pytest.mark.row("S3-23")
-    def test_ids_are_found_newest_first_and_missing_ones_passed_over(self, backend: Backend) -> None:
+    def test_ids_are_found_newest_first_and_missing_ones_are_skipped(self, backend: Backend) -> None:
         for name in ("first", "second", "third"):
-            put(backend, lane(), {}, name)
+            put(backend, branch_key(), {}, name)
 
         assert names(backend.find(Query("", ids=("first", "no such", "third")))) == ["third", "first"]
         assert backend.find(Query("", ids=())) == []
 
     def test_ids_are_narrowed_like_any_other_list(self, backend: Backend) -> None:
-        put(backend, lane("a"), {}, "one", tags=["x"])
-        put(backend, lane("b"), {}, "two", step=5)
+        put(backend, branch_key("a"), {}, "one", tags=["x"])
+        put(backend, branch_key("b"), {}, "two", step=5)
 
         assert names(backend.find(Query("", "b", ids=("one", "two")))) == ["two"]
         assert names(backend.find(Query("", ids=("one", "two"), tag="x"))) == ["one"]
@@ -94,13 +85,12 @@ class Lists:
         with pytest.raises(InvalidInput):
             backend.find(Query(""))
 
-    @pytest.mark.row("S3-25", "S3-27")
     def test_threads_are_shown_by_their_newest_row_the_thread_made_last_first(self, backend: Backend) -> None:
         for thread in ("a", "b", "c"):
-            put(backend, lane(thread), {}, f"{thread}1")
-        put(backend, lane("a", branch="x"), {}, "a2")
-        put(backend, lane("b", scope="sub"), {}, "b2")
-        put(backend, lane("z", namespace="other"), {}, "z1")
+            put(backend, branch_key(thread), {}, f"{thread}1")
+        put(backend, branch_key("a", name="x"), {}, "a2")
+        put(backend, branch_key("b", scope="sub"), {}, "b2")
+        put(backend, branch_key("z", namespace="other"), {}, "z1")
         every = backend.find(Query("", heads_of_threads=True))
         rest = backend.find(Query("", heads_of_threads=True, before=every[0].thread_number, limit=1))
 
@@ -109,18 +99,17 @@ class Lists:
         assert names(backend.find(Query("", scope="", heads_of_threads=True))) == ["c1", "b1", "a2"]
 
     def test_payload_and_writes_come_only_if_asked_for(self, backend: Backend) -> None:
-        name = put(backend, lane(), {"n": 1})
-        backend.write(lane(), name, [pending("task", 0)], False)
-        (bare,) = backend.find(Query(*lane()))
-        (full,) = backend.find(Query(*lane(), payload=True, writes=True))
+        name = put(backend, branch_key(), {"n": 1})
+        backend.write(branch_key(), name, [pending("task", 0)], False)
+        (bare,) = backend.find(Query(*branch_key()))
+        (full,) = backend.find(Query(*branch_key(), payload=True, writes=True))
 
         assert (bare.manifest, bare.writes) == (b"", ())
         assert full.manifest
         assert full.writes == (pending("task", 0),)
 
-    @pytest.mark.row("S2x-08", "W3-06")
     def test_namespaces_do_not_see_each_other(self, backend: Backend) -> None:
-        mine, other = lane(), lane(namespace="other")
+        mine, other = branch_key(), branch_key(namespace="other")
         for key in (mine, other):
             put(backend, key, {"space": key.namespace, "list": long_list(5)}, "one", tags=[key.namespace or "none"])
             put(backend, key, {"n": 2}, "two")
@@ -133,100 +122,98 @@ class Lists:
         assert state_of(backend, "one", "other") == {"space": "other", "list": long_list(5)}
         assert (kept.tags, len(kept.writes)) == (("more", "other"), 1)
 
-    def test_a_head_in_one_namespace_spares_nothing_in_another(self, backend: Backend) -> None:
-        put(backend, lane(), {}, "one")
-        put(backend, lane(), {}, "two")
-        put(backend, lane(namespace="other"), {}, "one")
+    def test_a_head_in_one_namespace_protects_nothing_in_another(self, backend: Backend) -> None:
+        put(backend, branch_key(), {}, "one")
+        put(backend, branch_key(), {}, "two")
+        put(backend, branch_key(namespace="other"), {}, "one")
 
         assert backend.delete("", ["one"], True).checkpoints == 1
 
     def test_scopes_do_not_see_each_other(self, backend: Backend) -> None:
         for scope in ("", "sub", "sub|inner"):
-            put(backend, lane(scope=scope), {"scope": scope}, f"in {scope}")
-        head = backend.head(lane(scope="sub"))
+            put(backend, branch_key(scope=scope), {"scope": scope}, f"in {scope}")
+        head = backend.head(branch_key(scope="sub"))
 
         assert head is not None
         assert head.row is not None
         assert head.row.id == "in sub"
         assert names(backend.find(Query("", "t", "sub"))) == ["in sub"]
 
-    @pytest.mark.row("S2x-08")
     @pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name[:36]))
     def test_any_name_means_only_itself(self, backend: Backend, name: str) -> None:
-        put(backend, lane(), {"plain": True}, "plain", tags=["plain"])
-        for key in (lane(name, "main"), lane("u", name), lane("v", scope=name)):
+        put(backend, branch_key(), {"plain": True}, "plain", tags=["plain"])
+        for key in (branch_key(name, "main"), branch_key("u", name), branch_key("v", scope=name)):
             put(backend, key, {"at": list(key)})
             assert len(backend.find(Query(*key))) == 1
-        put(backend, lane("w"), {"id": True}, name, tags=[name])
-        backend.write(lane("w"), name, [pending(name, 0, path=name)], False)
+        put(backend, branch_key("w"), {"id": True}, name, tags=[name])
+        backend.write(branch_key("w"), name, [pending(name, 0, path=name)], False)
         (row,) = backend.find(Query("", ids=(name,), writes=True))
 
         assert (row.id, row.tags, row.writes[0].task_id) == (name, (name,), name)
         assert names(backend.find(Query("", "w", tag=name))) == [name]
         assert backend.delete_thread("", name).checkpoints == 1
         assert backend.delete("", [name], False).checkpoints == 1
-        assert {found.key.thread for found in backend.lanes("", None, None)} == {"t", "u", "v"}
+        assert {found.key.thread for found in backend.branches("", None, None)} == {"t", "u", "v"}
         assert state_of(backend, "plain") == {"plain": True}
 
-    def test_lanes_are_listed_oldest_first_with_head_and_origin(self, backend: Backend) -> None:
-        first = put(backend, lane(), {"n": 1})
-        put(backend, lane(branch="b"), {"n": 1}, "fork", origin=first)
-        put(backend, lane("u", scope="sub"), {"n": 1}, "sub")
-        last = put(backend, lane(), {"n": 2})
-        shown = [(each.key.thread, each.key.branch, each.head, each.origin) for each in backend.lanes("", None, None)]
+    def test_branches_are_listed_oldest_first_with_head_and_origin(self, backend: Backend) -> None:
+        first = put(backend, branch_key(), {"n": 1})
+        put(backend, branch_key(name="b"), {"n": 1}, "fork", origin=first)
+        put(backend, branch_key("u", scope="sub"), {"n": 1}, "sub")
+        last = put(backend, branch_key(), {"n": 2})
+        shown = [(each.key.thread, each.key.name, each.head, each.origin) for each in backend.branches("", None, None)]
 
         assert shown == [("t", "main", last, None), ("t", "b", "fork", first), ("u", "main", "sub", None)]
-        assert [each.key for each in backend.lanes("", "t", "")] == [lane(), lane(branch="b")]
-        assert [each.key for each in backend.lanes("", None, "sub")] == [lane("u", scope="sub")]
-        assert backend.lanes("other", None, None) == []
-        assert [each.head_seq for each in backend.lanes("", "t", "")] == [3, 2]
+        assert [each.key for each in backend.branches("", "t", "")] == [branch_key(), branch_key(name="b")]
+        assert [each.key for each in backend.branches("", None, "sub")] == [branch_key("u", scope="sub")]
+        assert backend.branches("other", None, None) == []
+        assert [each.head_seq for each in backend.branches("", "t", "")] == [3, 2]
 
     # Tags and writes ----------------------------------------------------------------------------------------------
 
     def test_tags_are_added_and_removed_and_shown_in_order(self, backend: Backend) -> None:
-        name = put(backend, lane(), {}, tags=["m"])
+        name = put(backend, branch_key(), {}, tags=["m"])
 
         assert backend.tag("", name, ["z", "a", "m"], []) == ("a", "m", "z")
         assert backend.tag("", name, [], ["m", "never there"]) == ("a", "z")
-        assert [row.tags for row in backend.find(Query(*lane()))] == [("a", "z")]
+        assert [row.tags for row in backend.find(Query(*branch_key()))] == [("a", "z")]
         for missing in (("", "no such"), ("other", name)):
             with pytest.raises(NotFound):
                 backend.tag(*missing, ["x"], [])
 
-    @pytest.mark.row("C6")
     def test_langgraph_writes_may_come_before_their_checkpoint(self, backend: Backend) -> None:
-        backend.write(lane(), "later", [pending("task", 0), pending("task", 1)], False)
+        backend.write(branch_key(), "later", [pending("task", 0), pending("task", 1)], False)
         assert backend.find(Query("", ids=("later",))) == []
-        put(backend, lane(), {"n": 1}, "later")
-        head = backend.head(lane())
+        put(backend, branch_key(), {"n": 1}, "later")
+        head = backend.head(branch_key())
 
         assert head is not None
         assert head.row is not None
         assert head.row.writes == (pending("task", 0), pending("task", 1))
 
-    def test_langgraph_a_write_is_kept_unless_it_is_to_be_replaced(self, backend: Backend) -> None:
-        name = put(backend, lane(), {})
+    def test_langgraph_an_existing_write_is_kept_unless_it_is_replaced_on_purpose(self, backend: Backend) -> None:
+        name = put(backend, branch_key(), {})
         for body, replaces in ((b"first", False), (b"second", False)):
-            backend.write(lane(), name, [pending("task", -1, body), pending("task", 0, body)], replaces)
-        backend.write(lane(), name, [pending("task", -1, b"third", "path")], True)
-        (row,) = backend.find(Query(*lane(), writes=True))
+            backend.write(branch_key(), name, [pending("task", -1, body), pending("task", 0, body)], replaces)
+        backend.write(branch_key(), name, [pending("task", -1, b"third", "path")], True)
+        (row,) = backend.find(Query(*branch_key(), writes=True))
 
         assert row.writes == (pending("task", 0, b"first"), pending("task", -1, b"third", "path"))
 
     def test_langgraph_writes_come_in_the_order_of_path_task_and_index(self, backend: Backend) -> None:
-        name = put(backend, lane(), {})
+        name = put(backend, branch_key(), {})
         given = [(task, index, path) for path in ("~b", "", "~a") for task in ("2", "10", "1") for index in (3, -1, 0)]
         rows = [pending(f"{task}{path}", index, path=path) for task, index, path in given]
-        backend.write(lane(), name, rows, False)
-        (row,) = backend.find(Query(*lane(), writes=True))
+        backend.write(branch_key(), name, rows, False)
+        (row,) = backend.find(Query(*branch_key(), writes=True))
 
         assert list(row.writes) == sorted(rows, key=lambda w: (w.task_path, w.task_id, w.index))
 
-    def test_writes_go_with_their_checkpoint(self, backend: Backend) -> None:
+    def test_writes_are_deleted_with_their_checkpoint(self, backend: Backend) -> None:
         for name in ("one", "two"):
-            put(backend, lane(), {"n": 1}, name)
-            backend.write(lane(), name, [pending("task", 0)], False)
+            put(backend, branch_key(), {"n": 1}, name)
+            backend.write(branch_key(), name, [pending("task", 0)], False)
         backend.delete("", ["one"], False)
-        put(backend, lane(), {"n": 1}, "one")
+        put(backend, branch_key(), {"n": 1}, "one")
 
-        assert [row.writes for row in backend.find(Query(*lane(), writes=True))] == [(), (pending("task", 0),)]
+        assert [row.writes for row in backend.find(Query(*branch_key(), writes=True))] == [(), (pending("task", 0),)]

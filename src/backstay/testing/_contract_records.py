@@ -1,4 +1,4 @@
-"""The part of the store contract about records: compare-and-swap by version, fences, lists, and with what they go."""
+"""The part of the store contract about records: compare-and-swap by version, fences, lists, deletion."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from backstay.errors import Fenced, NotFound
-from backstay.store.base import PAGE_ROWS_MAX, Backend, LaneKey, Query
+from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
 from backstay.store.records import KINDS, Fence, Kind, Record
 from backstay.testing._contract_leases import HOUR_US, MOMENT_US, NOTHING, acquire_briefly, asking, everything
 from backstay.testing._contract_lists import HOSTILE
-from backstay.testing.drafts import contents, draft, lane, put
-from backstay.testing.waiting import wait_until
+from backstay.testing.drafts import branch_key, contents, draft, put, wait_until
 
 WRITERS = 8
 ROUNDS = 10
@@ -29,14 +28,14 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 def fresh(kind: Kind, key: str = "one", **changes: Any) -> Record:
     """Return a record that is not stored yet."""
-    return replace(Record(kind, lane(), key, BODY, True), **changes)
+    return replace(Record(kind, branch_key(), key, BODY, True), **changes)
 
 
 def keep(backend: Backend, kind: Kind, key: str = "one", **changes: Any) -> Record:
     """Store a new record; an interrupt belongs to a new checkpoint if none is named."""
     record = fresh(kind, key, **changes)
     if kind == "interrupt" and record.checkpoint is None:
-        record = replace(record, checkpoint=put(backend, record.lane, {"n": 1}))
+        record = replace(record, checkpoint=put(backend, record.branch, {"n": 1}))
     return backend.put_record(record)
 
 
@@ -46,23 +45,23 @@ def pause(backend: Backend, key: str = "ask", checkpoint: str | None = None, **c
 
 
 def change(backend: Backend, row: Record, body: bytes = b"changed", **changes: Any) -> Record:
-    """Write over a record as it was seen."""
+    """Overwrite a record."""
     return backend.put_record(replace(row, body=body, **changes))
 
 
 def close(backend: Backend, row: Record) -> Record:
-    """Write over a record so that it is no longer open."""
+    """Overwrite a record so that it is no longer open."""
     return change(backend, row, b"closed", open=False)
 
 
 def listed(backend: Backend, namespace: str = "", thread: str | None = None, open_only: bool = False) -> list[Record]:
-    """Return the records of every kind, without the time that is left."""
+    """Return the records of every kind, without remaining times."""
     found = [record for kind in KINDS for record in backend.records(kind, namespace, thread, open_only, 0, 1000)]
     return [replace(record, left_us=0) for record in found]
 
 
 class RecordRules:
-    """Writing, fencing, listing, and what becomes of records when checkpoints, branches and threads go."""
+    """Writing, fencing and listing records, and deleting them with their checkpoints, branches and threads."""
 
     reopens: ClassVar[bool]
 
@@ -70,9 +69,9 @@ class RecordRules:
 
     @every_kind
     def test_a_record_comes_back_as_it_was_stored_and_as_it_was_changed(self, backend: Backend, kind: Kind) -> None:
-        key = lane(scope="sub", branch="b")
-        row = keep(backend, kind, lane=key)
-        assert row == fresh(kind, lane=key, checkpoint=row.checkpoint, version=1, number=row.number)
+        key = branch_key(scope="sub", name="b")
+        row = keep(backend, kind, branch=key)
+        assert row == fresh(kind, branch=key, checkpoint=row.checkpoint, version=1, number=row.number)
         assert row.number > 0
         assert backend.record(kind, key, "one") == row
         closed = close(backend, row)
@@ -83,7 +82,9 @@ class RecordRules:
         assert backend.records(kind, "", "t", True, 0, 10) == []
 
     @every_kind
-    def test_only_who_saw_the_newest_version_writes_and_who_did_not_sees_it(self, backend: Backend, kind: Kind) -> None:
+    def test_only_a_writer_with_the_newest_version_succeeds_and_others_get_that_version(
+        self, backend: Backend, kind: Kind
+    ) -> None:
         first = keep(backend, kind)
         second = change(backend, first)
         for late in (fresh(kind, body=b"late", checkpoint=first.checkpoint), replace(first, body=b"late")):
@@ -91,7 +92,7 @@ class RecordRules:
         for version in (3, 4, 10**9):
             assert change(backend, replace(second, version=version), b"early") == second
 
-        assert backend.record(kind, lane(), "one") == second
+        assert backend.record(kind, branch_key(), "one") == second
 
     @every_kind
     def test_later_writes_change_the_body_and_whether_it_is_open_and_nothing_else(
@@ -103,7 +104,6 @@ class RecordRules:
         assert opened == replace(row, body=b"again", version=3)
         assert backend.records(kind, "", None, True, 0, 10) == [opened]
 
-    @pytest.mark.row("C2")
     @every_kind
     def test_a_write_that_is_repeated_gives_its_row_again(self, backend: Backend, kind: Kind) -> None:
         first = keep(backend, kind)
@@ -122,17 +122,19 @@ class RecordRules:
         assert (old.version, new.version) == (1, 1)
 
         assert change(backend, old) == new
-        assert backend.record(kind, lane(), "one") == new
+        assert backend.record(kind, branch_key(), "one") == new
 
     @every_kind
-    def test_what_is_not_there_cannot_be_changed(self, backend: Backend, kind: Kind) -> None:
+    def test_a_missing_record_cannot_be_changed(self, backend: Backend, kind: Kind) -> None:
         row = keep(backend, kind)
-        missing = [replace(row, key="another"), replace(row, lane=lane(namespace="other"))]
+        missing = [replace(row, key="another"), replace(row, branch=branch_key(namespace="other"))]
         if kind == "effect":
-            missing += [replace(row, lane=key) for key in (lane(branch="b"), lane(scope="sub"), lane("u"))]
+            missing += [
+                replace(row, branch=key) for key in (branch_key(name="b"), branch_key(scope="sub"), branch_key("u"))
+            ]
         before = everything(backend)
         for each in missing:
-            assert backend.record(kind, each.lane, each.key) is None
+            assert backend.record(kind, each.branch, each.key) is None
             with pytest.raises(NotFound):
                 change(backend, each)
 
@@ -141,16 +143,16 @@ class RecordRules:
     @pytest.mark.parametrize("kind", ["session", "interrupt"])
     def test_sessions_and_interrupts_are_named_in_their_whole_namespace(self, backend: Backend, kind: Kind) -> None:
         row = keep(backend, kind)
-        there = put(backend, lane("u"), {"n": 2})
+        there = put(backend, branch_key("u"), {"n": 2})
 
-        assert backend.record(kind, lane("u", "b", "sub"), "one") == row
+        assert backend.record(kind, branch_key("u", "b", "sub"), "one") == row
         for checkpoint in (there, "no such"):
-            assert backend.put_record(fresh(kind, lane=lane("u"), body=b"other", checkpoint=checkpoint)) == row
+            assert backend.put_record(fresh(kind, branch=branch_key("u"), body=b"other", checkpoint=checkpoint)) == row
 
     def test_kinds_do_not_share_their_names(self, backend: Backend) -> None:
         rows = [keep(backend, kind, body=kind.encode()) for kind in KINDS]
 
-        assert [backend.record(kind, lane(), "one") for kind in KINDS] == rows
+        assert [backend.record(kind, branch_key(), "one") for kind in KINDS] == rows
         assert listed(backend) == rows
 
     def test_a_body_may_be_empty_or_large(self, backend: Backend) -> None:
@@ -159,13 +161,12 @@ class RecordRules:
             assert change(backend, keep(backend, "effect", key, body=body), body + b"!").body == body + b"!"
         assert [row.body for row in backend.records("effect", "", "t", False, 0, 10)] == [b"!", large + b"!"]
 
-    @pytest.mark.row("C1", "C7")
     @every_kind
     @pytest.mark.parametrize("exists", [True, False], ids=["over one", "a new one"])
-    def test_of_many_who_write_at_once_exactly_one_wins_and_all_see_who(
+    def test_of_many_simultaneous_writes_exactly_one_wins_and_all_see_it(
         self, backend: Backend, kind: Kind, exists: bool
     ) -> None:
-        checkpoint = put(backend, lane(), {"n": 1}) if kind == "interrupt" else None
+        checkpoint = put(backend, branch_key(), {"n": 1}) if kind == "interrupt" else None
         ready = threading.Barrier(WRITERS)
 
         def race(worker: int, seen: Record) -> Record:
@@ -187,48 +188,48 @@ class RecordRules:
     # Where it belongs ---------------------------------------------------------------------------------------------
 
     def test_the_checkpoint_must_be_in_that_thread_and_scope(self, backend: Backend) -> None:
-        name = put(backend, lane(), {"n": 1})
+        name = put(backend, branch_key(), {"n": 1})
         before = everything(backend)
         for key, checkpoint in (
-            (lane(), "no such"),
-            (lane("u"), name),
-            (lane(scope="sub"), name),
-            (lane(namespace="other"), name),
+            (branch_key(), "no such"),
+            (branch_key("u"), name),
+            (branch_key(scope="sub"), name),
+            (branch_key(namespace="other"), name),
         ):
             with pytest.raises(NotFound):
-                pause(backend, checkpoint=checkpoint, lane=key)
+                pause(backend, checkpoint=checkpoint, branch=key)
 
         assert everything(backend) == before
-        assert pause(backend, checkpoint=name, lane=lane(branch="b")).lane == lane(branch="b")
+        assert pause(backend, checkpoint=name, branch=branch_key(name="b")).branch == branch_key(name="b")
 
     @pytest.mark.parametrize("kind", ["session", "effect"])
-    def test_a_record_makes_its_thread_and_shows_it_nowhere(self, backend: Backend, kind: Kind) -> None:
-        keep(backend, kind, lane=lane("first"))
+    def test_a_record_creates_its_thread_hidden(self, backend: Backend, kind: Kind) -> None:
+        keep(backend, kind, branch=branch_key("first"))
         assert (contents(backend), backend.find(Query("", heads_of_threads=True))) == (NOTHING, [])
-        assert (backend.head(lane("first")), backend.lanes("", None, None), backend.check()) == (None, [], [])
+        assert (backend.head(branch_key("first")), backend.branches("", None, None), backend.check()) == (None, [], [])
         for thread in ("second", "first"):
-            put(backend, lane(thread), {"n": 1})
-        oldest_last = [row.lane.thread for row in backend.find(Query("", heads_of_threads=True))]
+            put(backend, branch_key(thread), {"n": 1})
+        oldest_last = [row.branch.thread for row in backend.find(Query("", heads_of_threads=True))]
 
         assert oldest_last == ["second", "first"]
 
     @pytest.mark.parametrize("kind", ["session", "effect"])
     def test_a_record_gives_no_right_and_takes_none(self, backend: Backend, kind: Kind) -> None:
         keep(backend, kind)
-        put(backend, lane(), {"n": 1})
+        put(backend, branch_key(), {"n": 1})
 
-        assert backend.acquire(lane(), asking("another")).epoch == 1
+        assert backend.acquire(branch_key(), asking("another")).epoch == 1
 
     # Time to live -------------------------------------------------------------------------------------------------
 
     @every_kind
     def test_a_record_lives_for_its_time_from_every_write_that_gives_one(self, backend: Backend, kind: Kind) -> None:
-        checkpoint = put(backend, lane(), {"n": 1}) if kind == "interrupt" else None
+        checkpoint = put(backend, branch_key(), {"n": 1}) if kind == "interrupt" else None
         row = backend.put_record(fresh(kind, checkpoint=checkpoint), MOMENT_US)
         wait_until(lambda: backend.records(kind, "", None, True, 0, 10)[0].left_us <= 0)
         lives = backend.put_record(replace(row, body=b"beat"), HOUR_US)
         (again,) = backend.records(kind, "", "t", True, 0, 10)
-        found = backend.record(kind, lane(), "one")
+        found = backend.record(kind, branch_key(), "one")
         assert found is not None
 
         assert all(HOUR_US // 2 < each.left_us <= HOUR_US for each in (lives, again, found))
@@ -236,12 +237,11 @@ class RecordRules:
 
     # Fencing ------------------------------------------------------------------------------------------------------
 
-    @pytest.mark.row("C1", "C5")
     @pytest.mark.parametrize("exists", [True, False], ids=["with checkpoints", "without"])
     def test_while_a_lease_runs_only_its_holder_writes_under_a_fence(self, backend: Backend, exists: bool) -> None:
         if exists:
-            put(backend, lane(), {"n": 1})
-        held = backend.acquire(lane(), asking("a"))
+            put(backend, branch_key(), {"n": 1})
+        held = backend.acquire(branch_key(), asking("a"))
         before = everything(backend)
         for fence in ((None, None), (held.epoch, None), (held.epoch, "b"), (None, "b"), (0, "a"), (2, "a")):
             with pytest.raises(Fenced) as raised:
@@ -252,11 +252,10 @@ class RecordRules:
         assert backend.put_record(fresh("effect"), fence=Fence(held.epoch, "a")).version == 1
         assert backend.put_record(fresh("effect", "two")).version == 1, "without a fence no lease matters"
 
-    @pytest.mark.row("C1")
-    def test_who_is_fenced_out_learns_that_also_if_nothing_would_be_stored(self, backend: Backend) -> None:
-        """It must not even look: what it would conclude, and do, is the holder's business now."""
+    def test_a_fenced_writer_gets_fenced_even_if_nothing_would_be_stored(self, backend: Backend) -> None:
+        """It must not even read the record: acting on it is now up to the holder of the lease."""
         row = keep(backend, "effect")
-        backend.acquire(lane(), asking("a"))
+        backend.acquire(branch_key(), asking("a"))
         before = everything(backend)
         for each in (fresh("effect", body=b"late"), replace(row, body=b"next"), fresh("effect", "another", version=7)):
             with pytest.raises(Fenced):
@@ -264,12 +263,11 @@ class RecordRules:
 
         assert everything(backend) == before
 
-    @pytest.mark.row("C1", "C5")
-    def test_who_lost_its_lease_writes_nothing_new_but_its_own_write_is_answered_again(self, backend: Backend) -> None:
-        old = acquire_briefly(backend, lane(), "a")
+    def test_a_former_holder_writes_nothing_new_but_can_repeat_its_own_write(self, backend: Backend) -> None:
+        old = acquire_briefly(backend, branch_key(), "a")
         mine = Fence(old.epoch, "a")
         row = backend.put_record(fresh("effect"), fence=mine)
-        new = backend.acquire(lane(), asking("b"))
+        new = backend.acquire(branch_key(), asking("b"))
         for refused in (fresh("effect", "another"), replace(row, body=b"next")):
             with pytest.raises(Fenced):
                 backend.put_record(refused, fence=mine)
@@ -278,11 +276,10 @@ class RecordRules:
         closed = close(backend, row)
         assert backend.put_record(fresh("effect", body=b"b"), fence=Fence(new.epoch, "b")) == closed
 
-    @pytest.mark.row("C1")
-    def test_without_a_lease_another_epoch_than_the_lanes_is_fenced(self, backend: Backend) -> None:
-        put(backend, lane(), {"n": 1})
-        backend.acquire(lane(), asking("a"))
-        backend.release(lane(), 1, "a")
+    def test_without_a_lease_another_epoch_than_the_branches_is_fenced(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1})
+        backend.acquire(branch_key(), asking("a"))
+        backend.release(branch_key(), 1, "a")
         for fence in ((0, None), (2, None), (1, "a")):
             with pytest.raises(Fenced):
                 backend.put_record(fresh("effect"), fence=Fence(*fence))
@@ -291,7 +288,7 @@ class RecordRules:
         assert backend.put_record(fresh("effect"), fence=Fence(1)).version == 1
 
     @pytest.mark.parametrize("fence", [(1, None), (0, "a"), (1, "a"), (None, "a")])
-    def test_under_a_lease_on_a_lane_that_is_not_there_is_fenced(
+    def test_a_record_under_a_lease_on_a_missing_branch_is_fenced(
         self, backend: Backend, fence: tuple[int | None, str | None]
     ) -> None:
         with pytest.raises(Fenced):
@@ -299,15 +296,15 @@ class RecordRules:
 
         assert everything(backend) == NOTHING
 
-    def test_a_lease_on_another_branch_fences_nobody(self, backend: Backend) -> None:
-        backend.acquire(lane(branch="b"), asking("a"))
+    def test_a_lease_on_another_branch_fences_no_writer(self, backend: Backend) -> None:
+        backend.acquire(branch_key(name="b"), asking("a"))
 
         assert backend.put_record(fresh("effect"), fence=Fence()).version == 1
 
     def test_an_effect_outlives_the_lease_of_a_branch_without_a_checkpoint(self, backend: Backend) -> None:
-        held = backend.acquire(lane(), asking("a"))
+        held = backend.acquire(branch_key(), asking("a"))
         row = backend.put_record(fresh("effect"), fence=Fence(held.epoch, "a"))
-        backend.release(lane(), held.epoch, "a")
+        backend.release(branch_key(), held.epoch, "a")
 
         assert listed(backend, thread="t") == [row]
         assert close(backend, row).version == 2
@@ -318,7 +315,7 @@ class RecordRules:
     def test_records_are_listed_in_the_order_in_which_they_were_first_stored(
         self, backend: Backend, kind: Kind
     ) -> None:
-        rows = [keep(backend, kind, f"key {n}", lane=lane("u" if n % 2 else "t")) for n in range(5)]
+        rows = [keep(backend, kind, f"key {n}", branch=branch_key("u" if n % 2 else "t")) for n in range(5)]
         for other in KINDS:
             if other != kind:
                 keep(backend, other, "of another kind")
@@ -346,13 +343,12 @@ class RecordRules:
             assert len(page) == PAGE_ROWS_MAX
             assert [row.number for row in backend.records(kind, "", thread, open_only, page[-1].number, 10)] == [last]
 
-    @pytest.mark.row("T20")
     @every_kind
     def test_namespaces_do_not_see_each_others_records(self, backend: Backend, kind: Kind) -> None:
-        mine, other = keep(backend, kind), keep(backend, kind, lane=lane(namespace="other"), body=b"another")
+        mine, other = keep(backend, kind), keep(backend, kind, branch=branch_key(namespace="other"), body=b"another")
         closed = close(backend, mine)
 
-        assert backend.record(kind, lane(namespace="other"), "one") == other
+        assert backend.record(kind, branch_key(namespace="other"), "one") == other
         assert listed(backend) == [closed]
         assert listed(backend, "other", "t") == [other]
         backend.delete_thread("", "t")
@@ -362,12 +358,12 @@ class RecordRules:
     @every_kind
     def test_any_name_of_a_record_means_only_itself(self, backend: Backend, kind: Kind, name: str) -> None:
         plain = keep(backend, kind)
-        key = lane(name, name, name)
+        key = branch_key(name, name, name)
         checkpoint = put(backend, key, {"n": 1}, name) if kind == "interrupt" else None
-        row = keep(backend, kind, name, lane=key, checkpoint=checkpoint)
+        row = keep(backend, kind, name, branch=key, checkpoint=checkpoint)
         closed = close(backend, row)
 
-        assert (row.lane, row.key, row.checkpoint) == (key, name, checkpoint)
+        assert (row.branch, row.key, row.checkpoint) == (key, name, checkpoint)
         assert listed(backend, thread=name) == [closed]
         assert backend.record(kind, key, name) == closed
         backend.delete_thread("", name)
@@ -375,29 +371,25 @@ class RecordRules:
 
     def test_keys_may_be_long_and_differ_in_their_last_character(self, backend: Backend) -> None:
         wide = "\N{GRINNING FACE}"
-        key = lane(wide * 255, wide * 255, wide * 255)
-        rows = [keep(backend, "effect", wide * (KEY_CHARS - 1) + last, lane=key) for last in ("a", "b", wide)]
+        key = branch_key(wide * 255, wide * 255, wide * 255)
+        rows = [keep(backend, "effect", wide * (KEY_CHARS - 1) + last, branch=key) for last in ("a", "b", wide)]
 
         assert listed(backend, thread=key.thread) == rows
 
     # Reopening and deleting ---------------------------------------------------------------------------------------
 
-    @pytest.mark.row("C4")
     @every_kind
-    def test_records_are_there_also_when_reopened(
-        self, backend: Backend, open_backend: Callable[[], Backend], kind: Kind
-    ) -> None:
+    def test_records_survive_reopening(self, backend: Backend, open_backend: Callable[[], Backend], kind: Kind) -> None:
         closed = close(backend, keep(backend, kind))
-        row = keep(backend, kind, "another", lane=lane("u"))
+        row = keep(backend, kind, "another", branch=branch_key("u"))
         with contextlib.closing(open_backend()) if self.reopens else contextlib.nullcontext(backend) as again:
             assert listed(again) == [closed, row]
             changed = change(again, row)
 
-        assert backend.record(kind, lane("u"), "another") == changed
+        assert backend.record(kind, branch_key("u"), "another") == changed
 
-    @pytest.mark.row("C8")
     def test_a_checkpoint_with_an_open_record_is_protected_if_asked_for(self, backend: Backend) -> None:
-        ids = [put(backend, lane(), {"n": n}) for n in range(5)]
+        ids = [put(backend, branch_key(), {"n": n}) for n in range(5)]
         waits, decided, done = (pause(backend, name, ids[n]) for n, name in enumerate(("waits", "decided", "done")))
         decided = change(backend, decided)
         for row in (done, pause(backend, "also done", ids[1])):
@@ -412,20 +404,23 @@ class RecordRules:
         assert listed(backend) == []
 
     def test_a_record_protects_nothing_in_another_namespace(self, backend: Backend) -> None:
-        for key in (lane(), lane(namespace="other")):
+        for key in (branch_key(), branch_key(namespace="other")):
             for name in ("one", "two"):
                 put(backend, key, {"n": 1}, name)
-        pause(backend, checkpoint="one", lane=lane(namespace="other"))
+        pause(backend, checkpoint="one", branch=branch_key(namespace="other"))
 
         assert backend.delete("", ["one"], True).checkpoints == 1
         assert backend.delete("other", ["one"], True).checkpoints == 0
 
     @every_kind
-    def test_records_go_with_their_thread_and_their_numbers_are_not_given_again(
+    def test_records_are_deleted_with_their_thread_and_their_numbers_are_not_reused(
         self, backend: Backend, kind: Kind
     ) -> None:
-        kept = keep(backend, kind, "kept", lane=lane("u"))
-        gone = [keep(backend, kind, f"{key}", lane=key) for key in (lane(), lane(branch="b"), lane(scope="sub"))]
+        kept = keep(backend, kind, "kept", branch=branch_key("u"))
+        gone = [
+            keep(backend, kind, f"{key}", branch=key)
+            for key in (branch_key(), branch_key(name="b"), branch_key(scope="sub"))
+        ]
         backend.delete_thread("", "t")
 
         assert listed(backend) == [kept]
@@ -433,7 +428,7 @@ class RecordRules:
             close(backend, gone[0])
         assert keep(backend, kind).number > gone[-1].number
 
-    def test_a_record_goes_with_its_checkpoint(self, backend: Backend) -> None:
+    def test_a_record_is_deleted_with_its_checkpoint(self, backend: Backend) -> None:
         kept, gone = pause(backend, "kept"), pause(backend)
         assert gone.checkpoint is not None
         backend.delete("", [gone.checkpoint], False)
@@ -444,12 +439,14 @@ class RecordRules:
 
         assert pause(backend).number > gone.number
 
-    def test_effects_go_with_the_last_checkpoint_of_their_branch_and_sessions_do_not(self, backend: Backend) -> None:
-        keys: list[LaneKey] = [lane(), lane(branch="b"), lane(scope="sub"), lane("u")]
-        ids = [put(backend, lane(), {"n": n}) for n in (1, 2)]
+    def test_effects_are_deleted_with_the_last_checkpoint_of_their_branch_and_sessions_are_not(
+        self, backend: Backend
+    ) -> None:
+        keys: list[BranchKey] = [branch_key(), branch_key(name="b"), branch_key(scope="sub"), branch_key("u")]
+        ids = [put(backend, branch_key(), {"n": n}) for n in (1, 2)]
         for key in keys[1:]:
             put(backend, key, {"n": 1})
-        effects = [keep(backend, "effect", lane=key) for key in keys]
+        effects = [keep(backend, "effect", branch=key) for key in keys]
         session = keep(backend, "session")
         backend.delete("", ids[:1], False)
         assert listed(backend) == [session, *effects]
@@ -458,7 +455,7 @@ class RecordRules:
         assert listed(backend) == [session, *effects[1:]]
 
     def test_langgraph_putting_the_newest_id_again_keeps_its_interrupts(self, backend: Backend) -> None:
-        row = pause(backend, checkpoint=put(backend, lane(), {"n": 1}, "one"))
-        backend.commit(draft(backend, lane(), {"n": 2}, "one", replaces=True, step=1))
+        row = pause(backend, checkpoint=put(backend, branch_key(), {"n": 1}, "one"))
+        backend.commit(draft(backend, branch_key(), {"n": 2}, "one", replaces=True, step=1))
 
         assert backend.records("interrupt", "", "t", True, 0, 10) == [row]

@@ -1,38 +1,51 @@
-"""Checkpoints made by hand, one layer below ``Thread``: what the contract of a store is tested with.
+"""Checkpoints made one layer below ``Thread``, to test the contract of a store.
 
-Nothing here remembers anything: a draft is built on the lane as it is at that moment, so a test makes a late writer by
-keeping a draft while something else happens.
+A draft is built on the branch as it is at that moment. So a test makes a late writer by keeping a draft while something
+else happens.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from backstay.maintenance.check import check
 from backstay.model.checkpoint import EPOCH
-from backstay.pieces.tip import Tip
-from backstay.store.base import Backend, Commit, Finding, LaneKey, Query, Row, WriteRow
-from backstay.thread.change import state_change
-from backstay.thread.cursor import Context, Seen
-from backstay.thread.load import fill, find_row, get, open_tip
-from backstay.thread.record import NO_PARENT, checkpoint_digest, encode_notes, new_meta, parent_digest, to_microseconds
-from backstay.thread.verify import verify_lanes
+from backstay.operations.arguments import state_change
+from backstay.operations.cursor import Base, Services
+from backstay.operations.load import find_row, get, load_values, open_head_state
+from backstay.operations.rows import (
+    NO_PARENT,
+    checkpoint_digest,
+    encode_fields,
+    new_meta,
+    parent_digest,
+    to_microseconds,
+)
+from backstay.pieces.head_state import HeadState
+from backstay.store.base import Backend, BranchKey, Commit, Finding, Query, Row, WriteRow
+from backstay.store.records import KINDS
 
 SPACES = ("", "other")
 """Every namespace the tests write to; all are verified after each test."""
 
+PATIENCE_S = 30.0
+POLL_S = 0.001
+
 _numbers = itertools.count(1)
 
 
-def lane(thread: str = "t", branch: str = "main", scope: str = "", namespace: str = "") -> LaneKey:
-    """Return the name of a lane."""
-    return LaneKey(namespace, thread, scope, branch)
+def branch_key(thread: str = "t", name: str = "main", scope: str = "", namespace: str = "") -> BranchKey:
+    """Return the name of a branch."""
+    return BranchKey(namespace, thread, scope, name)
 
 
 def draft(
     backend: Backend,
-    key: LaneKey,
+    key: BranchKey,
     state: dict[str, Any],
     name: str | None = None,
     *,
@@ -40,26 +53,26 @@ def draft(
     replaces: bool = False,
     **notes: Any,
 ) -> Commit:
-    """Return the commit that adds a state to a lane as it is now, or that takes ``origin`` over and changes it."""
+    """Return the commit that adds a state to a branch as it is now, or that forks ``origin`` and changes it."""
     head = backend.head(key)
-    seen = Seen.of(head)
+    seen = Base.of(head)
     base = seen.head if origin is None else find_row(backend, key.namespace, origin)
     owned = head.owned if head is not None and origin is None else {}
-    tip = Tip() if base is None else open_tip(backend, base, owned)
+    head_state = HeadState() if base is None else open_head_state(backend, base, owned)
     change = state_change(state, {}, None, None)
-    change.delete = {name for name in tip.lives if name not in change.put}
+    change.delete = {name for name in head_state.values if name not in change.put}
     if base is not None:
-        fill(backend, tip, tip.unloaded(change), base)
-    plan = tip.plan(change, lambda: backend.reserve(1))
+        load_values(backend, head_state, head_state.unloaded(change), base)
+    plan = head_state.plan(change, lambda: backend.reserve(1))
     parent, above = (None if base is None else base.id), (NO_PARENT if base is None else base.digest)
     if replaces and base is not None:
         parent, above = base.parent_id, parent_digest(base) or NO_PARENT
     step = notes.pop("step", seen.head.step + 1 if seen.head else 1)
     created: datetime = notes.pop("created_at", EPOCH)
     meta = new_meta(key, name or f"cp-{next(_numbers)}", parent, step, created, notes)  # type: ignore[arg-type]  # Notes
-    encoded = encode_notes(meta, to_microseconds(created))
+    encoded = encode_fields(meta, to_microseconds(created))
     return Commit(
-        lane=key,
+        branch=key,
         number=seen.number,
         last_seq=seen.last_seq,
         head_seq=seen.head.seq if seen.head else 0,
@@ -76,7 +89,7 @@ def draft(
         tags=meta.tags,
         blobs=plan.blobs,
         chunks=plan.chunks,
-        sources=plan.sources if origin is None else tip.sources,
+        sources=plan.sources if origin is None else head_state.sources,
         owned=plan.owned,
         requires=origin,
         parent_digest=above if parent is not None and (origin is not None or replaces) else None,
@@ -84,14 +97,14 @@ def draft(
     )
 
 
-def put(backend: Backend, key: LaneKey, state: dict[str, Any], name: str | None = None, **options: Any) -> str:
-    """Add a state at the end of a lane and return the checkpoint's id."""
+def put(backend: Backend, key: BranchKey, state: dict[str, Any], name: str | None = None, **options: Any) -> str:
+    """Add a state at the end of a branch and return the checkpoint's id."""
     commit = draft(backend, key, state, name, **options)
     assert backend.commit(commit).fresh
     return commit.id
 
 
-def seq_of(backend: Backend, key: LaneKey, name: str) -> int:
+def seq_of(backend: Backend, key: BranchKey, name: str) -> int:
     """Return the sequence number of a checkpoint."""
     (row,) = backend.find(Query(key.namespace, ids=(name,)))
     return row.seq
@@ -114,26 +127,37 @@ def bytes_of(backend: Backend) -> int:
 
 
 def contents(backend: Backend) -> list[object]:
-    """Return everything a store holds, to be compared with later."""
-    lanes = [lane for space in SPACES for lane in backend.lanes(space, None, None)]
-    rows = [row for lane in lanes for row in backend.find(Query(*lane.key, payload=True, writes=True))]
-    return [*lanes, *rows, dict(backend.sizes().sources)]
+    """Return everything a store holds, to compare with later."""
+    branches = [branch for space in SPACES for branch in backend.branches(space, None, None)]
+    rows = [row for branch in branches for row in backend.find(Query(*branch.key, payload=True, writes=True))]
+    return [*branches, *rows, dict(backend.sizes().sources)]
 
 
 def damage(backend: Backend) -> list[Finding]:
-    """Return what a check of the whole store finds: references, orphans, and every byte of every checkpoint."""
+    """Return the findings of a full check: references, orphans, and every byte of every checkpoint.
+
+    The bodies of records are not checked: to a store they are plain bytes, and the contract's tests write any.
+    """
     found: list[Finding] = []
     for space in SPACES:
-        context = Context(space, lambda: EPOCH, lambda: "")
-        found += verify_lanes(backend, context, None, whole_store=True).findings
+        findings = check(backend, Services(space, lambda: EPOCH, lambda: "")).findings
+        found += [finding for finding in findings if finding.where.partition(" ")[0] not in KINDS]
     return found
 
 
 def long_list(count: int, first: int = 0) -> list[str]:
-    """Return a list that is too large to be kept inline; a longer one begins with the shorter one."""
+    """Return a list that is too large to be stored inline; a longer one starts with the shorter one."""
     return [f"item {number} {'x' * 90}" for number in range(first, first + count)]
 
 
 def pending(task: str, index: int, body: bytes = b"v", path: str = "") -> WriteRow:
     """Return one pending write."""
     return WriteRow(task, index, "channel", "b", 0, body, path)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """Return as soon as the condition holds; fail if it does not hold within this many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition does not hold after {seconds:g} s"
+        time.sleep(POLL_S)

@@ -1,31 +1,32 @@
-"""What concurrent workers did to branches of threads, as they saw it: the history that ``chain`` checks.
+"""The calls that concurrent workers made on branches of threads, as they saw them: the history that ``chain`` checks.
 
-A worker writes an ``invoke`` line *before* each call and a line with the outcome after it: ``ok``, ``fail`` (it says
-that nothing was stored) or ``unknown``. So a worker that is killed in a call leaves a call of unknown outcome, never a
-call that nobody knows of. Times are those of ``time.monotonic_ns``, which all processes of one host share; histories of
-several hosts cannot be put together.
+A worker writes an ``invoke`` line *before* each call and a line with the outcome after it: ``ok``, ``fail`` (nothing
+was stored) or ``unknown``. So a worker that is killed in a call leaves a call of unknown outcome, and no call goes
+unrecorded. Times are those of ``time.monotonic_ns``, which all processes of one host share; histories of several hosts
+cannot be combined.
 
-    recorder = Recorder("history.jsonl")                     # each process its own, all on one file; or Recorder()
-    recorded = RecordedThread(store.thread("t"), recorder)   # each worker its own
+    recorder = CallRecorder("history.jsonl")                 # one per process, all on one file; or CallRecorder()
+    recorded = RecordedThread(store.thread("t"), recorder)   # one per worker
     recorded.latest()
-    recorded.save({"n": 1})                                  # as thread.save, errors included
+    recorded.save({"n": 1})                                  # like thread.save, errors included
 
     history = recorder.history()
     verdict = check_chain(history, chains_of(store, history.branches))      # both from ``backstay.testing.chain``
     assert verdict, str(verdict)
 
-Whatever is not a ``Thread`` (another library's store, an ``AsyncThread``, a lease) is recorded call by call:
+Anything that is not a ``Thread`` (another library's store, an ``AsyncThread``, a lease) is recorded call by call:
 
-    with recorder.append(Branch("t"), id="cp-2", parent="cp-1") as call:
+    with recorder.append(BranchName("t"), id="cp-2", parent="cp-1") as call:
         saved = await thread.save(state, id="cp-2")
         call.ok(seq=saved.seq)
 
-An error that leaves the block ends the call: one of Backstay's means that nothing was stored (but ``OutcomeUnknown``),
-any other that nobody can know. For stores with errors of their own say ``call.fail("conflict")``.
+An error that leaves the block ends the call. One of Backstay's errors, except ``OutcomeUnknown``, means that nothing
+was stored; any other means that the outcome is unknown. For stores with errors of their own call
+``call.fail("conflict")``.
 
-Each event is one line and one write to a file opened for appending, so processes may share the file. A process killed
-in the middle of writing tears its own last line; each line begins with a line end too, so that a torn one spoils no
-other. A torn line loses nothing: its call had not begun, or has an unknown outcome. ``History.torn`` counts them.
+Each event is one line and one write to a file opened for appending, so processes may share the file. A process that is
+killed while it writes tears its own last line. Each line also starts with a line end, so that a torn line damages no
+other. A torn line loses nothing: its call had not started, or has an unknown outcome. ``CallHistory.torn`` counts them.
 """
 
 from __future__ import annotations
@@ -48,23 +49,23 @@ Event = dict[str, Any]
 """One line of a history: plain values, as they are written."""
 
 NEVER = 2**63
-"""The time of what did not happen: later than any clock says."""
+"""The time of what did not happen: later than any clock."""
 
 _new_id = IdMaker(lambda: time.time_ns() // 1_000_000, os.urandom).make
 
 
-class Untold(Enum):
-    """The one value of a parent that nobody named; None is taken: it means that the branch was empty."""
+class Unspecified(Enum):
+    """The parent of an append that named none; None means that the branch was empty."""
 
-    UNTOLD = "untold"
-
-
-UNTOLD = Untold.UNTOLD
-Parent = str | None | Untold
+    UNSPECIFIED = "unspecified"
 
 
-class Branch(NamedTuple):
-    """Names one line of checkpoints in a history."""
+UNSPECIFIED = Unspecified.UNSPECIFIED
+Parent = str | None | Unspecified
+
+
+class BranchName(NamedTuple):
+    """The name of a branch in a history."""
 
     thread: str
     name: str = MAIN
@@ -73,16 +74,16 @@ class Branch(NamedTuple):
         return self.thread if self.name == MAIN else f"{self.thread}@{self.name}"
 
 
-class Action(StrEnum):
+class CallKind(StrEnum):
     """What a call does."""
 
     APPEND = "append"  # adds a checkpoint
     READ = "read"  # looks at the newest
     ACQUIRE = "acquire"  # takes a lease and gets an epoch
-    RELEASE = "release"  # gives it back
+    RELEASE = "release"  # releases it
 
 
-class Outcome(StrEnum):
+class CallOutcome(StrEnum):
     """How a call ended, as far as its caller knows."""
 
     OK = "ok"
@@ -90,47 +91,47 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Error(StrEnum):
+class CallError(StrEnum):
     """Why a call failed."""
 
-    CONFLICT = "conflict"  # the head was another one than the parent
+    CONFLICT = "conflict"  # the head was not the parent
     TAKEN = "taken"  # the id exists with other content
-    FENCED = "fenced"  # somebody else holds the branch
-    REFUSED = "refused"  # anything else that says that nothing was stored
+    FENCED = "fenced"  # another process holds the branch
+    REFUSED = "refused"  # any other error that means that nothing was stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One call, from its beginning to its end."""
+class RecordedCall:
+    """One call, from its start to its end."""
 
-    action: Action
-    branch: Branch
+    action: CallKind
+    branch: BranchName
     invoked: int
     completed: int = NEVER
-    outcome: Outcome = Outcome.UNKNOWN
-    error: Error | None = None
-    id: str | None = None  # what is appended, or what a read saw: None if there was nothing
-    parent: Parent = UNTOLD  # of an append: the head it builds on
-    seq: int | None = None  # as the store told it
-    epoch: int | None = None  # what an append carries, or what was acquired or released; None: without a lease
+    outcome: CallOutcome = CallOutcome.UNKNOWN
+    error: CallError | None = None
+    id: str | None = None  # of what is appended, or of what a read saw: None if the branch was empty
+    parent: Parent = UNSPECIFIED  # of an append: the head it builds on
+    seq: int | None = None  # as the store returned it
+    epoch: int | None = None  # of the append's lease, or of the lease acquired or released; None: no lease
 
 
 @dataclass(frozen=True)
-class History:
-    """Calls, in the order in which they began."""
+class CallHistory:
+    """Calls, in the order in which they started."""
 
-    operations: list[Operation]
+    calls: list[RecordedCall]
     torn: int = 0  # lines that a killed process did not finish
 
     @classmethod
-    def read(cls, *paths: str | os.PathLike[str]) -> History:
+    def read(cls, *paths: str | os.PathLike[str]) -> CallHistory:
         """Read the files that recorders wrote; together they are one history."""
         events, torn = [], 0
         for path in paths:
             for line in Path(path).read_bytes().splitlines():
                 try:
                     event = json.loads(line) if line else None
-                except ValueError:  # the beginning of an object is never a whole one
+                except ValueError:  # the start of an object is never valid JSON
                     torn += 1
                     continue
                 if event is not None:
@@ -138,57 +139,57 @@ class History:
         return cls.of(events, torn)
 
     @classmethod
-    def of(cls, events: Iterable[Event], torn: int = 0) -> History:
-        """Return the history that events tell: each ``invoke`` with the outcome that follows it, if any does."""
-        operations: dict[str, Operation] = {}
+    def of(cls, events: Iterable[Event], torn: int = 0) -> CallHistory:
+        """Return the history of events: each ``invoke`` with the outcome that follows it, if any."""
+        calls: dict[str, RecordedCall] = {}
         ended: set[str] = set()
         for event in events:
             call = event["call"]
             if event["event"] == "invoke":
-                operations[call] = _begun(event)
-            elif call in ended or call not in operations:
+                calls[call] = _started(event)
+            elif call in ended or call not in calls:
                 raise InvalidInput(
-                    f"call {call} ends {'twice' if call in ended else 'without a beginning'} in this history",
+                    f"call {call} ends {'twice' if call in ended else 'without a start'} in this history",
                     hint="Read each file once, and all files of one run together",
                 )
             else:
                 ended.add(call)
-                operations[call] = _ended(operations[call], event)
-        return cls(sorted(operations.values(), key=lambda operation: operation.invoked), torn)
+                calls[call] = _ended(calls[call], event)
+        return cls(sorted(calls.values(), key=lambda call: call.invoked), torn)
 
     @property
-    def branches(self) -> list[Branch]:
-        """Return the branches that anything was done to."""
-        return list(dict.fromkeys(operation.branch for operation in self.operations))
+    def branches(self) -> list[BranchName]:
+        """Return the branches of all calls."""
+        return list(dict.fromkeys(call.branch for call in self.calls))
 
 
-def _begun(event: Event) -> Operation:
-    return Operation(
-        action=Action(event["action"]),
-        branch=Branch(*event["branch"]),
+def _started(event: Event) -> RecordedCall:
+    return RecordedCall(
+        action=CallKind(event["action"]),
+        branch=BranchName(*event["branch"]),
         invoked=event["at"],
         id=event.get("id"),
-        parent=event.get("parent", UNTOLD),
+        parent=event.get("parent", UNSPECIFIED),
         epoch=event.get("epoch"),
     )
 
 
-def _ended(operation: Operation, event: Event) -> Operation:
-    told: Event = {name: event[name] for name in ("id", "seq", "epoch") if name in event}
-    if operation.parent is UNTOLD and "parent" in event:
-        told["parent"] = event["parent"]
+def _ended(call: RecordedCall, event: Event) -> RecordedCall:
+    given: Event = {name: event[name] for name in ("id", "seq", "epoch") if name in event}
+    if call.parent is UNSPECIFIED and "parent" in event:
+        given["parent"] = event["parent"]
     error = event.get("error")
     return replace(
-        operation,
+        call,
         completed=event["at"],
-        outcome=Outcome(event["event"]),
-        error=Error(error) if error is not None else None,
-        **told,
+        outcome=CallOutcome(event["event"]),
+        error=CallError(error) if error is not None else None,
+        **given,
     )
 
 
-class Recorder:
-    """Writes down calls: into a file that several processes may share, or, without a path, into memory.
+class CallRecorder:
+    """Records calls: in a file that several processes may share, or, without a path, in memory.
 
     It may be used from any thread. In memory a forked child records only for itself.
     """
@@ -201,26 +202,26 @@ class Recorder:
         self._file = -1 if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._events: list[Event] = []
 
-    def append(self, branch: Branch, id: str, *, parent: Parent = UNTOLD, epoch: int | None = None) -> Call:
+    def append(self, branch: BranchName, id: str, *, parent: Parent = UNSPECIFIED, epoch: int | None = None) -> Call:
         """Return the call that adds a checkpoint on top of ``parent`` (None: as the first); for a ``with`` block."""
-        told = {"id": id} if parent is UNTOLD else {"id": id, "parent": parent}
-        return self._call(Action.APPEND, branch, told, epoch)
+        given = {"id": id} if parent is UNSPECIFIED else {"id": id, "parent": parent}
+        return self._call(CallKind.APPEND, branch, given, epoch)
 
-    def read(self, branch: Branch) -> Call:
+    def read(self, branch: BranchName) -> Call:
         """Return the call that looks at the newest checkpoint; for a ``with`` block."""
-        return self._call(Action.READ, branch, {}, None)
+        return self._call(CallKind.READ, branch, {}, None)
 
-    def acquire(self, branch: Branch) -> Call:
-        """Return the call that takes a lease, once: its end tells the epoch; for a ``with`` block."""
-        return self._call(Action.ACQUIRE, branch, {}, None)
+    def acquire(self, branch: BranchName) -> Call:
+        """Return the call that takes a lease, once: its end has the epoch; for a ``with`` block."""
+        return self._call(CallKind.ACQUIRE, branch, {}, None)
 
-    def release(self, branch: Branch, epoch: int) -> Call:
-        """Return the call that gives a lease back; for a ``with`` block."""
-        return self._call(Action.RELEASE, branch, {}, epoch)
+    def release(self, branch: BranchName, epoch: int) -> Call:
+        """Return the call that releases a lease; for a ``with`` block."""
+        return self._call(CallKind.RELEASE, branch, {}, epoch)
 
-    def history(self) -> History:
-        """Return what was recorded so far; from a file also what others recorded there."""
-        return History.of(list(self._events)) if self._path is None else History.read(self._path)
+    def history(self) -> CallHistory:
+        """Return what was recorded so far; a file has the calls of all its recorders."""
+        return CallHistory.of(list(self._events)) if self._path is None else CallHistory.read(self._path)
 
     def close(self) -> None:
         """Close the file. Closing twice is fine."""
@@ -228,33 +229,33 @@ class Recorder:
             os.close(self._file)
             self._file = -1
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> CallRecorder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, event: Event) -> None:
-        """Keep one event. It is in the file when this returns."""
+        """Record one event. It is in the file when this returns."""
         if self._path is None:
             self._events.append(event)
             return
         line = b"\n" + json.dumps(event, separators=(",", ":")).encode() + b"\n"
         if os.write(self._file, line) != len(line):
-            raise OSError(f"only a part of a line could be written to {self._path}")
+            raise OSError(f"only part of a line was written to {self._path}")
 
-    def _call(self, action: Action, branch: Branch, told: Mapping[str, Any], epoch: int | None) -> Call:
-        event = {"event": "invoke", "action": action.value, "branch": list(branch), **told}
+    def _call(self, action: CallKind, branch: BranchName, given: Mapping[str, Any], epoch: int | None) -> Call:
+        event = {"event": "invoke", "action": action.value, "branch": list(branch), **given}
         return Call(self, event if epoch is None else {**event, "epoch": epoch})
 
 
 class Call:
-    """One call that is being recorded: it begins and ends with its ``with`` block."""
+    """One call that is being recorded: it starts and ends with its ``with`` block."""
 
-    def __init__(self, recorder: Recorder, event: Event) -> None:
+    def __init__(self, recorder: CallRecorder, event: Event) -> None:
         self._recorder = recorder
         self._event = event
-        self._name = os.urandom(8).hex()  # not a counter: forked processes would count alike
+        self._name = os.urandom(8).hex()  # not a counter: forked processes would count the same numbers
         self._ended = False
 
     def __enter__(self) -> Call:
@@ -268,7 +269,7 @@ class Call:
             return
         if error is None:
             raise InvalidInput(
-                "a recorded call ended without an outcome", hint="Say ok(), fail() or unknown() inside the with block"
+                "a recorded call ended without an outcome", hint="Call ok(), fail() or unknown() inside the with block"
             )
         why = error_of(error)
         if why is None:
@@ -277,42 +278,42 @@ class Call:
             self.fail(why)
 
     def ok(
-        self, *, id: str | None = None, parent: Parent = UNTOLD, seq: int | None = None, epoch: int | None = None
+        self, *, id: str | None = None, parent: Parent = UNSPECIFIED, seq: int | None = None, epoch: int | None = None
     ) -> None:
-        """Tell that it succeeded, at once after the call returned, and what it returned.
+        """Record that the call succeeded and what it returned, right after it returned.
 
-        A read tells the id it saw. Everything else is optional, but what is told is checked.
+        A read passes the id it saw. All other arguments are optional, but those that are passed are checked.
         """
-        told = {"id": id, "seq": seq, "epoch": epoch}
-        event = {name: value for name, value in told.items() if value is not None}
-        self._end(Outcome.OK, event if parent is UNTOLD else {**event, "parent": parent})
+        given = {"id": id, "seq": seq, "epoch": epoch}
+        event = {name: value for name, value in given.items() if value is not None}
+        self._end(CallOutcome.OK, event if parent is UNSPECIFIED else {**event, "parent": parent})
 
-    def fail(self, error: Error | str) -> None:
-        """Tell that nothing was stored, and why."""
-        self._end(Outcome.FAIL, {"error": Error(error).value})
+    def fail(self, error: CallError | str) -> None:
+        """Record that nothing was stored, and why."""
+        self._end(CallOutcome.FAIL, {"error": CallError(error).value})
 
     def unknown(self) -> None:
-        """Tell that nobody can know whether anything was stored."""
-        self._end(Outcome.UNKNOWN, {})
+        """Record that the outcome is unknown."""
+        self._end(CallOutcome.UNKNOWN, {})
 
-    def _end(self, outcome: Outcome, told: Mapping[str, Any]) -> None:
+    def _end(self, outcome: CallOutcome, given: Mapping[str, Any]) -> None:
         at = self._recorder.clock()
         if self._ended:
-            raise InvalidInput("a recorded call has one outcome", hint="Use a new call for every attempt")
+            raise InvalidInput("a recorded call has already ended", hint="Use a new call for every attempt")
         self._ended = True
-        self._recorder.write({"event": outcome.value, "call": self._name, "at": at, **told})
+        self._recorder.write({"event": outcome.value, "call": self._name, "at": at, **given})
 
 
-def error_of(error: BaseException) -> Error | None:
-    """Return why nothing was stored, or None if the error does not say that."""
+def error_of(error: BaseException) -> CallError | None:
+    """Return why nothing was stored, or None if the error does not mean that."""
     if isinstance(error, OutcomeUnknown) or not isinstance(error, BackstayError):
         return None
-    kinds = ((IdTaken, Error.TAKEN), (Conflict, Error.CONFLICT), (Fenced, Error.FENCED))
-    return next((name for kind, name in kinds if isinstance(error, kind)), Error.REFUSED)
+    kinds = ((IdTaken, CallError.TAKEN), (Conflict, CallError.CONFLICT), (Fenced, CallError.FENCED))
+    return next((name for kind, name in kinds if isinstance(error, kind)), CallError.REFUSED)
 
 
-class Line(Protocol):
-    """What can be recorded as a thread: a ``Thread``, or whatever is called as one."""
+class RecordableThread(Protocol):
+    """What can be recorded as a thread: a ``Thread``, or an object with the same methods."""
 
     @property
     def id(self) -> str:
@@ -336,20 +337,25 @@ class Line(Protocol):
 
 
 class RecordedThread:
-    """A handle whose saves and looks at the newest checkpoint are recorded. For one worker: it does one at a time.
+    """A handle whose saves and reads of the newest checkpoint are recorded. For one worker, one call at a time.
 
     Everything passes through unchanged. Only a save without an id gets one, since it must be known before the call.
     Forks, rewinds and deletes are not recorded, so a history that is to be checked does without them.
     """
 
     def __init__(
-        self, thread: Line, recorder: Recorder, *, branch: Branch | None = None, epoch: int | None = None
+        self,
+        thread: RecordableThread,
+        recorder: CallRecorder,
+        *,
+        branch: BranchName | None = None,
+        epoch: int | None = None,
     ) -> None:
         self.thread = thread
-        self.branch = branch or Branch(thread.id, thread.branch)
-        self.epoch = epoch  # of the lease it writes under; to be set anew with each lease
+        self.branch = branch or BranchName(thread.id, thread.branch)
+        self.epoch = epoch  # of the lease it writes under; set it again with each lease
         self._recorder = recorder
-        self._basis: Parent = UNTOLD  # the head that the handle builds on, as far as that can be seen from here
+        self._basis: Parent = UNSPECIFIED  # the head that the handle builds on, if it is known here
 
     def save(
         self, state: Mapping[str, Any], *, id: str | None = None, on: CheckpointMeta | str | None = None, **options: Any
@@ -392,7 +398,7 @@ class RecordedThread:
         name = _new_id() if id is None else id
         basis = self._basis if on is None else on.id if isinstance(on, CheckpointMeta) else on
         if on is not None:
-            self._basis = UNTOLD  # if this fails, the handle may stand at either place
+            self._basis = UNSPECIFIED  # if this fails, the handle may build on either head
         with self._recorder.append(self.branch, name, parent=basis, epoch=self.epoch) as call:
             saved = function(content, id=name, on=on, **options)
             call.ok(parent=saved.parent_id, seq=saved.seq)

@@ -1,6 +1,6 @@
-"""Hypothesis strategies for everything a state may hold, and the strict equality that round trips are judged by.
+"""Hypothesis strategies for everything a state may hold, and the strict equality that round trips need.
 
-``==`` is too kind for that: it takes 1 for True, 0.0 for -0.0 and a list subclass for a list, and NaN for a change.
+``==`` is not strict enough: to it, 1 equals True, 0.0 equals -0.0, a list subclass equals a list, and NaN differs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,8 @@ def _zones() -> st.SearchStrategy[tzinfo | None]:
     return st.one_of(st.none(), _fixed_zones(), st.sampled_from(ZONES).map(ZoneInfo))
 
 
-def _datetimes() -> st.SearchStrategy[datetime]:
-    naive = st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31))
+def _in_zones(naive: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.builds(lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold), naive, _zones(), st.integers(0, 1))
-
-
-def _times() -> st.SearchStrategy[time]:
-    return st.builds(lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold), st.times(), _zones(), st.integers(0, 1))
-
-
-def _fractions() -> st.SearchStrategy[Fraction]:
-    return st.builds(Fraction, st.integers(), st.integers(1, 2**80))
 
 
 def _hashable_scalars() -> st.SearchStrategy[Any]:
@@ -49,14 +40,14 @@ def _hashable_scalars() -> st.SearchStrategy[Any]:
         st.floats(),
         st.text(),
         st.binary(),
-        _datetimes(),
+        _in_zones(st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31))),
         st.dates(),
-        _times(),
+        _in_zones(st.times()),
         st.timedeltas(),
         _fixed_zones(),
         st.sampled_from(ZONES).map(ZoneInfo),
         st.decimals().filter(lambda number: not number.is_snan()),
-        _fractions(),
+        st.builds(Fraction, st.integers(), st.integers(1, 2**80)),
         st.uuids(),
         st.complex_numbers(),
     )
@@ -92,19 +83,19 @@ def values() -> st.SearchStrategy[Any]:
 
 
 def states() -> st.SearchStrategy[dict[str, Any]]:
-    """Draw a state: channels by name."""
+    """Any state: channels by name."""
     return st.dictionaries(st.text(max_size=10), values(), max_size=6)
 
 
 def same(left: Any, right: Any) -> bool:
-    """Tell whether two values are equal in type, order and bits, all the way down."""
+    """Return whether two values are equal in type, order and bits, all the way down."""
     if type(left) is not type(right):
         return False
     compare = _COMPARE.get(type(left))
     if compare is not None:
         return bool(compare(left, right))
     if type(left).__module__ == "numpy":
-        return _same_numpy(left, right)
+        return bool((left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes()))
     return bool(left == right)
 
 
@@ -117,7 +108,7 @@ def _same_dict(left: dict[Any, Any], right: dict[Any, Any]) -> bool:
 
 
 def _same_set(left: Any, right: Any) -> bool:
-    # Not by order: a NaN's hash, and so its place, differs from object to object.
+    # Not by order: the hash of a NaN, and so its position, differs from object to object.
     rest = list(right)
     for item in left:
         found = next((at for at, other in enumerate(rest) if same(item, other)), None)
@@ -142,12 +133,6 @@ def _same_time(left: Any, right: Any) -> bool:
 
 def _same_timezone(left: timezone, right: timezone) -> bool:
     return left.utcoffset(None) == right.utcoffset(None) and left.tzname(None) == right.tzname(None)
-
-
-def _same_numpy(left: Any, right: Any) -> bool:
-    if left.dtype != right.dtype or left.shape != right.shape:
-        return False
-    return bool(left.tobytes() == right.tobytes())
 
 
 _COMPARE: dict[type, Any] = {

@@ -1,9 +1,8 @@
-"""Leases: the right to write a branch, taken for a time, kept alive while it is used, and given back.
+"""Leases: the right to write a branch, taken for a time, renewed while in use, and released.
 
-Only saves through the handle that took the lease carry it. That nobody else writes is decided by the store inside every
-save; a lease object only tells its holder early that it should stop. What both kinds of lease have in common stands in
-``LeaseBase``; ``Lease`` and ``AsyncLease`` differ in how they reach the store, and in that losing a lease cancels the
-body of an ``async with`` block.
+Only saves through the handle that took the lease carry it. The store checks inside every save that no other worker
+writes; a lease object only tells its holder early to stop. ``LeaseBase`` holds what both kinds share: ``Lease`` and
+``AsyncLease`` differ in how they reach the store, and a lost ``AsyncLease`` cancels the body of its block.
 """
 
 from __future__ import annotations
@@ -17,41 +16,37 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from backstay.errors import BackstayError, Fenced, InvalidInput
-from backstay.model.damaged import Damaged
 from backstay.model.ids import check_label
-from backstay.model.lease import ExpiredLease
+from backstay.operations.cursor import Handle
+from backstay.operations.drivers import TaskCancellation, async_sleep
+from backstay.operations.leases import HeldLease, LeaseLoss, short_name
 from backstay.store.base import Backend
-from backstay.store.leases import Claim, Held
-from backstay.thread.access import Handle, handle_of
-from backstay.thread.damage import unread
-from backstay.thread.hold import Hold, Loss
-from backstay.thread.offload import Interruption, rest
-from backstay.thread.process import short_name
+from backstay.store.leases import LeaseGrant, LeaseRequest
+from backstay.thread.access import handle_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from backstay.thread.thread import Thread
-    from backstay.thread.thread_async import AsyncThread
+    from backstay.thread.thread import AsyncThread, Thread
 
 TTL_S_MIN = 0.05
 TTL_S_MAX = 86_400.0
-REST_S = 0.1
-"""How long to wait, for somebody else's lease to end, before asking the store again."""
+ACQUIRE_RETRY_S = 0.1
+"""How long to wait for another worker's lease to end before asking the store again."""
 
 CLAIMS_MAX = 1000
 """The most leases that can be claimed at once."""
 
 
 def check_ttl(ttl: object) -> float:
-    """Return the seconds if they can be the time of a lease or session."""
+    """Return the seconds if they can be the ttl of a lease or session."""
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not TTL_S_MIN <= ttl <= TTL_S_MAX:
         raise InvalidInput(f"ttl must be a number of seconds from {TTL_S_MIN:g} to {TTL_S_MAX:g}, not {ttl!r:.40}")
     return float(ttl)
 
 
 def check_owner(owner: str | None) -> str:
-    """Return the name, or one made of host and process."""
+    """Return the owner's name; by default host and process."""
     return short_name() if owner is None else check_label(owner, "owner")
 
 
@@ -61,271 +56,273 @@ def to_us(ttl: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What a caller asked for."""
+class LeaseOptions:
+    """The arguments of ``Thread.lease``."""
 
     owner: str
     ttl: float
     heartbeat: bool
     on_lost: Callable[[Any], None] | None
-    wait_s: float = 0.0  # how long to wait for it if somebody else has it
+    wait_s: float = 0.0  # how long to wait if another worker has it
 
-    def claim(self) -> Claim:
-        """Return a claim that nobody ever had before."""
-        return Claim(self.owner, uuid.uuid4().hex, to_us(self.ttl))
+    def request(self) -> LeaseRequest:
+        """Return a request with a new token."""
+        return LeaseRequest(self.owner, uuid.uuid4().hex, to_us(self.ttl))
 
 
-def check_terms(
+def check_lease_options(
     owner: str | None,
     ttl: float,
     heartbeat: bool,
     on_lost: Callable[[Any], None] | None,
     wait_s: float = 0.0,
-) -> Terms:
-    """Return the terms of a lease, checked."""
+) -> LeaseOptions:
+    """Return the options of a lease, checked."""
     if not isinstance(heartbeat, bool):
         raise InvalidInput(f"heartbeat must be True or False, not {type(heartbeat).__name__}")
     if on_lost is not None and not callable(on_lost):
-        raise InvalidInput(f"on_lost must be a function of the lease, not {type(on_lost).__name__}")
+        raise InvalidInput(f"on_lost must be a function that takes the lease, not {type(on_lost).__name__}")
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= TTL_S_MAX:
         raise InvalidInput(f"wait_s must be a number of seconds from 0 to {TTL_S_MAX:g}, not {wait_s!r:.40}")
-    return Terms(check_owner(owner), check_ttl(ttl), heartbeat, on_lost, wait_s)
+    return LeaseOptions(check_owner(owner), check_ttl(ttl), heartbeat, on_lost, wait_s)
+
+
+def claim(
+    store: Backend, namespace: str, count: int, options: LeaseOptions
+) -> list[tuple[LeaseGrant, LeaseRequest, float]]:
+    """Take up to ``count`` expired leases; return for each what ``LeaseBase._take`` needs."""
+    if type(count) is not int or not 1 <= count <= CLAIMS_MAX:
+        raise InvalidInput(f"n must be a whole number from 1 to {CLAIMS_MAX}, not {count!r:.40}")
+    request, started = options.request(), time.monotonic()
+    return [(grant, request, started) for grant in store.claim(namespace, count, request)]
 
 
 class LeaseBase:
-    """One lease, from before it is taken until after it was given back. It is used once."""
+    """One lease, before it is taken until after it is released. It is used once."""
 
-    def __init__(self, handle: Handle, terms: Terms) -> None:
+    def __init__(self, handle: Handle, options: LeaseOptions) -> None:
         self._handle = handle
         self._cursor = handle.cursor
-        self._terms = terms
-        self._hold: Hold | None = None
-        self._claim: Claim | None = None  # what was shown to the store
+        self._options = options
+        self._held: HeldLease | None = None
+        self._request: LeaseRequest | None = None  # the last one sent to the store
         self._entered = False
         self._abandoned = False
-        self._failure: BaseException | None = None  # what on_lost raised
+        self._failure: BaseException | None = None  # raised by on_lost
 
     @property
     def owner(self) -> str:
         """Return the holder's name, for people."""
-        return self._terms.owner
+        return self._options.owner
 
     @property
     def ttl(self) -> float:
-        """Return for how many seconds each renewal lets it run."""
-        return self._terms.ttl
+        """Return how many seconds it lasts after each renewal."""
+        return self._options.ttl
 
     @property
     def epoch(self) -> int:
         """Return its epoch, which rises with every lease of the branch; 0 before it is taken."""
-        return 0 if self._hold is None else self._hold.epoch
+        return 0 if self._held is None else self._held.epoch
 
     @property
     def lost(self) -> bool:
-        """Tell whether it is lost, or may be: the store said so, or it could not be renewed for its whole time."""
-        return self._hold is not None and self._hold.refusal() is not None
+        """Return whether it is lost, or may be: the store refused it, or it was not renewed within its ttl."""
+        return self._held is not None and self._held.refusal() is not None
 
-    def check(self) -> None:
-        """Raise Fenced if the lease is lost. What ``on_lost`` itself raised comes first, once."""
-        hold = self._taken()
-        self._raise_loss(hold)
-        refusal = hold.refusal()
+    def raise_if_lost(self) -> None:
+        """Raise Fenced if the lease is lost. An error raised by ``on_lost`` comes first, once."""
+        held = self._taken()
+        self._raise_loss(held)
+        refusal = held.refusal()
         if refusal is not None:
             raise refusal
-        if hold.is_over:
-            raise InvalidInput("the lease was given back", thread=hold.lane.thread, hint="Take another")
+        if held.is_over:
+            raise InvalidInput("the lease was released", thread=held.branch.thread, hint="Take a new one")
 
-    def _take(self, held: Held, claim: Claim, began: float) -> None:
-        """Be the lease that the store gave out by a call that began at this moment."""
+    def _take(self, grant: LeaseGrant, request: LeaseRequest, started: float) -> None:
+        """Become the lease that the store granted to a call that started at this moment."""
         me = weakref.ref(self)
 
-        def on_loss(loss: Loss) -> None:
+        def on_loss(loss: LeaseLoss) -> None:
             lease = me()
             if lease is not None:
-                lease._lost(loss)
+                lease._notify(loss)
 
-        self._claim = claim
-        self._hold = self._cursor.hold = hold = Hold(self._handle.access.store, held, claim, began, on_loss, me)
-        if self._terms.heartbeat:
-            self._handle.context.heartbeat.add(hold.pulse)
+        self._request = request
+        held = HeldLease(self._handle.access.store, grant, request, started, on_loss, me)
+        self._held = self._cursor.lease = held
+        if self._options.heartbeat:
+            self._handle.services.heartbeat.add(held.renewal)
 
-    # The operations of its life -----------------------------------------------------------------------------------
+    # Operations; all but _renew need the handle's lock --------------------------------------------------------------
 
-    def _acquiring(self, store: Backend) -> None:
-        """Take the lease; to be run with the handle's lock."""
-        cursor, claim, other = self._cursor, self._terms.claim(), self._cursor.hold
-        if other is not None and not other.is_forsaken:
+    def _acquire(self, store: Backend) -> None:
+        cursor, request, other = self._cursor, self._options.request(), self._cursor.lease
+        if other is not None and not other.is_abandoned:
             raise InvalidInput(
-                f"this handle holds the lease on branch {cursor.lane.branch!r} already",
-                thread=cursor.lane.thread,
-                hint="Use that one, or another handle: store.thread(…)",
+                f"this handle already holds the lease on branch {cursor.branch.name!r}",
+                thread=cursor.branch.thread,
+                hint="Use that lease, or another handle: store.thread(…)",
             )
         if self._abandoned:
             return
         if other is not None:
-            cursor.hold = None
+            cursor.lease = None
             with contextlib.suppress(BackstayError):
-                store.release(other.lane, other.epoch, other.claim.token)
-        began = time.monotonic()
-        self._claim = claim
-        held = store.acquire(cursor.lane, claim)
-        self._take(held, claim, began)
-        seen, tip = cursor.take()
-        if seen is not None and seen.last_seq:
-            cursor.move(seen, replace(seen, epoch=held.epoch), tip)
-        # Else look again when saving: the branch may have been made just now, for the lease.
+                store.release(other.branch, other.epoch, other.request.token)
+        started = time.monotonic()
+        self._request = request
+        grant = store.acquire(cursor.branch, request)
+        self._take(grant, request, started)
+        base, head_state = cursor.take()
+        # If the branch had no checkpoint, the lease may have created it, so the next save reads the head again.
+        if base is not None and base.last_seq:
+            cursor.move(base, replace(base, epoch=grant.epoch), head_state)
 
-    def _deadline(self) -> float:
-        """Return until when it is waited for."""
-        return time.monotonic() + self._terms.wait_s
-
-    def _rest_s(self, deadline: float, refusal: Fenced) -> float:
-        """Return how long to wait before asking again; raise what the store said once the time is over."""
+    def _retry_after(self, deadline: float, refusal: Fenced) -> float:
+        """Return how long to wait before asking again; raise the store's refusal after the deadline."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise refusal
-        return min(REST_S, left)
+        return min(ACQUIRE_RETRY_S, left)
 
-    def _renewing(self, store: Backend) -> None:
-        """Extend the lease; without the handle's lock, so that a long save does not stand in the way."""
-        hold = self._taken()
-        if hold.loss is not None or hold.is_elsewhere or hold.is_over:
-            self.check()
-        began = time.monotonic()
+    def _renew(self, store: Backend) -> None:
+        """Extend the lease; without the handle's lock, so that a long save does not block it."""
+        held = self._taken()
+        if held.loss is not None or held.is_inherited or held.is_over:
+            self.raise_if_lost()
+        started = time.monotonic()
         try:
-            store.renew(hold.lane, hold.epoch, hold.claim)
+            store.renew(held.branch, held.epoch, held.request)
         except Fenced as error:
-            hold.fenced(error)
+            held.fenced(error)
             raise
-        hold.extended(began)
+        held.renewal.extended(started)
 
-    def _releasing(self, store: Backend) -> None:
-        """Give the lease back, once; to be run with the handle's lock."""
-        hold, cursor = self._taken(), self._cursor
-        if hold.is_over:
+    def _release(self, store: Backend) -> None:
+        held, cursor = self._taken(), self._cursor
+        if held.is_over:
             return
-        if hold.is_elsewhere:
-            self.check()
-        hold.pulse.stopped, cursor.hold = True, None
-        hold.end()
-        self._handle.context.heartbeat.remove(hold.pulse)
+        if held.is_inherited:
+            self.raise_if_lost()
+        held.renewal.stopped, cursor.lease = True, None
+        held.start_release()
+        self._handle.services.heartbeat.remove(held.renewal)
         try:
-            store.release(hold.lane, hold.epoch, hold.claim.token)
+            store.release(held.branch, held.epoch, held.request.token)
         except Fenced as error:
-            hold.fenced(error, releasing=True)
+            held.fenced(error, releasing=True)
         finally:
-            hold.ended()
-        if cursor.seen is not None and not cursor.seen.last_seq:
-            cursor.tip = None  # a branch without a checkpoint has gone with its lease
-        self._raise_loss(hold)
+            held.finish_release()
+        if cursor.base is not None and not cursor.base.last_seq:
+            cursor.head_state = None  # a branch without a checkpoint is deleted with its lease
+        self._raise_loss(held)
 
-    def _undoing(self, store: Backend) -> None:
-        """Give back what an interrupted caller may have taken without knowing; to be run with the handle's lock."""
-        claim, hold, lane = self._claim, self._hold, self._cursor.lane
-        if claim is not None:
+    def _undo(self, store: Backend) -> None:
+        """Release a lease that an interrupted caller may have taken without knowing."""
+        request, held, branch = self._request, self._held, self._cursor.branch
+        if request is not None:
             with contextlib.suppress(BackstayError):
-                # If the answer was lost: the same token gives the same lease again, and so tells its epoch.
-                taken = hold or (store.acquire(lane, claim))
-                store.release(lane, taken.epoch, claim.token)
-        if hold is not None:
-            hold.ended()
+                # If the answer was lost: the same token gets the same lease again, and so its epoch.
+                taken = held or (store.acquire(branch, request))
+                store.release(branch, taken.epoch, request.token)
+        if held is not None:
+            held.finish_release()
 
-    def _resuming(self, store: Backend) -> None:
-        """Make sure, before its block begins, that a lease taken earlier is still held; with the handle's lock."""
+    def _renew_or_release(self, store: Backend) -> None:
+        """Make sure, before its block starts, that a lease taken earlier is still held."""
         try:
-            self._renewing(store)
+            self._renew(store)
         except Exception:
             with contextlib.suppress(BackstayError):
-                self._releasing(store)
+                self._release(store)
             raise
 
-    def _abandoning(self, store: Backend) -> None:
-        """Undo an acquisition that nobody waited for; to be run with the handle's lock."""
+    def _abandon(self, store: Backend) -> None:
+        """Undo an acquisition whose caller was cancelled."""
         self._abandoned = True
-        if self._hold is not None:
-            with contextlib.suppress(BackstayError):  # nobody is there to be told
-                self._releasing(store)
+        if self._held is not None:
+            with contextlib.suppress(BackstayError):  # no caller is left to get the error
+                self._release(store)
 
-    # Inside -------------------------------------------------------------------------------------------------------
+    # State ----------------------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
         if self._entered:
-            raise InvalidInput("a lease is entered once", hint="Take another: thread.lease()")
+            raise InvalidInput("a lease can be entered only once", hint="Take another: thread.lease()")
         self._entered = True
 
-    def _taken(self) -> Hold:
-        if self._hold is None:
-            raise InvalidInput("the lease was not taken yet", hint="Write: with thread.lease() as lease: …")
-        return self._hold
+    def _taken(self) -> HeldLease:
+        if self._held is None:
+            raise InvalidInput("the lease is not taken yet", hint="Write: with thread.lease() as lease: …")
+        return self._held
 
-    def _lost(self, loss: Loss) -> None:
-        """Tell the holder, in whichever thread the loss was met."""
-        if self._hold is not None:
-            self._handle.context.heartbeat.remove(self._hold.pulse)
-        if self._terms.on_lost is not None:
+    def _notify(self, loss: LeaseLoss) -> None:
+        """Notify the holder, in the thread where the loss was found."""
+        if self._held is not None:
+            self._handle.services.heartbeat.remove(self._held.renewal)
+        if self._options.on_lost is not None:
             try:
-                self._terms.on_lost(self)
-            except BaseException as failure:  # not here, where nobody would see it: see check()
+                self._options.on_lost(self)
+            except BaseException as failure:  # raised later, where the holder sees it: see raise_if_lost()
                 self._failure = failure
         if not loss.called:
             self._stop_body()
 
     def _stop_body(self) -> None:
-        """End the body of the ``with`` block, if that can be done from outside."""
+        """Cancel the body of the block; only an event loop can do that."""
 
-    def _raise_loss(self, hold: Hold) -> None:
+    def _raise_loss(self, held: HeldLease) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        if hold.loss is not None:
-            raise hold.refusal() or hold.loss.error
+        if held.loss is not None:
+            raise held.refusal() or held.loss.error
 
     def __repr__(self) -> str:
-        lane, hold = self._cursor.lane, self._hold
-        state = "not taken" if hold is None else "lost" if self.lost else "given back" if hold.is_over else "held"
-        return f"<{type(self).__name__} on {lane.thread!r} branch {lane.branch!r} by {self.owner!r}, {state}>"
+        branch, held = self._cursor.branch, self._held
+        state = "not taken" if held is None else "lost" if self.lost else "released" if held.is_over else "held"
+        return f"<{type(self).__name__} on {branch.thread!r} branch {branch.name!r} by {self.owner!r}, {state}>"
 
 
 class Lease(LeaseBase):
-    """The right to write a branch, for as long as a ``with`` block runs.
+    """The right to write a branch, while a ``with`` block runs.
 
     Attributes: ``thread`` (the handle whose saves carry it), ``owner``, ``epoch``, ``ttl``, ``lost``.
     """
 
-    def __init__(self, thread: Thread, terms: Terms) -> None:
-        super().__init__(handle_of(thread), terms)
+    def __init__(self, thread: Thread, options: LeaseOptions) -> None:
+        super().__init__(handle_of(thread), options)
         self.thread = thread
 
     def renew(self) -> None:
-        """Let it run for its time from now on, also if it had expired and nobody took it. If it is lost: Fenced."""
-        self._renewing(self._handle.access.store)
+        """Extend it by its ttl from now on, even if it expired and no one took it. Raises Fenced if it is lost."""
+        self._renew(self._handle.access.store)
 
     def release(self) -> None:
-        """Give it back. Raises Fenced if it was lost; a second time does nothing."""
-        self._handle.run(self._releasing)
+        """Release it. Raises Fenced if it was lost. Releasing twice does nothing."""
+        self._handle.run(self._release)
 
     def __enter__(self) -> Lease:
         self._enter()
         try:
-            if self._hold is None:
-                self._wait()
-            elif self.lost:
-                self._handle.run(self._resuming)
+            if self._held is not None:
+                if self.lost:
+                    self._handle.run(self._renew_or_release)
+                return self
+            deadline = time.monotonic() + self._options.wait_s
+            while True:
+                try:
+                    self._handle.run(self._acquire)
+                    return self
+                except Fenced as error:
+                    time.sleep(self._retry_after(deadline, error))
         except BackstayError:
             raise
         except BaseException:
-            self._let_go()
+            self._release_after_interrupt()
             raise
-        return self
-
-    def _wait(self) -> None:
-        deadline = self._deadline()
-        while True:
-            try:
-                self._handle.run(self._acquiring)
-                return
-            except Fenced as error:
-                time.sleep(self._rest_s(deadline, error))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -336,53 +333,53 @@ class Lease(LeaseBase):
             if error is None:
                 raise
             if not isinstance(failure, Fenced):
-                note_beside(error, failure)
+                add_failure_note(error, failure)
         except BaseException:
-            self._let_go()
+            self._release_after_interrupt()
             raise
 
-    def _let_go(self) -> None:
-        """Make sure that an interrupt leaves no lease behind. If another comes in here, its time runs out by itself."""
-        hold, cursor = self._hold, self._cursor
-        if hold is not None:
-            hold.pulse.stopped = True
-            if cursor.hold is hold:
-                cursor.hold = None
-        self._handle.run(self._undoing)
+    def _release_after_interrupt(self) -> None:
+        """Make sure that an interrupt leaves no lease behind. If a second one comes here, the lease expires."""
+        held, cursor = self._held, self._cursor
+        if held is not None:
+            held.renewal.stopped = True
+            if cursor.lease is held:
+                cursor.lease = None
+        self._handle.run(self._undo)
 
 
 class AsyncLease(LeaseBase):
-    """The right to write a branch, for as long as an ``async with`` block runs. If it is lost, the block is cancelled.
+    """The right to write a branch, while an ``async with`` block runs. If it is lost, the block is cancelled.
 
     Attributes: ``thread`` (the handle whose saves carry it), ``owner``, ``epoch``, ``ttl``, ``lost``.
     """
 
-    def __init__(self, thread: AsyncThread, terms: Terms) -> None:
-        super().__init__(handle_of(thread), terms)
+    def __init__(self, thread: AsyncThread, options: LeaseOptions) -> None:
+        super().__init__(handle_of(thread), options)
         self.thread = thread
-        self._body: Interruption | None = None
+        self._body: TaskCancellation | None = None
 
     async def renew(self) -> None:
-        """Let it run for its time from now on, also if it had expired and nobody took it. If it is lost: Fenced."""
-        await self._handle.access.arun(self._renewing)
+        """Extend it by its ttl from now on, even if it expired and no one took it. Raises Fenced if it is lost."""
+        await self._handle.access.arun(self._renew)
 
     async def release(self) -> None:
-        """Give it back. Raises Fenced if it was lost; a second time does nothing."""
-        await self._handle.arun(self._releasing)
+        """Release it. Raises Fenced if it was lost. Releasing twice does nothing."""
+        await self._handle.arun(self._release)
 
     async def __aenter__(self) -> AsyncLease:
         self._enter()
-        if self._hold is None:
-            deadline = self._deadline()
+        if self._held is None:
+            deadline = time.monotonic() + self._options.wait_s
             while True:
                 try:
-                    await self._handle.arun_undoable(self._acquiring, self._abandoning)
+                    await self._handle.arun_undoable(self._acquire, self._abandon)
                     break
                 except Fenced as error:
-                    await rest(self._rest_s(deadline, error))
+                    await async_sleep(self._retry_after(deadline, error))
         elif self.lost:
-            await self._handle.arun(self._resuming)
-        self._body = Interruption()
+            await self._handle.arun(self._renew_or_release)
+        self._body = TaskCancellation()
         if self._taken().loss is not None:  # too early for the body to be cancelled
             self._body.end(None)
             await self.release()
@@ -391,52 +388,22 @@ class AsyncLease(LeaseBase):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        stopped = self._body is not None and self._body.end(error)
+        cancelled = self._body is not None and self._body.end(error)
         try:
             await self.release()
         except Exception as failure:
             if error is None:
                 raise
-            if stopped:
+            if cancelled:
                 raise failure from error
             if not isinstance(failure, Fenced):
-                note_beside(error, failure)
+                add_failure_note(error, failure)
 
     def _stop_body(self) -> None:
         if self._body is not None:
-            self._body.begin()
+            self._body.start()
 
 
-def note_beside(error: BaseException, failure: Exception) -> None:
-    """Keep what went wrong while a block was left beside the error that had ended it."""
+def add_failure_note(error: BaseException, failure: Exception) -> None:
+    """Add a failure while leaving a block to the error that ended the block."""
     error.add_note(f"While leaving the block: {type(failure).__name__}: {failure}")
-
-
-# Lists of leases --------------------------------------------------------------------------------------------------
-
-
-def expired(store: Backend, namespace: str) -> list[ExpiredLease | Damaged]:
-    """Return the leases that were neither renewed nor given back in time, the one that ended first first."""
-    lost = unread(store, namespace, None)
-    rows = store.leases(namespace, None, True)
-    found = [
-        ExpiredLease(
-            thread_id=row.lane.thread,
-            branch=row.lane.branch,
-            scope=row.lane.scope,
-            owner=row.owner,
-            epoch=row.epoch,
-            overdue=-row.left_us / 1e6,
-        )
-        for row in rows
-    ]
-    return [*lost, *found]
-
-
-def claim(store: Backend, namespace: str, count: int, terms: Terms) -> list[tuple[Held, Claim, float]]:
-    """Take up to ``count`` expired leases; return of each what ``LeaseBase._take`` needs."""
-    if type(count) is not int or not 1 <= count <= CLAIMS_MAX:
-        raise InvalidInput(f"n must be a whole number from 1 to {CLAIMS_MAX}, not {count!r:.40}")
-    shown, began = terms.claim(), time.monotonic()
-    rows = store.claim(namespace, count, shown)
-    return [(held, shown, began) for held in rows]

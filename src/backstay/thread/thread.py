@@ -1,39 +1,45 @@
-"""``Thread``: one line of checkpoints that can be saved, loaded, forked and rewound. A shell over the operations."""
+"""``Thread`` and ``AsyncThread``: handles on one branch of a thread. Their methods call the operations."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from backstay.errors import InvalidInput
-from backstay.model.checkpoint import Checkpoint, CheckpointMeta, Notes, SavedCheckpoint, Write
-from backstay.model.damaged import Damaged, OnDamage, check_on_damage
-from backstay.model.decision import Decision, DecisionKind
-from backstay.model.effect import EffectRecord, Outcome
+from backstay.maintenance.check import check
+from backstay.maintenance.report import Report
+from backstay.maintenance.stats import Stats, stats
+from backstay.model.checkpoint import Checkpoint, CheckpointFields, CheckpointMeta, SavedCheckpoint, Write
+from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.ids import check_id
-from backstay.model.interrupt import InterruptKind
-from backstay.store.base import Lane, Removed
-from backstay.thread import interrupts, load, removal
-from backstay.thread.access import Access, Handle
-from backstay.thread.arguments import check_step, fork_target, name_of
-from backstay.thread.cursor import Cursor
-from backstay.thread.damage import listed, told
-from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, perform
-from backstay.thread.history import Filter, History, WantedOfThread, history_of, listing_of_thread
-from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.lease import Lease, check_terms
-from backstay.thread.ledger import ledger_of, settle
-from backstay.thread.loop import PAUSE_CHECK_S, Loop, check_plan
-from backstay.thread.offload import in_event_loop
-from backstay.thread.pause import request_pause
-from backstay.thread.record import tag, write
-from backstay.thread.retention import Keep, Pruned
-from backstay.thread.save import fork, request_of, rewind, save_append, save_state
-from backstay.thread.session import RunSession
-from backstay.thread.stats import Stats
-from backstay.thread.stats import stats as measure
-from backstay.thread.verify import Report, verify_thread
+from backstay.model.runs import EffectRecord, Outcome
+from backstay.operations import interrupts, load, retention
+from backstay.operations.arguments import check_step, fork_target, id_of
+from backstay.operations.cursor import Access, Cursor, Handle
+from backstay.operations.drivers import in_event_loop
+from backstay.operations.interrupts import InterruptRecord, inbox_of
+from backstay.operations.ledger import ledger_of, settle
+from backstay.operations.listing import (
+    Filter,
+    History,
+    HistoryOptions,
+    aread_pages,
+    history_of,
+    listing_of_thread,
+    raise_or_mark,
+    read_pages,
+)
+from backstay.operations.question import request_pause
+from backstay.operations.retention import Keep, Pruned
+from backstay.operations.rows import Damaged, OnDamage, check_on_damage, tag, write
+from backstay.operations.save import fork, rewind, save_append, save_request, save_state
+from backstay.store.base import Branch, Removed
+from backstay.thread.access import awaited
+from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, arun_effect, run_effect
+from backstay.thread.lease import AsyncLease, Lease, check_lease_options
+from backstay.thread.loop import PAUSE_CHECK_S, AsyncLoop, Loop, check_loop_options
+from backstay.thread.session import AsyncRunSession, RunSession
 
 T = TypeVar("T")
 OnLost = Callable[[Lease], None]
@@ -41,26 +47,26 @@ Effect = Callable[..., T]
 
 
 class Thread:
-    """A handle on one branch of a thread. It builds on the head it last loaded or wrote; nothing is read before that.
+    """A handle on one branch of a thread. It builds on the checkpoint it last loaded or saved.
 
-    A handle may be used from several threads of a program; its operations then happen one after the other.
+    Several threads of a program may use the same handle; its operations then run one after the other.
     """
 
     def __init__(self, access: Access, cursor: Cursor, blocking: bool = True) -> None:
         self._access = access
-        self._context = access.context
+        self._services = access.services
         self._cursor = cursor
         self._handle = Handle(access, cursor, blocking)
 
     @property
     def id(self) -> str:
         """Return the thread's id."""
-        return self._cursor.lane.thread
+        return self._cursor.branch.thread
 
     @property
     def branch(self) -> str:
         """Return the branch this handle writes to."""
-        return self._cursor.lane.branch
+        return self._cursor.branch.name
 
     def save(
         self,
@@ -70,19 +76,19 @@ class Thread:
         on: CheckpointMeta | str | None = None,
         frozen: bool = False,
         replace: bool = False,
-        **notes: Unpack[Notes],
+        **fields: Unpack[CheckpointFields],
     ) -> Checkpoint:
         """Save the whole state as the next step; only what changed since the last one is written.
 
-        ``id`` makes the save repeatable: the same id with the same content gives the first result again. ``on`` names
-        the checkpoint that must be the newest one. ``frozen`` promises that list items already saved were not changed
-        in place, so that they need not be compared. ``replace`` stores the newest checkpoint, named by ``id``, anew.
+        ``id`` makes the save repeatable: the same id with the same content returns the first result again. ``on`` is
+        the checkpoint that must be the newest. ``frozen`` promises that saved list items were not changed in place, so
+        that they need not be compared. ``replace`` replaces the newest checkpoint, given by ``id``.
 
-        Raises EncodeError before anything is written if a value could not come back equal, and Conflict, with the
-        winner's metadata, if somebody else has saved since.
+        Raises EncodeError before anything is written if a value would not round-trip, and Conflict, with the winner's
+        metadata, if another handle has saved since.
         """
-        request = request_of(notes, id, on, replace)
-        return self._bind(self._handle.run(save_state, self._context, self._cursor, state, frozen, request))
+        request = save_request(fields, id, on, replace)
+        return self._bind(self._handle.run(save_state, self._services, self._cursor, state, frozen, request))
 
     def append(
         self,
@@ -92,36 +98,36 @@ class Thread:
         delete: Iterable[str] = (),
         id: str | None = None,
         on: CheckpointMeta | str | None = None,
-        **notes: Unpack[Notes],
+        **fields: Unpack[CheckpointFields],
     ) -> Checkpoint:
         """Save a known change as the next step: extend lists, replace keys (``set``), remove keys (``delete``).
 
-        Costs what is new, whatever the size of the state. Text and bytes can be extended too. A key that is not there
-        yet is made.
+        The cost depends on what is new, not on the size of the state. Text and bytes can be extended too. A missing
+        key is created.
         """
-        request = request_of(notes, id, on)
-        return self._bind(self._handle.run(save_append, self._context, self._cursor, append, set, delete, request))
+        request = save_request(fields, id, on)
+        return self._bind(self._handle.run(save_append, self._services, self._cursor, append, set, delete, request))
 
     def latest(self) -> Checkpoint | None:
-        """Load the newest checkpoint, every byte verified, and go on from there; None if there is none."""
+        """Load the newest checkpoint, every byte verified, and build on it from now on; None if there is none."""
         return self._handle.run(load.latest, self._cursor)
 
     def at(self, step: int) -> Checkpoint | None:
         """Load the newest checkpoint at or before a step; None before the first."""
-        return self._handle.run(load.at_step, self._cursor.lane, check_step(step))
+        return self._handle.run(load.at_step, self._cursor.branch, check_step(step))
 
     def get(self, id: str) -> Checkpoint | None:
-        """Load one of this thread's checkpoints by its id; None if it is not there."""
-        return self._handle.run(load.get_of_thread, self._cursor.lane, check_id(id, "checkpoint id"))
+        """Load one of this thread's checkpoints by its id; None if it does not exist."""
+        return self._handle.run(load.get_of_thread, self._cursor.branch, check_id(id, "checkpoint id"))
 
     @overload
     def history(
-        self, *, on_damage: Literal["raise"] = ..., **wanted: Unpack[WantedOfThread]
+        self, *, on_damage: Literal["raise"] = ..., **wanted: Unpack[HistoryOptions]
     ) -> History[CheckpointMeta]: ...
 
     @overload
     def history(
-        self, *, on_damage: Literal["mark"], **wanted: Unpack[WantedOfThread]
+        self, *, on_damage: Literal["mark"], **wanted: Unpack[HistoryOptions]
     ) -> History[CheckpointMeta | Damaged]: ...
 
     def history(
@@ -144,18 +150,18 @@ class Thread:
         ``Damaged`` in its place and goes on. ``limit`` does not count these.
         """
         wanted = Filter(tag, graph, trigger, interrupt, where)
-        listing = listing_of_thread(self._cursor.lane, limit, before, branch, wanted)
+        listing = listing_of_thread(self._cursor.branch, limit, before, branch, wanted)
         return history_of(self._access, listing, check_on_damage(on_damage))
 
     @overload
-    def branches(self, *, on_damage: Literal["raise"] = ...) -> list[Lane]: ...
+    def branches(self, *, on_damage: Literal["raise"] = ...) -> list[Branch]: ...
 
     @overload
-    def branches(self, *, on_damage: Literal["mark"]) -> list[Lane | Damaged]: ...
+    def branches(self, *, on_damage: Literal["mark"]) -> list[Branch | Damaged]: ...
 
     def branches(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the thread's branches, oldest first."""
-        return list(told(self._handle.run(load.branches, self._cursor.lane), check_on_damage(on_damage)))
+        return list(raise_or_mark(self._handle.run(load.branches, self._cursor.branch), check_on_damage(on_damage)))
 
     def fork(
         self,
@@ -166,50 +172,52 @@ class Thread:
         set: Mapping[str, Any] | None = None,
         delete: Iterable[str] = (),
         id: str | None = None,
-        **notes: Unpack[Notes],
+        **fields: Unpack[CheckpointFields],
     ) -> Thread:
-        """Begin another branch, or another thread (``to``), with a checkpoint's state; return a handle on it.
+        """Start another branch, or another thread (``to``), with a checkpoint's state; return a handle on it.
 
-        Costs one manifest. ``set`` and ``delete`` change the state on the way. Position and description are taken over.
+        It stores one manifest. ``set`` and ``delete`` change the copied state. Position and description are copied.
         """
-        target = fork_target(self._cursor.lane, branch, to)
-        request = request_of(notes, id)
-        cursor = self._handle.run(fork, self._context, name_of(checkpoint), target, set, delete, request)
+        target = fork_target(self._cursor.branch, branch, to)
+        request = save_request(fields, id)
+        cursor = self._handle.run(fork, self._services, id_of(checkpoint), target, set, delete, request)
         return Thread(self._access, cursor, self._handle.blocking)
 
-    def rewind(self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **notes: Unpack[Notes]) -> Checkpoint:
-        """Go back: append a checkpoint with the content of an earlier one. Nothing is destroyed."""
+    def rewind(
+        self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **fields: Unpack[CheckpointFields]
+    ) -> Checkpoint:
+        """Go back: append a checkpoint with the content of an earlier one. Nothing is deleted."""
         return self._bind(
-            self._handle.run(rewind, self._context, self._cursor, name_of(checkpoint), request_of(notes, id))
+            self._handle.run(rewind, self._services, self._cursor, id_of(checkpoint), save_request(fields, id))
         )
 
     def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
-        """Add tags to a checkpoint and return all it has. A tagged checkpoint is not pruned."""
-        return self._handle.run(tag, self._cursor.lane.namespace, name_of(checkpoint), names, ())
+        """Add tags to a checkpoint and return all its tags. Pruning keeps tagged checkpoints."""
+        return self._handle.run(tag, self._cursor.branch.namespace, id_of(checkpoint), names, ())
 
     def untag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
-        """Remove tags from a checkpoint and return those left."""
-        return self._handle.run(tag, self._cursor.lane.namespace, name_of(checkpoint), (), names)
+        """Remove tags from a checkpoint and return the remaining ones."""
+        return self._handle.run(tag, self._cursor.branch.namespace, id_of(checkpoint), (), names)
 
     def write(self, checkpoint: CheckpointMeta | str, writes: Iterable[Write], *, replace: bool = False) -> None:
-        """Keep results of finished tasks beside a checkpoint (which may be saved later); existing ones stay."""
-        self._handle.run(write, self._cursor.lane, name_of(checkpoint), writes, replace)
+        """Store results of finished tasks with a checkpoint, which may be saved later; existing ones stay."""
+        self._handle.run(write, self._cursor.branch, id_of(checkpoint), writes, replace)
 
-    def delete(self, checkpoint: CheckpointMeta | str) -> int:
-        """Delete one checkpoint and return how many went: 1 or 0. After the newest, the one before it is newest."""
-        return self._handle.run(removal.delete_one, self._cursor, name_of(checkpoint))
+    def delete_checkpoint(self, checkpoint: CheckpointMeta | str) -> int:
+        """Delete one checkpoint and return how many were deleted, 1 or 0. If it was the newest, its parent is next."""
+        return self._handle.run(retention.delete_one, self._cursor, id_of(checkpoint))
 
     def delete_before(self, step: int) -> int:
         """Delete this branch's checkpoints with a lower step, but never the newest; return how many."""
-        return self._handle.run(removal.delete_before, self._context, self._cursor, check_step(step))
+        return self._handle.run(retention.delete_before, self._services, self._cursor, check_step(step))
 
-    def clear(self) -> Removed:
-        """Delete the whole thread with all its branches and return what went."""
-        return self._handle.run(removal.delete_thread, self._cursor)
+    def delete(self) -> Removed:
+        """Delete the whole thread with all its branches and return what was deleted."""
+        return self._handle.run(retention.delete_thread, self._cursor)
 
     def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
-        """Delete what the rules do not want, in all branches of this thread; ``dry_run`` only says what would go."""
-        return self._handle.run(removal.prune, self._context, self.id, keep, dry_run, self._cursor.token)
+        """Delete what the rules do not keep, in all branches of this thread; ``dry_run`` only reports it."""
+        return self._handle.run(retention.prune, self._services, self.id, keep, dry_run, self._cursor.token)
 
     def lease(
         self,
@@ -220,22 +228,23 @@ class Thread:
         on_lost: OnLost | None = None,
         wait_s: float = 0.0,
     ) -> Lease:
-        """Return the right to write this branch, to be used in a ``with`` block (``async with`` for the async twin).
+        """Return the right to write this branch, for a ``with`` block (``async with`` for the async twin).
 
-        Entering takes it, or raises Fenced and names the owner if somebody else's lease still runs after ``wait_s``
-        seconds: that of a process which was killed ends when its time is over. Leaving gives it back.
-        Only saves through this handle carry it. Everybody else's are refused with Fenced while it runs, and so are its
-        own after somebody took it over. It runs for ``ttl`` seconds (0.05 to 86,400) after each save and renewal; the
-        ``heartbeat``, a thread of the store, renews it meanwhile. When it is lost, ``lease.lost`` is True, ``on_lost``
-        is called with it from that thread, the body of an ``async with`` block is cancelled, and leaving raises Fenced.
+        Entering the block takes the lease. If another worker still holds it after ``wait_s`` seconds, it raises Fenced
+        with the owner's name; the lease of a killed process expires after its ttl. Leaving the block releases it.
+        Only saves through this handle carry the lease. While it runs, all other saves are refused with Fenced; so are
+        its own after another worker took it over. It lasts ``ttl`` seconds (0.05 to 86,400) after each save and
+        renewal; a ``heartbeat`` thread of the store renews it. When it is lost, ``lease.lost`` becomes True, that
+        thread calls ``on_lost`` with it, the body of an ``async with`` block is cancelled, and leaving raises Fenced.
         """
-        return Lease(self, check_terms(owner, ttl, heartbeat, on_lost, wait_s))
+        return Lease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait_s))
 
     def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> RunSession:
-        """Return a record that a run of this branch is under way, to be used in a ``with`` or ``async with`` block.
+        """Return a record that a run of this branch is under way, for a ``with`` or ``async with`` block.
 
-        A run that dies inside it is found by ``store.interrupted()``. It ends as "completed", as "failed: " with the
-        name of the error's type, or for what ``session.end(reason)`` said. It gives no right to write; a lease does.
+        If the run dies inside the block, ``store.interrupted()`` lists it. A session ends as "completed", as "failed: "
+        with the type of the error, or with the reason of ``session.end(reason)``. It gives no right to write; a lease
+        does.
         """
         return RunSession(self, owner, note, ttl)
 
@@ -251,17 +260,17 @@ class Thread:
         owner: str | None = None,
         wait_s: float = 0.0,
     ) -> Loop:
-        """Return a durable loop, to be used in a ``with`` block (``async with`` for the async twin) and iterated over.
+        """Return a durable loop, to iterate over in a ``with`` block (``async with`` for the async twin).
 
-        Entering takes the lease, unless this handle has it (waiting for up to ``wait_s`` seconds, for one that a killed
-        process left), and goes on where the last process stopped; of a new thread it saves ``initial``. Each turn is
-        saved as one change when its body is done. ``input`` begins a new round on a finished state: lists are extended,
-        other keys set. ``limit`` is how many turns a round may take, or StepsExceeded. ``metadata`` goes into every
-        checkpoint it makes. Between turns, every ``pause_check_s`` seconds, it looks for ``request_pause``.
-        ``loop.status`` tells how it ended: a turn that waits for somebody ends the block without an error.
+        Entering the block takes the lease, unless this handle holds it, and waits up to ``wait_s`` seconds for another
+        holder. The loop continues where the last process stopped; on a new thread it saves ``initial``. Each turn is
+        saved as one change when its body ends. ``input`` starts again on a finished state: lists are extended, other
+        keys set. After ``limit`` turns without ``loop.finish()``, it raises StepsExceeded. Every checkpoint gets the
+        ``metadata``. Between turns, every ``pause_check_s`` seconds, it checks for ``request_pause``. ``loop.status``
+        says how it ended: a turn that waits for a decision ends the block without an error.
         """
-        terms = check_terms(owner, ttl, True, None, wait_s)
-        return Loop(self, check_plan(initial, input, limit, metadata, pause_check_s, terms))
+        options = check_lease_options(owner, ttl, True, None, wait_s)
+        return Loop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options))
 
     def interrupt(
         self,
@@ -273,13 +282,13 @@ class Thread:
         prompt: str = "",
         id: str | None = None,
     ) -> InterruptRecord:
-        """Record that a run waits at this checkpoint for somebody's decision, and return the record to show to them.
+        """Record that a run waits at this checkpoint for a person's decision; return the record to show to them.
 
         ``kind`` is "beforenode", "afternode", "toolapproval" or "userrequest". The same ``id`` with the same content
-        gives the first record again. The checkpoint is not pruned until the decision was consumed.
+        returns the first record again. Pruning keeps the checkpoint until the decision is consumed.
         """
         return self._handle.run(
-            interrupts.record, self._context, self._cursor, name_of(checkpoint), kind, node, payload, prompt, id
+            interrupts.record, self._services, self._cursor, id_of(checkpoint), kind, node, payload, prompt, id
         )
 
     @overload
@@ -290,8 +299,8 @@ class Thread:
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
         """Iterate over the interrupts of all branches of this thread, oldest first; ``pending``: not consumed yet."""
-        inbox = interrupts.inbox_of(self._cursor.lane.namespace, self.id, pending)
-        return listed(self._access, inbox, check_on_damage(on_damage))
+        inbox = interrupts.inbox_of(self._cursor.branch.namespace, self.id, pending)
+        return read_pages(self._access, inbox, check_on_damage(on_damage))
 
     def decide(
         self,
@@ -306,30 +315,30 @@ class Thread:
     ) -> InterruptRecord:
         """Answer an interrupt, once, and return it with the decision.
 
-        ``interrupt`` is the record that the person who decides was shown: an answer to anything else, or to a question
-        that was altered, is refused. ``decision`` is "approve" (with a ``scope``, if it reaches further), "modify"
-        (needs the ``value`` to put in place), "reject", "defer" (this question is closed; asking again takes a new
-        interrupt) or "reroute" (needs the ``target``). If it is decided already: the same by the same person gives the
-        record again, anything else raises Conflict, whose ``winner`` is the record that counts.
+        ``interrupt`` is the record that the person saw: an answer to anything else, or to a changed question, is
+        refused. ``decision`` is "approve" (with a ``scope`` to approve later calls too), "modify" (needs the new
+        ``value``), "reject", "defer" (closes this question; asking again takes a new interrupt) or "reroute" (needs the
+        ``target``). If it is already decided, the same answer by the same person returns the record again; anything
+        else raises Conflict, whose ``winner`` is the record that counts.
         """
         answer = interrupts.check_decision(decision, scope, value, reason, target)
-        return self._handle.run(interrupts.decide, self._context, self._cursor, interrupt, answer, by)
+        return self._handle.run(interrupts.decide, self._services, self._cursor, interrupt, answer, by)
 
     def consume(self, interrupt: InterruptRecord, *, by: str | None = None) -> Decision:
-        """Take the decision on an interrupt in order to carry it out. Only one worker gets it; to others: Conflict.
+        """Take the decision on an interrupt to carry it out. Only one worker gets it; others get Conflict.
 
-        The same ``by`` gets it again; left out, it is this lease or this process. If the worker that took it died,
-        whoever holds a later lease of the branch may take it over.
+        The same ``by`` gets it again; the default is this lease or this process. If the worker that took it died, the
+        holder of a later lease of the branch may take it.
         """
-        return self._handle.run(interrupts.consume, self._context, self._cursor, interrupt, by)
+        return self._handle.run(interrupts.consume, self._services, self._cursor, interrupt, by)
 
     def request_pause(self, reason: str = "", *, by: str) -> InterruptRecord:
         """Ask a run of this branch to stop at its next boundary, from any process and without its lease.
 
-        Returns the request, which is decided on like any interrupt: approved, the run can go on; deferred, it asks
-        again; rejected, it does not go on in this branch. One is open at a time: if there is one, that is returned.
+        Returns the request, which is decided like any interrupt: approved, the run continues; deferred, it asks again;
+        rejected, it stops for good in this branch. If a request is already open, that one is returned.
         """
-        return self._handle.run(request_pause, self._context, self._cursor, reason, by)
+        return self._handle.run(request_pause, self._services, self._cursor, reason, by)
 
     def effect(
         self,
@@ -342,25 +351,25 @@ class Thread:
         unknown_on: tuple[type[BaseException], ...] = UNKNOWN_ON,
         **kwargs: Any,
     ) -> T:
-        """Do something to the world outside once, and return its result: ``fn(*args, **kwargs)``.
+        """Call ``fn(*args, **kwargs)``, which must not happen twice, and return its result.
 
-        That it is about to be done is stored before, the result after. If it is in the ledger as done, ``fn`` is not
-        called: the first result comes back (EffectChanged if the arguments were others). If ``fn`` raises, the effect
-        has failed and the next call tries again; but after a timeout or a lost connection, after a cancellation, and
-        if the process dies, nobody knows whether it was done. Then the next call raises EffectUnknown, unless
+        The intent is stored before the call and the result after it. If the effect is already done, ``fn`` is not
+        called: the first result is returned (EffectChanged if the arguments differ). If ``fn`` raises, the effect has
+        failed and the next call tries again. But after a timeout, a lost connection or a cancellation, or if the
+        process dies, the outcome is unknown. Then the next call raises EffectUnknown, unless
 
-        - ``idempotent`` says that doing it twice does no harm: then it is done again, under the same idempotency key;
-        - ``reconcile``, a function of the ``EffectRecord``, finds out and returns ``Outcome.done(result)``,
+        - ``idempotent`` says that doing it twice does no harm: then it is done again, with the same idempotency key;
+        - ``reconcile``, a function that takes the ``EffectRecord``, finds out and returns ``Outcome.done(result)``,
           ``Outcome.not_done()`` or ``Outcome.unknown()``; a person does the same with ``settle``.
 
-        ``key`` (1 to 1,000 characters) names the effect in this branch. A parameter of ``fn`` called
-        ``idempotency_key`` is filled in, for the other side to tell a repetition by. ``unknown_on`` are the errors of
-        ``fn`` after which nobody knows. These three are never handed on to ``fn``. Whoever does not hold the lease gets
-        Fenced while one runs; hold it if several processes may come here: without it, what one is just doing looks to
-        another as if nobody knew.
+        ``key`` (1 to 1,000 characters) names the effect in this branch. If ``fn`` has a parameter ``idempotency_key``,
+        it gets the key by which the other side can detect a repetition. ``unknown_on`` are the errors of ``fn`` after
+        which the outcome is unknown. These options are not passed to ``fn``. While another worker holds the lease, this
+        raises Fenced. Hold the lease if several processes may come here: without it, an effect that still runs in one
+        process looks unknown to another.
         """
         call = EffectCall(key, fn, args, kwargs, reconcile, idempotent, unknown_on)
-        result: T = perform(self._handle, call)
+        result: T = run_effect(self._handle, call)
         return result
 
     @overload
@@ -370,45 +379,43 @@ class Thread:
     def effects(self, *, on_damage: Literal["mark"]) -> Iterator[EffectRecord | Damaged]: ...
 
     def effects(self, *, on_damage: OnDamage = "raise") -> Iterator[Any]:
-        """Iterate over the effects of all branches of this thread, in the order in which they were first begun."""
-        return listed(self._access, ledger_of(self._cursor.lane.namespace, self.id), check_on_damage(on_damage))
+        """Iterate over the effects of all branches of this thread, in the order in which they first started."""
+        return read_pages(self._access, ledger_of(self._cursor.branch.namespace, self.id), check_on_damage(on_damage))
 
     def settle(self, effect: EffectRecord, outcome: Outcome, *, by: str) -> EffectRecord:
-        """Say how an effect ended of which nobody knew, once, and return it with the outcome.
+        """Record the outcome of an effect whose outcome was unknown, once, and return the effect.
 
-        ``effect`` is the record that the person was shown, of ``EffectUnknown.record`` or ``effects()``; ``outcome`` is
-        ``Outcome.done(result)``, whose result the next call of the effect returns, or ``Outcome.not_done()``, after
-        which it is tried again. If it has ended or was begun again meanwhile: Conflict, whose ``winner`` is the record
-        that counts; the same said again by the same person gives the record again.
+        ``effect`` is the record that the person saw, from ``EffectUnknown.record`` or ``effects()``. ``outcome`` is
+        ``Outcome.done(result)``, whose result the next call returns, or ``Outcome.not_done()``, after which the next
+        call tries again. If the effect has ended or started again meanwhile, this raises Conflict, whose ``winner`` is
+        the record that counts. The same outcome by the same person returns the record again.
         """
-        return self._handle.run(settle, self._context, self._cursor, effect, outcome, by)
+        return self._handle.run(settle, self._services, self._cursor, effect, outcome, by)
 
-    def verify(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
-        """Check every byte of one checkpoint, or of all of the thread, against its digest; report all damage."""
-        return self._handle.run(
-            verify_thread, self._context, self._cursor.lane, None if checkpoint is None else name_of(checkpoint)
-        )
+    def check(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
+        """Check every byte of this thread, or of one checkpoint of it, against its digest; report all damage."""
+        return self._handle.run(check, self._services, self.id, None if checkpoint is None else id_of(checkpoint))
 
     def stats(self) -> Stats:
         """Return how much this thread stores, by key, and what full copies would take."""
-        return self._handle.run(measure, self._context, self.id)
+        return self._handle.run(stats, self._services, self.id)
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
-        """Let a just saved checkpoint find its payload when somebody looks at it."""
+        """Let a checkpoint just saved load its payload when it is first used."""
         store, blocking = self._access.store, self._handle.blocking
-        # The store can be read instead if the handle is gone, but not by an event loop.
+        # If the handle is gone, the payload is read from the store, which an event loop must not wait for.
         handle = weakref.ref(self._cursor) if blocking else lambda cursor=self._cursor: cursor
         namespace, name = saved.namespace, saved.id
 
         def load_payload(field: str) -> dict[str, Any]:
             cursor = handle()
-            at_hand = None if cursor is None or field == "writes" else load.payload_at_hand(cursor, name)
+            at_hand = None if cursor is None or field == "writes" else load.payload_in_memory(cursor, name)
             if at_hand is not None:
                 return at_hand
             if blocking or not in_event_loop():
                 return load.payload(store, namespace, name)
             raise InvalidInput(
-                f"checkpoint.{field} is not in memory any more, and reading it here would block the event loop",
+                f"checkpoint.{field} is no longer in memory, and reading it here would block the event loop",
                 thread=saved.thread_id,
                 checkpoint=name,
                 hint=f"Write (await thread.get(checkpoint.id)).{field}",
@@ -419,3 +426,191 @@ class Thread:
 
     def __repr__(self) -> str:
         return f"<Thread {self.id!r} branch {self.branch!r} of {self._access.store.url}>"
+
+
+# ``AsyncThread``: ``Thread`` for callers with an event loop. Same names, same arguments, same functions; awaited.
+#
+# Each method of AsyncThread runs the one of Thread in a worker thread; lists, blocks and calls of user code differ.
+
+
+AsyncOnLost = Callable[[AsyncLease], None]
+
+
+class AsyncThread:
+    """A handle on one branch of a thread. It builds on the checkpoint it last loaded or saved.
+
+    Several tasks may use the same handle; its operations then run one after the other.
+    """
+
+    def __init__(self, access: Access, cursor: Cursor) -> None:
+        self._access = access
+        self._sync = Thread(access, cursor, blocking=False)
+        self._handle: Handle = self._sync._handle
+
+    @property
+    def id(self) -> str:
+        """Return the thread's id."""
+        return self._sync.id
+
+    @property
+    def branch(self) -> str:
+        """Return the branch this handle writes to."""
+        return self._sync.branch
+
+    save = awaited(Thread.save)
+    append = awaited(Thread.append)
+    latest = awaited(Thread.latest)
+    at = awaited(Thread.at)
+    get = awaited(Thread.get)
+    rewind = awaited(Thread.rewind)
+    tag = awaited(Thread.tag)
+    untag = awaited(Thread.untag)
+    write = awaited(Thread.write)
+    delete = awaited(Thread.delete)
+    delete_checkpoint = awaited(Thread.delete_checkpoint)
+    delete_before = awaited(Thread.delete_before)
+    prune = awaited(Thread.prune)
+    interrupt = awaited(Thread.interrupt)
+    decide = awaited(Thread.decide)
+    consume = awaited(Thread.consume)
+    request_pause = awaited(Thread.request_pause)
+    settle = awaited(Thread.settle)
+    check = awaited(Thread.check)
+    stats = awaited(Thread.stats)
+
+    async def fork(
+        self,
+        checkpoint: CheckpointMeta | str,
+        *,
+        branch: str | None = None,
+        to: str | None = None,
+        set: Mapping[str, Any] | None = None,
+        delete: Iterable[str] = (),
+        id: str | None = None,
+        **fields: Unpack[CheckpointFields],
+    ) -> AsyncThread:
+        """Start another branch, or another thread (``to``), with a checkpoint's state; see ``Thread.fork``."""
+        forked = await self._access.offload.run(
+            self._sync.fork, checkpoint, branch=branch, to=to, set=set, delete=delete, id=id, **fields
+        )
+        return AsyncThread(self._access, forked._handle.cursor)
+
+    @overload
+    def history(
+        self, *, on_damage: Literal["raise"] = ..., **wanted: Unpack[HistoryOptions]
+    ) -> AsyncIterator[CheckpointMeta]: ...
+
+    @overload
+    def history(
+        self, *, on_damage: Literal["mark"], **wanted: Unpack[HistoryOptions]
+    ) -> AsyncIterator[CheckpointMeta | Damaged]: ...
+
+    def history(
+        self,
+        *,
+        on_damage: OnDamage = "raise",
+        limit: int | None = None,
+        before: CheckpointMeta | int | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        graph: str | None = None,
+        trigger: str | None = None,
+        interrupt: bool | InterruptKind | str | None = None,
+        where: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[Any]:
+        """Iterate over checkpoints' metadata, newest first; see ``Thread.history``."""
+        wanted = Filter(tag, graph, trigger, interrupt, where)
+        listing = listing_of_thread(self._handle.cursor.branch, limit, before, branch, wanted)
+        return aread_pages(self._access, listing, check_on_damage(on_damage))
+
+    @overload
+    async def branches(self, *, on_damage: Literal["raise"] = ...) -> list[Branch]: ...
+
+    @overload
+    async def branches(self, *, on_damage: Literal["mark"]) -> list[Branch | Damaged]: ...
+
+    async def branches(self, *, on_damage: OnDamage = "raise") -> list[Any]:
+        """Return the thread's branches, oldest first; see ``Thread.branches``."""
+        return await self._access.offload.run(lambda: list(self._sync.branches(on_damage=on_damage)))
+
+    @overload
+    def interrupts(
+        self, *, on_damage: Literal["raise"] = ..., pending: bool = ...
+    ) -> AsyncIterator[InterruptRecord]: ...
+
+    @overload
+    def interrupts(
+        self, *, on_damage: Literal["mark"], pending: bool = ...
+    ) -> AsyncIterator[InterruptRecord | Damaged]: ...
+
+    def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> AsyncIterator[Any]:
+        """Iterate over the interrupts of all branches of this thread, oldest first; see ``Thread.interrupts``."""
+        inbox = inbox_of(self._handle.cursor.branch.namespace, self.id, pending)
+        return aread_pages(self._access, inbox, check_on_damage(on_damage))
+
+    @overload
+    def effects(self, *, on_damage: Literal["raise"] = ...) -> AsyncIterator[EffectRecord]: ...
+
+    @overload
+    def effects(self, *, on_damage: Literal["mark"]) -> AsyncIterator[EffectRecord | Damaged]: ...
+
+    def effects(self, *, on_damage: OnDamage = "raise") -> AsyncIterator[Any]:
+        """Iterate over the effects of all branches of this thread; see ``Thread.effects``."""
+        ledger = ledger_of(self._handle.cursor.branch.namespace, self.id)
+        return aread_pages(self._access, ledger, check_on_damage(on_damage))
+
+    def lease(
+        self,
+        *,
+        ttl: float = 30.0,
+        owner: str | None = None,
+        heartbeat: bool = True,
+        on_lost: AsyncOnLost | None = None,
+        wait_s: float = 0.0,
+    ) -> AsyncLease:
+        """Return the right to write this branch, for an ``async with`` block; see ``Thread.lease``.
+
+        If it is lost, the body of the block is cancelled, and leaving it raises Fenced.
+        """
+        return AsyncLease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait_s))
+
+    def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> AsyncRunSession:
+        """Return a record that a run is under way, for an ``async with`` block; see ``Thread.session``."""
+        return AsyncRunSession(self, owner, note, ttl)
+
+    def loop(
+        self,
+        initial: Mapping[str, Any],
+        *,
+        input: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        pause_check_s: float = PAUSE_CHECK_S,
+        ttl: float = 30.0,
+        owner: str | None = None,
+        wait_s: float = 0.0,
+    ) -> AsyncLoop:
+        """Return a durable loop, to iterate over in an ``async with`` block; see ``Thread.loop``."""
+        options = check_lease_options(owner, ttl, True, None, wait_s)
+        return AsyncLoop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options))
+
+    async def effect(
+        self,
+        key: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        reconcile: Reconcile | None = None,
+        idempotent: bool = False,
+        unknown_on: tuple[type[BaseException], ...] = UNKNOWN_ON,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a function that must not happen twice, and return its result; see ``Thread.effect``.
+
+        ``fn`` and ``reconcile`` may be plain functions or coroutine functions.
+        """
+        call = EffectCall(key, fn, args, kwargs, reconcile, idempotent, unknown_on)
+        return await arun_effect(self._handle, call)
+
+    def __repr__(self) -> str:
+        return f"<AsyncThread {self.id!r} branch {self.branch!r} of {self._access.store.url}>"

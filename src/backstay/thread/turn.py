@@ -1,7 +1,12 @@
-"""One turn of a plain loop: what its body sees, what it changes, and what it asks people.
+"""One turn of a loop, and the position of the loop in its checkpoints.
 
-Changes are taken over as they are at that moment, exactly as they will be stored, or refused there. They are seen by
-``turn.state`` at once and stored together when the turn is over; a turn that is left early leaves nothing behind.
+A turn copies each change at once, exactly as it will be stored, or refuses it. ``turn.state`` shows the changes
+immediately; they are stored together when the turn ends. A turn that is left early stores nothing.
+
+A ``LoopRun`` is the turns from one input to their finish. It is named by the step of its first checkpoint. Saves, and
+rewinds too, only go to higher steps, so names are never reused: an effect or approval of an earlier run, or of a turn
+that was rewound, is never used for this one. Approvals belong to the run that people saw: a fork or a rewind starts
+without them.
 """
 
 from __future__ import annotations
@@ -13,34 +18,90 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from backstay.codec import decode, encode
-from backstay.errors import InvalidInput, Rejected
-from backstay.model.decision import Decision, DecisionKind
+from backstay.errors import Corrupted, InvalidInput, Rejected
+from backstay.model.checkpoint import CheckpointMeta
+from backstay.model.decision import Decision, DecisionKind, InterruptKind
+from backstay.model.fields import Usage
 from backstay.model.ids import check_id, check_label
-from backstay.model.interrupt import InterruptKind
-from backstay.model.usage import Usage
-from backstay.store.base import LaneKey
-from backstay.thread.change import KEY_LENGTH_MAX
-from backstay.thread.interrupts import InterruptRecord
-from backstay.thread.question import Question, check_answer
-from backstay.thread.round import EVERY_TOOL, Round
+from backstay.operations.arguments import KEY_LENGTH_MAX, LOOP_POSITION
+from backstay.operations.cursor import Cursor
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.question import Question, check_answer
+from backstay.operations.rows import meta_of
+from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
 
 if TYPE_CHECKING:
     from backstay.thread.loop import AsyncLoop, Loop, LoopBase
+
+
+EVERY_TOOL = "*"
+_COPIES = ("fork", "rewind")  # triggers of checkpoints with copied metadata
+_ROWS_AT_FIRST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """The turns from one input to their finish."""
+
+    number: int  # the step of its first checkpoint
+    iteration: int = 0  # saved turns
+    grants: frozenset[str] = frozenset()  # tools that are approved until the run finishes
+    finished: bool = False
+    was_loop: bool = True  # False: no loop has run on this thread
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata that its checkpoints store; the rest are fields of the checkpoint."""
+        return {LOOP_POSITION: {"round": self.number, "grants": sorted(self.grants)}}
+
+    def allows(self, tool: str) -> bool:
+        """Return whether a person approved all calls of this tool."""
+        return not self.grants.isdisjoint((tool, EVERY_TOOL))
+
+
+def find_loop_run(store: Backend, cursor: Cursor, head: CheckpointMeta) -> LoopRun:
+    """Return the run to continue at a head. Other code may have saved checkpoints since the last turn."""
+    found = _loop_run_of(head)
+    query = Query(*cursor.branch, before=head.seq, limit=_ROWS_AT_FIRST)
+    while found is None:
+        rows = store.find(query)
+        found = next(filter(None, (_loop_run_of(meta_of(row)) for row in rows)), None)
+        if len(rows) < query.limit:
+            break
+        query = replace(query, before=rows[-1].seq, limit=min(query.limit * 4, PAGE_ROWS_MAX))
+    return found or LoopRun(head.step, was_loop=False)
+
+
+def _loop_run_of(meta: CheckpointMeta) -> LoopRun | None:
+    mark = meta.metadata.get(LOOP_POSITION)
+    if mark is None:
+        return None
+    finished = meta.is_over
+    if meta.trigger in _COPIES:
+        return LoopRun(meta.step, meta.iteration, finished=finished)
+    if not isinstance(mark, Mapping) or type(mark.get("round")) is not int or not isinstance(mark.get("grants"), list):
+        raise Corrupted(
+            f"checkpoint {meta.id}: its metadata {LOOP_POSITION!r} was not written by a loop",
+            thread=meta.thread_id,
+            checkpoint=meta.id,
+            hint="Fork from an older checkpoint to continue",
+        )
+    return LoopRun(mark["round"], meta.iteration, frozenset(mark["grants"]), finished)
+
 
 _GROWING = (list, str, bytes)
 _SIZED = (list, dict, set)
 
 
 class TurnLeft(BaseException):
-    """Ends the body of a turn that waits for somebody. It is no error: ``except Exception`` must not swallow it."""
+    """Ends the body of a turn that waits for a decision. Not an Exception, so ``except Exception`` lets it pass."""
 
     def __init__(self, loop: LoopBase) -> None:
         self.loop = loop
-        super().__init__("a turn waits for a decision; let this pass through to the loop's with block")
+        super().__init__("a turn waits for a decision; let this exception reach the loop's with block")
 
 
 class Changes:
-    """What a turn changed so far, and the state with it. Knows no store."""
+    """The changes of a turn so far, and the state with them."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self.view = dict(state)
@@ -54,28 +115,38 @@ class Changes:
         return bool(self.extend or self.put or self.delete)
 
     def append(self, lists: Mapping[str, Any]) -> None:
-        """Extend lists (or text, or bytes), or begin them; all or none."""
-        for key, new in {key: self._growth(key, value) for key, value in lists.items()}.items():
+        """Extend lists (or text, or bytes), or create them; all or none."""
+        copied = {}
+        for key, value in lists.items():
+            kind = type(value)
+            if kind not in _GROWING or (key in self.view and type(self.view[key]) is not kind):
+                raise InvalidInput(
+                    f"state.{key} cannot be extended by {kind.__name__}",
+                    path=f"state.{key}",
+                    hint=f"Write turn.append({key}=[item]) for a list, or replace the value with turn.set({key}=…)",
+                )
+            copied[key] = _as_stored(value, f"append.{key}")
+        for key, new in copied.items():
             whole = self.view[key] + new if key in self.view else new
             if key in self.put or key not in self._before or key in self.delete:
                 self._replace(key, whole)
             else:
                 grown = self.extend[key] + new if key in self.extend else new
-                self.extend[key], self.view[key] = grown, whole  # what is seen is what is stored, whatever interrupts
+                self.extend[key], self.view[key] = grown, whole  # together, even if interrupted
                 self._measure(key, whole)
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """Replace values, or make keys; all or none."""
-        for key, value in {key: _taken(value, f"state.{key}") for key, value in values.items()}.items():
+        """Replace values, or create keys; all or none."""
+        for key, value in {key: _as_stored(value, f"state.{key}") for key, value in values.items()}.items():
             self._replace(key, value)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove keys; all or none."""
-        doomed = dict.fromkeys(check_label(key, "a key to delete", length_max=KEY_LENGTH_MAX) for key in keys)
-        for key in doomed:
+        to_delete = dict.fromkeys(check_label(key, "a key to delete", length_max=KEY_LENGTH_MAX) for key in keys)
+        for key in to_delete:
             if key not in self.view:
                 raise InvalidInput(f"state.{key} cannot be deleted: it is not in the state", path=f"state.{key}")
-        for key in doomed:
+        for key in to_delete:
             self._sizes.pop(key, None)
             if key in self._before:
                 self.delete.add(key)
@@ -88,23 +159,13 @@ class Changes:
         for key, size in self._sizes.items():
             if len(self.view[key]) != size:
                 raise InvalidInput(
-                    f"state.{key} was changed in place, which is not stored",
+                    f"state.{key} was changed in place, and such a change is not stored",
                     path=f"state.{key}",
-                    hint=f"turn.state is for reading. Write turn.append({key}=[item]) or turn.set({key}=…)",
+                    hint=f"turn.state is read-only. Write turn.append({key}=[item]) or turn.set({key}=…)",
                 )
 
-    def _growth(self, key: str, value: Any) -> Any:
-        kind = type(value)
-        if kind not in _GROWING or (key in self.view and type(self.view[key]) is not kind):
-            raise InvalidInput(
-                f"state.{key} cannot be extended by {kind.__name__}",
-                path=f"state.{key}",
-                hint=f"Write turn.append({key}=[item]) for a list, or replace the value with turn.set({key}=…)",
-            )
-        return _taken(value, f"append.{key}")
-
     def _replace(self, key: str, value: Any) -> None:
-        # In this order: interrupted between, it is refused when the turn is saved.
+        # In this order: if it is interrupted in between, saving the turn refuses it.
         self.put[key], self.view[key] = value, value
         self.delete.discard(key)
         self.extend.pop(key, None)
@@ -116,16 +177,16 @@ class Changes:
             self._sizes[key] = len(value)
 
 
-def _taken(value: Any, path: str) -> Any:
-    """Return a value as it comes back from a store, so that this process goes on with what the next one would see."""
+def _as_stored(value: Any, path: str) -> Any:
+    """Return a value as a store returns it, so that this process sees the same as the next one."""
     return decode(encode(value, path))
 
 
 @dataclass(slots=True)
-class Asking:
-    """The questions of one turn: a name for each, the same if the turn is run again."""
+class Questions:
+    """The questions of one turn; each gets a name that stays the same if the turn runs again."""
 
-    lane: LaneKey
+    branch: BranchKey
     place: str
     asked: Counter[str]
 
@@ -135,14 +196,14 @@ class Asking:
         return self._numbered(Question(self.place, InterruptKind.TOOL_APPROVAL, None, payload, prompt, timeout))
 
     def request(self, payload: Any, prompt: str, answer: type | None, timeout: float | None) -> Question:
-        """Return the question for a value."""
+        """Return the question that asks for a value."""
         return self._numbered(
             Question(self.place, InterruptKind.USER_REQUEST, None, payload, prompt, timeout, answer=answer)
         )
 
     def _numbered(self, question: Question) -> Question:
-        # Only equal questions are counted, so that others may come in any order when the turn is run again.
-        same = question.interrupt(self.lane, 0).id
+        # Only equal questions are counted, so that others may come in any order when the turn runs again.
+        same = question.interrupt(self.branch, 0).id
         self.asked[same] += 1
         return replace(question, position=f"{self.place}/{self.asked[same]}")
 
@@ -150,24 +211,24 @@ class Asking:
 class TurnBase:
     """What both kinds of turn have in common."""
 
-    def __init__(self, loop: LoopBase, lane: LaneKey, round: Round, state: Mapping[str, Any]) -> None:
-        self.iteration = round.iteration + 1
+    def __init__(self, loop: LoopBase, branch: BranchKey, run: LoopRun, state: Mapping[str, Any]) -> None:
+        self.iteration = run.iteration + 1
         self._loop = loop
-        self._place = f"{round.number}/{self.iteration}"
-        self._round = round
+        self._place = f"{run.number}/{self.iteration}"
+        self._run = run
         self._changes = Changes(state)
-        self._asking = Asking(lane, self._place, Counter())
+        self._asking = Questions(branch, self._place, Counter())
         self._used = Usage()
-        self._left = False  # it waits for somebody, so nothing of it is stored
+        self._left = False  # it waits for a decision, so nothing is stored
         self._over = False
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """Return the state with this turn's changes, for reading."""
+        """Return the state with this turn's changes, read-only."""
         return MappingProxyType(self._changes.view)
 
     def append(self, /, **lists: Any) -> None:
-        """Extend lists of the state: ``turn.append(messages=[reply])``. A key that is not there yet is made."""
+        """Extend lists of the state: ``turn.append(messages=[reply])``. A missing key is created."""
         self._check_open()
         self._changes.append(lists)
 
@@ -182,17 +243,17 @@ class TurnBase:
         self._changes.remove(keys)
 
     def usage(self, *, tokens: int = 0, cost: float = 0.0) -> None:
-        """Add to what the thread has used; the sum is kept in every checkpoint."""
+        """Add to the thread's usage; every checkpoint stores the sum."""
         self._check_open()
         self._used += Usage(tokens, cost)
 
     # What the answers mean ----------------------------------------------------------------------------------------
 
     def _approval(self, tool: str, args: Any, prompt: str, timeout: float | None) -> Question | None:
-        """Return what to ask; None if somebody granted all calls of the tool."""
+        """Return the question; None if a person approved all calls of the tool."""
         self._check_open()
         question = self._asking.approval(tool, args, prompt, timeout)
-        return None if self._round.allows(tool) else question
+        return None if self._run.allows(tool) else question
 
     def _approved(self, tool: str, args: Any, found: InterruptRecord) -> Any:
         """Return the arguments to call the tool with."""
@@ -200,7 +261,7 @@ class TurnBase:
         if decision.kind is DecisionKind.MODIFY:
             return decision.value
         if decision.scope in (tool, EVERY_TOOL):
-            self._round = replace(self._round, grants=self._round.grants | {decision.scope})
+            self._run = replace(self._run, grants=self._run.grants | {decision.scope})
         return args
 
     def _request(self, payload: Any, prompt: str, answer: type | None, timeout: float | None) -> Question:
@@ -211,7 +272,7 @@ class TurnBase:
         return check_answer(self._decision(found), answer, found.id)
 
     def _decision(self, found: InterruptRecord) -> Decision:
-        """Return the decision to go on with; leave the turn if there is none."""
+        """Return the decision to continue with; leave the turn if there is none."""
         decision = found.decision
         if decision is None or decision.kind is DecisionKind.DEFER:
             self._left = True
@@ -224,10 +285,12 @@ class TurnBase:
                 by=found.decided_by,
                 thread=found.thread_id,
                 checkpoint=found.checkpoint_id,
-                hint="Do not do it; catch this in the turn to go on without",
+                hint="Skip the action; catch this error in the turn to continue without it",
             )
         if decision.kind is DecisionKind.REROUTE:
-            raise InvalidInput(f"interrupt {found.id} was rerouted, but a loop has no nodes", thread=found.thread_id)
+            raise InvalidInput(
+                f"interrupt {found.id} was answered with a reroute, but a loop has no nodes", thread=found.thread_id
+            )
         return decision
 
     # Its end ------------------------------------------------------------------------------------------------------
@@ -238,8 +301,8 @@ class TurnBase:
 
     def _check_open(self) -> None:
         if self._over:
-            raise InvalidInput(f"turn {self.iteration} is over", hint="Use the turn that the loop gave last")
-        if self._left:  # a body that swallowed this goes on in vain
+            raise InvalidInput(f"turn {self.iteration} has ended", hint="Use the turn that the loop returned last")
+        if self._left:  # the body caught it and continued
             raise TurnLeft(self._loop)
 
     def __repr__(self) -> str:
@@ -247,7 +310,7 @@ class TurnBase:
 
 
 class Turn(TurnBase):
-    """One turn of a ``Loop``. Attributes: ``state`` (for reading), ``iteration`` (from 1 in each round)."""
+    """One turn of a ``Loop``. Attributes: ``state`` (read-only), ``iteration`` (from 1 after each input)."""
 
     _loop: Loop
 
@@ -260,34 +323,35 @@ class Turn(TurnBase):
         idempotent: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Do something that must not be done twice; ``key`` names it in this turn. See ``Thread.effect``."""
+        """Call a function that must not run twice; ``key`` names it in this turn. See ``Thread.effect``."""
         name = self._effect_key(key)
         return self._loop.thread.effect(name, fn, *args, reconcile=reconcile, idempotent=idempotent, **kwargs)
 
     def approve(self, tool: str, args: Any, prompt: str = "", *, timeout: float | None = None) -> Any:
-        """Ask whether a tool may be called, and return the arguments to call it with: these, or those put in place.
+        """Ask whether a tool may be called, and return the arguments to call it with: these, or modified ones.
 
-        Rejected, or not decided for ``timeout`` seconds: raises Rejected, which the body may catch. Not decided yet, or
-        deferred: the turn is left, nothing of it is stored, and the loop ends; run again it comes to the same question.
-        An approval whose scope is the tool's name, or "*", holds for further calls in this round.
+        If it is rejected, or not decided within ``timeout`` seconds, this raises Rejected, which the body may catch. If
+        it is not decided yet, or deferred, the turn is left, nothing of it is stored, and the loop ends; when the loop
+        runs again, it reaches the same question. An approval whose scope is the tool's name, or "*", also covers later
+        calls until the loop finishes.
         """
         question = self._approval(tool, args, prompt, timeout)
         if question is None:
             return args
-        return self._approved(tool, args, self._loop._handle.run(self._loop._settling, question))
+        return self._approved(tool, args, self._loop._handle.run(self._loop._ask, question))
 
     def ask(self, payload: Any, prompt: str = "", *, answer: type | None = None, timeout: float | None = None) -> Any:
-        """Ask somebody for a value: what the decision "modify" puts in place of the payload.
+        """Ask a person for a value: the value of the decision "modify".
 
-        With a type for ``answer`` nothing else is accepted, and the question is asked anew after a wrong answer.
-        Else as ``approve``.
+        With a type for ``answer`` nothing else is accepted, and the question is asked again after a wrong answer.
+        Otherwise as ``approve``.
         """
         question = self._request(payload, prompt, answer, timeout)
-        return self._answered(answer, self._loop._handle.run(self._loop._settling, question))
+        return self._answered(answer, self._loop._handle.run(self._loop._ask, question))
 
 
 class AsyncTurn(TurnBase):
-    """One turn of an ``AsyncLoop``. Attributes: ``state`` (for reading), ``iteration`` (from 1 in each round)."""
+    """One turn of an ``AsyncLoop``. Attributes: ``state`` (read-only), ``iteration`` (from 1 after each input)."""
 
     _loop: AsyncLoop
 
@@ -300,7 +364,7 @@ class AsyncTurn(TurnBase):
         idempotent: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Do something that must not be done twice; ``key`` names it in this turn. See ``AsyncThread.effect``."""
+        """Call a function that must not run twice; ``key`` names it in this turn. See ``AsyncThread.effect``."""
         name = self._effect_key(key)
         return await self._loop.thread.effect(name, fn, *args, reconcile=reconcile, idempotent=idempotent, **kwargs)
 
@@ -316,7 +380,7 @@ class AsyncTurn(TurnBase):
         question = self._approval(tool, args, prompt, timeout)
         if question is None:
             return args
-        return self._approved(tool, args, await self._loop._handle.arun(self._loop._settling, question))
+        return self._approved(tool, args, await self._loop._handle.arun(self._loop._ask, question))
 
     async def ask(
         self,
@@ -326,6 +390,6 @@ class AsyncTurn(TurnBase):
         answer: type | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # see approve
     ) -> Any:
-        """Ask somebody for a value. See ``Turn.ask``."""
+        """Ask a person for a value. See ``Turn.ask``."""
         question = self._request(payload, prompt, answer, timeout)
-        return self._answered(answer, await self._loop._handle.arun(self._loop._settling, question))
+        return self._answered(answer, await self._loop._handle.arun(self._loop._ask, question))

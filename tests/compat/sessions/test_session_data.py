@@ -29,7 +29,6 @@ from backstay.errors import BackstayError, DecodeError, EncodeError, InvalidInpu
 NOW = datetime(2026, 1, 31, 9, 30, 15, 123456, tzinfo=UTC)
 
 
-@pytest.mark.row("S1-02", "S1-03", "S1-04", "S1-05", "S1-06", "S1-07", "W1-31")
 def test_every_part_of_the_system_is_reachable_from_the_package() -> None:
     parts = {"CheckpointWriter", "AtomicFileWriter", "CrashRecovery", "ChecksumUtils", "ErrorRecovery"}
     wanted = parts | {
@@ -55,8 +54,6 @@ def test_every_part_of_the_system_is_reachable_from_the_package() -> None:
 # Fields -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1-08", "S1-09", "S1-10", "S1-11", "S1-12", "S1-13", "S1-14", "S1-15", "S1-16", "S1-17")
-@pytest.mark.row("S1-18", "S1-19", "S1-20")
 def test_the_record_has_all_its_fields_and_can_be_printed_copied_and_serialised() -> None:
     data = CheckpointData(
         checkpoint_id=CheckpointId("c1"),
@@ -91,7 +88,6 @@ def test_the_record_has_all_its_fields_and_can_be_printed_copied_and_serialised(
     ]
 
 
-@pytest.mark.row("S1-21", "S1-13")
 def test_an_empty_record_is_valid(tmp_path: Path) -> None:
     data = CheckpointData()
 
@@ -102,7 +98,6 @@ def test_an_empty_record_is_valid(tmp_path: Path) -> None:
     assert writer.load(data.session_id) == data
 
 
-@pytest.mark.row("S1-22", "S1x-01", "W1-07")
 def test_new_ids_are_made_without_arguments_and_do_not_repeat() -> None:
     made = [CheckpointId.new() for _ in range(10_000)]
 
@@ -116,7 +111,6 @@ def test_new_ids_are_made_without_arguments_and_do_not_repeat() -> None:
     assert CheckpointData(session_id=SessionId("s")).to_dict()["session_id"] == "s"
 
 
-@pytest.mark.row("S1x-02", "W1-01")
 def test_the_summary_has_all_its_fields_and_all_are_required() -> None:
     fields = {field.name: field.default for field in dataclasses.fields(CheckpointMeta)}
     required = {name for name, default in fields.items() if default is dataclasses.MISSING}
@@ -124,17 +118,15 @@ def test_the_summary_has_all_its_fields_and_all_are_required() -> None:
     assert required == {"checkpoint_id", "session_id", "created_at", "trigger", "iteration", "checksum"}
 
 
-@pytest.mark.row("S1x-04")
 def test_agent_states_have_their_wire_names_both_ways() -> None:
     wire = ["idle", "running", "tool_calling", "waiting_tool", "stopped", "error", "completed"]
 
     assert [str(state) for state in AgentState] == wire
     assert [AgentState.parse(name) for name in wire] == list(AgentState)
-    with pytest.raises(InvalidInput, match="no agent state is called 'sleeping'"):
+    with pytest.raises(InvalidInput, match="there is no agent state 'sleeping'"):
         AgentState.parse("sleeping")
 
 
-@pytest.mark.row("S1x-33", "S1-12")
 def test_moments_are_written_as_rfc_3339_in_utc_and_read_in_any_zone() -> None:
     there = NOW.astimezone(timezone(timedelta(hours=5, minutes=30)))
 
@@ -160,7 +152,6 @@ def test_a_field_that_is_missing_or_of_another_kind_is_named(name: str) -> None:
 # What may be saved ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("W1-37", "W1-09", "S1x-30", "S1x-06")
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -192,7 +183,6 @@ def test_what_is_no_valid_record_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.row("W1-09", "W1-11")
 @pytest.mark.parametrize(
     ("value", "where"),
     [
@@ -223,7 +213,6 @@ def test_what_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
         SyncCheckpointWriter(tmp_path).save(CheckpointData(tool_results=deep))
 
 
-@pytest.mark.row("S1x-06")
 def test_all_four_roles_are_accepted(tmp_path: Path) -> None:
     messages = [{"role": str(role), "content": "x", "name": "n", "tool_call_id": "t"} for role in MessageRole]
     data = CheckpointData(messages=messages)

@@ -10,15 +10,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from session_records import START, damage, file_of, fill, folder, names, record
 
 from backstay.compat.sessions import (
     CheckpointData,
@@ -29,6 +24,7 @@ from backstay.compat.sessions import (
     SyncCheckpointWriter,
 )
 from backstay.errors import IdTaken, InvalidInput, StoreError
+from support.session_records import START, damage, file_of, fill, folder, names, record
 
 
 def text_of(root: Path, number: int) -> str:
@@ -38,7 +34,6 @@ def text_of(root: Path, number: int) -> str:
 # The writer -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1-30", "S1-31", "S1-32", "S1-33")
 def test_a_writer_is_built_from_any_path_and_touches_nothing(tmp_path: Path) -> None:
     root = tmp_path / "not" / "there"
 
@@ -55,7 +50,6 @@ def test_a_writer_is_built_from_any_path_and_touches_nothing(tmp_path: Path) -> 
             writer.with_max_backups(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.row("S1x-30")
 def test_without_a_path_sessions_are_kept_below_the_home_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +62,6 @@ def test_without_a_path_sessions_are_kept_below_the_home_directory(
     assert file_of(tmp_path / ".backstay" / "sessions", 1).exists()
 
 
-@pytest.mark.row("S1-01", "S1-23", "S1-24", "S1-25", "S1-26", "S1-27", "S1-28", "S1-29")
 def test_the_writer_is_a_checkpoint_system_whose_methods_are_awaited_but_for_verify(tmp_path: Path) -> None:
     async def use(system: CheckpointSystem) -> None:
         data = record()
@@ -99,7 +92,6 @@ def test_the_awaited_writer_and_the_other_have_the_same_methods_and_arguments() 
     )  # fmt: skip
 
 
-@pytest.mark.row("S1x-31")
 def test_the_awaited_writer_has_everything_else_too(tmp_path: Path) -> None:
     async def use() -> None:
         writer = CheckpointWriter(tmp_path)
@@ -121,7 +113,6 @@ def test_the_awaited_writer_has_everything_else_too(tmp_path: Path) -> None:
 # Saving -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1-34", "S1-35", "S1-36", "S1-38", "S1-44", "W1-20")
 def test_the_layout_on_disk(tmp_path: Path) -> None:
     root = tmp_path / "deep" / "root"
     data = record(1, created_at=datetime(2024, 2, 29, 23, 59, 58, 999999, tzinfo=UTC))
@@ -134,7 +125,6 @@ def test_the_layout_on_disk(tmp_path: Path) -> None:
     assert SyncCheckpointWriter(root).verify(folder(root) / "latest.json")
 
 
-@pytest.mark.row("S1-37", "S1x-13", "S1x-33")
 def test_the_file_is_pretty_json_with_its_checksum_in_it(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     text = text_of(tmp_path, 1)
@@ -149,7 +139,6 @@ def test_the_file_is_pretty_json_with_its_checksum_in_it(tmp_path: Path) -> None
     assert ChecksumUtils.verify_checksum(stored) == (True, None)
 
 
-@pytest.mark.row("S1-37", "S1x-12")
 def test_another_program_can_check_the_file_with_the_older_rule(tmp_path: Path) -> None:
     """Sorted, compact, without the two fields: what the older reader computes, here without our code."""
     fill(tmp_path, 1)
@@ -161,7 +150,6 @@ def test_another_program_can_check_the_file_with_the_older_rule(tmp_path: Path) 
     assert hashlib.sha256(text.encode()).hexdigest() == stated
 
 
-@pytest.mark.row("W1-10", "W1-08")
 def test_numbers_stand_in_the_file_as_the_older_reader_prints_them(tmp_path: Path) -> None:
     """So its checksum, which is over its own print of them, comes out the same."""
     SyncCheckpointWriter(tmp_path).save(record(1, tool_results=[1e-7, 1e16, 0.00001, 1.0], cost_estimate=2.5e-7))
@@ -175,7 +163,6 @@ def test_numbers_stand_in_the_file_as_the_older_reader_prints_them(tmp_path: Pat
     assert hashlib.sha256(body.encode()).hexdigest() == stated
 
 
-@pytest.mark.row("S1-52", "S1-62")
 def test_what_was_saved_is_loaded_equal(tmp_path: Path) -> None:
     data = record(
         3,
@@ -197,7 +184,6 @@ def test_what_was_saved_is_loaded_equal(tmp_path: Path) -> None:
     assert SyncCheckpointWriter(tmp_path).load("s1", "id-3") == data
 
 
-@pytest.mark.row("W1-02")
 def test_saving_an_id_again_is_nothing_new_if_equal_and_refused_if_not(tmp_path: Path) -> None:
     writer = fill(tmp_path, 2)
     before = {name: (folder(tmp_path) / name).read_bytes() for name in names(tmp_path)}
@@ -226,7 +212,6 @@ def test_one_number_is_not_another_that_equals_it(tmp_path: Path) -> None:
 # Backups ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1-39", "S1-40", "S1-41", "S1-48", "W1-13")
 @pytest.mark.parametrize("most", [0, 1, 3, 5])
 def test_there_are_as_many_backups_as_there_may_be(tmp_path: Path, most: int) -> None:
     writer = SyncCheckpointWriter(tmp_path).with_max_backups(most)
@@ -244,7 +229,6 @@ def test_there_are_as_many_backups_as_there_may_be(tmp_path: Path, most: int) ->
     assert writer.problems == []
 
 
-@pytest.mark.row("S1-49")
 def test_pruning_touches_nothing_but_backups(tmp_path: Path) -> None:
     writer = fill(tmp_path, 3)
     strange = ["notes.txt", "cp_x.backup.txt", "notes.json"]
@@ -258,7 +242,6 @@ def test_pruning_touches_nothing_but_backups(tmp_path: Path) -> None:
     assert len(writer.list("s1")) == 11
 
 
-@pytest.mark.row("S1-48", "S1-50", "W1-19")
 def test_which_backups_stay_is_not_told_by_the_files_dates(tmp_path: Path) -> None:
     writer = fill(tmp_path, 5)
     for number in range(2, 5):  # the older, the later it seems to be changed
@@ -272,7 +255,6 @@ def test_which_backups_stay_is_not_told_by_the_files_dates(tmp_path: Path) -> No
     assert kept == ["id-3", "id-4", "id-5"]
 
 
-@pytest.mark.row("W1-14")
 def test_damage_is_never_copied_over_a_good_backup(tmp_path: Path) -> None:
     writer = fill(tmp_path, 2)
     good = file_of(tmp_path, 1, ending=".json.backup").read_bytes()
@@ -288,7 +270,6 @@ def test_damage_is_never_copied_over_a_good_backup(tmp_path: Path) -> None:
 # Loading ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1-53", "S1-55", "S1-58", "S1-63", "S1-68", "S1-70", "S1-71")
 def test_what_is_not_there_is_not_an_error(tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path)
 
@@ -305,7 +286,6 @@ def test_what_is_not_there_is_not_an_error(tmp_path: Path) -> None:
     assert writer.load_report("s1").data is None
 
 
-@pytest.mark.row("S1-54")
 def test_a_checkpoint_is_found_by_its_id_whatever_its_time(tmp_path: Path) -> None:
     writer = fill(tmp_path, 3)
 
@@ -313,7 +293,6 @@ def test_a_checkpoint_is_found_by_its_id_whatever_its_time(tmp_path: Path) -> No
     assert writer.load("s1", CheckpointId("id-3")) == record(3)
 
 
-@pytest.mark.row("S1-56")
 def test_the_older_writers_link_tells_which_of_its_files_is_the_newest(tmp_path: Path) -> None:
     old_tree(tmp_path, 3)
     (folder(tmp_path) / "latest.json").symlink_to(file_of(tmp_path, 2).name)
@@ -321,7 +300,6 @@ def test_the_older_writers_link_tells_which_of_its_files_is_the_newest(tmp_path:
     assert SyncCheckpointWriter(tmp_path).load("s1") == record(2)
 
 
-@pytest.mark.row("S1-57", "W1-19")
 def test_without_a_link_the_newest_is_still_the_newest_whatever_dates_names_and_clocks_say(tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path)
     for number in range(1, 5):  # a clock that runs backwards: names and moments say the opposite
@@ -338,7 +316,6 @@ def test_without_a_link_the_newest_is_still_the_newest_whatever_dates_names_and_
         assert [meta.seq for meta in reader.list("s1")] == [4, 3, 2, 1]
 
 
-@pytest.mark.row("W1-19", "S1-44")
 def test_a_tree_that_was_copied_says_the_same(tmp_path: Path) -> None:
     fill(tmp_path / "a", 5)
 
@@ -351,7 +328,6 @@ def test_a_tree_that_was_copied_says_the_same(tmp_path: Path) -> None:
     assert SyncCheckpointWriter(tmp_path / "c").load("s1") == record(6)
 
 
-@pytest.mark.row("S1-59")
 def test_a_file_that_vanished_is_not_found(tmp_path: Path) -> None:
     writer = fill(tmp_path, 2)
     assert writer.load("s1", "id-2") == record(2)
@@ -365,7 +341,6 @@ def test_a_file_that_vanished_is_not_found(tmp_path: Path) -> None:
 # Listing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1-26", "S1-64", "S1-65", "S1-67", "S1x-02", "W1-01")
 def test_a_list_has_a_summary_of_every_checkpoint_newest_first(tmp_path: Path) -> None:
     writer = fill(tmp_path, 4)
     (folder(tmp_path) / ".tmp_checkpoint_0").write_text("{}")
@@ -386,7 +361,6 @@ def test_a_list_has_a_summary_of_every_checkpoint_newest_first(tmp_path: Path) -
 # Deleting ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1-69", "W1-16")
 def test_deleting_leaves_nothing_of_it_and_moves_the_link(tmp_path: Path) -> None:
     writer = fill(tmp_path, 4)
 
@@ -403,7 +377,6 @@ def test_deleting_leaves_nothing_of_it_and_moves_the_link(tmp_path: Path) -> Non
     assert writer.load("s1") is None
 
 
-@pytest.mark.row("W1-03", "W1-16", "W1-02")
 def test_what_the_older_writer_saved_twice_is_loaded_newest_and_deleted_whole(tmp_path: Path) -> None:
     old_tree(tmp_path, 2)
     again = record(1, iteration=77, created_at=START.replace(year=2027))
@@ -419,7 +392,6 @@ def test_what_the_older_writer_saved_twice_is_loaded_newest_and_deleted_whole(tm
     assert writer.load("s1") == record(2)
 
 
-@pytest.mark.row("S1x-31")
 def test_clearing_a_session_removes_all_of_it_and_nothing_of_another(tmp_path: Path) -> None:
     writer = fill(tmp_path, 5)
     fill(tmp_path, 2, session="s2")
@@ -433,7 +405,6 @@ def test_clearing_a_session_removes_all_of_it_and_nothing_of_another(tmp_path: P
     assert writer.load("s1") == record(9)
 
 
-@pytest.mark.row("W1-15")
 def test_a_session_keeps_the_newest_so_many_if_it_is_told_to(tmp_path: Path) -> None:
     writer = fill(tmp_path, 12, max_checkpoints=5)
 
@@ -446,7 +417,6 @@ def test_a_session_keeps_the_newest_so_many_if_it_is_told_to(tmp_path: Path) -> 
 # Without links ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1-46", "W1-16")
 def test_without_links_the_reference_is_a_plain_copy_that_never_serves_deleted_data(tmp_path: Path) -> None:
     writer = fill(tmp_path, 3, links=False)
     latest = folder(tmp_path) / "latest.json"
@@ -480,7 +450,6 @@ def old_tree(root: Path, count: int) -> None:
         write_old(root, record(number))
 
 
-@pytest.mark.row("W1-19")
 def test_the_older_writers_files_come_before_ours_and_in_their_own_order(tmp_path: Path) -> None:
     old_tree(tmp_path, 3)
     writer = SyncCheckpointWriter(tmp_path)
@@ -534,7 +503,6 @@ def test_the_older_writers_one_backup_is_the_last_resort(tmp_path: Path) -> None
     assert [skip.what for skip in report.skipped] == [file_of(tmp_path, 1).name]
 
 
-@pytest.mark.row("S1-72")
 def test_a_person_can_read_and_reformat_a_file_without_breaking_it(tmp_path: Path) -> None:
     writer = fill(tmp_path, 2)
     path = file_of(tmp_path, 2)

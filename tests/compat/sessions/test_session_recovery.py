@@ -6,19 +6,12 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from backstay.thread.access import access_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from session_records import damage, file_of, fill, folder, process, record
 
 import backstay
 from backstay.compat.sessions import (
@@ -30,8 +23,10 @@ from backstay.compat.sessions import (
     render,
 )
 from backstay.errors import InvalidInput
+from backstay.operations.leases import Process, this_process
 from backstay.store.sqlite.store import SqliteStore
-from backstay.thread.process import Process, this_process
+from backstay.thread.access import access_of
+from support.session_records import damage, file_of, fill, folder, process, record
 
 RUN = """
 import sys
@@ -84,7 +79,6 @@ def ids(sessions: list[InterruptedSession]) -> list[str]:
 
 
 @pytest.mark.crash
-@pytest.mark.row("S1-01", "S1x-16", "S1x-18", "S1x-29", "W1-28", "W1-29")
 def test_all_sessions_of_killed_processes_are_found_and_none_of_a_living_one(tmp_path: Path) -> None:
     with ExitStack() as stack:
         names = ["killed-1", "killed-2", "alive"]
@@ -108,14 +102,12 @@ def test_all_sessions_of_killed_processes_are_found_and_none_of_a_living_one(tmp
     assert meta_of(tmp_path, "ended")["termination_reason"] == "completed"
 
 
-@pytest.mark.row("S1x-16")
 def test_a_path_that_is_missing_has_no_sessions(tmp_path: Path) -> None:
     assert CrashRecovery(tmp_path / "missing").detect_unclean_shutdown() == []
     assert SessionRecovery(tmp_path / "missing").describe() == "No session was interrupted"
     assert CrashRecovery(tmp_path).recover_session("unknown").data is None
 
 
-@pytest.mark.row("S1x-19")
 def test_a_session_that_saved_before_it_was_recorded_is_recorded_as_far_as_it_came(tmp_path: Path) -> None:
     fill(tmp_path, 3)
     CrashRecovery(tmp_path).mark_session_active("s1")
@@ -123,7 +115,6 @@ def test_a_session_that_saved_before_it_was_recorded_is_recorded_as_far_as_it_ca
     assert meta_of(tmp_path)["last_iteration"] == 3
 
 
-@pytest.mark.row("S1x-18", "S1x-19", "W1-28", "W1-21")
 def test_marking_makes_the_record_and_keeps_it_current(tmp_path: Path) -> None:
     recovery = CrashRecovery(tmp_path)
     assert not recovery.mark_session_terminated("s1", "never began")
@@ -166,7 +157,6 @@ def test_fields_that_others_wrote_are_kept(tmp_path: Path) -> None:
     assert meta_of(tmp_path)["last_iteration"] == 9
 
 
-@pytest.mark.row("W1-29")
 def test_a_process_that_cannot_be_looked_for_is_dead_only_after_a_long_silence(tmp_path: Path) -> None:
     """Another host: neither its boot nor its namespaces are ours, and its processes are not to be seen from here."""
     here = this_process()
@@ -178,7 +168,6 @@ def test_a_process_that_cannot_be_looked_for_is_dead_only_after_a_long_silence(t
     assert ids(CrashRecovery(tmp_path, silence=50).detect_unclean_shutdown()) == ["far"]
 
 
-@pytest.mark.row("W1-29")
 def test_a_process_of_an_earlier_boot_of_this_host_is_dead(tmp_path: Path) -> None:
     here = this_process()
     before = str(here._replace(boot="the-boot-before"))
@@ -187,7 +176,6 @@ def test_a_process_of_an_earlier_boot_of_this_host_is_dead(tmp_path: Path) -> No
     assert ids(CrashRecovery(tmp_path).detect_unclean_shutdown()) == ["s1"]
 
 
-@pytest.mark.row("W1-29")
 def test_a_process_id_that_was_given_to_another_process_is_not_taken_for_the_first(tmp_path: Path) -> None:
     mine = this_process()
     write_meta(tmp_path, "mine", process=str(mine))
@@ -196,7 +184,6 @@ def test_a_process_id_that_was_given_to_another_process_is_not_taken_for_the_fir
     assert ids(CrashRecovery(tmp_path).detect_unclean_shutdown()) == ["other"]
 
 
-@pytest.mark.row("S1x-16", "S1x-19")
 def test_the_older_systems_records_are_judged_by_its_rule(tmp_path: Path) -> None:
     write_meta(tmp_path, "crashed")
     write_meta(tmp_path, "crashed-later", last_updated="2026-01-31T09:31:00Z")
@@ -210,7 +197,6 @@ def test_the_older_systems_records_are_judged_by_its_rule(tmp_path: Path) -> Non
     assert found[1].last_activity == datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 
 
-@pytest.mark.row("S1x-28", "W1-30")
 def test_the_older_systems_other_record_is_read_only_where_there_is_no_first(tmp_path: Path) -> None:
     def write_state(session: str, status: str, completed: bool = False, minute: int = 0) -> None:
         (tmp_path / session).mkdir(exist_ok=True)
@@ -261,7 +247,6 @@ def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     assert [problem.what for problem in recovery.problems] == ["not a session", "strange"]
 
 
-@pytest.mark.row("S1x-29")
 def test_interrupted_sessions_are_shown_with_how_to_resume_them(tmp_path: Path) -> None:
     write_meta(tmp_path, "s1", task_description="import orders", owner="worker-7")
     write_meta(tmp_path, "s2")
@@ -281,7 +266,6 @@ def test_interrupted_sessions_are_shown_with_how_to_resume_them(tmp_path: Path) 
     }
 
 
-@pytest.mark.row("S1x-03", "S1x-04")
 def test_a_session_at_a_glance(tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path)
     assert writer.summary("s1") is None
@@ -310,7 +294,6 @@ def test_a_session_at_a_glance(tmp_path: Path) -> None:
 # What can be gone on from -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.row("S1x-17", "W1-31")
 def test_recovery_gives_the_newest_intact_checkpoint_and_says_what_it_passed_over(tmp_path: Path) -> None:
     fill(tmp_path, 5, max_backups=1)  # of checkpoint 4
     recovery = CrashRecovery(tmp_path)
@@ -335,7 +318,6 @@ def test_recovery_gives_the_newest_intact_checkpoint_and_says_what_it_passed_ove
     assert all("checksum verification failed" in skip.why for skip in nothing.skipped)
 
 
-@pytest.mark.row("W1-16")
 def test_recovery_never_brings_back_what_was_deleted(tmp_path: Path) -> None:
     writer = fill(tmp_path, 3)
     writer.delete("s1", "id-3")
@@ -346,7 +328,6 @@ def test_recovery_never_brings_back_what_was_deleted(tmp_path: Path) -> None:
     assert CrashRecovery(tmp_path).recover_session("s1").data is None
 
 
-@pytest.mark.row("W1-19", "S1x-17")
 def test_recovery_does_not_go_by_the_files_dates(tmp_path: Path) -> None:
     fill(tmp_path, 3)
     for path in folder(tmp_path).iterdir():
@@ -359,7 +340,6 @@ def test_recovery_does_not_go_by_the_files_dates(tmp_path: Path) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.row("W1-28", "W1-29", "W1-30", "S1x-29")
 def test_the_same_over_a_store(tmp_path: Path) -> None:
     url = str(tmp_path / "agent.db")
     with backstay.open(url) as store:
@@ -393,12 +373,11 @@ def test_a_session_of_a_store_is_ended_by_who_began_it(tmp_path: Path) -> None:
         assert recovery.mark_session_terminated("t", "completed")
 
         assert store.sessions() == []
-        assert {session.reason for session in store.sessions(active=False)} == {"begun again", "completed"}
+        assert {session.reason for session in store.sessions(active=False)} == {"started again", "completed"}
         with pytest.raises(InvalidInput, match="reason"):
             recovery.mark_session_terminated("t", "")
 
 
-@pytest.mark.row("S1x-17", "W1-17")
 def test_recovery_from_a_store_passes_over_what_is_damaged_and_says_why(tmp_path: Path) -> None:
     with backstay.open(tmp_path / "agent.db") as store:
         thread = store.thread("t")

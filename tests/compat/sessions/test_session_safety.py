@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from session_records import file_of, fill, folder, names, record
-
 from backstay.compat.sessions import CrashRecovery, SyncCheckpointWriter
 from backstay.errors import BackstayError, InvalidInput, StoreRefused
+from support.session_records import file_of, fill, folder, names, record
 
 HOSTILE = [
     "",
@@ -48,7 +44,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.row("T8", "W1-04", "W1-05")
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_an_id_that_is_no_plain_name_is_refused_everywhere(tmp_path: Path, hostile: str) -> None:
     root = tmp_path / "root"
@@ -77,7 +72,6 @@ def test_an_id_that_is_no_plain_name_is_refused_everywhere(tmp_path: Path, hosti
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
-@pytest.mark.row("T8", "W1-05")
 def test_an_id_matches_itself_and_nothing_that_ends_like_it(tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path)
     for name in ("a", "x_a", "20260101_000000_a", "a.json", "a-1"):
@@ -91,7 +85,6 @@ def test_an_id_matches_itself_and_nothing_that_ends_like_it(tmp_path: Path) -> N
     assert [meta.checkpoint_id for meta in writer.list("s1")] == ["a-1", "a.json", "20260101_000000_a", "x_a"]
 
 
-@pytest.mark.row("W1-06")
 @pytest.mark.parametrize("name", [b"[a-z]*?", b"with space", b"caf\xc3\xa9", b"not-utf8-\xff", b"{a,b}", b"%s"])
 def test_a_root_may_have_any_name(tmp_path: Path, name: bytes) -> None:
     root = tmp_path / os.fsdecode(name)
@@ -105,7 +98,6 @@ def test_a_root_may_have_any_name(tmp_path: Path, name: bytes) -> None:
     assert writer.problems == []
 
 
-@pytest.mark.row("T8")
 def test_ids_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
     writer = fill(tmp_path, 1, session="Session")
 
@@ -117,7 +109,6 @@ def test_ids_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["Session"]
 
 
-@pytest.mark.row("T8")
 def test_a_link_in_the_place_of_a_sessions_directory_is_not_followed(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     fill(outside, 2)
@@ -146,7 +137,6 @@ def test_a_link_in_the_place_of_a_sessions_directory_is_not_followed(tmp_path: P
     assert sorted(str(path) for path in outside.rglob("*")) == before
 
 
-@pytest.mark.row("T8")
 def test_a_link_in_the_place_of_a_checkpoint_is_not_followed(tmp_path: Path) -> None:
     writer = fill(tmp_path, 3, max_backups=0)
     elsewhere = tmp_path / "elsewhere.json"
@@ -162,7 +152,6 @@ def test_a_link_in_the_place_of_a_checkpoint_is_not_followed(tmp_path: Path) -> 
     assert elsewhere.exists()
 
 
-@pytest.mark.row("T8")
 @pytest.mark.parametrize(
     "target", ["../../secret.json", "/etc/passwd", "sub/cp_20260131_093100_id-1.json", "latest.json"]
 )
@@ -176,13 +165,12 @@ def test_a_latest_link_that_leads_elsewhere_is_not_followed(tmp_path: Path, targ
     report = writer.load_report("s1")
 
     assert report.data == record(2)
-    assert "is not followed" in report.notes[0]
+    assert "is ignored" in report.notes[0]
     writer.save(record(3))
     assert os.readlink(latest) == file_of(tmp_path, 3).name
     assert (tmp_path / "secret.json").exists()
 
 
-@pytest.mark.row("T8")
 def test_a_pipe_in_the_place_of_a_file_does_not_make_anyone_wait(tmp_path: Path) -> None:
     writer = fill(tmp_path, 2, max_backups=0)
     file_of(tmp_path, 2).unlink()
@@ -190,7 +178,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_make_anyone_wait(tmp_path: Path)
     os.mkfifo(tmp_path / "s1" / "session_meta.json")
 
     assert writer.load("s1") == record(1)
-    with pytest.raises(BackstayError, match="no regular file"):
+    with pytest.raises(BackstayError, match="not a regular file"):
         writer.load("s1", "id-2")
     recovery = CrashRecovery(tmp_path)
     assert recovery.detect_unclean_shutdown() == []
@@ -204,7 +192,6 @@ def no_umask() -> Iterator[None]:
     os.umask(before)
 
 
-@pytest.mark.row("T18", "W1-27")
 @pytest.mark.usefixtures("no_umask")
 @pytest.mark.parametrize("links", [True, False])
 def test_nothing_is_readable_by_others_whatever_the_umask(tmp_path: Path, links: bool) -> None:

@@ -9,23 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "crash"))
-
-from nursery import Nursery
-from session_records import file_of, fill, folder, names, record
-from session_victim import SESSION, check
-
 from backstay.compat.sessions import CheckpointWriter, SyncCheckpointWriter
 from backstay.errors import IdTaken
+from support.crash.session_victim import SESSION, check
+from support.processes import Nursery, child_environment
+from support.running import Show
+from support.session_records import file_of, fill, folder, names, record
 
-Show = Callable[[str, object], None]
 VICTIMS = 10
 
 SAVES = """
@@ -55,7 +50,6 @@ def consistent(root: Path, count: int) -> None:
     assert [name for name in names(root) if name.startswith(".")] == []
 
 
-@pytest.mark.row("W1-23", "S1-23")
 def test_processes_that_save_the_same_session_lose_nothing_and_agree_on_the_newest(tmp_path: Path) -> None:
     count = 15
     workers = [
@@ -84,7 +78,6 @@ def test_processes_that_save_the_same_session_lose_nothing_and_agree_on_the_newe
         assert [one for one in order if one.startswith(name)] == [f"{name}-{number}" for number in range(count)]
 
 
-@pytest.mark.row("W1-23", "S1-23")
 def test_threads_that_share_a_writer_lose_nothing(tmp_path: Path) -> None:
     writer = SyncCheckpointWriter(tmp_path)
     with ThreadPoolExecutor(4) as pool:
@@ -93,7 +86,6 @@ def test_threads_that_share_a_writer_lose_nothing(tmp_path: Path) -> None:
     consistent(tmp_path, 24)
 
 
-@pytest.mark.row("W1-23")
 def test_of_two_that_save_one_id_with_different_content_one_is_refused(tmp_path: Path) -> None:
     writers = [SyncCheckpointWriter(tmp_path) for _ in range(2)]
     start = threading.Barrier(2)
@@ -113,7 +105,6 @@ def test_of_two_that_save_one_id_with_different_content_one_is_refused(tmp_path:
     assert meta.iteration == answers.index("id-1")
 
 
-@pytest.mark.row("W1-22")
 def test_the_event_loop_runs_on_while_a_save_waits(tmp_path: Path) -> None:
     """Somebody else holds the session's lock: a save that waited for it in the loop would never see it released."""
     fill(tmp_path, 1)
@@ -133,7 +124,6 @@ def test_the_event_loop_runs_on_while_a_save_waits(tmp_path: Path) -> None:
     asyncio.run(use())
 
 
-@pytest.mark.row("W1-22")
 def test_a_cancelled_save_is_whole_or_not_there_and_saving_again_settles_it(tmp_path: Path) -> None:
     async def use() -> None:
         writer = CheckpointWriter(tmp_path)
@@ -204,8 +194,7 @@ def test_a_reader_never_sees_a_session_without_a_newest_while_others_save_and_pr
 def test_a_forked_child_and_its_parent_keep_each_other_out(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from session_records import fill, record\n"
+        "from support.session_records import fill, record\n"
         "from pathlib import Path\n"
         "writer = fill(Path(sys.argv[1]), 1)\n"
         "child = os.fork()\n"
@@ -215,7 +204,7 @@ def test_a_forked_child_and_its_parent_keep_each_other_out(tmp_path: Path) -> No
         "    os._exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=child_environment())
 
     consistent(tmp_path, 21)
 
@@ -224,14 +213,13 @@ def test_a_forked_child_and_its_parent_keep_each_other_out(tmp_path: Path) -> No
 
 
 @pytest.mark.crash
-@pytest.mark.row("S1-01", "S1-45")
 def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path: Path, show: Show) -> None:
     acknowledged = 0
     with Nursery() as nursery:
         for victim in range(VICTIMS):
             root, out = tmp_path / str(victim), str(tmp_path / f"{victim}.out")
             os.mkfifo(out)
-            pid = nursery.start("session_victim:run", [str(root), 1_000_000, victim % 2 == 1], out)
+            pid = nursery.start("support.crash.session_victim:run", [str(root), 1_000_000, victim % 2 == 1], out)
             with open(out, encoding="utf-8") as pipe:
                 lines = [pipe.readline() for _ in range(2 + 2 * victim)]
                 os.kill(pid, signal.SIGKILL)
@@ -264,7 +252,6 @@ def survived(root: Path, lines: list[str]) -> int:
     return len(saved)
 
 
-@pytest.mark.row("S1-45")
 def test_the_link_is_replaced_in_one_step_under_a_unique_hidden_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

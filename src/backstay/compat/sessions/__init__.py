@@ -3,22 +3,27 @@
     <root>/<session>/checkpoints/cp_20260131_093000_<id>.json     one checkpoint, with its checksum
     <root>/<session>/checkpoints/latest.json                      a link to the newest
 
-The layout, the names and the checksums are those of an older system, so its trees can be read and it can read ours.
+The layout, the names and the checksums are those of an older system: each can read the other's files.
 """
 
-from backstay.compat.sessions.agent_state import AgentState
-from backstay.compat.sessions.atomic import AtomicFileWriter
+from backstay.compat.sessions.checkpoint import (
+    AgentId,
+    AgentState,
+    CheckpointData,
+    CheckpointId,
+    CheckpointMeta,
+    MessageRole,
+    SessionId,
+    TaskId,
+)
 from backstay.compat.sessions.checksum import ChecksumUtils, Verdict
-from backstay.compat.sessions.data import CheckpointData, CheckpointMeta, MessageRole
-from backstay.compat.sessions.ids import AgentId, CheckpointId, SessionId, TaskId
-from backstay.compat.sessions.interrupted import InterruptedSession, render
+from backstay.compat.sessions.files import AtomicFileWriter
+from backstay.compat.sessions.order import InterruptedSession, RecoveryReport, Scan, Skipped, render
 from backstay.compat.sessions.recovery import CrashRecovery, SessionRecovery
-from backstay.compat.sessions.report import RecoveryReport, Scan, Skipped
-from backstay.compat.sessions.summary import SessionSummary
-from backstay.compat.sessions.sync import SyncCheckpointWriter
-from backstay.compat.sessions.system import CheckpointSystem
-from backstay.compat.sessions.writer import CheckpointWriter
-from backstay.recovery import (
+from backstay.compat.sessions.state import SessionSummary
+from backstay.compat.sessions.transfer import export_sessions, import_sessions
+from backstay.compat.sessions.writer import CheckpointSystem, CheckpointWriter, SyncCheckpointWriter
+from backstay.retry import (
     ErrorCategory,
     ErrorRecovery,
     FallbackStrategy,
@@ -57,5 +62,7 @@ __all__ = [
     "SyncCheckpointWriter",
     "TaskId",
     "Verdict",
+    "export_sessions",
+    "import_sessions",
     "render",
 ]

@@ -1,19 +1,228 @@
-"""Checksums of records: they find what an accident changed, and say what it looks like.
+"""Checksums of records, which detect accidental changes, and the canonical JSON that they cover.
 
-The checksum stands in the record it covers, with the version of the layout; both are left out when it is made. It is
-SHA-256 over the canonical form, so the order of keys and the spaces between them do not matter; see ``canonical``. It
-has no key: whoever can change the file can change the checksum too.
+A record holds its checksum and the version of the layout; the checksum covers everything else. It is SHA-256 over the
+canonical form, so the order of keys and the spaces between them do not matter. It has no secret: a program that can
+change the file can change the checksum too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backstay.compat.sessions.canonical import Tree, canonical, to_tree
-from backstay.errors import InvalidInput
+from backstay.errors import DecodeError, EncodeError, InvalidInput
+
+# Canonical JSON ---------------------------------------------------------------------------------------------------
+#
+# A checksum must not depend on how a program prints a float: Rust writes ``1e-7`` and ``1e16``, Python ``1e-07`` and
+# ``1e+16``, newer Rust ``1e+16``; and a reader that parses a float one unit off would find every file damaged. So
+# numbers keep the text that they have in the file, also in the canonical form (keys sorted, no spaces). New numbers are
+# printed as ``serde_json`` with ``ryu`` prints them, because the first reader of this layout did.
+
+
+DEPTH_MAX = 100
+"""Levels of nested lists and objects. The first reader of this layout allows 128."""
+
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+_INT_DIGITS_MAX = 20  # of 64 bits, with a sign; longer ones are read as floats, as other readers do
+_FIXED_DIGITS_MAX = 16  # ryu writes up to this many digits before the point ...
+_LEADING_ZEROS_MAX = 5  # ... and fewer zeros than this after it; otherwise an exponent
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number with its text in a file."""
+
+    text: str
+
+    @property
+    def value(self) -> int | float:
+        """Return the number; raise DecodeError if it does not fit into 64 bits."""
+        if not any(mark in self.text for mark in ".eE") and len(self.text) <= _INT_DIGITS_MAX:
+            return int(self.text)
+        value = float(self.text)
+        if math.isinf(value):
+            raise DecodeError(f"holds a number that is too large: {self.text[:20]}")
+        return value
+
+
+Tree = Any
+"""None, bool, Number, str, list or dict of these: JSON with the text of its numbers."""
+
+
+def parse(content: bytes) -> Tree:
+    """Parse JSON and keep the text of its numbers; raise DecodeError for anything else."""
+    try:
+        tree = json.loads(
+            content.decode("utf-8"),
+            parse_float=Number,
+            parse_int=Number,
+            parse_constant=_no_number,
+            object_pairs_hook=_object,
+        )
+    except RecursionError:
+        raise DecodeError("is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"is not UTF-8 text at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise DecodeError(f"is not JSON: {error.msg} at line {error.lineno}") from None
+    level, depth = [tree], 0
+    while level:
+        depth += 1
+        if depth > DEPTH_MAX + 1:
+            raise DecodeError("is nested too deeply")
+        children = (
+            node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)
+        )
+        level = [item for items in children for item in items]
+    return tree
+
+
+def _object(pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise DecodeError("has an object with a duplicate key")  # two readers could see two different values
+    return found
+
+
+def _no_number(name: str) -> Tree:
+    raise DecodeError(f"holds {name}, which is not JSON")
+
+
+def plain(tree: Tree) -> Any:
+    """Return the tree as ordinary Python values."""
+    if isinstance(tree, Number):
+        return tree.value
+    if isinstance(tree, list):
+        return [plain(item) for item in tree]
+    if isinstance(tree, dict):
+        return {key: plain(item) for key, item in tree.items()}
+    return tree
+
+
+def to_tree(value: object, where: str, depth: int = 1) -> Tree:
+    """Return a copy of a value as a tree. EncodeError names the path of a value that JSON cannot hold."""
+    if depth > DEPTH_MAX:
+        raise EncodeError(
+            f"{where} is nested more than {DEPTH_MAX} levels deep", hint="Use a flatter structure, or text"
+        )
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Number):
+        return value
+    if type(value) is int or type(value) is float:
+        return Number(number_text(value, where))
+    if isinstance(value, str):
+        return _text(value, where)
+    if type(value) is list:
+        return [to_tree(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
+    if type(value) is dict:
+        return {_key(key, where): to_tree(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+    raise EncodeError(
+        f"{where} is {type(value).__name__}, which JSON cannot hold",
+        hint="Pass None, bool, int, float, str, list or dict",
+    )
+
+
+def _text(value: str, where: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise EncodeError(f"{where} holds a lone surrogate", hint="Check how this text was decoded") from None
+    return str.__str__(value)  # the text itself, also of an Enum member
+
+
+def _key(key: object, where: str) -> str:
+    if not isinstance(key, str):
+        raise EncodeError(f"{where} has a key of type {type(key).__name__}", hint="Use text keys: JSON has no others")
+    return _text(key, f"a key of {where}")
+
+
+def number_text(value: int | float, where: str = "number") -> str:
+    """Return a number as the first reader of this layout prints it; refuse numbers that JSON cannot hold."""
+    if isinstance(value, int):
+        if not _INT_MIN <= value <= _INT_MAX:
+            raise EncodeError(f"{where} has more than 64 bits", hint="Pass it as text: other programs would round it")
+        return str(value)
+    if not math.isfinite(value):
+        raise EncodeError(f"{where} is {value}", hint="JSON has no NaN and no infinity: pass None or text")
+    sign, digits, exponent = _shortest(value)
+    before = len(digits) + exponent  # digits before the point
+    if exponent >= 0 and before <= _FIXED_DIGITS_MAX:
+        text = f"{digits}{'0' * exponent}.0"
+    elif 0 < before <= _FIXED_DIGITS_MAX:
+        text = f"{digits[:before]}.{digits[before:]}"
+    elif -_LEADING_ZEROS_MAX < before <= 0:
+        text = f"0.{'0' * -before}{digits}"
+    else:
+        point = f".{digits[1:]}" if len(digits) > 1 else ""
+        text = f"{digits[0]}{point}e{before - 1}"
+    return sign + text
+
+
+def _shortest(value: float) -> tuple[str, str, int]:
+    """Return the sign, the shortest digits of a float, and their power of ten."""
+    mantissa, _, power = repr(value).partition("e")
+    sign = "-" if mantissa.startswith("-") else ""
+    whole, _, fraction = mantissa.removeprefix("-").partition(".")
+    if fraction == "0":
+        fraction = ""
+    digits = (whole + fraction).lstrip("0")
+    exponent = int(power or "0") - len(fraction)
+    stripped = digits.rstrip("0")
+    if not stripped:
+        return sign, "0", 0
+    return sign, stripped, exponent + len(digits) - len(stripped)
+
+
+def canonical(tree: Tree) -> str:
+    """Return the form that checksums cover: keys sorted, no spaces."""
+    return "".join(_print(tree, [], None, 0))
+
+
+def pretty(tree: Tree) -> str:
+    """Return the form for people: keys sorted, two spaces per level, one item per line."""
+    return "".join(_print(tree, [], "  ", 0)) + "\n"
+
+
+def _print(tree: Tree, out: list[str], indent: str | None, level: int) -> list[str]:
+    """Append the parts of a tree's text."""
+    if isinstance(tree, str):
+        out.append(_quoted(tree))
+    elif isinstance(tree, Number):
+        out.append(tree.text)
+    elif isinstance(tree, list | dict):
+        _print_items(tree, out, indent, level)
+    else:
+        out.append(_CONSTANTS[tree])
+    return out
+
+
+def _print_items(tree: list[Tree] | dict[str, Tree], out: list[str], indent: str | None, level: int) -> None:
+    start, end = ("[", "]") if isinstance(tree, list) else ("{", "}")
+    before, after, colon = "", "", ":"
+    if indent is not None:
+        colon = ": "
+        if tree:
+            before, after = f"\n{indent * (level + 1)}", f"\n{indent * level}"
+    for item in tree if isinstance(tree, list) else sorted(tree):
+        out.append(start + before)
+        start = ","
+        if isinstance(tree, list):
+            _print(item, out, indent, level + 1)
+        else:
+            out.append(_quoted(item) + colon)
+            _print(tree[item], out, indent, level + 1)
+    out.append((after if start == "," else start) + end)
+
+
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
+_CONSTANTS = {None: "null", True: "true", False: "false"}
+
 
 CHECKSUM_FIELD = "_checksum"
 VERSION_FIELD = "_version"
@@ -23,7 +232,7 @@ _SHOWN = 16  # digits of a checksum in a reason
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether something is intact. It is true if so; if not, ``reason`` says what is wrong."""
+    """Whether a file is intact. It is false if not, and ``reason`` says what is wrong."""
 
     intact: bool
     reason: str | None = None
@@ -40,14 +249,14 @@ class ChecksumUtils:
 
     @staticmethod
     def compute(record: object) -> str:
-        """Return the checksum of a value: 64 hexadecimal digits. What JSON cannot hold is refused."""
+        """Return the checksum of a JSON value: 64 hexadecimal digits."""
         return _digest(to_tree(record, "record"))
 
     @staticmethod
     def add_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of the record with its checksum and version in it, made anew."""
+        """Return a copy of the record with its version and a new checksum."""
         if not isinstance(record, Mapping):
-            raise InvalidInput(f"a record is an object, not {type(record).__name__}")
+            raise InvalidInput(f"a record must be a mapping, not {type(record).__name__}")
         bare = ChecksumUtils.remove_checksum(record)
         return {**bare, CHECKSUM_FIELD: ChecksumUtils.compute(bare), VERSION_FIELD: VERSION}
 
@@ -58,7 +267,7 @@ class ChecksumUtils:
 
     @staticmethod
     def verify_checksum(record: object) -> tuple[bool, str | None]:
-        """Tell whether a record is what its checksum says, and if not, why."""
+        """Tell whether a record matches its checksum, and if not, why."""
         problem = find_problem(to_tree(record, "record"))
         return problem is None, problem
 
@@ -68,7 +277,7 @@ def _digest(tree: Tree) -> str:
 
 
 def find_problem(record: Tree) -> str | None:
-    """Return what is wrong with a record that was parsed, or None."""
+    """Return what is wrong with a parsed record, or None."""
     if not isinstance(record, dict):
         return "it is not an object"
     if CHECKSUM_FIELD not in record:
@@ -79,7 +288,7 @@ def find_problem(record: Tree) -> str | None:
         return f"its {VERSION_FIELD} is {str(record[VERSION_FIELD])[:_SHOWN]!r}, not {VERSION!r}"
     stated = record[CHECKSUM_FIELD]
     if not isinstance(stated, str):
-        return f"its {CHECKSUM_FIELD} is no text"
+        return f"its {CHECKSUM_FIELD} is not text"
     actual = _digest(ChecksumUtils.remove_checksum(record))
     if stated != actual:
         return f"checksum verification failed: it says {stated[:_SHOWN]}…, its content gives {actual[:_SHOWN]}…"
@@ -87,5 +296,5 @@ def find_problem(record: Tree) -> str | None:
 
 
 def is_of_another_version(record: Tree) -> bool:
-    """Tell whether a record was written in a layout this version does not know, which is no damage."""
+    """Tell whether a record has a version that this program does not know. That is not damage."""
     return isinstance(record, dict) and VERSION_FIELD in record and record[VERSION_FIELD] != VERSION

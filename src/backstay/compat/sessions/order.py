@@ -1,9 +1,10 @@
-"""Which checkpoint of a session is newer: told by a number inside the file, not by a clock, a file's date or a name.
+"""The order of a session's checkpoints, their backups, and the newest one that is intact.
 
-Every save writes the next number. Reading all files whole to find the newest would cost too much, so the number is read
-from the first line of each and remembered; the file that is then taken is checked whole, and the number with it.
-Files of the older writer have none. They count as older than all that have, and among themselves go by their own
-``created_at``; only there does it matter which one ``latest.json`` names.
+A number inside each file decides which one is newer; clocks, file dates and names do not. Every save writes the next
+number. Reading all files completely to find the newest would be slow, so the number is read from the first line of each
+file and remembered; the file that is then used is verified completely, including its number. Files of the older writer
+have no number. They count as older than all others, and are ordered by their own ``created_at``; only for them does it
+matter which one ``latest.json`` names.
 """
 
 from __future__ import annotations
@@ -11,22 +12,122 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
-from backstay.compat.sessions.canonical import Number, parse
-from backstay.compat.sessions.data import FieldReader, moment_text
-from backstay.compat.sessions.folder import BACKUP, SessionFolder, id_in, read_file
-from backstay.compat.sessions.stored import SEQ_FIELD
-from backstay.errors import BackstayError, DecodeError
+from backstay.compat.sessions.checkpoint import CheckpointData, CheckpointMeta, FieldReader, moment_text
+from backstay.compat.sessions.checksum import Number, parse
+from backstay.compat.sessions.files import (
+    BACKUP,
+    LATEST,
+    OLD_BACKUP,
+    SEQ_FIELD,
+    SessionFolder,
+    Stored,
+    decode,
+    id_in,
+    linked_name,
+    read_file,
+    read_stored,
+)
+from backstay.errors import BackstayError
+from backstay.store import atomic
+
+# Reports about sessions: skipped checkpoints, scans of a directory, and interrupted sessions.
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Skipped(NamedTuple):
+    """Something that was skipped, and why."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.why if self.why.startswith(self.what) else f"{self.what}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport(Generic[T_co]):
+    """The newest intact checkpoint, and the newer ones that are damaged. It is true if there is an intact one.
+
+    ``notes`` holds other remarks, for example about a ``latest.json`` that names another checkpoint.
+    """
+
+    session_id: str
+    data: T_co | None = None
+    path: Path | None = None  # of a session directory; None in a store
+    from_backup: bool = False
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.data is not None
+
+    def __str__(self) -> str:
+        if self.data is None:
+            found = f"session {self.session_id!r}: no intact checkpoint"
+        else:
+            identity = getattr(self.data, "checkpoint_id", None) or getattr(self.data, "id", "")
+            found = f"session {self.session_id!r}: checkpoint {str(identity)!r}"
+        lines = [found + (" from its backup" if self.from_backup else "")]
+        lines += [f"  skipped {item}" for item in self.skipped]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The content of a session's directory: intact checkpoints, newest first, damaged files, and leftovers."""
+
+    good: tuple[CheckpointMeta, ...] = ()
+    damaged: tuple[Skipped, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    backups: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptedSession:
+    """A session whose process died before it gave a reason for its end."""
+
+    session_id: str
+    last_iteration: int
+    last_activity: datetime
+    task_description: str | None = None
+    owner: str | None = None
+    resume_hint: str = ""
+
+    def __str__(self) -> str:
+        task = f" ({self.task_description!r})" if self.task_description else ""
+        owner = f", run by {self.owner!r}" if self.owner else ""
+        seen = self.last_activity.isoformat(sep=" ", timespec="seconds")
+        hint = f". {self.resume_hint}" if self.resume_hint else ""
+        return f"session {self.session_id!r}{task}: iteration {self.last_iteration}, last active {seen}{owner}{hint}"
+
+
+def render(sessions: Iterable[InterruptedSession]) -> str:
+    """Return the sessions as text, one per line, with how to resume each."""
+    lines = [f"  {number}. {session}" for number, session in enumerate(sessions, 1)]
+    if not lines:
+        return "No session was interrupted"
+    return "\n".join([f"{len(lines)} interrupted {'session' if len(lines) == 1 else 'sessions'}:", *lines])
+
 
 _HEAD = re.compile(rb'\A\{\s*"_checksum":\s*"[0-9a-f]{64}",\s*"_seq":\s*([0-9]{1,18}),')
 _HEAD_BYTES = 256
 
+
 _UNREADABLE, _UNNUMBERED, _NUMBERED = range(3)
 
 
-class Place(NamedTuple):
-    """Where a file stands in the order; greater is newer."""
+class OrderKey(NamedTuple):
+    """The place of a file in the order; the greater is newer."""
 
     rank: int = _UNREADABLE
     seq: int = 0
@@ -35,93 +136,217 @@ class Place(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Tell whether it could be read."""
+        """Tell whether the file could be read."""
         return self.rank != _UNREADABLE
 
 
 class Entry(NamedTuple):
     """A checkpoint: its file, its backup, or both. The greater is newer."""
 
-    place: Place
+    place: OrderKey
     name: str  # of the file
     checkpoint_id: str
     has_file: bool
     has_backup: bool
 
 
-_Remembered = tuple[tuple[int, int, int], Place]
+_Known = tuple[tuple[int, int, int], OrderKey]
 
 
 class Index:
-    """The order of one session's files; what was read once is not read again while the file is the same."""
+    """The order of one session's files. A file is read once, and again only if it changes."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
         self._prefix = f"{folder.checkpoints}{os.sep}"
-        self._table: dict[str, _Remembered] = {}
+        self._known: dict[str, _Known] = {}
 
     def entries(self, names: list[str], linked: str | None = None) -> list[Entry]:
-        """Return the checkpoints among these names, newest first; ``linked`` is what ``latest.json`` names."""
+        """Return the checkpoints among these names, newest first. ``linked`` is the file that ``latest.json`` names."""
         files: dict[str, str] = {}
         backups: dict[str, str] = {}
-        # Built beside the old table and put in its place in one step: other threads may be reading it.
-        table: dict[str, _Remembered] = {}
+        # A new table replaces the old one in one step, because other threads may be reading it.
+        known: dict[str, _Known] = {}
         for name in names:
-            bare = name.removesuffix(BACKUP)
-            checkpoint_id = id_in(bare)
-            if checkpoint_id is not None:
-                (files if bare == name else backups)[bare] = checkpoint_id
-                self._remember(name, table)
-        self._table = table
+            file = name.removesuffix(BACKUP)
+            checkpoint_id = id_in(file)
+            if checkpoint_id is None:
+                continue
+            (files if file == name else backups)[file] = checkpoint_id
+            with contextlib.suppress(OSError):  # the file was deleted
+                status = os.lstat(self._prefix + name)
+                stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+                before = self._known.get(name)
+                unchanged = before is not None and before[0] == stamp
+                known[name] = before if unchanged and before else (stamp, self._read(name))
+        self._known = known
         found = []
         for name, checkpoint_id in {**backups, **files}.items():
-            place = _place_of(name, table)
+            # The file decides, or its backup if the file cannot be read.
+            places = [known[each][1] for each in (name, name + BACKUP) if each in known]
+            place = next((place for place in places if place.is_known), OrderKey())
             if name == linked and place.rank == _UNNUMBERED:
                 place = place._replace(linked=True)
             found.append(Entry(place, name, checkpoint_id, name in files, name in backups))
         found.sort(reverse=True)
         return found
 
-    def _remember(self, name: str, table: dict[str, _Remembered]) -> None:
-        with contextlib.suppress(OSError):  # it is gone
-            status = os.lstat(self._prefix + name)
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-            known = self._table.get(name)
-            table[name] = known if known is not None and known[0] == stamp else (stamp, self._read(name))
-
-    def _read(self, name: str) -> Place:
+    def _read(self, name: str) -> OrderKey:
         path = self.folder.checkpoints / name
-        with contextlib.suppress(BackstayError):  # whoever wants the file itself will be told
+        with contextlib.suppress(BackstayError):  # loading the file reports the problem
             head = _HEAD.match(read_file(path, _HEAD_BYTES) or b"")
             if head is not None:
-                return Place(_NUMBERED, int(head[1]))
-            return _place_in(parse(read_file(path) or b""))
-        return Place()
-
-
-def _place_of(name: str, table: dict[str, _Remembered]) -> Place:
-    """Return a checkpoint's place: its file's, or its backup's if that cannot be read."""
-    for known in (name, name + BACKUP):
-        if known in table and table[known][1].is_known:
-            return table[known][1]
-    return Place()
-
-
-def _place_in(tree: object) -> Place:
-    """Return the place of a file that is not laid out as we lay it out."""
-    if not isinstance(tree, dict):
-        raise DecodeError("is no object")
-    seq = tree.get(SEQ_FIELD)
-    if isinstance(seq, Number) and isinstance(seq.value, int):
-        return Place(_NUMBERED, seq.value)
-    return Place(_UNNUMBERED, created_at=moment_text(FieldReader(tree).moment("created_at")))
+                return OrderKey(_NUMBERED, int(head[1]))
+            tree = parse(read_file(path) or b"")  # another layout than ours
+            if isinstance(tree, dict):
+                seq = tree.get(SEQ_FIELD)
+                if isinstance(seq, Number) and isinstance(seq.value, int):
+                    return OrderKey(_NUMBERED, seq.value)
+                return OrderKey(_UNNUMBERED, created_at=moment_text(FieldReader(tree).moment("created_at")))
+        return OrderKey()
 
 
 def numbered(name: str, checkpoint_id: str, seq: int) -> Entry:
     """Return the entry of a checkpoint that was just written."""
-    return Entry(Place(_NUMBERED, seq), name, checkpoint_id, has_file=True, has_backup=False)
+    return Entry(OrderKey(_NUMBERED, seq), name, checkpoint_id, has_file=True, has_backup=False)
 
 
 def next_seq(entries: list[Entry]) -> int:
     """Return the number of the next checkpoint."""
     return 1 + max((entry.place.seq for entry in entries), default=0)
+
+
+# Backups ----------------------------------------------------------------------------------------------------------
+#
+# A backup is a copy of one checkpoint's file. Only intact files are copied, and atomically: neither damage nor a crash
+# ever replaces a good backup.
+
+
+def back_up(folder: SessionFolder, name: str) -> None:
+    """Copy a checkpoint's file to its backup, unless that is up to date; raise an error if the file is damaged."""
+    content = read_file(folder.checkpoints / name)
+    if content is None or read_stored(folder, name) is None:
+        return
+    target = folder.checkpoints / (name + BACKUP)
+    try:
+        present = read_file(target)
+    except BackstayError:  # not a regular file
+        present = None
+    if present != content:
+        atomic.write_whole(target, content)
+
+
+def prune_backups(folder: SessionFolder, entries: list[Entry], keep: int) -> int:
+    """Remove all backups except the newest ``keep``; return how many were removed."""
+    names = [entry.name + BACKUP for entry in entries if entry.has_backup] + [OLD_BACKUP]
+    return sum(atomic.remove(folder.checkpoints / name) for name in names[keep:])
+
+
+def read_old_backup(folder: SessionFolder) -> Stored | None:
+    """Return the older writer's backup, None if there is none; raise an error if it is damaged."""
+    path = folder.checkpoints / OLD_BACKUP
+    content = read_file(path)
+    return None if content is None else decode(path, content)
+
+
+def remove_old_backup(folder: SessionFolder, checkpoint_id: str | None) -> None:
+    """Remove the older writer's backup if it holds this checkpoint; with None in any case."""
+    try:
+        stored = read_old_backup(folder)
+    except BackstayError:  # damaged, so no checkpoint can be restored from it
+        stored = None
+    if checkpoint_id is None or (stored is not None and stored.data.checkpoint_id == checkpoint_id):
+        atomic.remove(folder.checkpoints / OLD_BACKUP)
+
+
+# The newest intact checkpoint -------------------------------------------------------------------------------------
+#
+# Starting with the newest, each checkpoint's file is tried and then its backup. Nothing is skipped silently: the report
+# names damaged files, files whose place in the order is unknown, and a ``latest.json`` that names another checkpoint.
+
+LOOKS_MAX = 20
+"""How often the directory is listed again because it changed meanwhile."""
+
+
+@dataclass(slots=True)
+class _NewestSearch:
+    """One pass through the checkpoints, newest first."""
+
+    folder: SessionFolder
+    skipped: list[Skipped] = field(default_factory=list)
+    tried: set[str] = field(default_factory=set)
+    vanished: bool = False
+
+    def first_intact(self, entries: list[Entry]) -> tuple[Entry, Stored] | None:
+        for entry in entries:
+            stored = self.attempt(entry.name) if entry.has_file else None
+            if stored is None and entry.has_backup:
+                stored = self.attempt(entry.name + BACKUP)
+            if stored is not None:
+                return entry, stored
+        return None
+
+    def attempt(self, name: str) -> Stored | None:
+        """Return a file if it is intact; otherwise record why it is skipped."""
+        self.tried.add(name)
+        try:
+            stored = read_stored(self.folder, name)
+        except BackstayError as error:
+            self.skipped.append(Skipped(name, error.what))
+            return None
+        self.vanished = self.vanished or stored is None
+        return stored
+
+    def attempt_others(self, entries: list[Entry], newest: Entry, linked: str | None) -> list[str]:
+        """Look at files that may be newer than the newest intact one; return remarks about ``latest.json``."""
+        for entry in entries:  # a file whose place cannot be read may be the newest, and damaged
+            if not entry.place.is_known and entry.has_file and entry.name not in self.tried:
+                self.attempt(entry.name)
+        if linked is None or linked == newest.name or linked in self.tried:
+            return []
+        stored = self.attempt(linked)
+        if stored is None:
+            return []
+        if stored.seq is not None:  # a save is in progress, or failed to replace the link
+            return [f"{LATEST} names {linked}, but {newest.name} has a higher number"]
+        why = f"the older writer saved it without a number: it may be newer than {newest.name}"
+        self.skipped.append(Skipped(linked, why))
+        return []
+
+    def attempt_old_backup(self) -> Stored | None:
+        """Return the older writer's backup if it is intact and belongs to this session."""
+        try:
+            stored = read_old_backup(self.folder)
+        except BackstayError as error:
+            self.skipped.append(Skipped(OLD_BACKUP, error.what))
+            return None
+        if stored is not None and stored.data.session_id != self.folder.session:
+            self.skipped.append(Skipped(OLD_BACKUP, f"belongs to session {stored.data.session_id!r}"))
+            return None
+        return stored
+
+
+def newest_intact(index: Index) -> RecoveryReport[CheckpointData]:
+    """Return the newest intact checkpoint of a session, and what is wrong with newer ones."""
+    folder = index.folder
+    for _ in range(LOOKS_MAX):
+        names = folder.names()
+        linked, warning = linked_name(folder, names)
+        entries = index.entries(names, linked)
+        search = _NewestSearch(folder)
+        found = search.first_intact(entries)
+        is_newer = linked is not None and linked not in names  # saved since the directory was listed
+        if not is_newer and (found is not None or not search.vanished):
+            break
+    notes = [] if warning is None else [warning]
+    stored: Stored | None = None
+    if found is not None:
+        entry, stored = found
+        notes += search.attempt_others(entries, entry, linked)
+    elif OLD_BACKUP in names:
+        stored = search.attempt_old_backup()
+    skipped = tuple(search.skipped)
+    if stored is None:
+        return RecoveryReport(folder.session, skipped=skipped, notes=tuple(notes))
+    is_backup = stored.path.name.endswith(BACKUP)
+    return RecoveryReport(folder.session, stored.data, stored.path, is_backup, skipped, tuple(notes))

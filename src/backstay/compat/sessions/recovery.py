@@ -1,24 +1,34 @@
-"""After a crash: which sessions did not end, and the newest intact checkpoint of each.
+"""After a crash: find the sessions that did not end, and the newest intact checkpoint of each.
 
-Both classes work on a directory with session directories and on a Backstay store, and both tell from the one record
-that is kept there: there are no two lists that could disagree.
+Both classes work on a directory of session directories and on a Backstay store. In a store, each session is a thread,
+and each run of it is a session of that thread. Both classes read the same record, so they cannot disagree.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Generic, TypeVar, cast, overload
 
-from backstay.compat.sessions.data import CheckpointData
-from backstay.compat.sessions.directory_source import SessionDirectories
-from backstay.compat.sessions.interrupted import InterruptedSession, render
-from backstay.compat.sessions.report import RecoveryReport, Skipped
-from backstay.compat.sessions.source import SessionSource
-from backstay.compat.sessions.store_source import StoreSessions
+from backstay.compat.sessions.checkpoint import CheckpointData, utc_now
+from backstay.compat.sessions.files import SessionFolder
+from backstay.compat.sessions.order import Index, InterruptedSession, RecoveryReport, Skipped, newest_intact, render
+from backstay.compat.sessions.state import SessionMeta, read_meta, write_meta
+from backstay.compat.sessions.writer import LOCK_TIMEOUT_S
+from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput
 from backstay.model.checkpoint import MAIN, Checkpoint
+from backstay.model.ids import check_label
+from backstay.operations.leases import short_name, this_process
+from backstay.operations.rows import Damaged
+from backstay.operations.sessions import end_session_by_id
+from backstay.store import atomic
+from backstay.thread.access import access_of
+from backstay.thread.session import RunSession
 from backstay.thread.store import Store
 
 T = TypeVar("T")
@@ -27,31 +37,179 @@ SILENCE_S = 300.0
 _log = logging.getLogger("backstay.compat.sessions")
 
 
-def _open_source(source: Store | str | os.PathLike[str], silence: float) -> SessionSource[Checkpoint | CheckpointData]:
-    if isinstance(source, Store):
-        return StoreSessions(source)
-    return SessionDirectories(Path(source).expanduser(), timedelta(seconds=silence))
+class SessionDirectories:
+    """The sessions below a root directory.
+
+    A session of another host or container counts as dead only after ``silence`` without a save.
+    """
+
+    def __init__(self, root: Path, silence: timedelta) -> None:
+        self._root = root
+        self._silence = silence
+
+    def interrupted(self) -> tuple[list[InterruptedSession], list[Skipped]]:
+        """Return the sessions that did not end and whose process is dead, last active first, and unreadable ones."""
+        try:
+            with os.scandir(self._root) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            raise atomic.failure(error, "list", self._root) from error
+        found, skipped = [], []
+        for name in names:
+            try:
+                meta = read_meta(SessionFolder(self._root, name))
+            except BackstayError as error:
+                skipped.append(Skipped(name, error.what))
+                continue
+            if meta is not None and meta.is_unclean and meta.is_gone(utc_now(), self._silence):
+                found.append(
+                    InterruptedSession(
+                        session_id=meta.session_id,
+                        last_iteration=meta.last_iteration,
+                        last_activity=meta.last_updated,
+                        task_description=meta.task_description,
+                        owner=meta.owner,
+                        resume_hint=f"Resume it from recover_session({meta.session_id!r})",
+                    )
+                )
+        return sorted(found, key=lambda session: session.last_activity, reverse=True), skipped
+
+    def recover(self, session_id: str, branch: str) -> RecoveryReport[CheckpointData]:
+        """Return the newest intact checkpoint. Session directories have only one branch."""
+        folder = SessionFolder(self._root, session_id)
+        return newest_intact(Index(folder)) if folder.exists() else RecoveryReport(folder.session)
+
+    def activate(self, session_id: str, owner: str | None, task: str) -> None:
+        """Record that this process runs a session from now on; create its directory if necessary."""
+        folder, now = SessionFolder(self._root, session_id), utc_now()
+        folder.make()
+        with folder.locked(LOCK_TIMEOUT_S):
+            before: SessionMeta | None = None
+            with contextlib.suppress(BackstayError):  # a damaged record is replaced
+                before = read_meta(folder)
+            folder.sweep()
+            newest = newest_intact(Index(folder)).data if before is None else None
+            reached = 0 if newest is None else newest.iteration  # it may have saved before it had a record
+            meta = SessionMeta(
+                session_id=folder.session,
+                is_active=True,
+                termination_reason=None,
+                last_updated=now,
+                last_iteration=reached if before is None else before.last_iteration,
+                owner=check_label(short_name() if owner is None else owner, "owner"),
+                process=str(this_process()),
+                started_at=now,
+                task_description=check_label(task, "task") or (None if before is None else before.task_description),
+                others={} if before is None else before.others,
+            )
+            write_meta(folder, meta)
+
+    def terminate(self, session_id: str, reason: str) -> bool:
+        """Record why a session ended; return False if it has no record."""
+        folder = SessionFolder(self._root, session_id)
+        if not folder.path.is_dir():
+            return False
+        folder.refuse_links()
+        with folder.locked(LOCK_TIMEOUT_S):
+            meta = read_meta(folder)
+            if meta is None:
+                return False
+            write_meta(folder, replace(meta, is_active=False, termination_reason=reason, last_updated=utc_now()))
+        return True
+
+
+class StoreSessions:
+    """The threads of a store as sessions."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._runs: dict[str, RunSession] = {}
+
+    def interrupted(self) -> tuple[list[InterruptedSession], list[Skipped]]:
+        """Return the runs that did not end and whose process is dead, last seen first, and unreadable ones."""
+        found, skipped = [], []
+        for run in self._store.interrupted(on_damage="mark"):
+            if isinstance(run, Damaged):
+                skipped.append(Skipped(f"session {run.id or '?'}", run.error.what))
+                continue
+            found.append(
+                InterruptedSession(
+                    session_id=run.thread_id,
+                    last_iteration=0 if run.checkpoint is None else run.checkpoint.iteration,
+                    last_activity=run.last_seen,
+                    task_description=run.note or None,
+                    owner=run.owner,
+                    resume_hint=run.hint,
+                )
+            )
+        return found, skipped
+
+    def recover(self, session_id: str, branch: str) -> RecoveryReport[Checkpoint]:
+        """Return the newest checkpoint of a branch whose every byte matches its digest."""
+        skipped = []
+        for meta in self._store.thread(session_id, branch=branch).history(on_damage="mark"):
+            if isinstance(meta, Damaged):
+                skipped.append(Skipped(f"checkpoint {meta.id or '?'} (seq {meta.seq})", meta.error.what))
+                continue
+            try:
+                checkpoint = self._store.get(meta.id)
+            except (Corrupted, DecodeError) as error:
+                skipped.append(Skipped(f"checkpoint {meta.id} (seq {meta.seq})", error.what))
+                continue
+            if checkpoint is not None:  # else it was deleted meanwhile
+                return RecoveryReport(session_id, checkpoint, skipped=tuple(skipped))
+        return RecoveryReport(session_id, skipped=tuple(skipped))
+
+    def activate(self, session_id: str, owner: str | None, task: str) -> None:
+        """Start a session of the thread. It sends heartbeats until it is terminated or this process ends."""
+        before = self._runs.pop(session_id, None)
+        if before is not None:
+            before.end("started again")
+        run = self._store.thread(session_id).session(owner=owner, note=task)
+        self._runs[session_id] = run.__enter__()
+
+    def terminate(self, session_id: str, reason: str) -> bool:
+        """End the thread's sessions, also those of dead processes; return False if there were none."""
+        run = self._runs.pop(session_id, None)
+        if run is not None:
+            run.end(reason)
+            return True
+        access, now_us = access_of(self._store), time.time_ns() // 1000
+        found = [run for run in self._store.interrupted(on_damage="mark") if run.thread_id == session_id]
+        names = [run.id if isinstance(run, Damaged) else run.session_id for run in found]
+        ended = [
+            end_session_by_id(access.store, access.services.namespace, name, now_us, reason)
+            for name in names
+            if name is not None
+        ]
+        return any(ended)
 
 
 class _Detector:
-    """Asks a source which sessions were interrupted; ``problems`` is what could not be read when it was last asked."""
+    """Looks for interrupted sessions in a directory or a store."""
 
-    def __init__(self, source: SessionSource[Checkpoint | CheckpointData]) -> None:
-        self._source = source
-        self.problems: list[Skipped] = []
+    def __init__(self, source: Store | str | os.PathLike[str], silence: float) -> None:
+        self._source: StoreSessions | SessionDirectories
+        if isinstance(source, Store):
+            self._source = StoreSessions(source)
+        else:
+            self._source = SessionDirectories(Path(source).expanduser(), timedelta(seconds=silence))
+        self.problems: list[Skipped] = []  # the sessions that the last detection could not read
 
-    def detect(self) -> list[InterruptedSession]:
+    def _detect(self) -> list[InterruptedSession]:
         sessions, self.problems = self._source.interrupted()
         for problem in self.problems:
             _log.warning("%s", problem)
         return sessions
 
 
-class CrashRecovery(Generic[T]):
-    """Finds sessions that a crash ended, and what can be gone on from.
+class CrashRecovery(_Detector, Generic[T]):
+    """Finds sessions that a crash ended, and the checkpoints to resume them from.
 
-    ``source`` is a directory with session directories, or an open store. ``silence``: after how many seconds without a
-    save a session counts as dead whose process cannot be looked for from here (another host, another container).
+    ``source`` is a directory of session directories, or an open store. ``silence`` applies to sessions whose process
+    cannot be checked from here (another host or container): they count as dead after so many seconds without a save.
     """
 
     @overload
@@ -63,52 +221,42 @@ class CrashRecovery(Generic[T]):
     ) -> None: ...
 
     def __init__(self, source: Store | str | os.PathLike[str], *, silence: float = SILENCE_S) -> None:
-        found = _open_source(source, silence)
-        self._source = cast("SessionSource[T]", found)
-        self._detector = _Detector(found)
-
-    @property
-    def problems(self) -> list[Skipped]:
-        """Return what could not be read by the last detection."""
-        return self._detector.problems
+        super().__init__(source, silence)
 
     def detect_unclean_shutdown(self) -> list[InterruptedSession]:
-        """Return all sessions that are active, gave no reason for an end, and whose process is gone; last active first.
+        """Return all active sessions without a reason for an end whose process is dead, last active first.
 
-        What could not be read is in ``problems``.
+        ``problems`` names the sessions that could not be read.
         """
-        return self._detector.detect()
+        return self._detect()
 
     def recover_session(self, session_id: str, *, branch: str = MAIN) -> RecoveryReport[T]:
-        """Return the newest intact checkpoint, with what was passed over for it and why; it is false if there is none.
+        """Return the newest intact checkpoint, with the newer ones that were skipped. It is false if there is none.
 
-        ``branch`` is one of a store's thread; session directories have but one.
+        ``branch`` is a branch of a store's thread; session directories have only one.
         """
-        return self._source.recover(session_id, branch)
+        return cast("RecoveryReport[T]", self._source.recover(session_id, branch))
 
     def mark_session_active(self, session_id: str, *, owner: str | None = None, task: str = "") -> None:
-        """Record that this process runs a session from now on, and forget why it ended before."""
+        """Record that this process runs a session from now on, and clear the reason of an earlier end."""
         self._source.activate(session_id, owner, task)
 
     def mark_session_terminated(self, session_id: str, reason: str) -> bool:
         """Record why a session ended; return False if there was none to end."""
+        if not check_label(reason, "reason"):
+            raise InvalidInput("reason must not be empty", hint='Say why the session ended, for example "completed"')
         return self._source.terminate(session_id, reason)
 
 
-class SessionRecovery:
-    """Shows the sessions that were interrupted; ``source`` and ``silence`` as for ``CrashRecovery``."""
+class SessionRecovery(_Detector):
+    """Shows the interrupted sessions. ``source`` and ``silence`` are as in ``CrashRecovery``."""
 
     def __init__(self, source: Store | str | os.PathLike[str], *, silence: float = SILENCE_S) -> None:
-        self._detector = _Detector(_open_source(source, silence))
-
-    @property
-    def problems(self) -> list[Skipped]:
-        """Return what could not be read by the last detection."""
-        return self._detector.problems
+        super().__init__(source, silence)
 
     def detect_interrupted_sessions(self) -> list[InterruptedSession]:
-        """Return the interrupted sessions, last active first; what could not be read is in ``problems``."""
-        return self._detector.detect()
+        """Return the interrupted sessions, last active first. ``problems`` names those that could not be read."""
+        return self._detect()
 
     def describe(self) -> str:
         """Return the interrupted sessions as text, with how to resume each."""

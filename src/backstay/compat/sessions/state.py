@@ -1,41 +1,37 @@
-"""``session_meta.json``: whether a session is active, who runs it, and why it ended.
+"""``session_meta.json``: whether a session is active, which process runs it, and why it ended. And session summaries.
 
-It is the one record of that. ``state.json``, which another part of the older system wrote beside it, is only read, and
-only where there is no ``session_meta.json``. Fields that we do not know are kept.
+``state.json``, which another part of the older system wrote, is only read, and only if there is no
+``session_meta.json``. Unknown fields are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from backstay.compat.sessions.canonical import parse, plain, pretty, to_tree
-from backstay.compat.sessions.data import FieldReader, moment_text
-from backstay.compat.sessions.folder import SessionFolder, read_file
+from backstay.compat.sessions.checkpoint import (
+    AgentId,
+    AgentState,
+    CheckpointData,
+    CheckpointMeta,
+    FieldReader,
+    moment_text,
+)
+from backstay.compat.sessions.checksum import parse, plain, pretty, to_tree
+from backstay.compat.sessions.files import SessionFolder, read_file
 from backstay.errors import DecodeError, StoreError
+from backstay.operations.leases import UNKNOWN, Process, is_alive, this_process
 from backstay.store import atomic
-from backstay.thread.process import UNKNOWN, Process, is_alive, this_process
 
 META = "session_meta.json"
 OLD_STATE = "state.json"
-_KNOWN = {
-    "session_id",
-    "is_active",
-    "termination_reason",
-    "last_updated",
-    "last_iteration",
-    "owner",
-    "process",
-    "started_at",
-    "task_description",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionMeta:
-    """The record of a session. ``process`` names the process that runs it; the older system did not write it."""
+    """The record of a session. ``process`` identifies the process that runs it; the older system did not write it."""
 
     session_id: str
     is_active: bool
@@ -50,32 +46,31 @@ class SessionMeta:
 
     @property
     def is_unclean(self) -> bool:
-        """Tell whether it neither ended nor said why; its process may still live."""
+        """Tell whether it has no recorded end. Its process may still be alive."""
         return self.is_active and self.termination_reason is None
 
     def is_gone(self, now: datetime, silence: timedelta) -> bool:
-        """Tell whether the process that ran it is gone: asked of the kernel if it can know, else by its silence."""
-        if self.process is None:  # of the older system: there is nothing to go by
+        """Tell whether its process is dead: the kernel knows on this host; elsewhere a long silence decides."""
+        if self.process is None:  # written by the older system, without a process
             return True
         alive = is_alive(self.process)
         if alive is not None:
             return not alive
         other, here = Process.parse(self.process), this_process()
         if other is not None and other.host == here.host and UNKNOWN not in (other.boot, here.boot):
-            return other.boot != here.boot or self._is_silent(now, silence)  # another boot: it ended with the machine
+            return other.boot != here.boot or self._is_silent(now, silence)  # after a reboot the process is dead
         return self._is_silent(now, silence)
 
     def _is_silent(self, now: datetime, silence: timedelta) -> bool:
         return now - self.last_updated > silence
 
 
+_KNOWN = {each.name for each in fields(SessionMeta) if each.name != "others"}
+
+
 def read_meta(folder: SessionFolder) -> SessionMeta | None:
-    """Return a session's record, or what the older system's other file says; None if there is neither."""
-    record = _read(folder, META)
-    if record is not None:
-        return _from_meta(folder, record)
-    record = _read(folder, OLD_STATE)
-    return None if record is None else _from_old_state(folder, record)
+    """Return a session's record, from the older system's file if there is no other; None if there is neither."""
+    return _read(folder, META, _from_meta) or _read(folder, OLD_STATE, _from_old_state)
 
 
 def write_meta(folder: SessionFolder, meta: SessionMeta) -> None:
@@ -96,13 +91,13 @@ def write_meta(folder: SessionFolder, meta: SessionMeta) -> None:
 
 
 def touch(folder: SessionFolder, iteration: int, now: datetime) -> None:
-    """Note in a session's record, if it has one, that it saved. To be called with the lock."""
-    record = _read(folder, META)
-    if record is not None:
-        write_meta(folder, replace(_from_meta(folder, record), last_iteration=iteration, last_updated=now))
+    """Update a session's record, if it has one, after a save. Call this with the lock."""
+    meta = _read(folder, META, _from_meta)
+    if meta is not None:
+        write_meta(folder, replace(meta, last_iteration=iteration, last_updated=now))
 
 
-def _read(folder: SessionFolder, name: str) -> dict[str, Any] | None:
+def _read(folder: SessionFolder, name: str, build: Callable[[str, dict[str, Any]], SessionMeta]) -> SessionMeta | None:
     path = folder.path / name
     content = read_file(path)
     if content is None:
@@ -110,42 +105,80 @@ def _read(folder: SessionFolder, name: str) -> dict[str, Any] | None:
     try:
         record = plain(parse(content))
         if not isinstance(record, dict):
-            raise DecodeError("is no object")
+            raise DecodeError("is not an object")
+        return build(folder.session, record)
     except DecodeError as error:
-        raise StoreError(f"{path} {error.what}", path=str(path)) from error
-    return record
+        raise StoreError(f"{path}: {error.what}", path=str(path)) from error
 
 
-def _from_meta(folder: SessionFolder, record: dict[str, Any]) -> SessionMeta:
+def _from_meta(session: str, record: dict[str, Any]) -> SessionMeta:
     reader = FieldReader(record)
-    try:
-        return SessionMeta(
-            session_id=folder.session,
-            is_active=reader.boolean("is_active"),
-            termination_reason=reader.optional_text("termination_reason"),
-            last_updated=reader.moment("last_updated"),
-            last_iteration=reader.integer("last_iteration"),
-            owner=reader.optional_text("owner"),
-            process=reader.optional_text("process"),
-            started_at=None if record.get("started_at") is None else reader.moment("started_at"),
-            task_description=reader.optional_text("task_description"),
-            others={name: value for name, value in record.items() if name not in _KNOWN},
-        )
-    except DecodeError as error:
-        raise StoreError(f"{folder.path / META}: {error.what}", path=str(folder.path / META)) from error
+    return SessionMeta(
+        session_id=session,
+        is_active=reader.boolean("is_active"),
+        termination_reason=reader.optional_text("termination_reason"),
+        last_updated=reader.moment("last_updated"),
+        last_iteration=reader.integer("last_iteration"),
+        owner=reader.optional_text("owner"),
+        process=reader.optional_text("process"),
+        started_at=None if record.get("started_at") is None else reader.moment("started_at"),
+        task_description=reader.optional_text("task_description"),
+        others={name: value for name, value in record.items() if name not in _KNOWN},
+    )
 
 
-def _from_old_state(folder: SessionFolder, record: dict[str, Any]) -> SessionMeta:
+def _from_old_state(session: str, record: dict[str, Any]) -> SessionMeta:
     reader = FieldReader(record)
-    try:
-        status, completed = reader.text("status"), record.get("completed") is True
-        return SessionMeta(
-            session_id=folder.session,
-            is_active=status.lower() == "running" and not completed,
-            termination_reason="completed" if completed else None,
-            last_updated=reader.moment("last_updated"),
-            last_iteration=reader.integer("iteration"),
-            task_description=reader.optional_text("task_description"),
-        )
-    except DecodeError as error:
-        raise StoreError(f"{folder.path / OLD_STATE}: {error.what}", path=str(folder.path / OLD_STATE)) from error
+    status, completed = reader.text("status"), record.get("completed") is True
+    return SessionMeta(
+        session_id=session,
+        is_active=status.lower() == "running" and not completed,
+        termination_reason="completed" if completed else None,
+        last_updated=reader.moment("last_updated"),
+        last_iteration=reader.integer("iteration"),
+        task_description=reader.optional_text("task_description"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """A session as lists show it. ``message_count`` is that of its newest checkpoint."""
+
+    session_id: str
+    agent_id: str | None
+    agent_state: AgentState
+    created_at: datetime
+    last_updated: datetime
+    message_count: int
+    checkpoint_count: int
+
+
+def summarize(
+    session: str, meta: SessionMeta | None, checkpoints: tuple[CheckpointMeta, ...], newest: CheckpointData | None
+) -> SessionSummary | None:
+    """Return the summary of a session; None if it has neither a record nor a checkpoint."""
+    started = [] if meta is None or meta.started_at is None else [meta.started_at]
+    moments = [checkpoint.created_at for checkpoint in checkpoints]
+    updated = [] if meta is None else [meta.last_updated]
+    if not updated and not moments:
+        return None
+    agent = None if meta is None else meta.others.get("agent_id")
+    stated = None if meta is None else meta.others.get("agent_state")
+    if isinstance(stated, str) and stated in set(AgentState):
+        agent_state = AgentState(stated)
+    elif meta is None:
+        agent_state = AgentState.IDLE
+    elif meta.is_active:
+        agent_state = AgentState.RUNNING
+    else:
+        completed = meta.termination_reason == AgentState.COMPLETED
+        agent_state = AgentState.COMPLETED if completed else AgentState.STOPPED
+    return SessionSummary(
+        session_id=session,
+        agent_id=AgentId(agent) if isinstance(agent, str) else None,
+        agent_state=agent_state,
+        created_at=min([*started, *moments] or updated),
+        last_updated=max([*updated, *moments]),
+        message_count=0 if newest is None else len(newest.messages),
+        checkpoint_count=len(checkpoints),
+    )

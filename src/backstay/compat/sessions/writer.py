@@ -1,35 +1,404 @@
-"""``CheckpointWriter``: the same as ``SyncCheckpointWriter``, awaited. Disks are waited for in a worker thread."""
+"""Save and load the checkpoints of sessions as JSON files: ``SyncCheckpointWriter``, and ``CheckpointWriter`` to await.
+
+A save is complete when the checkpoint's own file is on the disk. The steps after it (``latest.json``, backups, pruning,
+the session's record) may fail without harm, because no reader depends on them. Such a failure is not hidden: it is in
+``problems`` and in the log.
+
+Writers of one session, in threads and processes, take turns with a lock. Readers need none: a file under its final name
+is complete and never changes.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
-from backstay.compat.sessions.checksum import Verdict
-from backstay.compat.sessions.data import CheckpointData, utc_now
-from backstay.compat.sessions.ids import CheckpointId
-from backstay.compat.sessions.report import RecoveryReport, Scan
-from backstay.compat.sessions.summary import SessionSummary
-from backstay.compat.sessions.sync import (
-    BACKUPS_MAX,
-    DEFAULT_ROOT,
-    LOCK_TIMEOUT_S,
-    Metas,
-    Problems,
-    SyncCheckpointWriter,
+from backstay.compat.adapter import in_worker
+from backstay.compat.sessions import state
+from backstay.compat.sessions.checkpoint import (
+    CheckpointData,
+    CheckpointId,
+    CheckpointMeta,
+    check_safe,
+    check_twins,
+    utc_now,
 )
-from backstay.compat.worker import in_worker
+from backstay.compat.sessions.checksum import Tree, Verdict, canonical
+from backstay.compat.sessions.files import (
+    BACKUP,
+    LATEST,
+    AtomicFileWriter,
+    SessionFolder,
+    encode,
+    file_name,
+    leftovers_among,
+    linked_name,
+    point_latest,
+    read_stored,
+    to_record,
+    verdict_on,
+)
+from backstay.compat.sessions.order import (
+    Entry,
+    Index,
+    RecoveryReport,
+    Scan,
+    Skipped,
+    back_up,
+    newest_intact,
+    next_seq,
+    numbered,
+    prune_backups,
+    remove_old_backup,
+)
+from backstay.compat.sessions.state import SessionSummary
+from backstay.errors import BackstayError, Corrupted, IdTaken, InvalidInput
+from backstay.model.ids import check_count
+from backstay.store import atomic
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_ROOT = "~/.backstay/sessions"
+BACKUPS_MAX = 3
+PROBLEMS_MAX = 100  # a full disk stays full for a while
+LOCK_TIMEOUT_S = 30.0
+
+# These have names because inside the classes ``list`` is a method.
+Entries = list[Entry]
+Metas = list[CheckpointMeta]
+Names = list[str]
+Problems = list[Skipped]
+
+_log = logging.getLogger("backstay.compat.sessions")
+
+
+class SyncCheckpointWriter:
+    """Saves and loads the checkpoints of sessions below a directory; the first save creates it.
+
+    ``max_backups``: how many of the newest checkpoints have a backup. ``max_checkpoints``: how many a session keeps;
+    None keeps all. ``links``: whether ``latest.json`` is a symbolic link; otherwise it is a copy.
+    """
+
+    def __init__(
+        self,
+        storage_path: str | os.PathLike[str] = DEFAULT_ROOT,
+        *,
+        max_backups: int = BACKUPS_MAX,
+        max_checkpoints: int | None = None,
+        links: bool = sys.platform != "win32",
+        lock_timeout: float = LOCK_TIMEOUT_S,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.storage_path = Path(storage_path).expanduser()
+        self.with_max_backups(max_backups)
+        self.with_max_checkpoints(max_checkpoints)
+        self.atomic_writer = AtomicFileWriter()
+        self._links = links
+        self._lock_timeout = lock_timeout
+        self._clock = clock
+        self._problems: deque[Skipped] = deque(maxlen=PROBLEMS_MAX)
+        self._indexes: dict[str, Index] = {}
+        self._made: set[str] = set()
+
+    def with_max_backups(self, most: int) -> SyncCheckpointWriter:
+        """Set how many of the newest checkpoints have a backup; return this writer."""
+        self.max_backups = check_count(most, "max_backups")
+        return self
+
+    def with_max_checkpoints(self, most: int | None) -> SyncCheckpointWriter:
+        """Set how many checkpoints a session keeps, None for all; return this writer."""
+        self.max_checkpoints = None if most is None else check_count(most, "max_checkpoints", least=1)
+        return self
+
+    @property
+    def problems(self) -> Problems:
+        """Return the last problems that did not make a call fail, oldest first."""
+        return list(self._problems)
+
+    # Writing ------------------------------------------------------------------------------------------------------
+
+    def save(self, data: CheckpointData) -> CheckpointId:
+        """Save a checkpoint and return its id. Saving it again changes nothing; other content raises IdTaken."""
+        if not isinstance(data, CheckpointData):
+            raise InvalidInput(f"save needs a CheckpointData, not {type(data).__name__}")
+        data.check()
+        record = to_record(data)
+        index = self._index(data.session_id)
+        folder = index.folder
+        if folder.session not in self._made or not folder.exists():
+            folder.make()
+            self._made.add(folder.session)
+        with folder.locked(self._lock_timeout):
+            names, entries = self._look(index)
+            if leftovers_among(names):
+                self._try("clean up after a crash", folder.sweep)
+            present = next((entry for entry in entries if entry.checkpoint_id == data.checkpoint_id), None)
+            if present is None:
+                self._add(folder, entries, data, record)
+            else:
+                self._compare(folder, present, record)
+                newest = next(entry.name for entry in entries if entry.has_file or entry is present)
+                if linked_name(folder, names)[0] != newest:  # an earlier writer died or failed before this step
+                    self._try(f"update {LATEST}", lambda: point_latest(folder, newest, link=self._links))
+        return CheckpointId(data.checkpoint_id)
+
+    def _add(self, folder: SessionFolder, entries: Entries, data: CheckpointData, record: dict[str, Tree]) -> None:
+        check_twins(data.checkpoint_id, {entry.checkpoint_id for entry in entries}, "checkpoint_id")
+        place = next((place for place, entry in enumerate(entries) if entry.has_file), None)
+        if self.max_backups > 0 and place is not None:
+            newest = entries[place]
+            if self._try(f"back up {newest.name}", lambda: back_up(folder, newest.name)):
+                entries = [*entries[:place], newest._replace(has_backup=True), *entries[place + 1 :]]
+        name, seq = file_name(data), next_seq(entries)
+        self.atomic_writer.write_atomic(folder.checkpoints / name, encode(record, seq))
+        # The checkpoint is saved. The steps that follow may fail without harm.
+        self._try(f"update {LATEST}", lambda: point_latest(folder, name, link=self._links))
+        entries = [numbered(name, data.checkpoint_id, seq), *entries]
+        self._try("remove old backups", lambda: prune_backups(folder, entries, self.max_backups))
+        most = self.max_checkpoints
+        if most is not None and len(entries) > most:
+            self._try("remove old checkpoints", lambda: self._remove(folder, entries[most:], entries[:most]))
+        self._try(f"update {state.META}", lambda: state.touch(folder, data.iteration, self._clock()))
+
+    def _compare(self, folder: SessionFolder, present: Entry, record: dict[str, Tree]) -> None:
+        """Accept a checkpoint that was saved before; raise IdTaken if the content differs."""
+        stored = read_stored(folder, _files_of(present)[0])
+        if stored is None or stored.content != canonical(record):
+            raise IdTaken(
+                f"checkpoint {present.checkpoint_id!r} exists with other content",
+                thread=folder.session,
+                checkpoint=present.checkpoint_id,
+                hint="Checkpoints do not change: save it under a new id, or delete the existing one first",
+            )
+        if not present.has_file:
+            self.atomic_writer.write_atomic(folder.checkpoints / present.name, stored.path.read_bytes())
+        # The writer of that file may have died, or failed, before its name was on the disk.
+        atomic.sync_directory(folder.checkpoints)
+
+    def delete(self, session_id: str, checkpoint_id: str) -> bool:
+        """Delete a checkpoint with all its copies; return whether it existed."""
+        wanted = check_safe(checkpoint_id, "checkpoint_id")
+        index = self._index(session_id)
+        if not index.folder.exists():
+            return False
+        with index.folder.locked(self._lock_timeout):
+            _, entries = self._look(index)
+            gone = [entry for entry in entries if entry.checkpoint_id == wanted]
+            remove_old_backup(index.folder, wanted)
+            # Also if it does not exist: a process that deleted it may have died before that was on the disk.
+            self._remove(index.folder, gone, [entry for entry in entries if entry.checkpoint_id != wanted])
+        return bool(gone)
+
+    def clear_session(self, session_id: str) -> int:
+        """Delete all checkpoints of a session; return how many there were."""
+        index = self._index(session_id)
+        if not index.folder.exists():
+            return 0
+        with index.folder.locked(self._lock_timeout):
+            _, entries = self._look(index)
+            remove_old_backup(index.folder, None)
+            self._remove(index.folder, entries, [])
+            index.folder.sweep()
+        return len(entries)
+
+    def _remove(self, folder: SessionFolder, gone: Entries, left: Entries) -> None:
+        """Remove checkpoints: the link, then backups, then files, so that a crash leaves each one complete or gone."""
+        names = {entry.name for entry in gone}
+        linked, _ = linked_name(folder, folder.names())
+        if linked is None or linked in names:
+            newest = next((entry.name for entry in left if entry.has_file), None)
+            if newest is not None:
+                self._try(f"update {LATEST}", lambda: point_latest(folder, newest, link=self._links))
+            else:
+                atomic.remove(folder.checkpoints / LATEST)
+        for entry in gone:
+            atomic.remove(folder.checkpoints / (entry.name + BACKUP))
+            atomic.remove(folder.checkpoints / entry.name)
+        atomic.sync_directory(folder.checkpoints)
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def load(self, session_id: str, checkpoint_id: str | None = None) -> CheckpointData | None:
+        """Return a checkpoint, or None if it does not exist. Loading a damaged one by its id is an error.
+
+        Without an id this returns the newest intact checkpoint; ``load_report`` also names those that were skipped. If
+        there are checkpoints and none is intact, that is an error.
+        """
+        if checkpoint_id is None:
+            report = self.load_report(session_id)
+            if report.data is None and report.skipped:
+                raise Corrupted(
+                    f"session {session_id!r} has no intact checkpoint: " + "; ".join(map(str, report.skipped[:5])),
+                    thread=str(session_id),
+                    path=str(self._index(session_id).folder.checkpoints),
+                    hint="load_report() names every damaged file",
+                )
+            return report.data
+        wanted = check_safe(checkpoint_id, "checkpoint_id")
+        index = self._index(session_id)
+        if not index.folder.exists():
+            return None
+        _, entries = self._look(index)
+        entry = next((entry for entry in entries if entry.checkpoint_id == wanted), None)
+        if entry is None:
+            return None
+        name = _files_of(entry)[0]
+        try:
+            stored = read_stored(index.folder, name)
+        except Corrupted as error:
+            hint = f"{entry.name}{BACKUP} is a backup of it" if entry.has_backup else None
+            raise Corrupted(
+                error.what, thread=str(session_id), checkpoint=wanted, path=error.path, hint=hint
+            ) from error
+        if name.endswith(BACKUP):
+            self._note([Skipped(entry.name, "is missing; its backup was loaded")])
+        return None if stored is None else stored.data
+
+    def load_latest(self, session_id: str) -> CheckpointData | None:
+        """Return the newest intact checkpoint, or None if there is none."""
+        return self.load(session_id)
+
+    def load_report(self, session_id: str) -> RecoveryReport[CheckpointData]:
+        """Return the newest intact checkpoint, with the newer ones that were skipped and why."""
+        index = self._index(session_id)
+        if not index.folder.exists():
+            return RecoveryReport(index.folder.session)
+        report = newest_intact(index)
+        self._note(report.skipped)
+        return report
+
+    def list(self, session_id: str) -> Metas:
+        """Return summaries of the intact checkpoints, newest first; ``scan`` also reports the others.
+
+        This reads every file completely, because its checksum covers all of it.
+        """
+        scan = self.scan(session_id)
+        self._note(scan.damaged)
+        return [*scan.good]
+
+    def scan(self, session_id: str) -> Scan:
+        """Read everything of a session and report intact checkpoints, damaged files and leftovers."""
+        index = self._index(session_id)
+        if not index.folder.exists():
+            return Scan()
+        names = index.folder.names()
+        linked, warning = linked_name(index.folder, names)
+        good, damaged = [], []
+        entries = index.entries(names, linked)
+        for name in (name for entry in entries for name in _files_of(entry)):
+            try:
+                stored = read_stored(index.folder, name)
+            except BackstayError as error:
+                damaged.append(Skipped(name, error.what))
+            else:
+                if stored is not None and not name.endswith(BACKUP):
+                    good.append(stored.meta)
+        return Scan(
+            good=tuple(good),
+            damaged=tuple(damaged),
+            leftovers=tuple(leftovers_among(names)),
+            backups=tuple(entry.name + BACKUP for entry in entries if entry.has_backup),
+            notes=() if warning is None else (warning,),
+        )
+
+    def has_checkpoints(self, session_id: str) -> bool:
+        """Tell whether a session has any checkpoint, intact or not."""
+        index = self._index(session_id)
+        return index.folder.exists() and bool(self._look(index)[1])
+
+    def summary(self, session_id: str) -> SessionSummary | None:
+        """Return a summary of a session, None if it does not exist. This reads every file, as ``list`` does."""
+        folder = self._index(session_id).folder
+        folder.refuse_links()
+        scan = self.scan(session_id)
+        newest = self.load(session_id) if scan.good else None
+        return state.summarize(folder.session, state.read_meta(folder), scan.good, newest)
+
+    def verify(self, path: str | os.PathLike[str]) -> Verdict:
+        """Tell whether the file at a path is intact. The verdict is false, with a reason, if not.
+
+        A file that exists and cannot be read raises StoreError: it may be intact or not.
+        """
+        return verdict_on(Path(path))
+
+    def _index(self, session_id: str) -> Index:
+        folder = SessionFolder(self.storage_path, session_id)
+        return self._indexes.setdefault(folder.session, Index(folder))
+
+    def _look(self, index: Index) -> tuple[Names, Entries]:
+        names = index.folder.names()
+        return names, index.entries(names, linked_name(index.folder, names)[0])
+
+    def _try(self, what: str, function: Callable[[], object]) -> bool:
+        """Run a step that may fail without harm; log a failure."""
+        try:
+            function()
+        except (BackstayError, OSError) as error:
+            self._note([Skipped(f"cannot {what}", str(error))])
+            return False
+        return True
+
+    def _note(self, problems: Iterable[Skipped]) -> None:
+        for problem in problems:
+            if problem not in self._problems:  # every list finds the same damaged file again
+                _log.warning("%s", problem)
+                self._problems.append(problem)
+
+
+def _files_of(entry: Entry) -> list[str]:
+    """Return the names of a checkpoint's file and backup, as far as they exist."""
+    backup = [entry.name + BACKUP] if entry.has_backup else []
+    return [entry.name, *backup] if entry.has_file else backup
+
+
+# The same, awaited ------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class CheckpointSystem(Protocol):
+    """The interface of session checkpoints, safe to share between threads and tasks. ``CheckpointWriter`` has it."""
+
+    async def save(self, data: CheckpointData) -> CheckpointId:
+        """Save a checkpoint and return its id."""
+
+    async def load(self, session_id: str, checkpoint_id: str | None = None) -> CheckpointData | None:
+        """Return a checkpoint, the newest if no id is given, or None if there is none."""
+
+    async def list(self, session_id: str) -> Metas:
+        """Return summaries of a session's checkpoints, newest first."""
+
+    async def delete(self, session_id: str, checkpoint_id: str) -> bool:
+        """Delete a checkpoint; return whether it existed."""
+
+    def verify(self, path: str | os.PathLike[str]) -> Verdict:
+        """Tell whether the file at a path is intact."""
+
+
+def _awaited(
+    method: Callable[Concatenate[SyncCheckpointWriter, P], T],
+) -> Callable[Concatenate[CheckpointWriter, P], Coroutine[Any, Any, T]]:
+    """Return a method of the writer that runs in a worker thread."""
+
+    @functools.wraps(method)
+    async def call(self: CheckpointWriter, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await in_worker(method, self.sync, *args, **kwargs)
+
+    return call
 
 
 class CheckpointWriter:
-    """Saves and loads checkpoints of sessions below a directory.
+    """Saves and loads the checkpoints of sessions below a directory, like ``SyncCheckpointWriter``, but awaited.
 
-    ``sync`` is the same writer for callers without a loop.
-
-    A caller that is cancelled leaves at once; what it began goes on to its end. Saving again with the same id settles
-    whether that was stored.
+    ``sync`` is the same writer for callers without an event loop. If the caller is cancelled, it returns at once, and
+    the operation runs to its end. To find out whether a save was stored, save again with the same id.
     """
 
     def __init__(
@@ -63,53 +432,24 @@ class CheckpointWriter:
 
     @property
     def problems(self) -> Problems:
-        """Return the last things that went wrong without making a call fail, oldest first."""
+        """Return the last problems that did not make a call fail, oldest first."""
         return self.sync.problems
 
-    async def save(self, data: CheckpointData) -> CheckpointId:
-        """Save a checkpoint and return its id. Again with the same content: nothing more; with other: IdTaken."""
-        return await in_worker(lambda: self.sync.save(data))
-
-    async def delete(self, session_id: str, checkpoint_id: str) -> bool:
-        """Delete a checkpoint with all its copies; return whether there was one."""
-        return await in_worker(lambda: self.sync.delete(session_id, checkpoint_id))
-
-    async def clear_session(self, session_id: str) -> int:
-        """Delete all checkpoints of a session; return how many there were."""
-        return await in_worker(lambda: self.sync.clear_session(session_id))
-
-    async def load(self, session_id: str, checkpoint_id: str | None = None) -> CheckpointData | None:
-        """Return a checkpoint, or None if there is none; without an id the newest that is intact."""
-        return await in_worker(lambda: self.sync.load(session_id, checkpoint_id))
-
-    async def load_latest(self, session_id: str) -> CheckpointData | None:
-        """Return the newest checkpoint that is intact, or None if there is none."""
-        return await in_worker(lambda: self.sync.load_latest(session_id))
-
-    async def load_report(self, session_id: str) -> RecoveryReport[CheckpointData]:
-        """Return the newest checkpoint that is intact, with what was passed over for it and why."""
-        return await in_worker(lambda: self.sync.load_report(session_id))
-
-    async def list(self, session_id: str) -> Metas:
-        """Return summaries of the intact checkpoints, newest first; ``scan`` tells of the others too."""
-        return await in_worker(lambda: self.sync.list(session_id))
-
-    async def scan(self, session_id: str) -> Scan:
-        """Look at everything of a session and say what is intact, what is damaged and what is left over."""
-        return await in_worker(lambda: self.sync.scan(session_id))
-
-    async def has_checkpoints(self, session_id: str) -> bool:
-        """Tell whether a session has any checkpoint, intact or not."""
-        return await in_worker(lambda: self.sync.has_checkpoints(session_id))
-
-    async def summary(self, session_id: str) -> SessionSummary | None:
-        """Return a session at a glance, None if there is no such session. Every file is read, as by ``list``."""
-        return await in_worker(lambda: self.sync.summary(session_id))
+    save = _awaited(SyncCheckpointWriter.save)
+    delete = _awaited(SyncCheckpointWriter.delete)
+    clear_session = _awaited(SyncCheckpointWriter.clear_session)
+    load = _awaited(SyncCheckpointWriter.load)
+    load_latest = _awaited(SyncCheckpointWriter.load_latest)
+    load_report = _awaited(SyncCheckpointWriter.load_report)
+    list = _awaited(SyncCheckpointWriter.list)
+    scan = _awaited(SyncCheckpointWriter.scan)
+    has_checkpoints = _awaited(SyncCheckpointWriter.has_checkpoints)
+    summary = _awaited(SyncCheckpointWriter.summary)
 
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
-        """Tell whether the file at a path is intact; the verdict is false with a reason if not.
+        """Tell whether the file at a path is intact. The verdict is false, with a reason, if not.
 
-        Not awaited, as in the system it replaces: it reads the file in the caller's thread, so a coroutine should call
-        it in a worker thread.
+        This is not awaited, as in the original system. It reads the file in the caller's thread, so a coroutine should
+        call it in a worker thread.
         """
         return self.sync.verify(path)

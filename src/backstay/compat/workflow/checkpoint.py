@@ -1,4 +1,4 @@
-"""A workflow's checkpoint: where a graph paused, with the state it needs to go on; and its summary for lists."""
+"""A workflow's checkpoint: where a graph paused, and the state to resume it with. And its summary for lists."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from backstay.compat.plain_json import copied, copied_list, copied_object
+from backstay.compat.adapter import copied, copied_list, copied_object
 from backstay.compat.workflow.state import SharedState
 from backstay.errors import BackstayError, DecodeError, InvalidInput
+from backstay.model.decision import InterruptKind
 from backstay.model.fields import check_fields
 from backstay.model.ids import check_id, check_label
-from backstay.model.interrupt import InterruptKind
 
 InterruptType = InterruptKind
-"""Why a run paused; the values are the names on the wire: beforenode, afternode, toolapproval, userrequest."""
+"""Why a run paused. The values are those of the JSON form: beforenode, afternode, toolapproval, userrequest."""
 
 _OPTIONAL = ("pending_action", "run_id")
 
 
 @dataclass(kw_only=True)
 class Checkpoint:
-    """Everything needed to resume a graph: its place, its state, and what it waits for."""
+    """Everything needed to resume a graph: its position, its state, and what it waits for."""
 
     id: str
     graph_name: str
     current_node: str  # before a node: that node; after one: the node that follows
-    state_snapshot: Any  # JSON; of a ``SharedState``, usually
+    state_snapshot: Any  # JSON; usually of a ``SharedState``
     path: list[str]  # the nodes executed so far
     step_count: int
-    created_at: datetime  # with a time zone; UTC on the wire
+    created_at: datetime  # with a time zone; UTC in the JSON form
     pending_action: Any = None  # JSON: the tool call that waits for approval, if any
     interrupt_type: InterruptType
-    run_id: str | None = None  # which run it belongs to: tells two runs of one graph apart
+    run_id: str | None = None  # distinguishes two runs of one graph
     extra: dict[str, Any] = field(default_factory=dict)  # keys that this version does not know
 
     @classmethod
@@ -49,7 +49,7 @@ class Checkpoint:
         *,
         run_id: str | None = None,
     ) -> Checkpoint:
-        """Make a checkpoint of a state, now, with a fresh id. What the state cannot say is an error, never a null."""
+        """Make a checkpoint of a state, with the current time and a new id; refuse values that JSON cannot hold."""
         return cls(
             id=str(uuid.uuid4()),
             graph_name=graph_name,
@@ -63,7 +63,7 @@ class Checkpoint:
         )
 
     def restore_state(self) -> SharedState:
-        """Return the state of the snapshot, as a copy of its own."""
+        """Return a copy of the state in the snapshot."""
         try:
             return SharedState.from_json(self.state_snapshot)
         except DecodeError as error:
@@ -71,23 +71,23 @@ class Checkpoint:
                 f"Failed to restore state: {error.what}",
                 checkpoint=self.id,
                 path=error.path,
-                hint="This snapshot was not made of a SharedState: read state_snapshot itself",
+                hint="This snapshot was not made from a SharedState: read state_snapshot instead",
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the checkpoint as a JSON object of its own; raise if it could not be read back."""
+        """Return the checkpoint as a new JSON object; raise an error if it could not be read back."""
         return {**copied_object(self.extra, "extra"), **_checked(self)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Checkpoint:
-        """Make a checkpoint of what ``to_dict`` gave; raise DecodeError that names what is missing or wrong."""
-        missing = [name for name in _WIRE if name not in plain and name not in _OPTIONAL]
+        """Make a checkpoint from the result of ``to_dict``. DecodeError names what is missing or wrong."""
+        missing = [name for name in _NAMES if name not in plain and name not in _OPTIONAL]
         if missing:
-            raise DecodeError(f"{missing[0]} is missing", path=missing[0], hint="This is no workflow checkpoint")
-        values = {name: plain[name] for name in _WIRE if name in plain}
+            raise DecodeError(f"{missing[0]} is missing", path=missing[0], hint="This is not a workflow checkpoint")
+        values = {name: plain[name] for name in _NAMES if name in plain}
         try:
             values["created_at"] = datetime.fromisoformat(str(values["created_at"]))
-            made = cls(**values, extra={key: value for key, value in plain.items() if key not in _WIRE})
+            made = cls(**values, extra={key: value for key, value in plain.items() if key not in _NAMES})
             copy = made.to_dict()
         except (BackstayError, ValueError) as error:
             raise DecodeError(f"not a workflow checkpoint: {getattr(error, 'what', error)}") from error
@@ -124,11 +124,11 @@ class CheckpointInfo:
         return plain
 
 
-_WIRE = tuple(item.name for item in fields(Checkpoint) if item.name != "extra")
+_NAMES = tuple(item.name for item in fields(Checkpoint) if item.name != "extra")
 
 
 def moment_text(moment: datetime) -> str:
-    """Return a moment as RFC 3339 text in UTC."""
+    """Return a time as RFC 3339 text in UTC."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -136,14 +136,16 @@ def _kind(given: object) -> InterruptType:
     try:
         return InterruptType(str(given))
     except ValueError:
-        raise InvalidInput("interrupt_type is not known", hint=f"Use one of {', '.join(InterruptType)}") from None
+        raise InvalidInput(
+            f"interrupt_type {given!r:.40} is unknown", hint=f"Use one of {', '.join(InterruptType)}"
+        ) from None
 
 
 def _checked(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the known fields in their wire form; raise InvalidInput or EncodeError that names the first bad one."""
-    clash = next((name for name in checkpoint.extra if name in _WIRE), None)
+    """Return the known fields in their JSON form. InvalidInput or EncodeError names the first invalid one."""
+    clash = next((name for name in checkpoint.extra if name in _NAMES), None)
     if clash is not None:
-        raise InvalidInput(f"extra holds {clash!r}, which is a field of its own", hint=f"Set {clash} instead")
+        raise InvalidInput(f"extra must not hold {clash!r}, which is a field", hint=f"Set {clash} instead")
     check_fields({"step": checkpoint.step_count, "created_at": checkpoint.created_at, "run_id": checkpoint.run_id})
     path = copied_list(checkpoint.path, "path")
     plain = {

@@ -1,6 +1,6 @@
-"""``SharedState``: what the nodes of a workflow pass on, as named JSON values, with the conversation beside them.
+"""``SharedState``: the data that the nodes of a workflow share: named JSON values, and the conversation.
 
-Values are copied in and out, so a state changes only through its own methods. It may be used from several threads.
+Values are copied in and out, so a state changes only through its own methods. It is safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, TypeVar
 
-from backstay.compat.plain_json import copied, copied_list, copied_object
+from backstay.compat.adapter import copied, copied_list, copied_object
 from backstay.errors import BackstayError, DecodeError, InvalidInput
 
 T = TypeVar("T")
 
 
 class SharedState:
-    """Typed values by key, messages in order, and the node that is at work."""
+    """Typed values by key, messages in order, and the current node."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values: dict[str, Any] = copied_object(dict(values or {}), "values")
@@ -28,15 +28,15 @@ class SharedState:
     # Values -------------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: object) -> None:
-        """Keep a value; raise EncodeError, and change nothing, if JSON cannot say it."""
+        """Set a value; raise EncodeError, and change nothing, if JSON cannot hold it."""
         if type(key) is not str:
-            raise InvalidInput(f"a key is text, not {type(key).__name__}")
+            raise InvalidInput(f"a key must be text, not {type(key).__name__}")
         copy = copied(value, key)
         with self._lock:
             self._values[key] = copy
 
     def get(self, key: str, kind: type[T]) -> T | None:
-        """Return the value if it is there and of this type, else None. A whole number can be had as a float."""
+        """Return the value if it exists and has this type, else None. A whole number can be read as a float."""
         value = self.raw(key)
         if kind is float and type(value) is int:
             value = float(value)
@@ -48,12 +48,12 @@ class SharedState:
             return deepcopy(self._values.get(key))
 
     def contains(self, key: str) -> bool:
-        """Tell whether there is a value, be it None."""
+        """Tell whether there is a value; None counts."""
         with self._lock:
             return key in self._values
 
     def remove(self, key: str) -> Any:
-        """Take a value out and return it, or None."""
+        """Remove a value and return it, or None."""
         with self._lock:
             return self._values.pop(key, None)
 
@@ -65,7 +65,7 @@ class SharedState:
     # Messages -----------------------------------------------------------------------------------------------------
 
     def push_message(self, message: object) -> None:
-        """Add a message with all its parts; raise EncodeError if JSON cannot say it."""
+        """Add a message; raise EncodeError if JSON cannot hold it."""
         with self._lock:
             self._messages.append(copied(message, f"messages[{len(self._messages)}]"))
 
@@ -80,7 +80,7 @@ class SharedState:
             return len(self._messages)
 
     def clear_messages(self) -> None:
-        """Forget the messages."""
+        """Remove all messages."""
         with self._lock:
             self._messages.clear()
 
@@ -88,7 +88,7 @@ class SharedState:
 
     @property
     def current_node(self) -> str | None:
-        """The node that is at work, if any."""
+        """The current node, if any."""
         with self._lock:
             return self._current_node
 
@@ -100,28 +100,28 @@ class SharedState:
     # Copies and merges --------------------------------------------------------------------------------------------
 
     def fork(self) -> SharedState:
-        """Return a copy that shares nothing with this one."""
+        """Return an independent copy."""
         return SharedState.from_json(self.to_json())
 
     def merge(self, other: SharedState) -> None:
-        """Take over the other's values whose keys are not here yet."""
+        """Add the values of the other state under keys that this one does not have."""
         theirs = other.to_json()["values"]
         with self._lock:
             self._values = {**theirs, **self._values}
 
     def merge_overwrite(self, other: SharedState) -> None:
-        """Take over all of the other's values."""
+        """Add all values of the other state; they replace this one's."""
         theirs = other.to_json()["values"]
         with self._lock:
             self._values.update(theirs)
 
     def deep_merge(self, other: SharedState) -> None:
-        """Take over the other's values; where both have an object, key by key, all the way down."""
+        """Add all values of the other state; where both have an object, merge them key by key, recursively."""
         theirs = other.to_json()["values"]
         with self._lock:
             merged = deepcopy(self._values)
             _deep_merge(merged, theirs)
-            self._values = merged  # all or nothing, if an interrupt comes
+            self._values = merged  # in one step, in case of a KeyboardInterrupt
 
     # JSON ---------------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class SharedState:
 
     @classmethod
     def from_json(cls, snapshot: object) -> SharedState:
-        """Make a state of what ``to_json`` gave; raise DecodeError if it is something else."""
+        """Make a state from the result of ``to_json``; raise DecodeError if it is something else."""
         try:
             whole = copied_object(snapshot, "state")
             state = cls(copied_object(whole.get("values"), "state.values"))

@@ -1,8 +1,8 @@
-"""``CheckpointStore``: save, load, list, delete, clear; in memory, or in any store of Backstay's.
+"""``CheckpointStore``: save, load, list, delete and clear, in memory or in any Backstay store.
 
-A checkpoint that names its run is kept in that run's thread, after the others, and costs what is new in it; one that
-names none is a thread of its own. All of them can also be read with ``backstay.open``: the state's keys are the
-snapshot's, the position and the pause are where Backstay keeps them.
+A checkpoint that names its run is stored in that run's thread, after the others, and costs only its new bytes. One
+without a run has a thread of its own. ``backstay.open`` can read all of them: the keys of the state are those of the
+snapshot, and the position and the pause are in the usual fields.
 """
 
 from __future__ import annotations
@@ -11,28 +11,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from backstay.compat import shelf
-from backstay.compat.folding import fold, unfold
-from backstay.compat.listed import Listed, Problem
-from backstay.compat.opened import OpenedStore, Place
-from backstay.compat.shelf import FACE, Draft, Found, FoundPage
+from backstay.compat import upsert
+from backstay.compat.adapter import AdapterStore, Listed, Problem, StoreOrUrl
+from backstay.compat.upsert import ADAPTER, Draft, Found, FoundPage, join_state, split_state
 from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo, InterruptType
 from backstay.errors import InvalidInput
-from backstay.model.checkpoint import MAIN, CheckpointMeta, Notes
-from backstay.model.interrupt import Interrupt
+from backstay.model.checkpoint import MAIN, CheckpointFields, CheckpointMeta
+from backstay.model.decision import Interrupt
+from backstay.operations.arguments import branch_key
+from backstay.operations.cursor import Services
+from backstay.operations.listing import EVERY_BRANCH, Filter, listing_of_thread
+from backstay.operations.retention import thread_names
 from backstay.store.base import Backend
-from backstay.thread.access import access_of
-from backstay.thread.arguments import lane_key
-from backstay.thread.cursor import Context
-from backstay.thread.history import EVERY_BRANCH, Filter, listing_of_thread
-from backstay.thread.removal import thread_names
 
-_FACE = "workflow"
-_BARE = "state_snapshot"  # the key of a snapshot that is no JSON object
+_ADAPTER = "workflow"
+_BARE = "state_snapshot"  # the key of a snapshot that is not a JSON object
 
 
 class CheckpointStore(ABC):
-    """A place that keeps workflow checkpoints by id. Safe to share between tasks."""
+    """Stores workflow checkpoints by id. Safe to share between tasks."""
 
     @abstractmethod
     async def save(self, checkpoint: Checkpoint) -> None:
@@ -40,21 +37,21 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     async def load(self, id: str) -> Checkpoint | None:
-        """Return a checkpoint, or None if it is not there. Whoever changes it changes a copy."""
+        """Return a copy of a checkpoint, or None if it does not exist."""
 
     @abstractmethod
     async def list(
         self, *, graph_name: str | None = None, run_id: str | None = None, limit: int | None = None
     ) -> Listed[CheckpointInfo]:
-        """Return summaries of all, or of one graph or run, newest first; damaged ones are among its ``problems``."""
+        """Return summaries of all, or of one graph or run, newest first. Damaged ones are in its ``problems``."""
 
     @abstractmethod
     async def delete(self, id: str) -> int:
-        """Delete a checkpoint and return how many went: 1, or 0 if it was not there."""
+        """Delete a checkpoint and return how many were deleted: 1, or 0 if it did not exist."""
 
     @abstractmethod
     async def clear(self) -> int:
-        """Delete all checkpoints and return how many went."""
+        """Delete all checkpoints and return how many were deleted."""
 
     async def latest(self, run_id: str) -> Checkpoint | None:
         """Return the newest checkpoint of a run, or None."""
@@ -62,58 +59,51 @@ class CheckpointStore(ABC):
         return await self.load(newest[0].id) if newest else None
 
     async def delete_run(self, run_id: str) -> int:
-        """Delete the checkpoints of a run and return how many went."""
+        """Delete the checkpoints of a run and return how many were deleted."""
         return sum([await self.delete(info.id) for info in await self.list(run_id=run_id)])
 
-    async def close(self) -> None:  # noqa: B027  # nothing to close is a good answer
-        """Release what is held. Closing twice is fine."""
+    async def close(self) -> None:  # noqa: B027  # most stores have nothing to close
+        """Release all resources. Closing twice is fine."""
 
 
 class StoreCheckpointStore(CheckpointStore):
-    """The store over a Backstay store: an open one, or the path or URL of one that is opened when first used."""
+    """The interface on a Backstay store: an open one, or the path or URL of one that is opened when first used."""
 
-    def __init__(self, store: Place, *, namespace: str = "") -> None:
-        self._opened = OpenedStore(store, namespace)
+    def __init__(self, store: StoreOrUrl, *, namespace: str = "") -> None:
+        self._opened = AdapterStore(store, namespace)
 
     async def save(self, checkpoint: Checkpoint) -> None:
-        """Store a checkpoint; one with the same id is replaced. A run's id and a checkpoint's cannot be exchanged."""
-        draft = _draft(checkpoint.to_dict())
-        access = access_of(await self._opened.store())
-        await access.arun(shelf.put, access.context, _FACE, draft, _wire)
+        """Store a checkpoint; one with the same id is replaced. A checkpoint cannot move to another run."""
+        await self._opened.run(upsert.put, draft_of(checkpoint), as_dict)
 
     async def load(self, id: str) -> Checkpoint | None:
-        """Return a checkpoint, or None if it is not there; every byte is verified."""
-        access = access_of(await self._opened.store())
-        found = await access.arun(shelf.get, access.context, id)
-        return None if found is None or not _is_ours(found.meta) else Checkpoint.from_dict(_wire(found))
+        """Return a checkpoint with every byte verified, or None if it does not exist."""
+        found = await self._opened.run(upsert.get, id)
+        return None if found is None or not is_ours(found.meta) else Checkpoint.from_dict(as_dict(found))
 
     async def list(
         self, *, graph_name: str | None = None, run_id: str | None = None, limit: int | None = None
     ) -> Listed[CheckpointInfo]:
-        """Return summaries, newest first; no state is read."""
-        access = access_of(await self._opened.store())
-        page = await access.arun(_entries, access.context)
+        """Return summaries, newest first. No state is read."""
+        page = await self._opened.run(_entries)
         problems = [Problem("damaged", entry.id or "?", entry.error.what) for entry in page.damaged]
-        return chosen(map(_info, page.items), problems, graph_name, run_id, limit)
+        return selected(map(_info, page.items), problems, graph_name, run_id, limit)
 
     async def delete(self, id: str) -> int:
-        """Delete a checkpoint, also a damaged one, and return how many went: 1, or 0 if it was not there."""
-        access = access_of(await self._opened.store())
-        meta = await access.arun(shelf.look, access.context, id)
-        return await self._delete([id]) if meta is not None and _is_ours(meta) else 0
+        """Delete a checkpoint, even a damaged one, and return how many were deleted: 1, or 0 if it did not exist."""
+        meta = await self._opened.run(upsert.get_meta, id)
+        return await self._delete([id]) if meta is not None and is_ours(meta) else 0
 
     async def clear(self) -> int:
-        """Delete what was saved through this interface, in one step, and nothing else; return how many went."""
-        access = access_of(await self._opened.store())
-        return await self._delete([found.meta.id for found in (await access.arun(_entries, access.context)).items])
+        """Delete everything saved through this interface, in one transaction, and nothing else; return how many."""
+        return await self._delete([found.meta.id for found in (await self._opened.run(_entries)).items])
 
     async def close(self) -> None:
-        """Close the store, if it was opened here."""
+        """Close the store if it was opened here."""
         await self._opened.close()
 
     async def _delete(self, names: Collection[str]) -> int:
-        access = access_of(await self._opened.store())
-        return (await access.arun(shelf.delete, access.context, names, protect=False)).checkpoints
+        return (await self._opened.run(upsert.delete, names, protect=False)).checkpoints
 
 
 class MemoryCheckpointStore(StoreCheckpointStore):
@@ -123,48 +113,50 @@ class MemoryCheckpointStore(StoreCheckpointStore):
         super().__init__("memory:")
 
 
-def chosen(
+def selected(
     infos: Iterable[CheckpointInfo],
     problems: Iterable[Problem],
     graph_name: str | None,
     run_id: str | None,
     limit: int | None,
 ) -> Listed[CheckpointInfo]:
-    """Return the summaries that are wanted, newest first; of two from the same moment, in the order given."""
+    """Return the summaries of a graph or run, newest first; those of the same time keep their order."""
     if limit is not None and (type(limit) is not int or limit < 0):
-        raise InvalidInput(f"limit must be a whole number from 0 on, or None for all, not {limit!r}")
+        raise InvalidInput(f"limit must be 0 or a positive whole number, or None for all, not {limit!r}")
     wanted = [info for info in infos if graph_name in (None, info.graph_name) and run_id in (None, info.run_id)]
     wanted.sort(key=lambda info: info.created_at, reverse=True)
     return Listed(wanted[:limit], problems)
 
 
-# Between the records and the shelf --------------------------------------------------------------------------------
+# Between records and stored checkpoints ---------------------------------------------------------------------------
 
 
-def _entries(store: Backend, context: Context) -> FoundPage:
-    """Return all checkpoints that were saved through this face, thread by thread."""
+def _entries(store: Backend, services: Services) -> FoundPage:
+    """Return all checkpoints that were saved through this interface, thread by thread."""
     found, damaged = [], []
-    for name in reversed(thread_names(store, context)):
-        lane = lane_key(context.namespace, name, MAIN, "")
-        listing = listing_of_thread(lane, None, None, EVERY_BRANCH, Filter(where={FACE: _FACE}))
+    for name in reversed(thread_names(store, services)):
+        key = branch_key(services.namespace, name, MAIN, "")
+        listing = listing_of_thread(key, None, None, EVERY_BRANCH, Filter(where={ADAPTER: _ADAPTER}))
         while not listing.done:
-            page = shelf.next_page(store, context, listing)
+            page = upsert.next_page(store, services, listing)
             found += page.items
             damaged += page.damaged
     return FoundPage(found, damaged)
 
 
-def _draft(plain: dict[str, Any]) -> Draft:
+def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
+    """Return a checkpoint as it is stored; ``thread`` is that of its run, unless another is given."""
+    plain = checkpoint.to_dict()
     checkpoint = Checkpoint.from_dict(plain)
-    snapshot, told = plain["state_snapshot"], {}
+    snapshot, original = plain["state_snapshot"], {}
     if type(snapshot) is not dict:
-        snapshot, told = {_BARE: snapshot}, {"bare": True}
-    state, renamed = fold(snapshot, {"pending_action": plain["pending_action"]})
+        snapshot, original = {_BARE: snapshot}, {"bare": True}
+    state, renamed = join_state(snapshot, {"pending_action": plain["pending_action"]})
     if renamed:
-        told["renamed"] = True
-    shelf.check_names(checkpoint.extra, "key")
+        original["renamed"] = True
+    upsert.check_names(checkpoint.extra, "key")
     node = checkpoint.current_node or None
-    notes: Notes = {
+    fields: CheckpointFields = {
         "created_at": checkpoint.created_at,
         "graph": checkpoint.graph_name or None,
         "next_node": node,
@@ -175,30 +167,33 @@ def _draft(plain: dict[str, Any]) -> Draft:
         "metadata": checkpoint.extra,
     }
     return Draft(
-        thread=checkpoint.run_id or checkpoint.id,
+        adapter=_ADAPTER,
+        thread=thread or checkpoint.run_id or checkpoint.id,
         id=checkpoint.id,
         step=checkpoint.step_count,
         parent=None,
         state=state,
-        notes=notes,
-        told=told,
-        wire=plain,
+        fields=fields,
+        original=original,
+        as_dict=plain,
     )
 
 
-def _is_ours(meta: CheckpointMeta) -> bool:
-    return meta.metadata.get(FACE) == _FACE
+def is_ours(meta: CheckpointMeta) -> bool:
+    """Tell whether a checkpoint was saved through this interface."""
+    return meta.metadata.get(ADAPTER) == _ADAPTER
 
 
-def _wire(found: Found) -> dict[str, Any]:
-    if found.wire is not None:
-        return found.wire
-    checkpoint, told = found.checkpoint, found.told
-    state = unfold(checkpoint.state, ("pending_action",), bool(told.get("renamed")))
+def as_dict(found: Found) -> dict[str, Any]:
+    """Return a stored checkpoint in the form of ``Checkpoint.to_dict``."""
+    if found.as_dict is not None:
+        return found.as_dict
+    checkpoint, original = found.checkpoint, found.original
+    state = split_state(checkpoint.state, ("pending_action",), bool(original.get("renamed")))
     info = _info(found)
     return Checkpoint(
         **info.__dict__,
-        state_snapshot=state[_BARE] if told.get("bare") else state,
+        state_snapshot=state[_BARE] if original.get("bare") else state,
         path=list(checkpoint.path),
         pending_action=checkpoint.pending_action,
         extra=found.metadata,
@@ -206,10 +201,10 @@ def _wire(found: Found) -> dict[str, Any]:
 
 
 def _info(found: Found) -> CheckpointInfo:
-    if found.wire is not None:
-        return CheckpointInfo.of(Checkpoint.from_dict(found.wire))
+    if found.as_dict is not None:
+        return CheckpointInfo.of(Checkpoint.from_dict(found.as_dict))
     meta = found.meta
-    assert meta.interrupt is not None  # every one of ours has it
+    assert meta.interrupt is not None  # every checkpoint of this interface has one
     return CheckpointInfo(
         id=meta.id,
         graph_name=meta.graph or "",

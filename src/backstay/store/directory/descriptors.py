@@ -1,4 +1,4 @@
-"""Open files, as many as may be open at once; the one that was not used for longest is closed first."""
+"""Open log files, up to a limit; the least recently used one is closed first."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from backstay.store.directory import frame
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe would wait
 
 
-class Moved(BackstayError):
-    """A log was written anew by another process: places in it must be looked up again. Never leaves this store."""
+class LogMoved(BackstayError):
+    """Another process rewrote a log, so offsets in it are out of date. The store catches this error and reads again."""
 
 
 File = tuple[int, int]
-"""What tells one open file from all others: its device and its inode."""
+"""Identifies a file: its device and its inode."""
 
 
-class Opened(NamedTuple):
-    """An open log: its descriptor, the mark that it had when it was opened, and which file it is."""
+class OpenLog(NamedTuple):
+    """An open log: its descriptor, its mark when it was opened, and which file it is."""
 
     descriptor: int
     mark: bytes
@@ -32,39 +32,41 @@ class Opened(NamedTuple):
 
 
 class Descriptors:
-    """Open logs. For one thread at a time."""
+    """A cache of open logs, for one thread at a time."""
 
     def __init__(self, flags: int, most: int) -> None:
         self._flags = flags | _FLAGS
         self._most = most
-        self._open: OrderedDict[int, Opened] = OrderedDict()
+        self._open: OrderedDict[int, OpenLog] = OrderedDict()
 
-    def get(self, number: int, path: Path) -> Opened:
-        """Return a log, opened; its mark is b"" if it does not begin as a log does. Moved if it is gone."""
+    def get(self, number: int, path: Path) -> OpenLog:
+        """Return an open log; its mark is b"" if the file is not a log. LogMoved if the file does not exist."""
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
         try:
             descriptor = os.open(path, self._flags)
         except FileNotFoundError as error:
-            raise Moved(f"log {number} is not there") from error
+            raise LogMoved(f"log {number} does not exist") from error
         except OSError as error:
             raise failure(error, "open", path) from error
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise StoreRefused(f"{path} is no plain file", path=str(path), hint="Look who put it there")
+                raise StoreRefused(
+                    f"{path} is not a regular file", path=str(path), hint="Find out which program created it"
+                )
             mark = frame.mark_in(lambda at, length: read_at(descriptor, at, length, path), found.st_size) or b""
         except BaseException:
             os.close(descriptor)
             raise
         while len(self._open) >= self._most:
             os.close(self._open.popitem(last=False)[1].descriptor)
-        opened = self._open[number] = Opened(descriptor, mark, (found.st_dev, found.st_ino))
+        opened = self._open[number] = OpenLog(descriptor, mark, (found.st_dev, found.st_ino))
         return opened
 
     def has(self, number: int) -> bool:
-        """Tell whether a log is open."""
+        """Return whether a log is open."""
         return number in self._open
 
     def drop(self, number: int) -> None:
@@ -73,7 +75,7 @@ class Descriptors:
             os.close(self._open.pop(number).descriptor)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all logs."""
         for number in list(self._open):
             self.drop(number)
 
@@ -92,7 +94,7 @@ def read_at(descriptor: int, at: int, length: int, path: Path) -> bytes:
 
 
 def found_at(path: Path) -> os.stat_result | None:
-    """Return what there is at a path, links not followed; None if there is nothing."""
+    """Return the stat of a path without following links; None if nothing exists there."""
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -102,6 +104,6 @@ def found_at(path: Path) -> os.stat_result | None:
 
 
 def file_of(path: Path) -> File | None:
-    """Return which file there is at a path; None if there is none."""
+    """Return which file is at a path; None if none is."""
     found = found_at(path)
     return None if found is None else (found.st_dev, found.st_ino)

@@ -1,13 +1,13 @@
-"""Frames: how records lie in a log, so that what is whole can be told from what is torn or damaged. No I/O.
+"""Frames: the layout of records in a log, which tells whole records from torn and damaged ones. No I/O.
 
-A log begins with a line of text and eight random bytes, its **mark**. Each record begins with the mark again: a reader
-that lost its way, because a length is damaged, looks for the next one. A record is
+A log starts with a line of text and eight random bytes, its **mark**. Each record starts with the mark again: after a
+damaged length a reader looks for the next mark. A record is
 
     mark 8, number 8, length of the head 4, length of the payload 8, digest of the payload 16, digest 16, head, payload
 
 (big-endian). The last digest covers everything before it and the head. So opening a log reads heads only, and a payload
-is checked where it matters: at the log's end, and by the digests of the values that it holds. Digests are the first 16
-bytes of SHA-256: they tell damage, and the checkpoints' own, which are whole, tell the rest.
+is checked where it matters: at the log's end, and by the digests of the values in it. Digests here are the first 16
+bytes of SHA-256, enough to detect damage; checkpoints have full digests of their own.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NUMBER_MAX = (1 << 63) - 1
 Read = Callable[[int, int], bytes]  # (offset, length) -> at most that many bytes
 
 
-class Frame(NamedTuple):
-    """A whole record: where it lies, and its head."""
+class RecordFrame(NamedTuple):
+    """A whole record: its place in the log, and its head."""
 
     start: int
     number: int
@@ -41,37 +41,37 @@ class Frame(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
+        """Offset of the next record."""
         return self.payload_at + self.payload_bytes
 
 
 class Gap(NamedTuple):
-    """Bytes of a log that are no record."""
+    """Bytes of a log that are not a record."""
 
     start: int
     end: int
 
 
 def file_head(mark: bytes) -> bytes:
-    """Return how a log with this mark begins."""
+    """Return the first bytes of a log with this mark."""
     return TITLE + mark
 
 
 def mark_of(head: bytes) -> bytes | None:
-    """Return the mark of a log that begins so; None if it is none."""
+    """Return the mark in the first bytes of a log; None if these are not a log's."""
     return head[len(TITLE) :] if len(head) == FILE_HEAD_BYTES and head.startswith(TITLE) else None
 
 
 def mark_in(read: Read, size: int) -> bytes | None:
-    """Return the mark of a log of this size; None if it is none.
+    """Return the mark of a log of this size; None if it is not a log.
 
-    If its first bytes are damaged, the first record tells: its digest covers the mark that it begins with.
+    If the first bytes are damaged, the mark comes from the first record, whose digest covers it.
     """
     first = read(0, FILE_HEAD_BYTES + MARK_BYTES)
-    told, repeated = mark_of(first[:FILE_HEAD_BYTES]), first[FILE_HEAD_BYTES:]
-    if told == repeated or len(repeated) < MARK_BYTES:
-        return told
-    return repeated if _frame(_Window(read, size), repeated, FILE_HEAD_BYTES, size) is not None else told
+    stated, repeated = mark_of(first[:FILE_HEAD_BYTES]), first[FILE_HEAD_BYTES:]
+    if stated == repeated or len(repeated) < MARK_BYTES:
+        return stated
+    return repeated if _frame(_ReadWindow(read, size), repeated, FILE_HEAD_BYTES, size) is not None else stated
 
 
 def pack(mark: bytes, number: int, head: bytes, payload: bytes) -> bytes:
@@ -88,9 +88,9 @@ def digest(*parts: bytes) -> bytes:
     return hasher.digest()[:16]
 
 
-def scan(read: Read, mark: bytes, start: int, end: int) -> Iterator[Frame | Gap]:
-    """Give what lies between two places of a log, in order: whole records, and gaps of what is none."""
-    window = _Window(read, end)
+def scan(read: Read, mark: bytes, start: int, end: int) -> Iterator[RecordFrame | Gap]:
+    """Yield the parts of a log between two offsets, in order: whole records, and gaps between them."""
+    window = _ReadWindow(read, end)
     position = start
     while position < end:
         frame = _frame(window, mark, position, end)
@@ -108,24 +108,24 @@ def scan(read: Read, mark: bytes, start: int, end: int) -> Iterator[Frame | Gap]
         yield Gap(gap, position)
 
 
-def is_whole(read: Read, frame: Frame) -> bool:
-    """Tell whether a record's payload is what was written."""
+def is_whole(read: Read, frame: RecordFrame) -> bool:
+    """Return whether a record's payload matches its digest."""
     return digest(read(frame.payload_at, frame.payload_bytes)) == frame.payload_digest
 
 
 def is_blank(read: Read, start: int, end: int) -> bool:
-    """Tell whether nothing was ever written there: room that a log was given in advance."""
+    """Return whether a part holds only zeros: space that was allocated in advance."""
     return _last_written(read, start, end) == start
 
 
 def is_torn(read: Read, start: int, end: int, mark: bytes) -> bool:
-    """Tell whether the end of a log looks like a write that a power failure cut short, rather than like damage.
+    """Return whether the end of a log looks like a write that a power failure cut short, rather than like damage.
 
-    It is torn if the record says that it is longer, or if a sector of it was never written and reads as zeros. A record
-    may begin in the last bytes of a sector: then only a part of its mark may be there.
+    It is torn if the record is longer than the file, or if a sector of it was never written and reads as zeros. A
+    record may start in the last bytes of a sector: then only part of its mark may have been written.
     """
     fields = read(start, HEAD_BYTES)
-    if (begun := fields.rstrip(b"\0")) and mark.startswith(begun):
+    if (start_of_mark := fields.rstrip(b"\0")) and mark.startswith(start_of_mark):
         return True
     extent = _last_written(read, start, end)
     if len(fields) == HEAD_BYTES and fields.startswith(mark):
@@ -143,7 +143,7 @@ def is_torn(read: Read, start: int, end: int, mark: bytes) -> bool:
 
 
 def _last_written(read: Read, start: int, end: int) -> int:
-    """Return where the zeros at the end of a part begin."""
+    """Return where the zeros at the end of a part start."""
     while end > start:
         at = max(start, end - WINDOW_BYTES)
         found = len(read(at, end - at).rstrip(b"\0"))
@@ -153,7 +153,7 @@ def _last_written(read: Read, start: int, end: int) -> int:
     return start
 
 
-def _frame(window: _Window, mark: bytes, position: int, end: int) -> Frame | None:
+def _frame(window: _ReadWindow, mark: bytes, position: int, end: int) -> RecordFrame | None:
     fields = window.read(position, HEAD_BYTES)
     if len(fields) < HEAD_BYTES:
         return None
@@ -164,10 +164,10 @@ def _frame(window: _Window, mark: bytes, position: int, end: int) -> Frame | Non
     head = window.read(at, head_bytes)
     if digest(fields[: _HEAD.size], head) != fields[_HEAD.size :]:
         return None
-    return Frame(position, number, head, at + head_bytes, payload_bytes, payload_digest)
+    return RecordFrame(position, number, head, at + head_bytes, payload_bytes, payload_digest)
 
 
-class _Window:
+class _ReadWindow:
     """Reads a log through a large buffer, so that many small records cost few calls."""
 
     def __init__(self, read: Read, end: int) -> None:
@@ -177,7 +177,7 @@ class _Window:
         self._data = b""
 
     def read(self, position: int, length: int) -> bytes:
-        """Return the bytes there; fewer at the log's end."""
+        """Return the bytes at an offset; fewer at the log's end."""
         at = position - self._start
         if at < 0 or at + length > len(self._data):
             size = max(length, min(WINDOW_BYTES, self._end - position))
@@ -185,7 +185,7 @@ class _Window:
         return self._data[at : at + length]
 
     def find(self, mark: bytes, position: int) -> int:
-        """Return where the mark comes next, or the end."""
+        """Return the offset of the next mark, or the end."""
         while position + MARK_BYTES <= self._end:
             data = self.read(position, min(WINDOW_BYTES, self._end - position))
             at = data.find(mark)

@@ -1,15 +1,15 @@
-"""The log files of a directory: read at places, and appended to durably.
+"""The log files of a directory: read at any offset, appended to durably.
 
-    store.log          what concerns no branch, or several at once
-    lanes/00000012.log the branch with that number; no name of a user's ever becomes a path
+    store.log              records that concern no branch, or several
+    branches/00000012.log  the branch with that number; user names never become paths
 
-An append is one write and one ``fdatasync``; a log's first also syncs the directory that got its name. A log that must
-grow is given room in advance, as zeros: a sync that need not make a file longer takes two thirds of the time. If any of
-it fails, the log is cut back to where it was and its descriptor closed: what a failed sync left in memory is not
-trusted. Before a record is written, and again before anybody is told that it is there, the file that is open must be
-the one at the log's path; and a record is only ever written where nothing is.
+An append is one write and one ``fdatasync``; the first append to a log also syncs its directory. Space is allocated in
+advance, as zeros, because a sync that does not make the file longer takes two thirds of the time. If an append fails,
+the log is cut back and its descriptor closed: data that a failed sync left in memory is not trusted. Before a record is
+written, and again before it is acknowledged, the open file must be the one at the log's path. A record is only written
+where the file is still empty.
 
-Reading and writing have descriptors of their own, because a reader may come while a writer waits for the disk.
+Reading and writing use separate descriptors, because a read may come while a write waits for the disk.
 """
 
 from __future__ import annotations
@@ -18,20 +18,58 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreError, StoreRefused
 from backstay.store.atomic import FILE_MODE, PREFIX, failure, names_in, sync_directory
 from backstay.store.directory import frame
-from backstay.store.directory.control import Entry
-from backstay.store.directory.descriptors import Descriptors, File, Moved, file_of, found_at, read_at
-from backstay.store.directory.log import STORE_LOG, Log
+from backstay.store.directory.control import RingEntry
+from backstay.store.directory.descriptors import Descriptors, File, LogMoved, file_of, found_at, read_at
+from backstay.store.layout import unpack_stored
+
+STORE_LOG = 0
+"""Number of the log for records of no branch, or of several. Every other log has its branch's number."""
+
+
+@dataclass(slots=True)
+class Log:
+    """A log and where its last whole record ends. ``garbage`` estimates how many of its bytes are no longer needed."""
+
+    number: int
+    path: Path
+    mark: bytes
+    end: int
+    garbage: int = 0
+    is_foreign: bool = False  # it replaced a log with more acknowledged records, which may have been any branch's
+    gaps: int = 0  # parts without a whole record; only a repair rewrites such a log
+    is_misplaced: bool = False  # its records belong to a log with another number: files were swapped
+    broken: str | None = None  # what is wrong with its end, if the newest acknowledged record cannot be read
+
+
+class LogContent(NamedTuple):
+    """Bytes in a log, compressed if that is shorter."""
+
+    logs: Logs
+    log: int
+    mark: bytes
+    at: int
+    stored: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return them."""
+        data = self.logs.read(self.log, self.mark, self.at, self.stored)
+        return unpack_stored(self.size, data, f"log {self.log} at {self.at}")
+
 
 READERS_MAX = 64
 WRITERS_MAX = 32
 ROOM_BYTES_MAX = 1 << 18
-LANES = "lanes"
+BRANCHES = "branches"
 _NAME_MAX = 24
+REPAIR_HINT = "Repair the store with store.repair(): see docs/repair.md"
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -41,8 +79,8 @@ class Logs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.known: dict[int, Log] = {}
-        self.unreadable: set[int] = set()  # what is there in the place of a log and is none; nothing is written there
-        self.as_of: int | None = None  # the number of rewrites at which ``known`` was true; None while one happens
+        self.unreadable: set[int] = set()  # files at the path of a log that are not logs; never written to
+        self.as_of: int | None = None  # the rewrite count for which ``known`` is valid; None during a rewrite
         self._paths: dict[int, Path] = {}
         self._readers = Descriptors(os.O_RDONLY, READERS_MAX)
         self._writers = Descriptors(os.O_RDWR, WRITERS_MAX)
@@ -50,34 +88,34 @@ class Logs:
     # Reading, by one thread at a time -----------------------------------------------------------------------------
 
     def path(self, number: int) -> Path:
-        """Return where a log is."""
+        """Return a log's path."""
         path = self._paths.get(number)
         if path is None:
-            path = self.root / "store.log" if number == STORE_LOG else self.root / LANES / f"{number:08}.log"
+            path = self.root / "store.log" if number == STORE_LOG else self.root / BRANCHES / f"{number:08}.log"
             self._paths[number] = path
         return path
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all logs that are there."""
+        """Return the numbers of all logs that exist."""
         found = [number for name in self._names() if (number := _number_in(name))]
         return sorted([STORE_LOG, *found] if file_of(self.path(STORE_LOG)) is not None else found)
 
     def strays(self) -> list[Path]:
-        """Return what lies among the logs and has no name that a log or a temporary file could have."""
+        """Return the files in the logs' folder whose names are neither a log's nor a temporary file's."""
         names = sorted(name for name in self._names() if not _number_in(name) and not name.startswith(PREFIX))
-        return [self.root / LANES / name for name in names]
+        return [self.root / BRANCHES / name for name in names]
 
     def _names(self) -> list[str]:
-        lanes = self.root / LANES
+        branches = self.root / BRANCHES
         try:
-            return names_in(lanes)
+            return names_in(branches)
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise failure(error, "list", lanes) from error
+            raise failure(error, "list", branches) from error
 
     def look(self, number: int) -> Log | None:
-        """Return a log, looking into its file if it is not known yet; None if it does not begin as a log does."""
+        """Return a log, opening its file if it is not known yet; None if the file is not a log."""
         if number not in self.known:
             mark = self._readers.get(number, self.path(number)).mark
             if mark == b"":
@@ -86,12 +124,12 @@ class Logs:
         return self.known[number]
 
     def first_bytes(self, number: int) -> bytes:
-        """Return how a file begins, be it a log or not."""
+        """Return the first bytes of a file, even if it is not a log."""
         path = self.path(number)
         return read_at(self._readers.get(number, path).descriptor, 0, frame.FILE_HEAD_BYTES, path)
 
     def size(self, log: Log) -> int:
-        """Return how long a log's file is."""
+        """Return the size of a log's file."""
         descriptor = self._readers.get(log.number, log.path).descriptor
         try:
             return os.fstat(descriptor).st_size
@@ -99,12 +137,12 @@ class Logs:
             raise failure(error, "look at", log.path) from error
 
     def is_in_place(self, log: Log) -> bool:
-        """Tell whether the file that is read as a log is the one at its path."""
+        """Return whether the open file of a log is the one at its path."""
         opened = self._readers.get(log.number, log.path)
         return opened.mark == log.mark and opened.file == file_of(log.path)
 
-    def lacks(self, before: Logs) -> Log | None:
-        """Return a log that was known before, in these very files, and is not there any more as far as it went."""
+    def first_loss(self, before: Logs) -> Log | None:
+        """Return a log that ``before`` knew and that is now missing, shorter or another file; None if there is none."""
         for number, log in before.known.items():
             found = self.known.get(number)
             if found is None or found.mark != log.mark or found.end < log.end:
@@ -112,33 +150,33 @@ class Logs:
         return None
 
     def read(self, number: int, mark: bytes, at: int, length: int) -> bytes:
-        """Return bytes of a log that has this mark; raise Moved if it has another one by now."""
+        """Return bytes of the log with this mark; raise LogMoved if the log has another mark now."""
         path = self.path(number)
         descriptor, found, _ = self._readers.get(number, path)
         if found != mark:
-            raise Moved(f"log {number} was written anew")
+            raise LogMoved(f"log {number} was rewritten")
         data = read_at(descriptor, at, length, path)
         if len(data) < length:
-            raise Corrupted(f"{path} ends too early", path=str(path))
+            raise Corrupted(f"{path} is shorter than its records say", path=str(path), hint=REPAIR_HINT)
         return data
 
     def reader(self, log: Log) -> frame.Read:
-        """Return what reads a log, giving less at its end."""
+        """Return a function that reads the log, and returns fewer bytes at its end."""
         descriptor, mark, _ = self._readers.get(log.number, log.path)
         if mark != log.mark:
-            raise Moved(f"log {log.number} was written anew")
+            raise LogMoved(f"log {log.number} was rewritten")
         return lambda at, length: read_at(descriptor, at, length, log.path)
 
-    def scan(self, log: Log, start: int, end: int) -> Iterator[frame.Frame | frame.Gap]:
-        """Give what lies in a part of a log."""
+    def scan(self, log: Log, start: int, end: int) -> Iterator[frame.RecordFrame | frame.Gap]:
+        """Yield the records and gaps between two offsets of a log."""
         return frame.scan(self.reader(log), log.mark, start, end)
 
     # Writing, by one thread at a time -----------------------------------------------------------------------------
 
     def append(self, number: int, record_number: int, head: bytes, payload: bytes) -> tuple[Log, int]:
-        """Add a record at a log's end, durably; return the log and where it ends then. ``took`` makes that known.
+        """Append a record durably; return the log and its new end, which ``took`` then stores.
 
-        Raises OutcomeUnknown if it cannot be known whether it is durable; any other error says that it is not there.
+        Raises OutcomeUnknown if the record may or may not be durable. After any other error it is not stored.
         """
         log = self.known.get(number)
         mark = secrets.token_bytes(frame.MARK_BYTES) if log is None else log.mark
@@ -151,12 +189,12 @@ class Logs:
         return log, log.end + len(record)
 
     def took(self, log: Log, end: int) -> None:
-        """Know that a log ends here now."""
+        """Remember that a log ends here now."""
         log.end = end
         self.known[log.number] = log
 
     def trim(self) -> None:
-        """Take back the room that logs were given in advance, as far as they are open here."""
+        """Cut off the space that was allocated in advance, in logs that are open here."""
         for log in self.known.values():
             if self._writers.has(log.number):
                 descriptor, mark, _ = self._writers.get(log.number, log.path)
@@ -164,7 +202,7 @@ class Logs:
                     _cut_back(descriptor, log.end)
 
     def cut(self, log: Log, end: int) -> None:
-        """Take away what lies behind a place of a log, durably."""
+        """Cut a log off at an offset, durably."""
         descriptor = self._writers.get(log.number, log.path).descriptor
         try:
             os.ftruncate(descriptor, end)
@@ -173,12 +211,12 @@ class Logs:
             self._writers.drop(log.number)
             raise failure(error, "cut the end of", log.path) from error
 
-    def recover(self, number: int, at: int, record_number: int) -> Entry | None:
-        """Finish a record that a writer was about to write at this place; None if it is not there, whole, as the last.
+    def recover(self, number: int, at: int, record_number: int) -> RingEntry | None:
+        """Finish a record that a killed writer was about to write at this offset.
 
-        It is written again rather than synced again: if a sync of it failed, another one would say nothing. It is
-        written over itself, and nothing is cut off here, because after a power failure the note may be an old one:
-        then there are others behind it, or another one in its place, and they were acknowledged.
+        Returns None unless the record is there, whole, and the last of its log. It is written again rather than synced
+        again, because a sync after a failed sync would report no error. Nothing is cut off here: after a power failure
+        the note about the pending record may be old, and acknowledged records may follow it or have its place.
         """
         path = self.path(number)
         log = self.look(number) if file_of(path) is not None else None
@@ -186,7 +224,7 @@ class Logs:
             return None
         size, start = self.size(log), at or frame.FILE_HEAD_BYTES
         found = next(self.scan(log, start, size), None)
-        if not isinstance(found, frame.Frame) or (found.start, found.number) != (start, record_number):
+        if not isinstance(found, frame.RecordFrame) or (found.start, found.number) != (start, record_number):
             return None
         if not frame.is_whole(self.reader(log), found) or not frame.is_blank(self.reader(log), found.end, size):
             return None
@@ -199,18 +237,25 @@ class Logs:
             self._writers.drop(number)
             raise failure(error, "write", path) from error
         sync_directory(path.parent)
-        return Entry(record_number, number, found.end, log.mark)
+        return RingEntry(record_number, number, found.end, log.mark)
 
     def _extend(self, log: Log, record: bytes) -> None:
         descriptor, mark, file = self._writers.get(log.number, log.path)
         size = _size_in_place(log.path, file)
         if mark != log.mark or size is None or size < log.end:
-            raise Moved(f"log {log.number} is another file, or shorter than it was")
+            raise LogMoved(f"log {log.number} was replaced or cut")
         if not is_free(descriptor, log.end, log.path):
-            raise Moved(f"log {log.number} is longer than it was")
+            raise LogMoved(f"log {log.number} has grown")
         end, is_written = log.end + len(record), False
         try:
-            _write_with_room(descriptor, record, log.end, min(log.end, ROOM_BYTES_MAX) if end > size else 0)
+            room = min(log.end, ROOM_BYTES_MAX) if end > size else 0
+            try:
+                write_at(descriptor, record + bytes(room), log.end)
+            except OSError as error:
+                if not room or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                os.ftruncate(descriptor, log.end)  # without the extra room the record may still fit on the disk
+                write_at(descriptor, record, log.end)
             is_written = True
             os.fdatasync(descriptor)
         except OSError as error:
@@ -221,7 +266,7 @@ class Logs:
             raise _went_astray(log.path)
 
     def _begin(self, path: Path, data: bytes) -> None:
-        """Make a log with its first record. Nobody knows of it yet, so there is nothing to cut it back to."""
+        """Create a log with its first record."""
         is_written = False
         try:
             descriptor = os.open(path, _NEW, FILE_MODE)
@@ -236,24 +281,24 @@ class Logs:
             sync_directory(path.parent)
         except FileExistsError as error:
             raise StoreRefused(
-                f"{path} is there and is no log of this store",
+                f"{path} exists but is not a log of this store",
                 path=str(path),
-                hint="Look who put it there, and move it away",
+                hint="Find out which program created it, and move it away",
             ) from error
         except (OSError, StoreError) as error:
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                is_written = True  # it may be found there later, and be whole
-            told = failure(error, "write", path) if isinstance(error, OSError) else error
-            raise _append_failed(told, is_written) from error
+                is_written = True  # a later open may find it there, whole
+            cause = failure(error, "write", path) if isinstance(error, OSError) else error
+            raise _append_failed(cause, is_written) from error
         if _size_in_place(path, (found.st_dev, found.st_ino)) != len(data):
             raise _went_astray(path)
 
     # Both at once -------------------------------------------------------------------------------------------------
 
     def remove(self, number: int) -> int:
-        """Delete a log that nothing needs; return how long it was. It may be back after a power failure."""
+        """Delete a log that is no longer needed; return its size. After a power failure it may exist again."""
         path = self.path(number)
         try:
             size = path.stat().st_size
@@ -266,13 +311,13 @@ class Logs:
         return size
 
     def forget(self, number: int) -> None:
-        """Close a log's descriptors and forget what is known of it: the file is another one now, or gone."""
+        """Close a log's descriptors and forget it, because its file was replaced or removed."""
         self._readers.drop(number)
         self._writers.drop(number)
         self.known.pop(number, None)
 
     def abandon(self) -> None:
-        """Close all descriptors and forget all that is known."""
+        """Close all descriptors and forget all logs."""
         self._readers.close()
         self._writers.close()
         self.known.clear()
@@ -280,42 +325,31 @@ class Logs:
 
 
 def _number_in(name: str) -> int:
-    """Return the number of the log with this name; 0 if no log of a branch has such a name."""
+    """Return the number of the branch's log with this name; 0 if the name is not a log's."""
     number = int(name[:-4]) if name.endswith(".log") and name[:-4].isdecimal() and len(name) < _NAME_MAX else 0
     return number if name == f"{number:08}.log" else 0
 
 
 def _size_in_place(path: Path, file: File) -> int | None:
-    """Return how long a file is; None if it is not the one at its path."""
+    """Return the size of a file; None if another file is at its path."""
     found = found_at(path)
     return found.st_size if found is not None and (found.st_dev, found.st_ino) == file else None
 
 
 def is_free(descriptor: int, at: int, path: Path) -> bool:
-    """Tell whether a record may be written at this place: nobody has begun one there."""
+    """Return whether the log is empty at this offset, so that a record may be written there."""
     return not any(read_at(descriptor, at, frame.MARK_BYTES, path))
 
 
 def write_at(descriptor: int, data: bytes, at: int) -> None:
-    """Write all bytes, in as many calls as the system wants."""
+    """Write all bytes, in as many calls as needed."""
     view = memoryview(data)
     while view:
         count = os.pwrite(descriptor, view, at)
         if count == 0:
-            raise OSError(errno.EIO, "nothing could be written")
+            raise OSError(errno.EIO, "no byte was written")
         at += count
         view = view[count:]
-
-
-def _write_with_room(descriptor: int, record: bytes, at: int, room_bytes: int) -> None:
-    """Write a record, and zeros behind it if there is space for them."""
-    try:
-        write_at(descriptor, record + bytes(room_bytes), at)
-    except OSError as error:
-        if not room_bytes or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        os.ftruncate(descriptor, at)
-        write_at(descriptor, record, at)
 
 
 def _cut_back(descriptor: int, end: int) -> bool:
@@ -330,15 +364,15 @@ def _append_failed(cause: BackstayError, is_unknown: bool) -> BackstayError:
     if not is_unknown:
         return cause
     return OutcomeUnknown(
-        f"{cause.what}: it may be stored or not",
+        f"{cause.what}: the data may or may not be stored",
         path=cause.path,
-        hint="Do it again with the same id once the disk works; look at the system's log",
+        hint="Check the system log; once the disk works, repeat the call with the same id",
     )
 
 
 def _went_astray(path: Path) -> OutcomeUnknown:
     return OutcomeUnknown(
-        f"{path} was removed, moved, replaced or cut short while it was written to: what was saved may be in it or not",
+        f"{path} was removed, moved, replaced or cut while it was written, so the save may or may not be in it",
         path=str(path),
-        hint="Put the file or the directory back where it was, then do it again with the same id",
+        hint="Put the file or the directory back, then repeat the call with the same id",
     )

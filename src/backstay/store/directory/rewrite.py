@@ -1,60 +1,116 @@
-"""Writing a log anew without what nothing needs any more. The old one is there until the new one is whole.
+"""Rewriting a log without the records that nothing needs any more. The old log stays until the new one is complete.
 
-What stays keeps its number, so that all logs together still tell the same story in the same order. Bytes of one stream
-that follow each other become one compressed run, at the same addresses.
+Records that stay keep their numbers, so all logs together still give the same mutations in the same order. Adjacent
+bytes of one stream become one compressed run at the same addresses.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import BinaryIO
+from pathlib import Path
 
-from backstay.store.atomic import replacing
+from backstay.store.atomic import failure, make_directory, replacing, sync_directory, write_whole
 from backstay.store.directory import frame
-from backstay.store.directory.descriptors import Moved
-from backstay.store.directory.log import STORE_LOG, Log, Place
-from backstay.store.directory.logs import Logs
-from backstay.store.directory.record import encode
-from backstay.store.directory.replay import fact_of
-from backstay.store.memory.chunks import Body, Chunk, Whole
-from backstay.store.memory.fact import (
-    BytesKept,
-    Counters,
-    Deleted,
-    Fact,
-    LaneSet,
-    Marked,
-    RecordSet,
-    Saved,
-    Several,
-    Wrote,
+from backstay.store.directory.descriptors import LogMoved
+from backstay.store.directory.encoding import encode
+from backstay.store.directory.logs import STORE_LOG, Log, LogContent, Logs
+from backstay.store.directory.replay import mutation_of
+from backstay.store.leases import BranchKey
+from backstay.store.memory.chunks import Chunk, Content, MemoryContent
+from backstay.store.memory.mutations import (
+    BranchDropped,
+    BranchStored,
+    BytesStored,
+    CheckpointsDeleted,
+    CheckpointStored,
+    Mutation,
+    MutationGroup,
+    NumbersReserved,
+    RecordStored,
+    TagsChanged,
+    ThreadDeleted,
+    WritesStored,
 )
-from backstay.store.memory.lane import KeptLane
-from backstay.store.memory.tables import Tables
+from backstay.store.memory.tables import Counters, Tables
+
+RECORD_BYTES_ABOUT = 200
+"""A guess at the size of a record without bytes of states."""
 
 RUN_BYTES = 1 << 16
 RECORD_BYTES = 1 << 22
 
-Numbered = tuple[int, Fact]
+Numbered = tuple[int, Mutation]
+
+
+def log_of(mutation: Mutation, tables: Tables) -> int:
+    """Return the number of the log a mutation is written to: the log of its branch, if that branch exists."""
+    match mutation:
+        case CheckpointStored():
+            return mutation.branch_number
+        case BranchStored():
+            return mutation.number
+        case WritesStored() | TagsChanged():
+            return _log_of(mutation.branch, tables)
+        case RecordStored(record):
+            return _log_of(record.branch, tables)
+        case MutationGroup():
+            homes = {log_of(each, tables) for each in mutation.mutations}
+            return homes.pop() if len(homes) == 1 else STORE_LOG
+        case _:
+            return STORE_LOG
+
+
+def garbage_of(mutation: Mutation, tables: Tables) -> dict[int, int]:
+    """Return roughly how many bytes of each log a mutation makes useless, not counting bytes of states."""
+    match mutation:
+        case BranchStored() if mutation.key in tables.branches:
+            return {mutation.number: RECORD_BYTES_ABOUT}
+        case RecordStored(record) if (kept := tables.records.find(record.kind, record.branch, record.key)) is not None:
+            return {_log_of(record.branch, tables): RECORD_BYTES_ABOUT + len(kept.record.body)}
+        case CheckpointsDeleted() | ThreadDeleted():
+            garbage = {STORE_LOG: RECORD_BYTES_ABOUT + 64 * len(mutation.digests)}
+            for name in mutation.digests:
+                row = tables.rows.get((mutation.namespace, name))
+                if row is not None:
+                    number = tables.branches[row.branch].number
+                    size = RECORD_BYTES_ABOUT + len(row.manifest) + len(row.notes)
+                    garbage[number] = garbage.get(number, 0) + size
+            return garbage
+        case BranchDropped():
+            return {STORE_LOG: RECORD_BYTES_ABOUT, tables.branches[mutation.key].number: RECORD_BYTES_ABOUT}
+        case MutationGroup():
+            total: dict[int, int] = {}
+            for each in mutation.mutations:
+                for number, size in garbage_of(each, tables).items():
+                    total[number] = total.get(number, 0) + size
+            return total
+        case _:
+            return {}
+
+
+def _log_of(branch: BranchKey, tables: Tables) -> int:
+    found = tables.branches.get(branch)
+    return found.number if found is not None else STORE_LOG
 
 
 class Needs:
-    """What of the tables lies in which log: looked through once, however many logs are written anew then."""
+    """Which log holds which bytes of the tables, computed once for all logs to rewrite."""
 
     def __init__(self, tables: Tables) -> None:
-        self.lanes = {lane.number: lane for lane in tables.lanes.values()}
-        self.blobs: dict[int, dict[bytes, Body]] = {}
+        self.branches = {branch.number: branch for branch in tables.branches.values()}
+        self.blobs: dict[int, dict[bytes, Content]] = {}
         self.chunks: dict[int, dict[int, list[Chunk]]] = {}
         for name, body in tables.bytes.blobs.items():
-            if isinstance(body, Place):
+            if isinstance(body, LogContent):
                 self.blobs.setdefault(body.log, {})[name] = body
         for stream, kept in tables.bytes.streams.items():
             for chunk in kept:
-                if isinstance(chunk[1], Place):
+                if isinstance(chunk[1], LogContent):
                     self.chunks.setdefault(chunk[1].log, {}).setdefault(stream, []).append(chunk)
-        self.orphans = {  # the parents that somebody's digest covers and that are not there any more, as they were then
+        self.orphans = {  # deleted parents whose digest a child still needs
             (space, row.parent_id, row.parent_digest)
             for (space, _), row in tables.rows.items()
             if row.parent_digest is not None
@@ -62,131 +118,127 @@ class Needs:
 
 
 def rewrite(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> int:
-    """Write a log anew, or remove it if nothing of it is needed; return how many bytes that gave back."""
-    facts = list(_needed(logs, tables, needs, log, last))
+    """Rewrite a log, or remove it if none of its records is needed; return how many bytes that freed."""
+    mutations = list(_needed(logs, tables, needs, log, last))
     before = logs.size(log)
-    if not facts and log.number != STORE_LOG:
+    if not mutations and log.number != STORE_LOG:
         return logs.remove(log.number)
-    if not facts or facts[-1][0] < last:
-        facts.append((last, Marked(Counters())))  # the log's end: one that ends before this was cut short
+    if not mutations or mutations[-1][0] < last:
+        mutations.append((last, NumbersReserved(Counters())))  # marks the log's end: a log without it was cut short
     mark = secrets.token_bytes(frame.MARK_BYTES)
     if not logs.is_in_place(log):
-        raise Moved(f"log {log.number} is another file")
+        raise LogMoved(f"log {log.number} is another file")
     with replacing(log.path) as file:
-        _write(file, mark, facts)
+        file.write(frame.file_head(mark))
+        for number, mutation in mutations:
+            file.write(frame.pack(mark, number, *encode(mutation)))
     logs.forget(log.number)
-    _find_bytes(logs, tables, log.number)
-    return before - logs.known[log.number].end
-
-
-def _write(file: BinaryIO, mark: bytes, facts: list[Numbered]) -> None:
-    file.write(frame.file_head(mark))
-    for number, fact in facts:
-        file.write(frame.pack(mark, number, *encode(fact)))
-
-
-def _find_bytes(logs: Logs, tables: Tables, number: int) -> None:
-    """Learn where the bytes of a log that was written anew are now."""
-    log = logs.look(number)
-    assert log is not None
-    log.end = logs.size(log)
-    for part in logs.scan(log, frame.FILE_HEAD_BYTES, log.end):
-        if isinstance(part, frame.Frame) and isinstance(fact := fact_of(logs, log, part), BytesKept):
-            tables.apply(fact)
+    # Learn where the bytes are in the new file.
+    new = logs.look(log.number)
+    assert new is not None
+    new.end = logs.size(new)
+    for part in logs.scan(new, frame.FILE_HEAD_BYTES, new.end):
+        if isinstance(part, frame.RecordFrame) and isinstance(mutation := mutation_of(logs, new, part), BytesStored):
+            mutation.apply(tables)
+    return before - new.end
 
 
 def _needed(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> Iterator[Numbered]:
-    """Give what stays of a log, in order."""
+    """Yield the mutations of a log that are still needed, in order."""
     found = [
         (part.number, each)
         for part in logs.scan(log, frame.FILE_HEAD_BYTES, log.end)
-        if isinstance(part, frame.Frame)
-        for each in _flat(fact_of(logs, log, part))
+        if isinstance(part, frame.RecordFrame)
+        for each in _flat(mutation_of(logs, log, part))
     ]
     first = found[0][0] if found else last
-    yield from ((first, kept) for kept in _bytes_in(needs, log.number))
-    lane = needs.lanes.get(log.number)
-    sources = dict(lane.sources) if lane is not None else {}
-    for number, fact in found:
-        row = _living(tables, fact, lane) if isinstance(fact, Saved) and lane is not None else None
-        if row is not None:
-            yield number, replace(row, sources=sources)
-            sources = {}
-        elif (kept := _told_to_children(fact, needs) or _current(tables, fact)) is not None:
-            yield number, kept
-    if lane is not None:
-        thread = tables.number_of(lane.key)
-        yield last, LaneSet(lane.key, lane.number, thread, lane.tenure, lane.last_seq, lane.origin)
+    yield from ((first, stored) for stored in _bytes_in(needs, log.number))
+    branch = needs.branches.get(log.number)
+    sources = dict(branch.sources) if branch is not None else {}
+    for number, mutation in found:
+        if isinstance(mutation, CheckpointStored) and branch is not None:
+            name = (mutation.row.branch.namespace, mutation.row.id)
+            row = tables.rows.get(name)
+            if row is not None and (row.branch, row.seq) == (branch.key, mutation.row.seq):
+                # The checkpoint exists: its row as it is now, without its bytes. The first one carries all sources.
+                row = row._replace(tags=tables.tags.get(name, ()))
+                yield (
+                    number,
+                    CheckpointStored(
+                        row, branch.number, sources=sources, origin=branch.origin, replaces=mutation.replaces
+                    ),
+                )
+                sources = {}
+                continue
+        if (current := _digests_for_children(mutation, needs) or _current(tables, mutation)) is not None:
+            yield number, current
+    if branch is not None:
+        thread = tables.number_of(branch.key)
+        yield last, BranchStored(branch.key, branch.number, thread, branch.lease, branch.last_seq, branch.origin)
     if log.number == STORE_LOG:
-        yield last, Marked(tables.counters(), tables.thread_marks())
+        yield last, NumbersReserved(tables.counters(), tables.thread_numbers())
 
 
-def _flat(fact: Fact) -> Iterator[Fact]:
-    if isinstance(fact, Several):
-        for each in fact.facts:
+def _flat(mutation: Mutation) -> Iterator[Mutation]:
+    if isinstance(mutation, MutationGroup):
+        for each in mutation.mutations:
             yield from _flat(each)
     else:
-        yield fact
+        yield mutation
 
 
-def _living(tables: Tables, fact: Saved, lane: KeptLane) -> Saved | None:
-    """Return a checkpoint as it is now, without its bytes; None if it is not there any more."""
-    name = (fact.row.lane.namespace, fact.row.id)
-    row = tables.rows.get(name)
-    if row is None or (row.lane, row.seq) != (lane.key, fact.row.seq):
+def _digests_for_children(mutation: Mutation, needs: Needs) -> CheckpointsDeleted | None:
+    """Return the digests that children in other logs need of a checkpoint that was replaced or quarantined."""
+    if isinstance(mutation, CheckpointStored) and mutation.replaces is not None:
+        mutation = CheckpointsDeleted(
+            mutation.row.branch.namespace, {mutation.row.id: mutation.replaces}, Counters(), (), True
+        )
+    elif not isinstance(mutation, CheckpointsDeleted) or not mutation.keeps_bytes:
         return None
-    kept = row._replace(tags=tables.tags.get(name, ()))
-    return Saved(kept, lane.number, origin=lane.origin, replaces=fact.replaces)
+    wanted = {
+        name: digest for name, digest in mutation.digests.items() if (mutation.namespace, name, digest) in needs.orphans
+    }
+    return replace(mutation, digests=wanted) if wanted else None
 
 
-def _told_to_children(fact: Fact, needs: Needs) -> Deleted | None:
-    """Return what a checkpoint that went, and had replaced another, says to that one's children in other logs."""
-    if isinstance(fact, Saved) and fact.replaces is not None:
-        fact = Deleted(fact.row.lane.namespace, {fact.row.id: fact.replaces}, Counters(), (), True)
-    elif not isinstance(fact, Deleted) or not fact.keeps_bytes:
-        return None
-    wanted = {name: digest for name, digest in fact.digests.items() if (fact.namespace, name, digest) in needs.orphans}
-    return replace(fact, digests=wanted) if wanted else None
-
-
-def _current(tables: Tables, fact: Fact) -> Fact | None:
-    """Return what is still true of a fact that is no checkpoint and has no bytes; None if nothing is."""
-    match fact:
-        case Wrote():
-            kept = tables.writes.get((*fact.lane[:3], fact.checkpoint), {})
-            rows = [row for row in fact.rows if kept.get((row.task_id, row.index)) == row]
-            return replace(fact, rows=rows) if rows else None
-        case RecordSet(record):
-            found = tables.records.find(record.kind, record.lane, record.key)
-            return fact if found is not None and found.record == record else None
+def _current(tables: Tables, mutation: Mutation) -> Mutation | None:
+    """Return the part of a mutation of writes or a record that is still current; None if no part is."""
+    match mutation:
+        case WritesStored():
+            kept = tables.writes.get((*mutation.branch[:3], mutation.checkpoint), {})
+            rows = [row for row in mutation.rows if kept.get((row.task_id, row.index)) == row]
+            return replace(mutation, rows=rows) if rows else None
+        case RecordStored(record):
+            found = tables.records.find(record.kind, record.branch, record.key)
+            return mutation if found is not None and found.record == record else None
         case _:
             return None
 
 
-def _bytes_in(needs: Needs, number: int) -> Iterator[BytesKept]:
-    """Give the bytes that are needed and lie in this log, some megabytes at a time."""
-    blobs: dict[bytes, Body] = {}
-    chunks: list[tuple[int, int, Body]] = []
+def _bytes_in(needs: Needs, number: int) -> Iterator[BytesStored]:
+    """Yield the needed bytes of this log, a few megabytes at a time."""
+    blobs: dict[bytes, Content] = {}
+    chunks: list[tuple[int, int, Content]] = []
     size = 0
     for name, body in needs.blobs.get(number, {}).items():
         blobs[name] = body
         size += body.size
         if size >= RECORD_BYTES:
-            yield BytesKept(blobs)
+            yield BytesStored(blobs)
             blobs, size = {}, 0
     for stream, here in needs.chunks.get(number, {}).items():
         for at, data in _runs(here):
-            chunks.append((stream, at, Whole(data)))
+            chunks.append((stream, at, MemoryContent(data)))
             size += len(data)
             if size >= RECORD_BYTES:
-                yield BytesKept(blobs, chunks)
+                yield BytesStored(blobs, chunks)
                 blobs, chunks, size = {}, [], 0
     if blobs or chunks:
-        yield BytesKept(blobs, chunks)
+        yield BytesStored(blobs, chunks)
 
 
 def _runs(chunks: Sequence[Chunk]) -> Iterator[tuple[int, bytes]]:
-    """Give chunks that follow each other as runs of about ``RUN_BYTES``."""
+    """Yield adjacent chunks as runs of about ``RUN_BYTES``."""
     run: list[bytes] = []
     start = length = 0
     for offset, body in chunks:
@@ -199,3 +251,31 @@ def _runs(chunks: Sequence[Chunk]) -> Iterator[tuple[int, bytes]]:
         length += body.size
     if run:
         yield start, b"".join(run)
+
+
+def save_damaged_parts(logs: Logs, directory: Path) -> list[Log]:
+    """Copy the damaged parts of logs into a directory; return the logs that can now be rewritten without them."""
+    make_directory(directory)
+    for number in logs.numbers():
+        log = logs.look(number)
+        if log is None or log.is_misplaced:  # the whole file goes: it is not a log, or not this one
+            path = logs.path(number)
+            logs.forget(number)
+            try:
+                os.replace(path, directory / path.name)
+            except OSError as error:
+                raise failure(error, "move", path) from error
+            for changed in (directory, path.parent):
+                sync_directory(changed)
+    damaged = [log for log in logs.known.values() if log.gaps]
+    for log in damaged:
+        first = logs.first_bytes(log.number)
+        if first != frame.file_head(log.mark):
+            write_whole(directory / f"{log.path.stem}-0-{len(first)}.bin", first)
+        for part in logs.scan(log, frame.FILE_HEAD_BYTES, logs.size(log)):
+            end = part.end
+            if isinstance(part, frame.Gap) or not frame.is_whole(logs.reader(log), part):
+                data = logs.read(log.number, log.mark, part.start, end - part.start)
+                write_whole(directory / f"{log.path.stem}-{part.start}-{end}.bin", data)
+        log.gaps, log.broken = 0, None
+    return damaged

@@ -7,58 +7,56 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from backstay.errors import Corrupted
-from backstay.pieces.coverage import Coverage, assemble, is_needed
-from backstay.pieces.manifest import Source
-from backstay.pieces.piece import Range
+from backstay.pieces.manifest import Coverage, Range, Source, assemble, is_needed
+from backstay.store.finding import source_name
 
 
-class Body(Protocol):
-    """Bytes, wherever they are."""
+class Content(Protocol):
+    """Bytes, in memory or in a log."""
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of bytes that ``read`` returns."""
 
     @property
     def stored(self) -> int:
-        """How many they take where they are."""
+        """Number of bytes they take where they are stored, which may be compressed."""
 
     def read(self) -> bytes:
         """Return them."""
 
 
-class Whole(NamedTuple):
+class MemoryContent(NamedTuple):
     """Bytes in memory."""
 
     data: bytes
 
     @property
     def size(self) -> int:
-        """See ``Body``."""
         return len(self.data)
 
     @property
     def stored(self) -> int:
-        """See ``Body``."""
         return len(self.data)
 
     def read(self) -> bytes:
-        """See ``Body``."""
         return self.data
 
 
-Chunk = tuple[int, Body]  # the offset in the stream, and the bytes from there on
+Chunk = tuple[int, Content]  # offset in the stream, and the bytes from there
 
 
-class KeptBytes:
+class StoredBytes:
     """All blobs and streams."""
 
     def __init__(self) -> None:
-        self.blobs: dict[bytes, Body] = {}
+        self.blobs: dict[bytes, Content] = {}
         self.streams: dict[int, list[Chunk]] = {}  # in rising order of offset
 
-    def keep(self, blobs: Mapping[bytes, Body], chunks: Sequence[tuple[int, int, Body]], replace: bool = False) -> None:
-        """Take new bytes in; what is there already stays, unless it is to be replaced."""
+    def put(
+        self, blobs: Mapping[bytes, Content], chunks: Sequence[tuple[int, int, Content]], replace: bool = False
+    ) -> None:
+        """Store new bytes. Bytes that are stored already stay, unless ``replace``."""
         for name, body in blobs.items():
             if replace or name not in self.blobs:
                 self.blobs[name] = body
@@ -68,18 +66,18 @@ class KeptBytes:
                 end = offset + body.size
                 kept[:] = [c for c in kept if not (offset <= c[0] and c[0] + c[1].size <= end)]
             at = bisect_left(kept, offset, key=_offset)
-            if not replace:  # new bytes go to a stream's end: what lies behind it was of checkpoints deleted by now
+            if not replace:  # new bytes go to a stream's end; bytes after that belonged to deleted checkpoints
                 del kept[at:]
             kept.insert(at, (offset, body))
 
     def blob(self, name: bytes) -> bytes:
-        """Return the bytes of a blob that must be there."""
+        """Return the bytes of a blob; Corrupted if it is missing."""
         if name not in self.blobs:
             raise Corrupted(f"bytes of {source_name(name)} are missing")
         return self.blobs[name].read()
 
     def end(self, stream: Source) -> int | None:
-        """Return where a stream ends; None if it has no bytes, or is none."""
+        """Return where a stream ends; None if it has no bytes, or if the source is a blob."""
         chunks = self.streams.get(stream) if isinstance(stream, int) else None
         return chunks[-1][0] + chunks[-1][1].size if chunks else None
 
@@ -101,7 +99,7 @@ class KeptBytes:
         return data
 
     def _over(self, piece: Range) -> Iterator[Chunk]:
-        """Give the chunks that may hold bytes of a range."""
+        """Yield the chunks that overlap a range."""
         assert isinstance(piece.source, int)
         kept = self.streams.get(piece.source, [])
         first = max(0, bisect_left(kept, piece.start + 1, key=_offset) - 1)
@@ -113,14 +111,14 @@ class KeptBytes:
             if kept[at][0] + kept[at][1].size > piece.start:
                 yield kept[at]
 
-    def trim(self, source: Source, referred: bool, coverage: Coverage) -> list[Body]:
-        """Drop what nothing needs of a source, and return it."""
+    def trim(self, source: Source, referred: bool, coverage: Coverage) -> list[Content]:
+        """Drop the parts of a source that no checkpoint needs, and return them."""
         if isinstance(source, bytes):
             return [] if referred or source not in self.blobs else [self.blobs.pop(source)]
         chunks = self.streams.get(source, [])
         ranges = coverage.ranges(source) if referred else []
         kept: list[Chunk] = []
-        dropped: list[Body] = []
+        dropped: list[Content] = []
         for offset, body in chunks:
             if is_needed(offset, offset + body.size, ranges):
                 kept.append((offset, body))
@@ -135,8 +133,3 @@ class KeptBytes:
 
 def _offset(chunk: Chunk) -> int:
     return chunk[0]
-
-
-def source_name(source: Source) -> str:
-    """Return what a source is called in errors and findings."""
-    return f"stream {source}" if isinstance(source, int) else f"blob {source.hex()[:16]}"

@@ -1,9 +1,9 @@
-"""The memory store: the reference. The shortest correct store; read this first.
+"""The memory store: the reference implementation. It is the shortest correct store, so read it first.
 
-Every verb looks at the tables, refuses or decides, and ends in one fact (``fact.py``), which ``_keep`` takes in. All of
-it happens behind one lock (``keeper.py``), so every verb is atomic by itself. Nothing survives the process: ``memory:``
-is for tests, for trying things out, and for comparing the other stores with. The directory store is this one with facts
-that are written down before they are taken in.
+Every verb reads the tables, decides, and ends in one mutation (``mutations.py``), which ``_apply`` applies. All of it
+happens under one lock (``transactions.py``), so every verb is atomic. Nothing survives the process: ``memory:`` is for
+tests and experiments, and for comparing the other stores with. The directory store extends this one: it writes each
+mutation to a log before it applies it.
 """
 
 from __future__ import annotations
@@ -11,60 +11,54 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 
-from backstay.errors import Conflict, Corrupted, NotFound
-from backstay.pieces.piece import Range
+from backstay.errors import Corrupted, NotFound
+from backstay.pieces.manifest import Range
 from backstay.store.base import (
-    PAGE_ROWS_MAX,
+    Branch,
+    BranchKey,
     Commit,
     Committed,
     Finding,
     Head,
-    Lane,
-    LaneKey,
     Query,
     Removed,
     Row,
     Sizes,
     WriteRow,
+    branch_moved,
     check_batch,
     first_results,
     id_is_taken,
     required_is_gone,
 )
-from backstay.store.boot import Clock, Moment
-from backstay.store.leases import Claim, Held, LeaseRow
-from backstay.store.memory.chunks import Whole
-from backstay.store.memory.fact import (
-    Deleted,
-    LaneDropped,
-    LaneSet,
+from backstay.store.leases import NO_LEASE, Clock, ClockReading, LeaseGrant, LeaseRequest, LeaseRow, LeaseStatus
+from backstay.store.memory.chunks import MemoryContent
+from backstay.store.memory.mutations import (
+    BranchDropped,
+    BranchStored,
+    CheckpointsDeleted,
+    CheckpointStored,
+    MutationGroup,
     Rebuilt,
-    RecordSet,
-    Saved,
-    Several,
-    Tagged,
+    RecordStored,
+    TagsChanged,
     ThreadDeleted,
-    ThreadMark,
-    Wrote,
+    WritesStored,
 )
-from backstay.store.memory.find import rows_meant
-from backstay.store.memory.keeper import Keeper, reading, writing
-from backstay.store.memory.lane import KeptLane
-from backstay.store.memory.mend import plan_rebuild, restored
-from backstay.store.memory.records import KeptRecord
+from backstay.store.memory.repair import plan_rebuild, plan_restore
+from backstay.store.memory.tables import MemoryBranch, MemoryRecord, ThreadNumbers, find_rows
+from backstay.store.memory.transactions import MemoryTransactions, reading, writing
 from backstay.store.records import Fence, Kind, Record, checkpoint_is_gone, is_repeated, winner, written
-from backstay.store.tenure import FREE, Tenure
 
 
-def process_clock() -> Moment:
-    """Return the moment it is now: this process's own clock will do, since nothing outlives the process."""
-    return Moment(time.monotonic_ns() // 1000, "")
+def process_clock() -> ClockReading:
+    """Return the time now. The process's own clock is enough, since nothing outlives the process."""
+    return ClockReading(time.monotonic_ns() // 1000, "")
 
 
-class MemoryStore(Keeper):
-    """Keeps checkpoints in this process only."""
+class MemoryStore(MemoryTransactions):
+    """Stores checkpoints in this process only."""
 
     def __init__(self, url: str = "memory:", clock: Clock = process_clock) -> None:
         super().__init__(url)
@@ -73,41 +67,23 @@ class MemoryStore(Keeper):
     # Reading ------------------------------------------------------------------------------------------------------
 
     @reading
-    def head(self, lane: LaneKey) -> Head | None:
-        return self._head(lane)
-
-    def _head(self, lane: LaneKey) -> Head | None:
-        found = self._tables.lanes.get(lane)
-        if found is None:
-            return None
-        owned = {
-            stream: end
-            for stream, own in found.sources.items()
-            if own and isinstance(stream, int) and (end := self._tables.bytes.end(stream)) is not None
-        }
-        row = self._tables.shown(found.rows[-1], payload=True, writes=True) if found.rows else None
-        return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
+    def head(self, branch: BranchKey) -> Head | None:
+        return self._tables.head(branch)
 
     @reading
     def find(self, query: Query) -> list[Row]:
-        return self._find(query)
-
-    def _find(self, query: Query) -> list[Row]:
-        tables = self._tables
-        limit = max(0, min(query.limit, PAGE_ROWS_MAX))
-        matching = islice(rows_meant(query, tables.rows, tables.lanes.values(), tables.tags), limit)
-        return [self._tables.shown(row, query.payload, query.writes) for row in matching]
+        return find_rows(query, self._tables)
 
     @reading
     def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
         return []
 
     @reading
-    def lanes(self, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
+    def branches(self, namespace: str, thread: str | None, scope: str | None) -> list[Branch]:
         return [
-            lane.shown()
-            for lane in self._sorted_lanes(namespace, thread)
-            if lane.last_seq and scope in (None, lane.key.scope)
+            branch.shown()
+            for branch in self._sorted_branches(namespace, thread)
+            if branch.last_seq and scope in (None, branch.key.scope)
         ]
 
     @reading
@@ -116,12 +92,7 @@ class MemoryStore(Keeper):
 
     @reading
     def sizes(self) -> Sizes:
-        return self._sizes()
-
-    def _sizes(self) -> Sizes:
-        sources = self._tables.bytes.sizes()
-        rows = sum(len(row.manifest) + len(row.notes) for row in self._tables.rows.values())
-        return Sizes(sum(sources.values()) + rows, sources, rows)
+        return self._tables.sizes()
 
     # Writing ------------------------------------------------------------------------------------------------------
 
@@ -132,17 +103,17 @@ class MemoryStore(Keeper):
 
     @writing
     def commit(self, commit: Commit) -> Committed:
-        tables, key = self._tables, commit.lane
+        tables, key = self._tables, commit.branch
         existing = tables.rows.get((key.namespace, commit.id))
-        lane = tables.lanes.get(key)
+        branch = tables.branches.get(key)
         if existing is not None and not (commit.replaces_head and tables.is_head(existing)):
-            if lane is None or (existing.lane, existing.digest) != (key, commit.digest):
+            if branch is None or (existing.branch, existing.digest) != (key, commit.digest):
                 raise id_is_taken(commit)
-            return Committed(lane.number, existing.seq, False)
-        self._check_writer(lane, commit)
-        fact = self._saved(commit, self._next_seq(key), existing)
-        self._keep(fact)
-        return Committed(fact.lane_number, fact.row.seq, True)
+            return Committed(branch.number, existing.seq, False)
+        self._check_writer(branch, commit)
+        mutation = self._saved(commit, self._next_seq(key), existing)
+        self._apply(mutation)
+        return Committed(mutation.branch_number, mutation.row.seq, True)
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
         check_batch(commits)
@@ -150,28 +121,28 @@ class MemoryStore(Keeper):
 
     @writing
     def _commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
-        tables, key = self._tables, commits[0].lane
+        tables, key = self._tables, commits[0].branch
         rows = [tables.rows.get((key.namespace, commit.id)) for commit in commits]
-        stored = {row.id: (tables.lanes[row.lane].number, row.seq, row.digest) for row in rows if row is not None}
-        lane = tables.lanes.get(key)
-        done = first_results(commits, stored, lane.number if lane else 0)
+        stored = {row.id: (tables.branches[row.branch].number, row.seq, row.digest) for row in rows if row is not None}
+        branch = tables.branches.get(key)
+        done = first_results(commits, stored, branch.number if branch else 0)
         if done is not None:
             return done
-        self._check_writer(lane, commits[0])
+        self._check_writer(branch, commits[0])
         first_seq = self._next_seq(key)
-        facts = [
+        mutations = [
             self._saved(commit, first_seq + at, None, commits[at - 1] if at else None)
             for at, commit in enumerate(commits)
         ]
-        self._keep(Several(facts))
-        return [Committed(fact.lane_number, fact.row.seq, True) for fact in facts]
+        self._apply(MutationGroup(mutations))
+        return [Committed(mutation.branch_number, mutation.row.seq, True) for mutation in mutations]
 
     @writing
-    def write(self, lane: LaneKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
-        kept = self._tables.writes.get((*lane[:3], checkpoint), {})
+    def write(self, branch: BranchKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
+        kept = self._tables.writes.get((*branch[:3], checkpoint), {})
         new = {(row.task_id, row.index): row for row in (writes if replace else reversed(writes))}
         rows = [row for name, row in new.items() if replace or name not in kept]
-        self._keep(Wrote(lane, self._tables.number_of(lane), checkpoint, rows))
+        self._apply(WritesStored(branch, self._tables.number_of(branch), checkpoint, rows))
 
     @writing
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
@@ -181,7 +152,7 @@ class MemoryStore(Keeper):
         before = self._tables.tags.get((namespace, checkpoint), ())
         tags = tuple(sorted({*before, *add} - set(remove)))
         if tags != before:
-            self._keep(Tagged(row.lane, checkpoint, tags))
+            self._apply(TagsChanged(row.branch, checkpoint, tags))
         return tags
 
     # Deleting -----------------------------------------------------------------------------------------------------
@@ -198,99 +169,110 @@ class MemoryStore(Keeper):
         forked: bool = False,
     ) -> Removed:
         tables = self._tables
-        found = [tables.rows.get((namespace, name)) for name in dict.fromkeys(checkpoints)]
-        doomed = [row for row in found if row is not None and not self._is_protected(row, protect, tagged, forked)]
-        if not doomed:
-            return Removed()
-        for row in doomed:
-            if tables.is_head(row):
-                tables.lanes[row.lane].tenure.check_delete(row.lane, token, self._clock())
-        return self._keep(self._deleted(namespace, doomed))
+        origins = {branch.origin for branch in tables.branches.values() if branch.key.namespace == namespace}
+        to_delete = []
+        for name in dict.fromkeys(checkpoints):
+            row = tables.rows.get((namespace, name))
+            if row is None:
+                continue
+            is_head = tables.is_head(row)
+            if protect and (is_head or tables.has_open_record(namespace, name)):
+                continue
+            if (tagged and tables.tags.get((namespace, name))) or (forked and name in origins):
+                continue
+            if is_head:
+                tables.branches[row.branch].lease.check_delete(row.branch, token, self._clock())
+            to_delete.append(row)
+        return self._apply(self._deleted(namespace, to_delete)) if to_delete else Removed()
 
     @writing
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
         if (namespace, thread) not in self._tables.threads:
             return Removed()
         now = self._clock()
-        lanes = self._sorted_lanes(namespace, thread)
-        for lane in sorted(lanes, key=lambda lane: lane.tenure.left_us(now)):
-            lane.tenure.check_delete(lane.key, token, now)
-        digests = {row.id: row.digest for lane in lanes for row in lane.rows}
-        return self._keep(ThreadDeleted(namespace, thread, digests, self._tables.counters()))
+        branches = self._sorted_branches(namespace, thread)
+        for branch in sorted(branches, key=lambda branch: branch.lease.left_us(now)):
+            branch.lease.check_delete(branch.key, token, now)
+        digests = {row.id: row.digest for branch in branches for row in branch.rows}
+        return self._apply(ThreadDeleted(namespace, thread, digests, self._tables.counters()))
 
     # Leases -------------------------------------------------------------------------------------------------------
 
     @writing
-    def acquire(self, lane: LaneKey, claim: Claim) -> Held:
-        found = self._tables.lanes.get(lane)
-        tenure = (found.tenure if found else FREE).acquired(lane, claim, self._clock())
+    def acquire(self, branch: BranchKey, request: LeaseRequest) -> LeaseGrant:
+        found = self._tables.branches.get(branch)
+        lease = (found.lease if found else NO_LEASE).acquired(branch, request, self._clock())
         if found is None:
-            found = KeptLane(lane, self._lane_number(lane))
-        self._keep(self._leased_as(found, tenure))
-        return Held(lane, found.number, tenure.epoch)
+            found = MemoryBranch(branch, self._branch_number(branch))
+        self._apply(self._leased_as(found, lease))
+        return LeaseGrant(branch, found.number, lease.epoch)
 
     @writing
-    def renew(self, lane: LaneKey, epoch: int, claim: Claim) -> None:
-        found = self._tables.lanes.get(lane)
-        tenure = (found.tenure if found else FREE).renewed(lane, epoch, claim, self._clock())
+    def renew(self, branch: BranchKey, epoch: int, request: LeaseRequest) -> None:
+        found = self._tables.branches.get(branch)
+        lease = (found.lease if found else NO_LEASE).renewed(branch, epoch, request, self._clock())
         if found is not None:
-            self._keep(self._leased_as(found, tenure))
+            self._apply(self._leased_as(found, lease))
 
     @writing
-    def release(self, lane: LaneKey, epoch: int, token: str) -> None:
-        found = self._tables.lanes.get(lane)
+    def release(self, branch: BranchKey, epoch: int, token: str) -> None:
+        found = self._tables.branches.get(branch)
         if found is None:
             return
-        tenure = found.tenure.released(lane, epoch, token, self._clock())
+        lease = found.lease.released(branch, epoch, token, self._clock())
         if not found.last_seq:
-            self._keep(LaneDropped(lane, self._tables.counters()))
-        elif tenure != found.tenure:
-            self._keep(self._leased_as(found, tenure))
+            self._apply(BranchDropped(branch, self._tables.counters()))
+        elif lease != found.lease:
+            self._apply(self._leased_as(found, lease))
 
     @reading
-    def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseRow]:
+    def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseStatus]:
         now = self._clock()
-        rows = [lane.lease(now) for lane in self._leased(namespace, now) if thread in (None, lane.key.thread)]
+        rows = [
+            branch.lease_status(now) for branch in self._leased(namespace, now) if thread in (None, branch.key.thread)
+        ]
         return [row for row in rows if not expired_only or row.left_us <= 0]
 
     @writing
-    def claim(self, namespace: str, count: int, claim: Claim) -> list[Held]:
+    def claim(self, namespace: str, count: int, request: LeaseRequest) -> list[LeaseGrant]:
         now = self._clock()
         leased = self._leased(namespace, now)
-        mine = [lane for lane in leased if lane.tenure.token == claim.token]
-        expired = [lane for lane in leased if lane.tenure.token != claim.token and lane.tenure.left_us(now) <= 0]
+        mine = [branch for branch in leased if branch.lease.token == request.token]
+        expired = [
+            branch for branch in leased if branch.lease.token != request.token and branch.lease.left_us(now) <= 0
+        ]
         taken = [*mine, *expired[: max(0, count - len(mine))]]
         if taken:
-            self._keep(Several([self._leased_as(e, e.tenure.acquired(e.key, claim, now)) for e in taken]))
-        return [lane.held() for lane in taken]
+            self._apply(MutationGroup([self._leased_as(e, e.lease.acquired(e.key, request, now)) for e in taken]))
+        return [branch.held() for branch in taken]
 
     # Records ------------------------------------------------------------------------------------------------------
 
     @reading
-    def record(self, kind: Kind, lane: LaneKey, key: str) -> Record | None:
-        kept = self._tables.records.find(kind, lane, key)
+    def record(self, kind: Kind, branch: BranchKey, key: str) -> Record | None:
+        kept = self._tables.records.find(kind, branch, key)
         return None if kept is None else kept.shown(self._clock())
 
     @writing
     def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
         tables, now = self._tables, self._clock()
-        kept = tables.records.find(record.kind, record.lane, record.key)
+        kept = tables.records.find(record.kind, record.branch, record.key)
         stored = None if kept is None else kept.shown(now)
         if stored is not None and is_repeated(record, stored):
             return stored
         if fence is not None:
-            lane = tables.lanes.get(record.lane)
-            (lane.tenure if lane else FREE).check_writer(record.lane, fence.epoch, fence.token, now)
+            branch = tables.branches.get(record.branch)
+            (branch.lease if branch else NO_LEASE).check_writer(record.branch, fence.epoch, fence.token, now)
         if (won := winner(record, stored)) is not None:
             return won
         if stored is None and record.checkpoint is not None:
-            row = tables.rows.get((record.lane.namespace, record.checkpoint))
-            if row is None or row.lane[:3] != record.lane[:3]:
+            row = tables.rows.get((record.branch.namespace, record.checkpoint))
+            if row is None or row.branch[:3] != record.branch[:3]:
                 raise checkpoint_is_gone(record)
         new = written(record, stored, tables.records.last_number + 1, None)
         expiry = None if ttl_us is None else now._replace(us=now.us + ttl_us)
-        self._keep(RecordSet(new, tables.number_of(record.lane), expiry))
-        return KeptRecord(new, expiry).shown(now)
+        self._apply(RecordStored(new, tables.number_of(record.branch), expiry))
+        return MemoryRecord(new, expiry).shown(now)
 
     @reading
     def records(
@@ -298,15 +280,12 @@ class MemoryStore(Keeper):
     ) -> list[Record]:
         return self._tables.records.listed(kind, namespace, thread, open_only, after, limit, self._clock())
 
-    # Upkeep -------------------------------------------------------------------------------------------------------
+    # Maintenance --------------------------------------------------------------------------------------------------
 
     @reading
     def check(self) -> list[Finding]:
-        return self._check()
-
-    def _check(self) -> list[Finding]:
         plan = plan_rebuild(self._tables, drop=True)
-        return [*plan.findings, *plan.hopeless]
+        return [*plan.findings, *plan.unrepairable]
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
         run = self._read if dry_run else self._write
@@ -315,14 +294,14 @@ class MemoryStore(Keeper):
     def _rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
         findings = plan_rebuild(self._tables, drop).findings
         if findings and not dry_run:
-            self._keep(Rebuilt(drop))
+            self._apply(Rebuilt(drop))
         return findings
 
     @writing
     def restore(
         self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
     ) -> None:
-        self._keep(restored(self._tables, blobs, chunks, rows))
+        self._apply(plan_restore(self._tables, blobs, chunks, rows))
 
     @writing
     def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
@@ -330,8 +309,8 @@ class MemoryStore(Keeper):
         if row is None:
             raise NotFound(checkpoint, checkpoint=checkpoint)
         if not force:
-            self._tables.lanes[row.lane].tenure.check_delete(row.lane, None, self._clock())
-        self._keep(self._deleted(namespace, [row], keeps_bytes=True))
+            self._tables.branches[row.branch].lease.check_delete(row.branch, None, self._clock())
+        self._apply(self._deleted(namespace, [row], keeps_bytes=True))
 
     @writing
     def compact(self) -> int:
@@ -339,77 +318,72 @@ class MemoryStore(Keeper):
 
     # Deciding -----------------------------------------------------------------------------------------------------
 
-    def _deleted(self, namespace: str, doomed: Sequence[Row], keeps_bytes: bool = False) -> Deleted:
+    def _deleted(self, namespace: str, to_delete: Sequence[Row], keeps_bytes: bool = False) -> CheckpointsDeleted:
         tables = self._tables
-        names = dict.fromkeys(row.lane[:2] for row in doomed)
-        marks = [ThreadMark(*name, tables.threads[name].number, tables.threads[name].next_seq) for name in names]
-        return Deleted(namespace, {row.id: row.digest for row in doomed}, tables.counters(), marks, keeps_bytes)
+        names = dict.fromkeys(row.branch[:2] for row in to_delete)
+        marks = [ThreadNumbers(*name, tables.threads[name].number, tables.threads[name].next_seq) for name in names]
+        return CheckpointsDeleted(
+            namespace, {row.id: row.digest for row in to_delete}, tables.counters(), marks, keeps_bytes
+        )
 
-    def _lane_number(self, key: LaneKey) -> int:
-        """Return the lane's number; if it must be made, the next one, with its thread's before it."""
-        lane = self._tables.lanes.get(key)
-        return lane.number if lane else max(self._tables.last_number, self._tables.number_of(key)) + 1
+    def _branch_number(self, key: BranchKey) -> int:
+        """Return the branch's number; for a new branch the next free one, after its thread's."""
+        branch = self._tables.branches.get(key)
+        return branch.number if branch else max(self._tables.last_number, self._tables.number_of(key)) + 1
 
-    def _next_seq(self, key: LaneKey) -> int:
+    def _next_seq(self, key: BranchKey) -> int:
         thread = self._tables.threads.get(key[:2])
         return thread.next_seq if thread is not None else 1
 
-    def _has_parent(self, commit: Commit, before: Commit | None) -> bool:
-        if commit.parent_id is None:
-            return True
-        if before is not None and before.id == commit.parent_id:
-            return before.digest == commit.parent_digest
-        parent = self._tables.rows.get((commit.lane.namespace, commit.parent_id))
-        return parent is not None and parent.digest == commit.parent_digest
-
-    def _saved(self, commit: Commit, seq: int, replaced: Row | None, before: Commit | None = None) -> Saved:
-        """Return the fact of a commit; ``before`` is the one right before it in the same batch."""
-        tables, key = self._tables, commit.lane
-        lane = tables.lanes.get(key)
+    def _saved(self, commit: Commit, seq: int, replaced: Row | None, before: Commit | None = None) -> CheckpointStored:
+        """Return the mutation of a commit; ``before`` is the commit right before it in the same batch."""
+        tables, key = self._tables, commit.branch
+        branch = tables.branches.get(key)
         row = commit.row(tables.number_of(key), seq)
-        if replaced is not None or (commit.keeps_parent_digest and not self._has_parent(commit, before)):
+        if replaced is not None:
             row = row._replace(parent_digest=commit.parent_digest)
-        tenure = None
+        elif commit.keeps_parent_digest and commit.parent_id is not None:
+            is_next = before is not None and before.id == commit.parent_id
+            parent = before if is_next else tables.rows.get((key.namespace, commit.parent_id))
+            if parent is None or parent.digest != commit.parent_digest:
+                row = row._replace(parent_digest=commit.parent_digest)
+        lease = None
         if commit.claim is not None:
-            tenure = (lane.tenure if lane else FREE).extended(commit.claim, self._clock())
-        return Saved(
+            lease = (branch.lease if branch else NO_LEASE).extended(commit.claim, self._clock())
+        return CheckpointStored(
             row,
-            self._lane_number(key),
-            {name: Whole(data) for name, data in commit.blobs.items()},
-            [(stream, offset, Whole(data)) for stream, offset, data in commit.chunks],
+            self._branch_number(key),
+            {name: MemoryContent(data) for name, data in commit.blobs.items()},
+            [(stream, offset, MemoryContent(data)) for stream, offset, data in commit.chunks],
             {source: source in commit.owned for source in commit.sources},
             commit.forked_from,
-            tenure,
+            lease,
             None if replaced is None else replaced.digest,
         )
 
-    def _check_writer(self, lane: KeptLane | None, commit: Commit) -> None:
+    def _check_writer(self, branch: MemoryBranch | None, commit: Commit) -> None:
         token = None if commit.claim is None else commit.claim.token
-        (lane.tenure if lane else FREE).check_writer(commit.lane, commit.epoch, token, self._clock())
-        seen = (lane.number, lane.last_seq, lane.head_seq) if lane else (0, 0, 0)
+        (branch.lease if branch else NO_LEASE).check_writer(commit.branch, commit.epoch, token, self._clock())
+        seen = (branch.number, branch.last_seq, branch.head_seq) if branch else (0, 0, 0)
         if seen != (commit.number, commit.last_seq, commit.head_seq):
-            raise Conflict("the branch has moved on", thread=commit.lane.thread, checkpoint=commit.id)
+            raise branch_moved(commit)
         if commit.requires is not None:
-            source = self._tables.rows.get((commit.lane.namespace, commit.requires))
+            source = self._tables.rows.get((commit.branch.namespace, commit.requires))
             if source is None or commit.parent_digest not in (None, source.digest):
                 raise required_is_gone(commit)
 
-    def _leased_as(self, lane: KeptLane, tenure: Tenure) -> LaneSet:
-        return LaneSet(lane.key, lane.number, self._tables.number_of(lane.key), tenure, lane.last_seq, lane.origin)
-
-    def _is_protected(self, row: Row, protect: bool, tagged: bool, forked: bool) -> bool:
-        tables, space = self._tables, row.lane.namespace
-        return (
-            (protect and (tables.is_head(row) or tables.has_open_record(space, row.id)))
-            or (tagged and bool(tables.tags.get((space, row.id))))
-            or (forked and any(lane.origin == row.id and lane.key.namespace == space for lane in tables.lanes.values()))
+    def _leased_as(self, branch: MemoryBranch, lease: LeaseRow) -> BranchStored:
+        return BranchStored(
+            branch.key, branch.number, self._tables.number_of(branch.key), lease, branch.last_seq, branch.origin
         )
 
-    def _sorted_lanes(self, namespace: str, thread: str | None) -> list[KeptLane]:
-        lanes = sorted(self._tables.lanes.values(), key=lambda lane: lane.number)
-        return [lane for lane in lanes if lane.key.namespace == namespace and thread in (None, lane.key.thread)]
+    def _sorted_branches(self, namespace: str, thread: str | None) -> list[MemoryBranch]:
+        branches = sorted(self._tables.branches.values(), key=lambda branch: branch.number)
+        return [
+            branch for branch in branches if branch.key.namespace == namespace and thread in (None, branch.key.thread)
+        ]
 
-    def _leased(self, namespace: str, now: Moment) -> list[KeptLane]:
-        """Return the lanes with a lease that was not released, the one that expired first first."""
-        leased = [lane for lane in self._sorted_lanes(namespace, None) if lane.tenure.token is not None]
-        return sorted(leased, key=lambda lane: lane.tenure.left_us(now))
+    def _leased(self, namespace: str, now: ClockReading) -> list[MemoryBranch]:
+        """Return the branches with an unreleased lease, earliest expiry first."""
+        leased = [branch for branch in self._sorted_branches(namespace, None) if branch.lease.token is not None]
+        return sorted(leased, key=lambda branch: branch.lease.left_us(now))

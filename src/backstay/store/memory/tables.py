@@ -1,52 +1,138 @@
-"""Everything a store knows, as dictionaries, and how each fact changes it. No question is decided here.
-
-Taking in a fact may be interrupted between any two instructions, and is then begun again: whatever part of it was done
-before, it ends in the same. So what tells which parts are still to be done is changed after them.
-"""
+"""All data of the memory store, as dictionaries. Only mutations change them, and no question is decided here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
 
 from backstay.errors import Corrupted, DecodeError
-from backstay.pieces.coverage import Coverage
-from backstay.pieces.manifest import Source
-from backstay.store.base import Removed, Row, WriteRow
-from backstay.store.lane import LaneKey
-from backstay.store.memory.chunks import Body, KeptBytes
-from backstay.store.memory.fact import (
-    BytesKept,
-    Counters,
-    Deleted,
-    Fact,
-    LaneDropped,
-    LaneSet,
-    Marked,
-    Rebuilt,
-    RecordSet,
-    RowSet,
-    Saved,
-    Several,
-    Tagged,
-    ThreadDeleted,
-    ThreadMark,
-    Wrote,
-)
-from backstay.store.memory.lane import KeptLane, KeptThread
-from backstay.store.memory.records import KeptRecord, RecordTable
-from backstay.store.records import Record
-from backstay.store.survey import sources_of
+from backstay.pieces.manifest import Coverage, Source
+from backstay.store.base import PAGE_ROWS_MAX, Branch, Head, Query, Row, Sizes, WriteRow
+from backstay.store.leases import NO_LEASE, BranchKey, ClockReading, LeaseGrant, LeaseRow, LeaseStatus
+from backstay.store.memory.chunks import Content, StoredBytes
+from backstay.store.records import KINDS, Kind, Record, record_id
 
-NOTHING = Removed()
+
+class Counters(NamedTuple):
+    """The highest numbers given out so far. Deletes never bring a number back."""
+
+    number: int = 0  # of threads and branches
+    stream: int = 0
+    record: int = 0
+
+
+class ThreadNumbers(NamedTuple):
+    """A thread's number, and the sequence number of its next checkpoint."""
+
+    namespace: str
+    thread: str
+    number: int
+    next_seq: int
+
+
+class MemoryRecord(NamedTuple):
+    """A record, and when it expires if it has a time to live."""
+
+    record: Record
+    expiry: ClockReading | None
+
+    def shown(self, now: ClockReading) -> Record:
+        """Return the record with its remaining time."""
+        return self.record if self.expiry is None else replace(self.record, left_us=now.left_us(*self.expiry))
+
+
+class RecordTable:
+    """All records, by kind and name."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Kind, dict[bytes, MemoryRecord]] = {kind: {} for kind in KINDS}
+        self.last_number = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        return (kept.record for by_name in self._kept.values() for kept in by_name.values())
+
+    def put(self, kept: MemoryRecord) -> None:
+        """Store a record."""
+        record = kept.record
+        self.last_number = max(self.last_number, record.number)
+        self._kept[record.kind][record_id(record.kind, record.branch, record.key)] = kept
+
+    def find(self, kind: Kind, branch: BranchKey, key: str) -> MemoryRecord | None:
+        """Return one record, or None."""
+        return self._kept[kind].get(record_id(kind, branch, key))
+
+    def listed(
+        self, kind: Kind, namespace: str, thread: str | None, open_only: bool, after: int, limit: int, now: ClockReading
+    ) -> list[Record]:
+        """See ``Backend.records``."""
+        found = [
+            kept
+            for kept in self._kept[kind].values()
+            if kept.record.number > after
+            and kept.record.branch.namespace == namespace
+            and thread in (None, kept.record.branch.thread)
+            and (kept.record.open or not open_only)
+        ]
+        found.sort(key=lambda kept: kept.record.number)
+        return [kept.shown(now) for kept in found[: max(0, min(limit, PAGE_ROWS_MAX))]]
+
+    def drop(self, is_gone: Callable[[Record], bool]) -> None:
+        """Delete all records for which ``is_gone`` is true."""
+        self._kept = {
+            kind: {name: kept for name, kept in by_name.items() if not is_gone(kept.record)}
+            for kind, by_name in self._kept.items()
+        }
+
+
+@dataclass
+class MemoryThread:
+    """A thread: its number, and the sequence number of its next checkpoint."""
+
+    number: int
+    next_seq: int = 1
+
+
+@dataclass
+class MemoryBranch:
+    """A branch with its rows, the sources they need, and its lease. A branch that was only leased has no rows."""
+
+    key: BranchKey
+    number: int
+    last_seq: int = 0
+    lease: LeaseRow = NO_LEASE
+    origin: str | None = None
+    rows: list[Row] = field(default_factory=list)  # in rising order of seq
+    sources: dict[Source, bool] = field(default_factory=dict)  # -> whether the branch owns the stream
+
+    @property
+    def head_seq(self) -> int:
+        """Sequence number of the newest checkpoint; 0 if the branch has none."""
+        return self.rows[-1].seq if self.rows else 0
+
+    def shown(self) -> Branch:
+        """Return the branch as lists show it."""
+        head = self.rows[-1].id if self.rows else None
+        return Branch(self.key, head, self.head_seq, self.last_seq, self.lease.epoch, self.origin)
+
+    def held(self) -> LeaseGrant:
+        """Return the lease as its holder gets it."""
+        return LeaseGrant(self.key, self.number, self.lease.epoch)
+
+    def lease_status(self, now: ClockReading) -> LeaseStatus:
+        """Return the lease as lists show it."""
+        lease = self.lease
+        return LeaseStatus(self.key, self.number, lease.owner or "", lease.epoch, lease.left_us(now))
 
 
 class Tables:
-    """Threads, lanes, rows and what belongs to them. ``collects`` is off while many facts are taken in at once."""
+    """Threads, branches, rows and their data. ``collects`` is off while a replay applies many mutations."""
 
-    def __init__(self, kept: KeptBytes, collects: bool = True) -> None:
-        self.threads: dict[tuple[str, str], KeptThread] = {}
-        self.lanes: dict[LaneKey, KeptLane] = {}
+    def __init__(self, kept: StoredBytes, collects: bool = True) -> None:
+        self.threads: dict[tuple[str, str], MemoryThread] = {}
+        self.branches: dict[BranchKey, MemoryBranch] = {}
         self.rows: dict[tuple[str, str], Row] = {}
         self.tags: dict[tuple[str, str], tuple[str, ...]] = {}
         self.writes: dict[tuple[str, str, str, str], dict[tuple[str, int], WriteRow]] = {}
@@ -54,297 +140,217 @@ class Tables:
         self.records = RecordTable()
         self.last_number = 0
         self.last_stream = 0
-        self.dropped: list[Body] = []  # bytes that were let go; whoever keeps files looks here
+        self.dropped: list[Content] = []  # bytes no longer needed; the directory store frees their space
         self._collects = collects
-        self._owed: set[LaneKey] = set()  # lanes whose bytes were not looked through when something of them went
+        self._deferred: set[BranchKey] = set()  # branches to collect when the replay ends
 
     # Reading ------------------------------------------------------------------------------------------------------
 
     def counters(self) -> Counters:
-        """Return the numbers given out last."""
+        """Return the highest numbers given out."""
         return Counters(self.last_number, self.last_stream, self.records.last_number)
 
-    def thread_marks(self) -> list[ThreadMark]:
+    def thread_numbers(self) -> list[ThreadNumbers]:
         """Return every thread with its numbers."""
-        return [ThreadMark(*name, thread.number, thread.next_seq) for name, thread in self.threads.items()]
+        return [ThreadNumbers(*name, thread.number, thread.next_seq) for name, thread in self.threads.items()]
 
-    def number_of(self, lane: LaneKey) -> int:
-        """Return the number of the lane's thread, or the next one if there is no such thread yet."""
-        thread = self.threads.get(lane[:2])
+    def number_of(self, branch: BranchKey) -> int:
+        """Return the number of the branch's thread, or the next free one if the thread does not exist yet."""
+        thread = self.threads.get(branch[:2])
         return thread.number if thread is not None else self.last_number + 1
 
     def shown(self, row: Row, payload: bool, writes: bool) -> Row:
-        """Return a row as ``find`` gives it."""
-        tags = self.tags.get((row.lane.namespace, row.id), ())
-        pending = self.writes.get((*row.lane[:3], row.id), {}) if writes else {}
+        """Return a row as ``find`` returns it."""
+        tags = self.tags.get((row.branch.namespace, row.id), ())
+        pending = self.writes.get((*row.branch[:3], row.id), {}) if writes else {}
         ordered = tuple(sorted(pending.values(), key=lambda w: (w.task_path, w.task_id, w.index)))
         if not payload:
             return row._replace(tags=tags, writes=ordered, base=None, manifest=b"")
         base = self.bytes.blobs.get(row.base) if row.base is not None else None
         digest = row.parent_digest
-        if row.parent_id is not None and (row.lane.namespace, row.parent_id) in self.rows:
-            digest = self.rows[row.lane.namespace, row.parent_id].digest if digest is None else digest
+        if row.parent_id is not None and (row.branch.namespace, row.parent_id) in self.rows:
+            digest = self.rows[row.branch.namespace, row.parent_id].digest if digest is None else digest
         return row._replace(
             tags=tags, writes=ordered, base_data=None if base is None else base.read(), parent_digest=digest
         )
 
-    def is_head(self, row: Row) -> bool:
-        """Tell whether a row is the newest of its lane."""
-        lane = self.lanes.get(row.lane)
-        return lane is not None and bool(lane.rows) and lane.rows[-1].id == row.id
+    def head(self, key: BranchKey) -> Head | None:
+        """Return a branch's head with its payload, or None if the branch does not exist."""
+        branch = self.branches.get(key)
+        if branch is None:
+            return None
+        owned = {
+            stream: end
+            for stream, own in branch.sources.items()
+            if own and isinstance(stream, int) and (end := self.bytes.end(stream)) is not None
+        }
+        row = self.shown(branch.rows[-1], payload=True, writes=True) if branch.rows else None
+        return Head(row, branch.number, branch.last_seq, branch.lease.epoch, owned)
 
-    def has_more(self, namespace: str, thread: str, besides: LaneKey) -> bool:
-        """Tell whether a thread has or had anything but this one lane."""
+    def sizes(self) -> Sizes:
+        """Return how many bytes everything takes."""
+        sources = self.bytes.sizes()
+        rows = sum(len(row.manifest) + len(row.notes) for row in self.rows.values())
+        return Sizes(sum(sources.values()) + rows, sources, rows)
+
+    def is_head(self, row: Row) -> bool:
+        """Return whether a row is the newest of its branch."""
+        branch = self.branches.get(row.branch)
+        return branch is not None and bool(branch.rows) and branch.rows[-1].id == row.id
+
+    def has_more(self, namespace: str, thread: str, besides: BranchKey) -> bool:
+        """Return whether a thread has or had anything but this one branch."""
         name = (namespace, thread)
         return (
             self.threads[name].next_seq > 1
-            or any(key[:2] == name for key in self.lanes if key != besides)
+            or any(key[:2] == name for key in self.branches if key != besides)
             or any(key[:2] == name for key, writes in self.writes.items() if writes)
-            or any(record.lane[:2] == name for record in self.records)
+            or any(record.branch[:2] == name for record in self.records)
         )
 
-    def lacks_checkpoint(self, record: Record) -> bool:
-        """Tell whether a record belongs to a checkpoint that is not there."""
-        return record.checkpoint is not None and (record.lane.namespace, record.checkpoint) not in self.rows
+    def has_lost_checkpoint(self, record: Record) -> bool:
+        """Return whether a record belongs to a checkpoint that does not exist."""
+        return record.checkpoint is not None and (record.branch.namespace, record.checkpoint) not in self.rows
 
     def has_open_record(self, namespace: str, checkpoint: str) -> bool:
-        """Tell whether a checkpoint has a record that is open."""
+        """Return whether a checkpoint has an open record."""
         return any(
-            record.open and (record.lane.namespace, record.checkpoint) == (namespace, checkpoint)
+            record.open and (record.branch.namespace, record.checkpoint) == (namespace, checkpoint)
             for record in self.records
         )
 
-    # Changing -----------------------------------------------------------------------------------------------------
+    # Changing, by mutations only ----------------------------------------------------------------------------------
 
-    def apply(self, fact: Fact) -> Removed:
-        """Take a fact in; return what it took away."""
-        removed: Removed = _TAKEN_IN_BY[type(fact)](self, fact)
-        return removed
-
-    def _several(self, fact: Several) -> Removed:
-        return sum((self.apply(each) for each in fact.facts), NOTHING)
-
-    def _saved(self, fact: Saved) -> Removed:
-        row, space = fact.row, fact.row.lane.namespace
-        thread = self._thread(*row.lane[:2], row.thread_number)
-        lane = self._lane(row.lane, fact.lane_number)
-        if fact.replaces is not None:
-            self._leave_out({row.id: fact.replaces}, space)
-            self._forget({row.id: fact.replaces}, space)
-        if not lane.last_seq:
-            lane.origin = fact.origin
-        if fact.tenure is not None:
-            lane.tenure = fact.tenure
-        thread.next_seq = max(thread.next_seq, row.seq + 1)
-        lane.last_seq = max(lane.last_seq, row.seq)
-        _add(lane.rows, row)
-        self.rows[space, row.id] = row
-        if row.tags:
-            self.tags[space, row.id] = row.tags
-        self.bytes.keep(fact.blobs, fact.chunks)
-        for source, own in fact.sources.items():
-            lane.sources.setdefault(source, own)
-        if fact.replaces is not None:
-            self.collect({lane.key: lane})
-        return NOTHING
-
-    def _lane_set(self, fact: LaneSet) -> Removed:
-        self._thread(*fact.key[:2], fact.thread_number)
-        lane = self._lane(fact.key, fact.number)
-        lane.tenure = fact.tenure
-        lane.last_seq = max(lane.last_seq, fact.last_seq)
-        lane.origin = lane.origin or fact.origin
-        return NOTHING
-
-    def _lane_dropped(self, fact: LaneDropped) -> Removed:
-        self._mark(fact.counters, ())
-        if fact.key[:2] in self.threads and not self.has_more(*fact.key[:2], besides=fact.key):
-            del self.threads[fact.key[:2]]
-        self.lanes.pop(fact.key, None)
-        return NOTHING
-
-    def _wrote(self, fact: Wrote) -> Removed:
-        self._thread(*fact.lane[:2], fact.thread_number)
-        kept = self.writes.setdefault((*fact.lane[:3], fact.checkpoint), {})
-        kept.update({(row.task_id, row.index): row for row in fact.rows})
-        return NOTHING
-
-    def _tagged(self, fact: Tagged) -> Removed:
-        self.tags[fact.lane.namespace, fact.checkpoint] = fact.tags
-        return NOTHING
-
-    def _deleted(self, fact: Deleted) -> Removed:
-        self._mark(fact.counters, fact.threads)
-        space = fact.namespace
-        doomed = [row for name in fact.digests if (row := self.rows.get((space, name))) is not None]
-        touched = {row.lane: self.lanes[row.lane] for row in doomed if row.lane in self.lanes}
-        self._leave_out(fact.digests, space)
-        empty = [lane for lane in touched.values() if not lane.rows]
-        for row in doomed:
-            self.writes.pop((*row.lane[:3], row.id), None)
-        names = {row.id for row in doomed}
-        gone = set() if fact.keeps_bytes else {lane.key for lane in empty}
-        self.records.drop(
-            lambda record: (
-                (record.lane.namespace == space and record.checkpoint in names)
-                or (record.kind == "effect" and record.lane in gone)
-            )
-        )
-        freed = 0 if fact.keeps_bytes else self.collect(touched)
-        for lane in empty:
-            self.lanes.pop(lane.key, None)
-        self._forget(fact.digests, space)
-        return Removed(len(doomed), len(empty), freed)
-
-    def _thread_deleted(self, fact: ThreadDeleted) -> Removed:
-        name = (fact.namespace, fact.thread)
-        removed = self._deleted(Deleted(fact.namespace, fact.digests, fact.counters, ()))
-        for key in [key for key in self.lanes if key[:2] == name]:
-            self.lanes.pop(key, None)
-        for each in [each for each in self.writes if each[:2] == name]:
-            self.writes.pop(each, None)
-        self.records.drop(lambda record: record.lane[:2] == name)
-        self.threads.pop(name, None)
-        return removed
-
-    def _record_set(self, fact: RecordSet) -> Removed:
-        self._thread(*fact.record.lane[:2], fact.thread_number)
-        self.records.put(KeptRecord(fact.record, fact.expiry))
-        return NOTHING
-
-    def _marked(self, fact: Marked) -> Removed:
-        self._mark(fact.counters, fact.threads)
-        return NOTHING
-
-    def _bytes_kept(self, fact: BytesKept) -> Removed:
-        self.bytes.keep(fact.blobs, fact.chunks, replace=True)
-        return NOTHING
-
-    def _row_set(self, fact: RowSet) -> Removed:
-        row, lane = fact.row, self.lanes.get(fact.row.lane)
-        if lane is not None:
-            lane.rows = [row if each.seq == row.seq else each for each in lane.rows]
-            self.rows[row.lane.namespace, row.id] = row
-            for source in fact.sources:
-                lane.sources.setdefault(source, False)
-            thread = self.threads[row.lane[:2]]
-            thread.next_seq = max(thread.next_seq, fact.last_seq + 1)
-            lane.last_seq = max(lane.last_seq, fact.last_seq)
-        return NOTHING
-
-    def _rebuilt(self, fact: Rebuilt) -> Removed:
-        needs = [(lane, sources_of(row, self.bytes.blob)) for lane in self.lanes.values() for row in lane.rows]
-        for lane, sources in needs:
-            for source in sources:
-                lane.sources.setdefault(source, False)
-        if not fact.drops:
-            return NOTHING
-        self.records.drop(self.lacks_checkpoint)
-        freed = self.collect(self.lanes)
-        return Removed(bytes=freed + (self._drop_unreferred() if self._collects else 0))
-
-    def settle(self) -> None:
-        """Make up, after many facts, for the collecting that was left out."""
-        self._collects = True
-        self.collect({key: self.lanes[key] for key in self._owed if key in self.lanes})
-        self._owed.clear()
-        self._drop_unreferred()
-
-    # Inside -------------------------------------------------------------------------------------------------------
-
-    def _drop_unreferred(self) -> int:
-        referred = {source for lane in self.lanes.values() for source in lane.sources}
-        nothing = Coverage(self.bytes.blob)
-        gone = [
-            body for source in self.bytes.sizes().keys() - referred for body in self.bytes.trim(source, False, nothing)
-        ]
-        self.dropped += gone
-        return sum(body.stored for body in gone)
-
-    def _thread(self, namespace: str, thread: str, number: int) -> KeptThread:
+    def thread(self, namespace: str, thread: str, number: int) -> MemoryThread:
+        """Return a thread; create it with this number if it is missing."""
         self.last_number = max(self.last_number, number)
-        return self.threads.setdefault((namespace, thread), KeptThread(number))
+        return self.threads.setdefault((namespace, thread), MemoryThread(number))
 
-    def _lane(self, key: LaneKey, number: int) -> KeptLane:
+    def branch(self, key: BranchKey, number: int) -> MemoryBranch:
+        """Return a branch; create it with this number if it is missing."""
         self.last_number = max(self.last_number, number)
-        if key not in self.lanes:
-            self.lanes[key] = KeptLane(key, number)
-        return self.lanes[key]
+        if key not in self.branches:
+            self.branches[key] = MemoryBranch(key, number)
+        return self.branches[key]
 
-    def _mark(self, counters: Counters, threads: Iterable[ThreadMark]) -> None:
+    def reserve_numbers(self, counters: Counters, threads: Iterable[ThreadNumbers] = ()) -> None:
+        """Never give these numbers out again; create the threads that are missing."""
         self.last_number = max(self.last_number, counters.number)
         self.last_stream = max(self.last_stream, counters.stream)
         self.records.last_number = max(self.records.last_number, counters.record)
-        for mark in threads:
-            thread = self._thread(mark.namespace, mark.thread, mark.number)
-            thread.next_seq = max(thread.next_seq, mark.next_seq)
+        for numbers in threads:
+            thread = self.thread(numbers.namespace, numbers.thread, numbers.number)
+            thread.next_seq = max(thread.next_seq, numbers.next_seq)
 
-    def _leave_out(self, digests: Mapping[str, bytes], space: str) -> None:
-        """Take rows out of their lanes; their children, wherever they are, keep their digests."""
-        for lane in self.lanes.values():
-            if lane.key.namespace == space:
-                lane.rows = [self._orphaned(row, digests) for row in lane.rows if row.id not in digests]
+    def take_rows_out(self, digests: Mapping[str, bytes], space: str) -> None:
+        """Take rows out of their branches. Their children, in any branch, keep their digests."""
+        for branch in self.branches.values():
+            if branch.key.namespace != space:
+                continue
+            left = []
+            for row in branch.rows:
+                if row.id in digests:
+                    continue
+                if row.parent_id is not None and row.parent_id in digests and row.parent_digest is None:
+                    row = row._replace(parent_digest=digests[row.parent_id])
+                    self.rows[space, row.id] = row
+                left.append(row)
+            branch.rows = left
 
-    def _forget(self, digests: Mapping[str, bytes], space: str) -> None:
-        """Know nothing of these rows any more."""
+    def forget_rows(self, digests: Mapping[str, bytes], space: str) -> None:
+        """Remove these rows and their tags from the indexes."""
         for name in digests:
             self.tags.pop((space, name), None)
             self.rows.pop((space, name), None)
 
-    def _orphaned(self, row: Row, digests: Mapping[str, bytes]) -> Row:
-        if row.parent_id is None or row.parent_id not in digests or row.parent_digest is not None:
-            return row
-        changed = row._replace(parent_digest=digests[row.parent_id])
-        self.rows[row.lane.namespace, row.id] = changed
-        return changed
-
-    def collect(self, touched: Mapping[LaneKey, KeptLane]) -> int:
-        """Drop the references the touched lanes no longer need, then the bytes nobody needs; return how many."""
+    def collect(self, touched: Mapping[BranchKey, MemoryBranch]) -> int:
+        """Drop references that the touched branches no longer need, then unreferenced bytes; return how many bytes."""
         if not self._collects:
-            self._owed.update(touched)
+            self._deferred.update(touched)
             return 0
-        candidates = {source for lane in touched.values() for source in lane.sources}
+        candidates = {source for branch in touched.values() for source in branch.sources}
         coverage = Coverage(self.bytes.blob)
-        needs: dict[LaneKey, set[Source]] = {}
+        needs: dict[BranchKey, set[Source]] = {}
         try:
-            for lane in self.lanes.values():
-                if lane.key in touched or candidates & lane.sources.keys():
-                    needs[lane.key] = {source for row in lane.rows for source in coverage.add(row.manifest, row.base)}
-        except (Corrupted, DecodeError):  # what is needed cannot be known, so everything stays
+            for branch in self.branches.values():
+                if branch.key in touched or candidates & branch.sources.keys():
+                    needs[branch.key] = {
+                        source for row in branch.rows for source in coverage.add(row.manifest, row.base)
+                    }
+        except (Corrupted, DecodeError):  # the needs of a branch are unknown, so all bytes stay
             return 0
         kept = {
-            key: {source: own for source, own in self.lanes[key].sources.items() if source in needed}
+            key: {source: own for source, own in self.branches[key].sources.items() if source in needed}
             for key, needed in needs.items()
         }
-        referred = {source for key, lane in self.lanes.items() for source in kept.get(key, lane.sources)}
+        referred = {source for key, branch in self.branches.items() for source in kept.get(key, branch.sources)}
         gone = [body for source in candidates for body in self.bytes.trim(source, source in referred, coverage)]
         self.dropped += gone
-        for key, sources in kept.items():  # last: from these it is known what may go
-            self.lanes[key].sources = sources
+        for key, sources in kept.items():  # last, because the candidates come from them
+            self.branches[key].sources = sources
         return sum(body.stored for body in gone)
 
+    def drop_unreferenced(self) -> int:
+        """Drop all bytes that no branch refers to; return how many."""
+        if not self._collects:
+            return 0
+        referred = {source for branch in self.branches.values() for source in branch.sources}
+        nothing = Coverage(self.bytes.blob)
+        unreferenced = self.bytes.sizes().keys() - referred
+        gone = [body for source in unreferenced for body in self.bytes.trim(source, False, nothing)]
+        self.dropped += gone
+        return sum(body.stored for body in gone)
 
-def _add(rows: list[Row], row: Row) -> None:
-    """Add a row at the end, unless this very one is there already, perhaps with others of its batch behind it."""
-    at = len(rows)
-    while at and rows[at - 1].seq > row.seq:
-        at -= 1
-    if not at or rows[at - 1] is not row:
-        rows.append(row)
+    def collect_deferred(self) -> None:
+        """Do the collecting that was deferred while many mutations were applied."""
+        self._collects = True
+        self.collect({key: self.branches[key] for key in self._deferred if key in self.branches})
+        self._deferred.clear()
+        self.drop_unreferenced()
 
 
-_TAKEN_IN_BY: dict[type, Callable[[Tables, Any], Removed]] = {
-    Saved: Tables._saved,
-    LaneSet: Tables._lane_set,
-    LaneDropped: Tables._lane_dropped,
-    Wrote: Tables._wrote,
-    Tagged: Tables._tagged,
-    Deleted: Tables._deleted,
-    ThreadDeleted: Tables._thread_deleted,
-    RecordSet: Tables._record_set,
-    Marked: Tables._marked,
-    BytesKept: Tables._bytes_kept,
-    RowSet: Tables._row_set,
-    Rebuilt: Tables._rebuilt,
-    Several: Tables._several,
-}
+# Which rows of the memory store match a query, in order.
+
+
+def find_rows(query: Query, tables: Tables) -> list[Row]:
+    """Return the rows of the answer, newest first."""
+    candidates: Iterable[Row]
+    if query.heads_of_threads:
+        newest: dict[int, Row] = {}
+        for branch in tables.branches.values():
+            if branch.rows and (query.scope is None or branch.key.scope == query.scope):
+                row = branch.rows[-1]
+                newest[row.thread_number] = max(row, newest.get(row.thread_number, row), key=lambda each: each.seq)
+        candidates = sorted(newest.values(), key=lambda row: row.thread_number, reverse=True)
+    elif query.ids is not None:
+        found = (tables.rows.get((query.namespace, name)) for name in dict.fromkeys(query.ids))
+        candidates = sorted((row for row in found if row is not None), key=_order, reverse=True)
+    else:
+        name = (query.namespace, query.thread)
+        pages = [_before(each.rows, query.before) for each in tables.branches.values() if each.key[:2] == name]
+        candidates = pages[0] if len(pages) == 1 else heapq.merge(*pages, key=_order, reverse=True)
+    matching = (
+        row
+        for row in candidates
+        if query.names(row)
+        and (query.step_max is None or row.step <= query.step_max)
+        and (query.tag is None or query.tag in tables.tags.get((query.namespace, row.id), ()))
+    )
+    limit = max(0, min(query.limit, PAGE_ROWS_MAX))
+    return [tables.shown(row, query.payload, query.writes) for row in islice(matching, limit)]
+
+
+def _before(rows: list[Row], seq: int | None) -> Iterator[Row]:
+    """Yield a branch's rows, newest first, starting before a cursor: a page costs only the rows it shows."""
+    end = len(rows)
+    if seq is not None:
+        low = 0
+        while low < end:
+            middle = (low + end) // 2
+            low, end = (middle + 1, end) if rows[middle].seq < seq else (low, middle)
+        end = low
+    return (rows[at] for at in range(end - 1, -1, -1))
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return row.seq, row.thread_number

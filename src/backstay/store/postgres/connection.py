@@ -1,12 +1,13 @@
-"""A connection that keeps to a deadline.
+"""A connection with a deadline, and the meaning of PostgreSQL's errors.
 
-A server that is gone without a word (a partition, a stalled proxy) leaves a client waiting for ever, and neither
-``statement_timeout`` nor TCP settings help against a proxy that still answers for the network. So the waiting itself
-has an end here: when the deadline has passed the socket is closed, without asking the server for anything.
+A server that disappears without a word (a network partition, a stalled proxy) leaves a client waiting for ever, and
+neither ``statement_timeout`` nor TCP settings help against a proxy that still answers for the network. So the wait
+itself ends here: after the deadline the socket is closed, without asking the server for anything.
 """
 
 from __future__ import annotations
 
+import re
 import select
 import time
 import weakref
@@ -17,28 +18,34 @@ import psycopg
 from psycopg import errors, waiting
 from psycopg.abc import PQGen
 
+from backstay.errors import BackstayError, InvalidInput, StoreBusy, StoreError, StoreFull, StoreRefused
+from backstay.store.postgres.target import Target
+
 T = TypeVar("T")
 Bound = Sequence[Any] | Mapping[str, Any]
 
 WAIT_GIVEN_UP = {"01000", "57P01"}
-"""Codes of the warning with which a server that committed only locally answers, after a cancelled wait and before it
-ends the connection. The text is in the server's language. No statement of ours gives another warning of these codes."""
+"""Codes of the warning of a server that committed only locally, after a cancelled wait or before it closes the
+connection.
+
+The text is in the server's language. No statement of ours causes another warning with these codes.
+"""
 
 CHECK_INTERVAL_S = 0.25
 """How often a wait looks for Ctrl-C and the deadline."""
 
 
 class DeadlinePassed(psycopg.OperationalError):
-    """The connection was dropped because the call's time was up."""
+    """The connection was closed because the call reached its deadline."""
 
 
 class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
     """A psycopg connection whose every wait ends at ``deadline`` (of the monotonic clock)."""
 
     deadline: float = float("inf")
-    statements: dict[str, str]  # our SQL with the schema's name filled in; shared by all connections of a store
-    committing: bool = False  # a lost answer from now on leaves the outcome open
-    in_doubt: bool = False  # the server says that it committed, but did not wait for its standby
+    statements: dict[str, str]  # our SQL with the schema's name filled in, shared by all connections of a store
+    committing: bool = False  # from now on a lost answer leaves the outcome unknown
+    in_doubt: bool = False  # the server committed, but did not wait for its standby
 
     def run(self, statement: str, bound: Bound | None = None) -> int:
         """Run one of our statements; return how many rows it changed."""
@@ -63,8 +70,8 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
         return self.execute(self.statements[statement].encode(), bound, binary=True)
 
     def watch(self) -> None:
-        """Notice from now on when the server gives up waiting for its synchronous standby; it calls that a success."""
-        watched = weakref.ref(self)  # no cycle: a connection that nobody has any more is closed at once
+        """Watch for the warning that the server stopped waiting for its standby, which it reports as a success."""
+        watched = weakref.ref(self)  # no reference cycle, so an unused connection is closed at once
 
         def noticed(notice: psycopg.errors.Diagnostic) -> None:
             connection = watched()
@@ -74,18 +81,18 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
         self.add_notice_handler(noticed)
 
     def is_open(self) -> bool:
-        """Look whether the server has closed the connection while nobody used it; if so, close it. Nothing is sent."""
+        """Return whether the idle connection is still open; close it if the server has closed it. Sends nothing."""
         poll = select.poll()
         try:
             poll.register(self.pgconn.socket, select.POLLIN)
-            while poll.poll(0):  # the end, or a word before it
+            while poll.poll(0):  # the end of the connection, or a message before it
                 self.pgconn.consume_input()
         except psycopg.OperationalError:
             self.close()
         return not self.closed
 
     def wait(self, gen: PQGen[T], interval: float = CHECK_INTERVAL_S, timeout: float | None = None) -> T:
-        """Run psycopg's protocol generator; see the module's docstring for what differs from the original."""
+        """Run psycopg's protocol generator until the deadline."""
         left = self.deadline - time.monotonic()
         if timeout is not None:
             left = min(left, timeout)
@@ -96,10 +103,10 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
             raise DeadlinePassed("no answer in time") from None
         except psycopg.OperationalError as error:
             if error.sqlstate is None and self.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
-                self.pgconn.finish()  # psycopg saw the socket break before libpq did; the answer is lost all the same
+                self.pgconn.finish()  # psycopg saw the socket break before libpq did; the answer is lost
             raise
         except (KeyboardInterrupt, SystemExit):
-            self.pgconn.finish()  # whatever it was doing, nobody will read its answer
+            self.pgconn.finish()  # its answer will never be read
             raise
 
 
@@ -110,12 +117,108 @@ SELECT CASE WHEN pg_catalog.pg_backend_pid() = %s::int THEN ARRAY[
 
 
 def is_pooled(connection: DeadlineConnection) -> bool:
-    """Tell whether somebody else than PostgreSQL answers for it, who may give every transaction to another backend.
+    """Return whether a pooler is in between, which may give every transaction to another backend.
 
-    A prepared statement is then not where it was, or is another one of the same name. A pooler shows itself by the
-    process number it made up for the client when it connected. Where there is none, the connection gets a search path
-    with nothing on it that others can write to, and hears every warning. A pooler's connections stay as they are: they
-    are not only ours.
+    A prepared statement may then be missing, or be another one with the same name. A pooler is detected by the process
+    number that it invents for the client. Without a pooler, the connection gets a search path that no other user can
+    write to, and receives every warning. A pooler's connections are shared with others and stay as they are.
     """
     row = connection.execute(OWN_SETTINGS, (connection.info.backend_pid,), prepare=False).fetchone()
     return row is None or row[0] is None
+
+
+TRANSIENT_CODES = {
+    "40001",  # serialization failure
+    "40P01",  # deadlock: the server cancelled this transaction
+    "23505",  # two writers created the same row at once; a second attempt finds it
+}
+LOST_CODES = {
+    "57P01",  # the server is shutting down
+    "57P02",  # ... because another backend crashed
+    "57P03",  # it is starting up
+    "57P05",  # idle for too long
+    "25P03",  # idle in a transaction for too long
+    "53300",  # no connection is free
+}
+REFUSALS = {
+    "28000": ("the server refuses this user", "Check user, database and pg_hba.conf"),
+    "28P01": ("the server refuses the password", "Check user and password in the URL"),
+    "3D000": ("the database does not exist", "Create it, or name another in the URL"),
+    "42501": ("the user misses a permission", "GRANT it CREATE on the database, or USAGE and all rights on the schema"),
+    "25006": (
+        "the database is read-only",
+        "Name the primary server, not a standby; check default_transaction_read_only",
+    ),
+    "3F000": ("the schema does not exist", "Open the store again to create it"),
+    "42P01": ("a table of the store is missing", "Open the store again; if it was dropped, restore a backup"),
+    "42883": ("a function of the store is missing", "Open the store again; if it was dropped, restore a backup"),
+    "42703": ("a column of the store is missing", "Open the store again; if it was dropped, restore a backup"),
+    "ZB006": (
+        "another version of Backstay migrated the schema after this process opened the store",
+        "Restart this program with that version of Backstay",
+    ),
+    "0A000": ("the server does not support a feature that Backstay needs", "Use PostgreSQL 13 or newer"),
+    "26000": ("a connection pooler mixes up prepared statements", "Remove prepare=yes from the URL"),
+    "42P05": ("a connection pooler mixes up prepared statements", "Remove prepare=yes from the URL"),
+}
+
+NOT_AS_THOUGHT, CHECKPOINT_IS_GONE, ID_EXISTS = "ZB001", "ZB005", "23505"
+"""Error codes that the functions of the schema raise."""
+
+INVALID, BUSY = "invalid", "busy"
+WHILE_CONNECTING = {
+    r"password authentication failed|no password supplied": "28P01",
+    r"no pg_hba\.conf entry|role .* does not exist|is not permitted to log in": "28000",
+    r"database .* does not exist": "3D000",
+    r"permission denied": "42501",
+    r"the database system is|too many (clients|connections)|connection slots": BUSY,
+    r"invalid .*value|could not match|definition of service": INVALID,
+}
+"""libpq has no code for a refused connection, only the server's text, which may be in another language."""
+
+
+def is_transient(error: psycopg.Error) -> bool:
+    """Return whether the call had no effect and may be repeated."""
+    return error.sqlstate in TRANSIENT_CODES
+
+
+def is_lost(error: psycopg.Error, connection: DeadlineConnection) -> bool:
+    """Return whether the connection is lost, so that the outcome of the last statement is unknown."""
+    state = error.sqlstate or ""
+    return connection.closed or state in LOST_CODES or state.startswith("08")
+
+
+def translate(error: psycopg.Error, target: Target) -> BackstayError:
+    """Return our error for one of the driver's, without secrets."""
+    state, place = error.sqlstate or "", target.shown
+    text = target.redacted(str(error).strip().split("\n")[0])
+    if state in REFUSALS:
+        what, hint = REFUSALS[state]
+        return StoreRefused(f"{what} ({text})", path=place, hint=hint)
+    if state == "53100":
+        return StoreFull(f"no space left on the server ({text})", path=place, hint="Free some space, then try again")
+    if state in ("55P03", "57014"):
+        return StoreBusy(f"the database did not release a lock in time ({text})", path=place, hint="Try again")
+    if isinstance(error, psycopg.DataError) and "NUL" in text:
+        return InvalidInput("PostgreSQL cannot store a NUL character in a name", hint="Remove it from the name")
+    if isinstance(error, DeadlinePassed | psycopg.errors.ConnectionTimeout):
+        return StoreBusy("the database did not answer in time", path=place, hint="Check that it can be reached")
+    if isinstance(error, psycopg.OperationalError) and not state:
+        return _not_connected(text, place)
+    return StoreError(f"PostgreSQL reports: {text}{f' ({state})' if state else ''}", path=place)
+
+
+def _not_connected(text: str, place: str) -> BackstayError:
+    kind = next((kind for words, kind in WHILE_CONNECTING.items() if re.search(words, text)), None)
+    if kind == BUSY:
+        return StoreBusy(
+            f"the server accepts no connections at the moment ({text})", path=place, hint="Try again in a moment"
+        )
+    if kind == INVALID:
+        return InvalidInput(
+            f"a parameter of the URL is wrong ({text})", path=place, hint="See libpq's list of parameters"
+        )
+    if kind is not None:
+        what, hint = REFUSALS[kind]
+        return StoreRefused(f"{what} ({text})", path=place, hint=hint)
+    return StoreError(f"cannot connect: {text}", path=place, hint="Check host, port and user, and that the server runs")

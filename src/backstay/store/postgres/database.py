@@ -1,6 +1,6 @@
-"""Opening a database: only a primary, only with settings that our promises rest on, only a schema we know.
+"""Opening a database: only a primary, only with settings that our guarantees need, only a schema we know.
 
-Tables are made and brought up to date in one transaction each, under an advisory lock, so any number of processes may
+Creating the tables and migrating them are one transaction each, under an advisory lock, so any number of processes may
 start at once.
 """
 
@@ -11,15 +11,14 @@ import re
 import psycopg
 
 from backstay.errors import StoreRefused
-from backstay.store.postgres.connection import DeadlineConnection, is_pooled
-from backstay.store.postgres.failure import translate
-from backstay.store.postgres.link import Link
-from backstay.store.postgres.schema import check_schema, migration_scripts, schema_script
+from backstay.store.postgres.connection import DeadlineConnection, is_pooled, translate
+from backstay.store.postgres.pool import RetryingPool
+from backstay.store.postgres.schema import check_schema, migration_scripts, newest_version, schema_script
 from backstay.store.postgres.target import Target
 from backstay.version import install_hint
 
 SERVER_VERSION_MIN = 130_000
-ENCODINGS = ("UTF8", "SQL_ASCII")  # the others cannot hold every name
+ENCODINGS = ("UTF8", "SQL_ASCII")  # others cannot store every name
 ISOLATION = "read committed"
 SETTINGS = """
 SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(),
@@ -41,14 +40,20 @@ VERSION = "SELECT version FROM {schema}.meta"
 _NAMES = re.compile(r"CREATE TABLE \{schema\}\.(\w+)")
 
 
-def prepare(link: Link, target: Target) -> None:
-    """Check the server and make or update the tables, on a connection of its own."""
-    connection = link.connect()
+def prepare(pool: RetryingPool, target: Target) -> None:
+    """Check the server and create or migrate the tables, on a connection of its own."""
+    connection = pool.connect()
     try:
-        is_pooled(connection)  # if not, it has a safe search path from here on
+        is_pooled(connection)  # without a pooler, it has a safe search path from here on
         _check_server(connection, target)
-        while _version(connection, target) != len(migration_scripts()):
-            _bring_up_to_date(connection, target)
+        while _version(connection, target) != newest_version():
+            try:
+                connection.execute("BEGIN")
+                connection.execute(SAFE_PATH)
+                migrate(connection, target)
+                connection.execute("COMMIT")
+            except psycopg.errors.DeadlockDetected:  # with a writer: try again
+                connection.execute("ROLLBACK")
         check_schema(connection, target)
     except psycopg.Error as error:
         raise translate(error, target) from error
@@ -56,55 +61,44 @@ def prepare(link: Link, target: Target) -> None:
         connection.close()
 
 
-def _bring_up_to_date(connection: DeadlineConnection, target: Target) -> None:
-    try:
-        connection.execute("BEGIN")
-        connection.execute(SAFE_PATH)
-        migrate(connection, target)
-        connection.execute("COMMIT")
-    except psycopg.errors.DeadlockDetected:  # a writer was in the way, and this in its way: once more
-        connection.execute("ROLLBACK")
-
-
 def migrate(connection: DeadlineConnection, target: Target) -> None:
     """Bring the schema to the newest version, inside a transaction."""
-    scripts = migration_scripts()
-    connection.run(ALONE)  # whoever waited here finds the work done
+    connection.run(ALONE)  # a process that waited here finds the work done
     current = _version(connection, target)
     if current is None:
         if connection.scalar(HAS_SCHEMA, (target.schema,)) is None:
             connection.run("CREATE SCHEMA {schema}")
         _execute(connection, schema_script())
-        connection.run("INSERT INTO {schema}.meta VALUES (%s)", (len(scripts),))
+        connection.run("INSERT INTO {schema}.meta VALUES (%s)", (newest_version(),))
         return
     connection.run(NO_WRITERS)
-    for number in range(current, len(scripts)):
-        _execute(connection, scripts[number])
-    connection.run("UPDATE {schema}.meta SET version = %s", (len(scripts),))
+    for script in migration_scripts()[current - 1 :]:
+        _execute(connection, script)
+    connection.run("UPDATE {schema}.meta SET version = %s", (newest_version(),))
 
 
 def _version(connection: DeadlineConnection, target: Target) -> int | None:
-    """Return the schema's version, None if there is nothing yet; refuse what is not ours or too new."""
+    """Return the schema's version, None if it is empty; raise StoreRefused if it is another program's or too new."""
     name = target.schema
     tables = {table for (table,) in connection.every(TABLES, (name,))}
     if not tables:
         return None
     version = connection.scalar(VERSION) if "meta" in tables and connection.scalar(HAS_VERSION) else None
     if version is None or version < 1:
-        raise _refused(target, f"schema {name!r} holds tables of another program", "Name another with ?schema=")
-    known = len(migration_scripts())
+        raise _refused(target, f"schema {name!r} holds tables of another program", "Name another schema with ?schema=")
+    known = newest_version()
     if version > known:
         raise _refused(
             target,
-            f"schema {name!r} has version {version}; this Backstay knows up to {known}",
+            f"schema {name!r} has version {version}; this Backstay supports up to {known}",
             f"Upgrade Backstay. {install_hint()}",
         )
     missing = sorted(set(_NAMES.findall(schema_script())) - tables) if version == known else []
     if missing:
         raise _refused(
             target,
-            f"schema {name!r} lacks tables: {', '.join(missing)}",
-            "Restore a backup of the whole schema, or name another with ?schema=",
+            f"tables are missing in schema {name!r}: {', '.join(missing)}",
+            "Restore a backup of the whole schema, or name another schema with ?schema=",
         )
     return int(version)
 
@@ -114,10 +108,10 @@ def _check_server(connection: DeadlineConnection, target: Target) -> None:
     assert found is not None
     version, is_standby, read_only, encoding, isolation, *durability, messages, path = found
     if version < SERVER_VERSION_MIN:
-        raise _refused(target, "the server is older than PostgreSQL 13", "Use a newer one")
+        raise _refused(target, "the server is older than PostgreSQL 13", "Use PostgreSQL 13 or newer")
     if is_standby:
         raise _refused(
-            target, "the server is a standby", "Name the primary: a standby may show an old newest checkpoint"
+            target, "the server is a standby", "Name the primary: the newest checkpoint on a standby may be an old one"
         )
     if read_only == "on":
         raise _refused(
@@ -127,24 +121,24 @@ def _check_server(connection: DeadlineConnection, target: Target) -> None:
         )
     if encoding not in ENCODINGS:
         raise _refused(
-            target, f"the database's encoding is {encoding}: it cannot hold every name", "Create one with UTF8"
+            target, f"the database's encoding {encoding} cannot store every name", "Create a database with UTF8"
         )
-    if isolation != ISOLATION:  # what waited for a lock would then look at what was there before it waited
+    if isolation != ISOLATION:  # a statement that waited for a lock would then see old data
         raise _refused(
             target,
-            f"the server runs with default_transaction_isolation={isolation}: deletes and forks would miss each other",
+            f"default_transaction_isolation={isolation} on the server would let deletes and forks miss each other",
             f"Set it to {ISOLATION!r} for this user: ALTER ROLE … SET default_transaction_isolation",
         )
     if next(schema for schema in path if not schema.startswith("pg_temp")) != "pg_catalog":
         raise _refused(
             target,
-            f"the search path looks into schema {path[0]!r} before PostgreSQL's own: others may plant functions there",
-            "Leave pg_catalog out of search_path for this user and database: then it comes first",
+            f"the search path has schema {path[0]!r} before PostgreSQL's own, so other users could plant functions",
+            "Remove pg_catalog from search_path for this user and database: then it comes first",
         )
     if messages in ("error", "fatal", "panic"):
         raise _refused(
             target,
-            f"the server runs with client_min_messages={messages}: it would not tell that a standby lacks a commit",
+            f"client_min_messages={messages} on the server hides the warning that a standby missed a commit",
             "Set it to warning for this user: ALTER ROLE … SET client_min_messages",
         )
     _check_durability(target, durability)
@@ -155,8 +149,8 @@ def _check_durability(target: Target, values: list[str]) -> None:
         if value == "off" and not target.accepts_data_loss:
             raise _refused(
                 target,
-                f"the server runs with {setting}=off: a crash would lose or damage acknowledged checkpoints",
-                f"Set {setting}=on, or add accept_data_loss=yes to the URL if that is really meant",
+                f"the server runs with {setting}=off, so a crash could lose or damage acknowledged checkpoints",
+                f"Set {setting}=on, or add accept_data_loss=yes to the URL to accept that",
             )
 
 
@@ -165,5 +159,5 @@ def _refused(target: Target, what: str, hint: str) -> StoreRefused:
 
 
 def _execute(connection: DeadlineConnection, script: str) -> None:
-    """Run several statements at once: without parameters, in the simple protocol."""
+    """Run several statements at once, without parameters, in the simple protocol."""
     connection.execute(connection.statements[script].encode(), prepare=False)

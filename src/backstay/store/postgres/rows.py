@@ -1,10 +1,10 @@
-"""How values are laid out in the tables: ids and rows. Bytes only, no I/O."""
+"""Ids and rows as the tables store them. Bytes only, no I/O."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from backstay.store.base import LaneKey, Row, WriteRow
+from backstay.store.base import BranchKey, Row
 from backstay.store.layout import SEQ_MAX, unpack_or_nothing, unreadable_id, uuid_bytes, uuid_text
 from backstay.store.writes import Packed, read
 
@@ -43,17 +43,17 @@ def unpack_task(stored: bytes) -> str:
     return uuid_text(stored[1:]) if stored[:1] == _UUID else stored[1:].decode(errors="replace")
 
 
-LANE_COLUMNS = "l.id, t.id, t.namespace, t.name, l.scope, l.branch"
+BRANCH_COLUMNS = "br.id, t.id, t.namespace, t.name, br.scope, br.name"
 ROW_COLUMNS = """c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes,
   ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = c.key ORDER BY g.name)"""
-# A base whose row is gone has an empty name, which no blob has: that is damage, and not the same as to have none.
+# If the base's row is missing its name is empty, which no blob has: that is damage, unlike a row without a base.
 BASE_NAME = "CASE WHEN c.base IS NOT NULL THEN coalesce(b.digest, ''::bytea) END"
 PAYLOAD_COLUMNS = f"{BASE_NAME}, b.size, b.body, c.manifest, p.digest"
 WRITE_COLUMNS = """(SELECT pg_catalog.array_agg(ARRAY[w.task, pg_catalog.int4send(w.size), w.body])
-  FROM {schema}.write w WHERE w.thread = t.id AND w.scope = l.scope AND w.checkpoint = c.id)"""
+  FROM {schema}.write w WHERE w.thread = t.id AND w.scope = br.scope AND w.checkpoint = c.id)"""
 
 
-def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool, writes: bool) -> Row:
+def read_row(branch: BranchKey, thread: int, fields: tuple[Any, ...], payload: bool, writes: bool) -> Row:
     """Return a row from its columns: ``ROW_COLUMNS``, then ``PAYLOAD_COLUMNS`` and ``WRITE_COLUMNS`` if asked for."""
     key, name, parent, parent_digest, step, created, digest, size, notes, tags = fields[:10]
     base = base_data = None
@@ -63,8 +63,12 @@ def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool,
         parent_digest = present_parent_digest if parent_digest is None else parent_digest
         base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
     name = unpack_id(name)
+    packed = [
+        (unpack_task(task), Packed(int.from_bytes(size, signed=True), body))
+        for task, size, body in (fields[-1] or () if writes else ())
+    ]
     return Row(
-        lane,
+        branch,
         thread,
         key & SEQ_MAX,
         name,
@@ -76,15 +80,8 @@ def read_row(lane: LaneKey, thread: int, fields: tuple[Any, ...], payload: bool,
         notes,
         size,
         tuple(tags),
-        _read_writes(fields[-1], lane, name) if writes else (),
+        read(packed, branch.thread, name),
         base,
         base_data,
         manifest,
     )
-
-
-def _read_writes(found: list[list[bytes]] | None, lane: LaneKey, checkpoint: str) -> tuple[WriteRow, ...]:
-    if not found:
-        return ()
-    tasks = [(unpack_task(task), Packed(int.from_bytes(size, signed=True), body)) for task, size, body in found]
-    return read(tasks, lane.thread, checkpoint)

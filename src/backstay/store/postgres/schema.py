@@ -1,8 +1,11 @@
-"""The tables as they must be: the script that makes them, the migrations that lead there, and a comparison with it.
+"""The tables and functions: the script that creates them, the migrations to it, and a comparison with the database.
 
-A schema in which anything of ours differs is refused: a trigger, a rule, a policy, a constraint or another body of a
-function can drop, change or copy what is saved, and no call would fail. What is expected is read from the script's own
-text. Tables and functions of other names may be in the schema, and plain indexes on ours: they do no harm.
+schema.sql is always the newest version. Version 1 is schema.sql as first released; a later change edits schema.sql and
+adds migrations/0002_what_it_does.sql, 0003 and so on, which bring older schemas to the same tables.
+
+A schema that differs from ours is refused: an added trigger, rule, policy or constraint, or a changed function, could
+drop, change or copy saved data without any call failing. The expected tables are read from the text of schema.sql. The
+schema may hold tables and functions with other names, and plain indexes on our tables: these are harmless.
 """
 
 from __future__ import annotations
@@ -78,19 +81,24 @@ SELECT 'inheritance', o.name, '', NULL
   FROM ours o JOIN pg_catalog.pg_inherits h ON h.inhparent = o.oid OR h.inhrelid = o.oid"""
 
 
+def newest_version() -> int:
+    """Return the version that schema.sql creates and that the migrations lead to."""
+    return 1 + len(migration_scripts())
+
+
 def migration_scripts() -> list[str]:
-    """Return all migrations in order; the first makes the tables."""
-    files = sorted(entry.name for entry in _MIGRATIONS.iterdir() if entry.name.endswith(".sql"))
-    return [(_MIGRATIONS / name).read_text(encoding="utf-8") for name in files]
+    """Return the migrations to versions 2, 3, …, in order."""
+    files = _MIGRATIONS.iterdir() if _MIGRATIONS.is_dir() else ()
+    return [file.read_text(encoding="utf-8") for file in sorted(files, key=lambda file: file.name)]
 
 
 def schema_script() -> str:
-    """Return what makes the newest version at once."""
+    """Return the script that creates the newest version."""
     return _SCHEMA.read_text(encoding="utf-8")
 
 
 class Expected(NamedTuple):
-    """What a script makes, in the words of ``OBJECTS``."""
+    """The objects that a script creates, as ``OBJECTS`` describes them."""
 
     columns: dict[str, str]  # by table
     indexes: dict[str, set[str]]  # by table
@@ -98,22 +106,22 @@ class Expected(NamedTuple):
 
 
 def check_schema(connection: DeadlineConnection, target: Target) -> None:
-    """Refuse a schema whose tables and functions are not exactly ours; name what is wrong."""
+    """Raise StoreRefused if the tables and functions of the schema are not exactly ours."""
     ours = expected(schema_script())
     bound = {"tables": list(ours.columns), "functions": list(ours.functions)}
     wrong = _differences(ours, connection.every(OBJECTS, bound), target.schema)
     if wrong:
         more = f" and {len(wrong) - _NAMED_MAX} more" if len(wrong) > _NAMED_MAX else ""
         raise StoreRefused(
-            f"schema {target.schema!r} was changed by another program: {'; '.join(wrong[:_NAMED_MAX])}{more}",
+            f"another program changed schema {target.schema!r}: {'; '.join(wrong[:_NAMED_MAX])}{more}",
             path=target.shown,
-            hint="Find out who changed it. Drop what was added, or restore a backup of the whole schema",
+            hint="Find the program that changed it, then drop its additions or restore a backup of the whole schema",
         )
 
 
 @cache
 def expected(script: str) -> Expected:
-    """Return what a script makes."""
+    """Return the objects that a script creates."""
     ours = Expected({}, {}, {})
     for table, body in _TABLE.findall(script):
         lines = [line.strip().rstrip(",") for line in body.splitlines()]

@@ -1,18 +1,18 @@
--- The newest schema. A new store is made from this file; an older one reaches it through migrations/, and a test proves
--- that both ways give the same tables. {schema} stands for the schema's quoted name.
+-- The newest schema. A new store is created from this file, which is also the first migration: later changes edit it and
+-- add migrations/0002_what_it_does.sql and so on for stores that exist. {schema} is replaced by the schema's quoted name.
 --
--- Locks: whoever adds to a branch holds its row in `lane`, then the row in `thread`, always in this order. A fork from
--- another thread holds that one's row too. A delete holds all branches and then the rows of all threads that share a
--- stream with it, so nothing moves under it.
+-- Locks: a writer locks the row of its branch in `branch`, then the row of its thread in `thread`, always in this order. A
+-- fork from another thread locks that thread's row too. A delete locks all branches and then the rows of all threads that
+-- share a stream with it, so that nothing changes while it runs.
 --
--- Whoever answers that something is stored has written or locked a row in the same transaction: only then does the answer
--- wait for a synchronous standby, also if it was stored by an earlier attempt.
+-- A function that answers "stored" has written or locked a row in the same transaction. Only then does the answer wait for
+-- a synchronous standby, even if an earlier attempt stored the data.
 --
--- Every function has a search path of its own: whatever another user of the database has planted elsewhere, it calls and
--- uses only what belongs to PostgreSQL and what is named with its schema.
+-- Every function has a search path of its own, so it calls only what belongs to PostgreSQL and what is named with its
+-- schema, even if another user of the database has planted functions elsewhere.
 
--- Whoever writes looks here first, with check_version, and so holds the table's weakest lock until the end. A migration
--- takes its strongest lock before anything else: it waits for writers under way, and later ones see the new version.
+-- Every write first calls check_version, which reads this table and so holds its weakest lock until the end. A migration
+-- first takes the table's strongest lock: it waits for writes in progress, and later writes see the new version.
 CREATE TABLE {schema}.meta (
   version int NOT NULL
 );
@@ -25,8 +25,8 @@ CREATE TABLE {schema}.thread (
   UNIQUE (namespace, name)
 ) WITH (fillfactor = 50);
 
--- One row a branch. last_seq never falls, also when the head is deleted. The lease: epoch, owner, token, expires.
-CREATE TABLE {schema}.lane (
+-- One row per branch. last_seq never falls, even when the head is deleted. The lease: epoch, owner, token, expires.
+CREATE TABLE {schema}.branch (
   id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   thread   bigint NOT NULL,
   head     bigint NOT NULL,
@@ -34,16 +34,16 @@ CREATE TABLE {schema}.lane (
   epoch    bigint NOT NULL DEFAULT 0,
   expires  timestamptz,
   scope    text COLLATE "C" NOT NULL,
-  branch   text COLLATE "C" NOT NULL,
+  name     text COLLATE "C" NOT NULL,
   owner    text,
   token    text,
   origin   bytea,
-  UNIQUE (thread, scope, branch)
+  UNIQUE (thread, scope, name)
 ) WITH (fillfactor = 50);
-CREATE INDEX lane_origin ON {schema}.lane (origin) WHERE origin IS NOT NULL;
-CREATE INDEX lane_leased ON {schema}.lane (id) WHERE token IS NOT NULL;
+CREATE INDEX branch_origin ON {schema}.branch (origin) WHERE origin IS NOT NULL;
+CREATE INDEX branch_leased ON {schema}.branch (id) WHERE token IS NOT NULL;
 
--- key = lane << 32 | seq. Ids: 0x00 and a UUID's 16 bytes, or 0x01 and "namespace NUL id" as text.
+-- key = branch << 32 | seq. Ids: 0x00 and a UUID's 16 bytes, or 0x01 and "namespace NUL id" as text.
 CREATE TABLE {schema}.checkpoint (
   key           bigint PRIMARY KEY,
   created       bigint NOT NULL,
@@ -59,7 +59,7 @@ CREATE TABLE {schema}.checkpoint (
 );
 ALTER TABLE {schema}.checkpoint ALTER notes SET STORAGE EXTERNAL, ALTER manifest SET STORAGE EXTERNAL;
 
--- The bytes of streams; address = stream << 28 | offset. size is the length before compression; a body of that very
+-- The bytes of streams; address = stream << 28 | offset. size is the length before compression; a body of exactly that
 -- length is not compressed.
 CREATE TABLE {schema}.chunk (
   address bigint PRIMARY KEY,
@@ -87,17 +87,17 @@ CREATE TABLE {schema}.blob (
 ALTER TABLE {schema}.blob ALTER body SET STORAGE EXTERNAL;
 
 CREATE TABLE {schema}.stream_ref (
-  lane   bigint NOT NULL,
+  branch   bigint NOT NULL,
   stream bigint NOT NULL,
   owned  boolean NOT NULL,
-  PRIMARY KEY (lane, stream)
+  PRIMARY KEY (branch, stream)
 );
 CREATE INDEX stream_ref_stream ON {schema}.stream_ref (stream);
 
 CREATE TABLE {schema}.blob_ref (
-  lane   bigint NOT NULL,
+  branch   bigint NOT NULL,
   digest bytea NOT NULL,
-  PRIMARY KEY (lane, digest)
+  PRIMARY KEY (branch, digest)
 );
 CREATE INDEX blob_ref_digest ON {schema}.blob_ref (digest);
 
@@ -109,7 +109,7 @@ CREATE TABLE {schema}.tag (
 CREATE INDEX tag_name ON {schema}.tag (name, checkpoint);
 
 -- One row for all writes of a task, packed as store/writes.py says. task: 0x00 and a UUID's 16 bytes, or 0x01 and its
--- text. size is the length before compression; a body of that very length is not compressed.
+-- text. size is the length before compression; a body of exactly that length is not compressed.
 CREATE TABLE {schema}.write (
   thread     bigint NOT NULL,
   size       int NOT NULL,
@@ -121,8 +121,9 @@ CREATE TABLE {schema}.write (
 );
 ALTER TABLE {schema}.write ALTER body SET STORAGE EXTERNAL;
 
--- Sessions, interrupts and effects. id is a SHA-256 of what names the record (see store/records.py): whatever the lengths,
--- it fits into an index. A record belongs to its lane by name; the lane need not be there. A write adds one to the version.
+-- Sessions, interrupts and effects. id is the SHA-256 of the record's name (see store/records.py), so that names of any
+-- length fit into an index. A record belongs to its branch by name, and the branch need not exist. A write adds one to
+-- the version.
 CREATE TABLE {schema}.record (
   number     bigint GENERATED ALWAYS AS IDENTITY,
   thread     bigint NOT NULL,
@@ -161,7 +162,7 @@ BEGIN
   RETURN true;
 END $$;
 
--- Stores blobs, or holds on to those that are there, until the transaction ends.
+-- Stores blobs, or locks the ones that exist, until the transaction ends.
 CREATE FUNCTION {schema}.put_blobs(p_digests bytea[], p_sizes int[], p_bodies bytea[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -206,12 +207,12 @@ DECLARE
 BEGIN
   PERFORM {schema}.check_version(p_version);
   WITH moved AS (
-    UPDATE {schema}.lane l SET head = t.next_seq, last_seq = t.next_seq,
-      expires = CASE WHEN p_token IS NULL THEN l.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
+    UPDATE {schema}.branch br SET head = t.next_seq, last_seq = t.next_seq,
+      expires = CASE WHEN p_token IS NULL THEN br.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
     FROM {schema}.thread t
-    WHERE l.id = p_number AND t.id = l.thread AND l.last_seq = p_last_seq AND l.head = p_head_seq AND l.epoch = p_epoch
-      AND CASE WHEN p_token IS NULL THEN l.expires IS NULL OR l.expires <= clock_timestamp() ELSE l.token = p_token END
-    RETURNING l.thread, t.next_seq AS seq
+    WHERE br.id = p_number AND t.id = br.thread AND br.last_seq = p_last_seq AND br.head = p_head_seq AND br.epoch = p_epoch
+      AND CASE WHEN p_token IS NULL THEN br.expires IS NULL OR br.expires <= clock_timestamp() ELSE br.token = p_token END
+    RETURNING br.thread, t.next_seq AS seq
   ), numbered AS (
     UPDATE {schema}.thread t SET next_seq = m.seq + 1 FROM moved m WHERE t.id = m.thread AND t.next_seq = m.seq
     RETURNING m.seq
@@ -239,7 +240,7 @@ CREATE FUNCTION {schema}.commit_checkpoint(
   p_blobs bytea[], p_blob_sizes int[], p_blob_bodies bytea[],
   p_streams bigint[], p_owned boolean[], p_digests bytea[],
   p_tags text[], p_requires bytea, p_origin bytea, p_parent_digest bytea, p_replaces boolean,
-  OUT outcome int, OUT lane bigint, OUT seq bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
+  OUT outcome int, OUT branch bigint, OUT seq bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_thread   bigint;
@@ -253,19 +254,19 @@ DECLARE
   v_source   bigint;
 BEGIN
   PERFORM {schema}.check_version(p_version);
-  SELECT l.id, l.head, l.last_seq, l.epoch, l.owner, l.token, l.expires
-    INTO lane, v_head, v_last, epoch, owner, v_token, v_expires
-    FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
-    WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
-    FOR NO KEY UPDATE OF l;
+  SELECT br.id, br.head, br.last_seq, br.epoch, br.owner, br.token, br.expires
+    INTO branch, v_head, v_last, epoch, owner, v_token, v_expires
+    FROM {schema}.thread t JOIN {schema}.branch br ON br.thread = t.id
+    WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
+    FOR NO KEY UPDATE OF br;
   IF NOT FOUND THEN
-    lane := 0; epoch := 0; v_head := 0; v_last := 0;
+    branch := 0; epoch := 0; v_head := 0; v_last := 0;
   END IF;
   left_us := 0; seq := 0;
 
   SELECT c.key, c.digest INTO v_key, v_digest FROM {schema}.checkpoint c WHERE c.id = p_id;
-  IF FOUND AND NOT (p_replaces AND v_key = (lane << 32 | v_head)) THEN
-    outcome := CASE WHEN v_digest = p_digest AND v_key >> 32 = lane THEN 1 ELSE 2 END;
+  IF FOUND AND NOT (p_replaces AND v_key = (branch << 32 | v_head)) THEN
+    outcome := CASE WHEN v_digest = p_digest AND v_key >> 32 = branch THEN 1 ELSE 2 END;
     seq := v_key & 4294967295;
     RETURN;
   END IF;
@@ -275,15 +276,15 @@ BEGIN
     left_us := coalesce(extract(epoch FROM v_expires - clock_timestamp()) * 1000000, 0);
     RETURN;
   END IF;
-  IF lane <> p_number OR v_last <> p_last_seq OR v_head <> p_head_seq THEN
+  IF branch <> p_number OR v_last <> p_last_seq OR v_head <> p_head_seq THEN
     outcome := 3;
     RETURN;
   END IF;
 
   SELECT m.thread_id, m.next_seq INTO v_thread, seq FROM {schema}.make_thread(p_namespace, p_thread) m;
   IF p_requires IS NOT NULL THEN
-    SELECT l.thread INTO v_source
-      FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32 WHERE c.id = p_requires;
+    SELECT br.thread INTO v_source
+      FROM {schema}.checkpoint c JOIN {schema}.branch br ON br.id = c.key >> 32 WHERE c.id = p_requires;
     IF v_source <> v_thread THEN  -- its thread's row keeps deletes away until this is committed
       PERFORM 1 FROM {schema}.thread t WHERE t.id = v_source FOR KEY SHARE;
     END IF;
@@ -293,10 +294,10 @@ BEGIN
       RAISE EXCEPTION 'the checkpoint it builds on is gone' USING ERRCODE = 'ZB005';
     END IF;
   END IF;
-  IF lane = 0 THEN
-    INSERT INTO {schema}.lane AS l (thread, scope, branch, head, last_seq, origin)
-      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin) ON CONFLICT DO NOTHING RETURNING l.id INTO lane;
-    IF lane IS NULL THEN
+  IF branch = 0 THEN
+    INSERT INTO {schema}.branch AS br (thread, scope, name, head, last_seq, origin)
+      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin) ON CONFLICT DO NOTHING RETURNING br.id INTO branch;
+    IF branch IS NULL THEN
       RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
     END IF;
   END IF;
@@ -313,24 +314,24 @@ BEGIN
       INSERT INTO {schema}.chunk VALUES (p_small[i], length(p_small_bodies[i]), p_small_bodies[i]);
     END IF;
   END LOOP;
-  INSERT INTO {schema}.stream_ref SELECT commit_checkpoint.lane, s, o FROM unnest(p_streams, p_owned) u (s, o)
+  INSERT INTO {schema}.stream_ref SELECT commit_checkpoint.branch, s, o FROM unnest(p_streams, p_owned) u (s, o)
     ON CONFLICT DO NOTHING;
-  INSERT INTO {schema}.blob_ref SELECT commit_checkpoint.lane, d FROM unnest(p_digests) d ON CONFLICT DO NOTHING;
+  INSERT INTO {schema}.blob_ref SELECT commit_checkpoint.branch, d FROM unnest(p_digests) d ON CONFLICT DO NOTHING;
   IF p_replaces THEN  -- free the id; the caller deletes the row in the same transaction
     UPDATE {schema}.checkpoint c SET id = '\x02'::bytea || int8send(c.key) WHERE c.key = v_key;
   END IF;
   INSERT INTO {schema}.checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
-    VALUES (lane << 32 | seq, p_id, p_parent,
+    VALUES (branch << 32 | seq, p_id, p_parent,
       CASE WHEN p_parent_digest IS NOT NULL AND p_requires IS NULL AND NOT p_replaces AND NOT EXISTS (
         SELECT 1 FROM {schema}.checkpoint c WHERE c.id = p_parent AND c.digest = p_parent_digest)
         THEN p_parent_digest END,  -- of a parent that is not there
       p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
-  INSERT INTO {schema}.tag SELECT commit_checkpoint.lane << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
+  INSERT INTO {schema}.tag SELECT commit_checkpoint.branch << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
   UPDATE {schema}.thread t SET next_seq = commit_checkpoint.seq + 1 WHERE t.id = v_thread;
-  UPDATE {schema}.lane l SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
-      origin = CASE WHEN v_last = 0 THEN p_origin ELSE l.origin END,
-      expires = CASE WHEN p_token IS NULL THEN l.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
-    WHERE l.id = commit_checkpoint.lane;
+  UPDATE {schema}.branch br SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
+      origin = CASE WHEN v_last = 0 THEN p_origin ELSE br.origin END,
+      expires = CASE WHEN p_token IS NULL THEN br.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
+    WHERE br.id = commit_checkpoint.branch;
   outcome := 0;
 END $$;
 
@@ -372,10 +373,10 @@ BEGIN
   END IF;
 END $$;
 
--- Takes a lane's lease; see the contract's acquire. outcome: 0 taken, 1 held by somebody else.
+-- Takes a branch's lease; see the contract's acquire. outcome: 0 taken, 1 held by another.
 CREATE FUNCTION {schema}.acquire_lease(
   p_version int, p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint,
-  OUT outcome int, OUT lane bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
+  OUT outcome int, OUT branch bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_thread  bigint;
@@ -385,14 +386,14 @@ BEGIN
   PERFORM {schema}.check_version(p_version);
   outcome := 0; left_us := 0;
   LOOP
-    SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO lane, epoch, owner, v_token, v_expires
-      FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
-      WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
-      FOR NO KEY UPDATE OF l;
+    SELECT br.id, br.epoch, br.owner, br.token, br.expires INTO branch, epoch, owner, v_token, v_expires
+      FROM {schema}.thread t JOIN {schema}.branch br ON br.thread = t.id
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
+      FOR NO KEY UPDATE OF br;
     EXIT WHEN FOUND;
     SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
-    INSERT INTO {schema}.lane AS l (thread, scope, branch, head, last_seq)
-      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING l.id, l.epoch INTO lane, epoch;
+    INSERT INTO {schema}.branch AS br (thread, scope, name, head, last_seq)
+      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING br.id, br.epoch INTO branch, epoch;
     EXIT WHEN FOUND;
   END LOOP;
   IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() THEN
@@ -403,14 +404,14 @@ BEGIN
   IF v_token IS DISTINCT FROM p_token THEN
     epoch := epoch + 1;
   END IF;
-  UPDATE {schema}.lane l SET epoch = acquire_lease.epoch, owner = p_owner, token = p_token,
+  UPDATE {schema}.branch br SET epoch = acquire_lease.epoch, owner = p_owner, token = p_token,
       expires = clock_timestamp() + p_ttl * interval '1 microsecond'
-    WHERE l.id = acquire_lease.lane;
+    WHERE br.id = acquire_lease.branch;
 END $$;
 
 -- Stores a record if its version and number are those that are stored; see the contract's put_record. The answer is the
 -- record as it is then. outcome: 0 this is it, 1 fenced, 2 it is gone. Raises ZB005 if its checkpoint is gone. A new record
--- holds the lane's row, if there is a fence and a lane, and then the thread's: so no lease is taken and nothing deleted in
+-- holds the branch's row, if there is a fence and a branch, and then the thread's: so no lease is taken and nothing deleted in
 -- between, and the numbers of a thread appear in order.
 CREATE FUNCTION {schema}.put_record(
   p_version int, p_namespace text, p_thread text, p_scope text, p_branch text,
@@ -422,7 +423,7 @@ CREATE FUNCTION {schema}.put_record(
   OUT version bigint, OUT number bigint, OUT left_us bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  v_lane    bigint;
+  v_branch    bigint;
   v_thread  bigint;
   v_token   text;
   v_held    timestamptz;
@@ -432,10 +433,10 @@ BEGIN
   PERFORM {schema}.check_version(p_version);
   outcome := 0;
   IF p_is_fenced THEN
-    SELECT l.id, l.epoch, l.owner, l.token, l.expires INTO v_lane, epoch, holder, v_token, v_held
-      FROM {schema}.thread t JOIN {schema}.lane l ON l.thread = t.id
-      WHERE t.namespace = p_namespace AND t.name = p_thread AND l.scope = p_scope AND l.branch = p_branch
-      FOR NO KEY UPDATE OF l;
+    SELECT br.id, br.epoch, br.owner, br.token, br.expires INTO v_branch, epoch, holder, v_token, v_held
+      FROM {schema}.thread t JOIN {schema}.branch br ON br.thread = t.id
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
+      FOR NO KEY UPDATE OF br;
     epoch := coalesce(epoch, 0);
   END IF;
 
@@ -468,15 +469,15 @@ BEGIN
     END IF;
   ELSE
     SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
-    IF p_is_fenced AND v_lane IS NULL THEN
-      PERFORM 1 FROM {schema}.lane l WHERE l.thread = v_thread AND l.scope = p_scope AND l.branch = p_branch;
+    IF p_is_fenced AND v_branch IS NULL THEN
+      PERFORM 1 FROM {schema}.branch br WHERE br.thread = v_thread AND br.scope = p_scope AND br.name = p_branch;
       IF FOUND THEN
         RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
       END IF;
     END IF;
     IF p_checkpoint IS NOT NULL THEN
-      PERFORM 1 FROM {schema}.checkpoint c JOIN {schema}.lane l ON l.id = c.key >> 32
-        WHERE c.id = p_checkpoint AND l.thread = v_thread AND l.scope = p_scope;
+      PERFORM 1 FROM {schema}.checkpoint c JOIN {schema}.branch br ON br.id = c.key >> 32
+        WHERE c.id = p_checkpoint AND br.thread = v_thread AND br.scope = p_scope;
       IF NOT FOUND THEN
         RAISE EXCEPTION 'the checkpoint it belongs to is gone' USING ERRCODE = 'ZB005';
       END IF;

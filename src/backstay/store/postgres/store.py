@@ -1,31 +1,32 @@
 """The PostgreSQL store: one schema, many threads, processes and machines.
 
-A save is one statement. No session state is kept between statements, so a pooler in transaction mode may stand in
-between. See ``link`` for deadlines and lost connections, ``schema.sql`` for what keeps writers and deletes apart.
+A save is one statement. No session state is kept between statements, so a pooler in transaction mode may be in between.
+See ``pool`` for deadlines and lost connections, and ``schema.sql`` for the locks between saves and deletes.
 """
 
 from __future__ import annotations
 
-from backstay.store.postgres.collect import Deleting
-from backstay.store.postgres.commit import Writing
-from backstay.store.postgres.compact import Space
+from backstay.store.postgres.checkpoints import PostgresCheckpoints
+from backstay.store.postgres.collect import PostgresDeletes, PostgresSpace
 from backstay.store.postgres.database import prepare
-from backstay.store.postgres.find import Reading
-from backstay.store.postgres.lease import Leases
-from backstay.store.postgres.link import Link
-from backstay.store.postgres.mend import Repair
-from backstay.store.postgres.records import Records
+from backstay.store.postgres.find import PostgresReads
+from backstay.store.postgres.leases import PostgresLeases
+from backstay.store.postgres.pool import RetryingPool
+from backstay.store.postgres.records import PostgresRecords
+from backstay.store.postgres.repair import PostgresRepair
 from backstay.store.postgres.target import parse_url
 
 
-class PostgresStore(Reading, Writing, Deleting, Leases, Records, Repair, Space):
-    """Keeps checkpoints in one schema of a PostgreSQL database."""
+class PostgresStore(
+    PostgresReads, PostgresCheckpoints, PostgresDeletes, PostgresLeases, PostgresRecords, PostgresRepair, PostgresSpace
+):
+    """Stores checkpoints in one schema of a PostgreSQL database."""
 
     def __init__(self, url: str) -> None:
         self._target = parse_url(url)
         self.url = self._target.shown
-        self._link = Link(self._target)
-        prepare(self._link, self._target)
+        self._pool = RetryingPool(self._target)
+        prepare(self._pool, self._target)
 
     def close(self) -> None:
-        self._link.close()
+        self._pool.close()

@@ -1,8 +1,8 @@
-"""What a ``postgresql://`` URL asks for: our own parameters taken out, the rest left to libpq, the password hidden.
+"""Parsing a ``postgresql://`` URL: our own parameters, the rest for libpq, and a form without the password.
 
-Ours: ``schema`` (where the tables live), ``timeout`` (seconds any call may take), ``pool`` (the most connections),
-``prepare`` (whether statements are prepared; without it, they are unless a pooler is in between) and
-``accept_data_loss=yes`` (to use a server that is set up to lose acknowledged commits).
+Ours: ``schema`` (of the tables), ``timeout`` (seconds that a call may take), ``pool`` (the most connections),
+``prepare`` (whether statements are prepared; by default they are, unless a pooler is in between) and
+``accept_data_loss=yes`` (to use a server that is configured to lose acknowledged commits).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT_S = 30.0
 POOL_SIZE = 10
 POOL_SIZE_MAX = 1000
 CONNECT_TIMEOUT_S = 10
-CONNECT_TIMEOUT_S_MIN = 2  # less than that libpq does not do
+CONNECT_TIMEOUT_S_MIN = 2  # libpq's minimum
 PORT_MAX = 65_535
 
 OURS = ("schema", "timeout", "pool", "prepare", "accept_data_loss")
@@ -36,7 +36,7 @@ _ENCODE = "In user and password write @ as %40, : as %3A, / as %2F, ? as %3F, # 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect to, and how."""
+    """Where and how to connect."""
 
     shown: str  # the URL without its secrets
     conninfo: str = field(repr=False)
@@ -46,39 +46,53 @@ class Target:
     timeout_s: float
     connect_timeout_s: int
     pool_size: int
-    prepare: bool | None  # None: find out whether a pooler is in between
+    prepare: bool | None  # None: detect a pooler
     accepts_data_loss: bool
 
     def redacted(self, text: str) -> str:
-        """Return a text without any secret of the URL."""
+        """Return a text without the URL's secrets."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
 
 
 def parse_url(url: str) -> Target:
-    """Return what a URL asks for; anything it gets wrong is refused without showing its secrets."""
+    """Parse a URL; errors never show its secrets."""
     scheme, mark, rest = url.partition("://")
     front, _, query = rest.partition("?")
     if not mark:
-        raise InvalidInput("a PostgreSQL URL begins with postgresql://", hint=_HINT)
+        raise InvalidInput("a PostgreSQL URL must start with postgresql://", hint=_HINT)
     if front.count("@") > 1 or "@" in front.partition("/")[2] or "#" in rest:
-        raise InvalidInput("the URL's user or password holds a character that must be percent-encoded", hint=_ENCODE)
+        raise InvalidInput(
+            "the user or password in the URL contains a character that must be percent-encoded", hint=_ENCODE
+        )
     ours, theirs = _divided(query)
     conninfo = f"postgresql://{front}{'?' if theirs else ''}{'&'.join(theirs)}"
-    known = _understood(conninfo)
-    if known is None:  # raised here, not where libpq's own text, which may quote the password, would be attached
-        raise InvalidInput("the PostgreSQL URL cannot be understood", hint=f"{_HINT}. {_ENCODE}")
-    _check_ports(known.get("port", ""))
+    try:
+        known = {name: str(value) for name, value in conninfo_to_dict(conninfo).items()}
+    except (ProgrammingError, UnicodeError):
+        known = None
+    if known is None:  # raised here, because libpq's own text may quote the password
+        raise InvalidInput("the PostgreSQL URL cannot be parsed", hint=f"{_HINT}. {_ENCODE}")
+    for port in filter(None, known.get("port", "").split(",")):
+        if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= PORT_MAX):
+            # The port is not shown: without @host, it is the password.
+            raise InvalidInput(f"the port in the URL is not a number from 1 to {PORT_MAX}", hint=f"{_HINT}. {_ENCODE}")
+    schema = ours.get("schema", "backstay")
+    if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+        raise InvalidInput(
+            f"schema={_echo(schema)} in the URL is not a valid name",
+            hint="Use up to 63 lower-case letters, digits and _; do not start with a digit or pg_",
+        )
     timeout_s = _number("timeout", ours.get("timeout"), TIMEOUT_S, 0.1, 86_400.0)
     patience = _number("connect_timeout", known.get("connect_timeout"), 0.0, 0.0, 86_400.0) or CONNECT_TIMEOUT_S
-    hosts = known.get("host", "").count(",") + 1  # each is tried for so long, one after the other
+    hosts = known.get("host", "").count(",") + 1  # tried one after the other
     return Target(
         shown=_shown(scheme, front, query),
         conninfo=conninfo,
         secrets=tuple(value for name, value in known.items() if _SECRET.search(name) and value),
         given=frozenset(known),
-        schema=_schema(ours.get("schema")),
+        schema=schema,
         timeout_s=timeout_s,
         connect_timeout_s=max(CONNECT_TIMEOUT_S_MIN, int(min(patience, timeout_s / hosts))),
         pool_size=int(_number("pool", ours.get("pool"), POOL_SIZE, 1, POOL_SIZE_MAX, int)),
@@ -88,7 +102,7 @@ def parse_url(url: str) -> Target:
 
 
 def _divided(query: str) -> tuple[dict[str, str], list[str]]:
-    """Return our own parameters, decoded, and libpq's, as they are: it does not read them as a web form."""
+    """Return our own parameters, decoded, and libpq's, unchanged."""
     ours, theirs = {}, []
     for part in query.split("&") if query else []:
         name, _, value = part.partition("=")
@@ -96,29 +110,14 @@ def _divided(query: str) -> tuple[dict[str, str], list[str]]:
             ours[unquote(name)] = unquote(value)
             continue
         if unquote(name) not in LIBPQ:
-            # What follows a raw & or ? of a password looks like a parameter's name too.
+            # The rest of a password after a raw & or ? looks like a parameter's name too.
             is_harmless = _NAME.fullmatch(name) and "@" not in query and not _SECRET.search(query)
             raise InvalidInput(
-                f"the URL has a parameter that is not known{f': {name}' if is_harmless else ''}",
-                hint=f"Ours are {', '.join(OURS)}; others must be libpq's, such as sslmode. In values write & as %26",
+                f"the URL has an unknown parameter{f': {name}' if is_harmless else ''}",
+                hint=f"Use {', '.join(OURS)} or a parameter of libpq, such as sslmode. In values write & as %26",
             )
         theirs.append(part)
     return ours, theirs
-
-
-def _understood(conninfo: str) -> dict[str, str] | None:
-    try:
-        return {name: str(value) for name, value in conninfo_to_dict(conninfo).items()}
-    except (ProgrammingError, UnicodeError):
-        return None
-
-
-def _check_ports(ports: str) -> None:
-    for port in filter(None, ports.split(",")):
-        if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= PORT_MAX):
-            raise InvalidInput(  # never shown: in user:password/database, where @host was forgotten, it is the password
-                f"the URL's port is not a number from 1 to {PORT_MAX}", hint=f"{_HINT}. {_ENCODE}"
-            )
 
 
 def _shown(scheme: str, front: str, query: str) -> str:
@@ -131,17 +130,6 @@ def _shown(scheme: str, front: str, query: str) -> str:
         for name in [part.partition("=")[0]]
     ]
     return shown + ("?" + "&".join(parts) if query else "")
-
-
-def _schema(name: str | None) -> str:
-    if name is None:
-        return "backstay"
-    if not _SCHEMA.fullmatch(name) or name.startswith("pg_"):
-        raise InvalidInput(
-            f"schema={_echo(name)} in the URL is no name for a schema",
-            hint="Use up to 63 lower-case letters, digits and _, not beginning with a digit or pg_",
-        )
-    return name
 
 
 def _number(
@@ -175,5 +163,5 @@ def _flag(name: str, text: str | None) -> bool | None:
 
 
 def _echo(text: str) -> str:
-    """Return a wrong value as it may be shown: somebody may have taken ``;`` for what separates parameters."""
+    """Return a wrong value for an error, unless it may hold a secret: a user may have separated parameters by ``;``."""
     return "…" if _SECRET.search(text.lower()) else repr(text[:40])

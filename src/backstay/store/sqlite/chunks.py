@@ -1,9 +1,9 @@
 """The bytes of streams and blobs in their tables.
 
-A save appends one small row to a stream. When an append crosses a 64 KiB boundary of its stream, the rows that begin
-in the finished window become one compressed row **at the same addresses**, and four of those become one when it crosses
-a 256 KiB boundary: manifests do not change, every byte is rewritten twice, and no background work is needed. Readers
-only ever see one or the other, because it happens inside the save's own transaction.
+A save appends one small row to a stream. When an append crosses a 64 KiB boundary of its stream, the rows that start in
+the finished window become one compressed row **at the same addresses**, and four of those become one when it crosses a
+256 KiB boundary. Manifests do not change, every byte is rewritten twice, and no background work is needed. Readers see
+either the old rows or the new one, because the merge happens inside the save's own transaction.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from collections.abc import Iterable
 import apsw
 
 from backstay.errors import Corrupted
-from backstay.pieces.coverage import assemble
-from backstay.pieces.piece import Range
+from backstay.pieces.manifest import OFFSET_BITS, Range, assemble
 from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, pack_body, touching, unpack_body, unpack_stored
 from backstay.store.sqlite import queries
-from backstay.store.sqlite.rows import every, one
+from backstay.store.sqlite.rows import CHECK_HINT, fetch_all, fetch_one
 
 WINDOWS_BYTES = (65536, 262144)
-"""First small windows, so that little stays uncompressed; then large ones, which pack better and load faster."""
+"""Small windows first, so that little stays uncompressed; then large ones, which compress better and load faster."""
 
 
 def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes) -> None:
     """Append bytes to a stream; merge the rows of every window that this finishes."""
-    start = address_of(stream, offset)
-    connection.execute(queries.ADD_CHUNK, (start, len(data), pack_body(data, COMPRESS_AT_ONCE_BYTES)))
+    body = data if len(data) < COMPRESS_AT_ONCE_BYTES else pack_body(data)
+    connection.execute(queries.ADD_CHUNK, (stream << OFFSET_BITS | offset, len(data), body))
     for length in WINDOWS_BYTES:
         window = offset // length
         if (offset + len(data)) // length > window and offset % length:
@@ -34,8 +33,8 @@ def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes
 
 
 def merge_window(connection: apsw.Connection, start: int, length: int) -> None:
-    """Replace the rows that begin in [start, start + length) and touch each other by one row each run."""
-    rows = every(connection, queries.CHUNKS_IN_WINDOW, (start, start + length))
+    """Merge each run of adjacent rows that start in [start, start + length) into one row."""
+    rows = fetch_all(connection, queries.CHUNKS_IN_WINDOW, (start, start + length))
     for run in touching(rows):
         if len(run) == 1 and run[0][1] != len(run[0][2]):
             continue  # compressed already
@@ -45,16 +44,16 @@ def merge_window(connection: apsw.Connection, start: int, length: int) -> None:
 
 
 def add_blob(connection: apsw.Connection, name: bytes, data: bytes) -> None:
-    """Store a blob unless it is there already."""
-    if one(connection, queries.HAS_BLOB, (name,)) is None:
+    """Store a blob unless it exists."""
+    if fetch_one(connection, queries.HAS_BLOB, (name,)) is None:
         connection.execute(queries.ADD_BLOB, (name, len(data), pack_body(data)))
 
 
 def read_blob(connection: apsw.Connection, name: bytes) -> bytes:
     """Return a blob's bytes."""
-    row = one(connection, queries.BLOB, (name,))
+    row = fetch_one(connection, queries.BLOB, (name,))
     if row is None:
-        raise Corrupted(f"blob {name.hex()[:16]} is missing")
+        raise Corrupted(f"blob {name.hex()[:16]} is missing", hint=CHECK_HINT)
     return unpack_stored(row[0], row[1], f"blob {name.hex()[:16]}")
 
 
@@ -68,21 +67,18 @@ def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[li
                 blobs[piece.source] = read_blob(connection, piece.source)
             whole = blobs[piece.source]
             if piece.start + piece.length > len(whole):
-                raise Corrupted(f"blob {piece.source.hex()[:16]} is shorter than its manifest says")
+                raise Corrupted(f"blob {piece.source.hex()[:16]} is shorter than its manifest says", hint=CHECK_HINT)
             found.append([whole[piece.start : piece.start + piece.length]])
         else:
-            found.append(_read_stream(connection, piece.source, piece.start, piece.length))
+            stream, start, end = piece.source, piece.start, piece.start + piece.length
+            first = address_of(stream, 0)
+            bound = {"start": first + start, "stream": first, "end": first + end}
+            rows = fetch_all(connection, queries.CHUNKS, bound)
+            unpacked = (
+                (address - first, unpack_stored(size, body, f"stream {stream}")) for address, size, body in rows
+            )
+            data = assemble(unpacked, start, piece.length)
+            if data is None:
+                raise Corrupted(f"bytes {start} to {end} of stream {stream} are missing", hint=CHECK_HINT)
+            found.append(data)
     return found
-
-
-def _read_stream(connection: apsw.Connection, stream: int, start: int, length: int) -> list[bytes]:
-    first = address_of(stream, 0)
-    rows = every(connection, queries.CHUNKS, {"start": first + start, "stream": first, "end": first + start + length})
-    data = assemble(
-        ((address - first, unpack_stored(size, body, f"stream {stream}")) for address, size, body in rows),
-        start,
-        length,
-    )
-    if data is None:
-        raise Corrupted(f"bytes {start} to {start + length} of stream {stream} are missing")
-    return data

@@ -1,10 +1,8 @@
-"""Deleting: rows first, then every byte that no remaining manifest needs. All inside one transaction.
+"""Deleting: rows first, then every byte that no remaining manifest needs, in one transaction. And compacting.
 
-Compacting makes the file as small as it can be: it merges what is left of small rows, then gives free pages back.
-
-Rules: a lane's references are recomputed from the manifests it has left, so its head's sources always stay referred
-to; a source that no lane refers to goes; of a stream that is still referred to, the rows outside all ranges that any
-referring lane still needs go. Children of a deleted checkpoint keep its digest, so their own can still be checked.
+Rules: a branch's references are computed again from its remaining manifests, so its head's sources always stay. A
+source without a reference is deleted. Of a stream with references, the rows outside all ranges that a referring branch
+needs are deleted. Children of a deleted checkpoint keep its digest, so their own digests can still be checked.
 """
 
 from __future__ import annotations
@@ -14,24 +12,29 @@ from collections.abc import Collection, Iterable
 import apsw
 
 from backstay.errors import Corrupted, DecodeError
-from backstay.pieces.coverage import Coverage, is_needed
-from backstay.pieces.manifest import Source
-from backstay.pieces.piece import STREAM_BYTES_MAX
+from backstay.pieces.manifest import STREAM_BYTES_MAX, Coverage, Source, is_needed
 from backstay.store.base import Removed
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, span_of
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.chunks import WINDOWS_BYTES, merge_window, read_blob
 from backstay.store.sqlite.find import is_head, tags
-from backstay.store.sqlite.lane import lane_of
 from backstay.store.sqlite.leases import check_head, check_thread
-from backstay.store.sqlite.pending import drop_writes
 from backstay.store.sqlite.records import has_open_record
-from backstay.store.sqlite.rows import StoredId, every, one, pack_id, scalar, span_of_kind
-from backstay.store.sqlite.transactions import Transactions
+from backstay.store.sqlite.rows import (
+    StoredId,
+    branch_of,
+    drop_writes,
+    fetch_all,
+    fetch_one,
+    fetch_value,
+    pack_id,
+    span_of_kind,
+)
+from backstay.store.sqlite.transactions import SqliteTransactions
 
 
-class Deletes(Transactions):
-    """The verbs that take checkpoints away and give space back."""
+class SqliteDeletes(SqliteTransactions):
+    """The verbs that delete checkpoints and free space."""
 
     def delete(
         self,
@@ -47,13 +50,13 @@ class Deletes(Transactions):
             return (
                 (protect and (is_head(connection, key) or has_open_record(connection, key, name)))
                 or (tagged and bool(tags(connection, key)))
-                or (forked and one(connection, queries.LANES_FORKED_FROM, (name,)) is not None)
+                or (forked and fetch_one(connection, queries.BRANCHES_FORKED_FROM, (name,)) is not None)
             )
 
         def job(connection: apsw.Connection) -> Removed:
             keys, now = [], self._clock()
             for name in [pack_id(namespace, each) for each in checkpoints]:
-                key = scalar(connection, queries.IDENTITY, (name,))
+                key = fetch_value(connection, queries.IDENTITY, (name,))
                 if key is not None and not is_protected(connection, key, name):
                     check_head(connection, key, token, now)
                     keys.append(key)
@@ -64,7 +67,7 @@ class Deletes(Transactions):
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
         def job(connection: apsw.Connection) -> Removed:
             check_thread(connection, namespace, thread, token, self._clock())
-            found = one(connection, queries.THREAD, (namespace, thread))
+            found = fetch_one(connection, queries.THREAD, (namespace, thread))
             return Removed() if found is None else delete_thread(connection, found[0])
 
         return self._shrunk(self._write(job))
@@ -73,41 +76,49 @@ class Deletes(Transactions):
         return self._alone(compact_database)
 
     def _shrunk(self, removed: Removed) -> Removed:
-        """Give the pages back that a delete has emptied."""
+        """Release the pages that a delete emptied."""
         if removed.bytes or removed.checkpoints:
             self._alone(_give_pages_back)
         return removed
 
 
 def delete_rows(connection: apsw.Connection, keys: Iterable[int]) -> Removed:
-    """Delete checkpoints by key, then whatever they alone needed."""
+    """Delete checkpoints by key, then everything that only they needed."""
     digests: dict[StoredId, bytes] = {}
-    lanes: set[int] = set()
+    branches: set[int] = set()
     for key in keys:
-        row = one(connection, queries.DROP_CHECKPOINT, (key,))
+        row = fetch_one(connection, queries.DROP_CHECKPOINT, (key,))
         if row is None:
             continue
         digests[row[0]] = row[1]
-        lanes.add(key >> SEQ_BITS)
+        branches.add(key >> SEQ_BITS)
         connection.execute(queries.DROP_TAGS, (key,))
-        thread, _, _, scope, _ = lane_of(connection, key)
-        drop_writes(connection, queries.DROP_WRITES, (thread, scope, row[0]))
+        thread, branch_key = branch_of(connection, key)
+        drop_writes(connection, queries.DROP_WRITES, (thread, branch_key.scope, row[0]))
         connection.execute(queries.DROP_RECORDS_OF_CHECKPOINT, (thread, row[0]))
-    before = {lane: _sources(connection, lane) for lane in lanes}
-    keep_parents(connection, digests, lanes)
-    emptied = sum(_settle_head(connection, lane) for lane in lanes)
-    freed = _collect(connection, before)
-    return Removed(len(digests), emptied, freed)
+    before = {branch: {source for source, _ in fetch_all(connection, queries.REFS, (branch,))} for branch in branches}
+    keep_parents(connection, digests, branches)
+    emptied = 0
+    for branch in branches:  # point it at its newest remaining row, or delete it
+        newest = fetch_value(connection, queries.NEWEST_KEY, span_of(branch))
+        if newest is not None:
+            connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, branch))
+            continue
+        connection.execute(queries.DROP_REFS, (branch,))
+        connection.execute(queries.DROP_RECORDS_OF_BRANCH, (*span_of_kind("effect"), branch))
+        connection.execute(queries.DROP_BRANCH, (branch,))
+        emptied += 1
+    return Removed(len(digests), emptied, _collect(connection, before))
 
 
 def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
     """Delete a thread with everything in it."""
-    lanes = [lane for (lane,) in every(connection, queries.LANE_IDS, (thread,))]
-    keys = [key for lane in lanes for (key,) in every(connection, queries.KEYS_OF_LANE, span_of(lane))]
+    branches = [branch for (branch,) in fetch_all(connection, queries.BRANCH_IDS, (thread,))]
+    keys = [key for branch in branches for (key,) in fetch_all(connection, queries.KEYS_OF_BRANCH, span_of(branch))]
     removed = delete_rows(connection, keys)
     drop_writes(connection, queries.DROP_WRITES_OF_THREAD, (thread,))
     for statement in (
-        queries.DROP_LANES_OF_THREAD,  # those that were only leased so far
+        queries.DROP_BRANCHES_OF_THREAD,  # branches that were only leased
         queries.DROP_RECORDS_OF_THREAD,
         queries.DROP_THREAD,
     ):
@@ -115,90 +126,63 @@ def delete_thread(connection: apsw.Connection, thread: int) -> Removed:
     return removed
 
 
-def set_aside(connection: apsw.Connection, key: int, name: StoredId, digest: bytes) -> None:
-    """Free the id of a row that is about to be replaced under it; the row itself is deleted after that."""
-    keep_parents(connection, {name: digest}, [key >> SEQ_BITS])
-    connection.execute(queries.RENAME_CHECKPOINT, (key, key))
-
-
-def _sources(connection: apsw.Connection, lane: int) -> set[Source]:
-    return {source for source, _ in every(connection, queries.REFS, (lane,))}
-
-
-def keep_parents(connection: apsw.Connection, digests: dict[StoredId, bytes], lanes: Collection[int]) -> None:
+def keep_parents(connection: apsw.Connection, digests: dict[StoredId, bytes], branches: Collection[int]) -> None:
     """Give the children of deleted checkpoints their parent's digest.
 
-    They are in the same scope of the thread (the next ones, or ones that rewound to it) or begin a fork of it.
+    The children are in the same scope of the thread, or are the first checkpoints of forks.
     """
     related: set[int] = set()
-    for lane in lanes:
-        related.update(sister for (sister,) in every(connection, queries.SISTERS, (lane,)))
+    for branch in branches:
+        related.update(sister for (sister,) in fetch_all(connection, queries.SISTERS, (branch,)))
     for name in digests:
-        related.update(lane for (lane,) in every(connection, queries.LANES_FORKED_FROM, (name,)))
-    for lane in related:
-        for key, parent in every(connection, queries.PARENTS_OF_LANE, span_of(lane)):
+        related.update(branch for (branch,) in fetch_all(connection, queries.BRANCHES_FORKED_FROM, (name,)))
+    for branch in related:
+        for key, parent in fetch_all(connection, queries.PARENTS_OF_BRANCH, span_of(branch)):
             if parent in digests:
                 connection.execute(queries.KEEP_PARENT_DIGEST, (digests[parent], key))
 
 
-def _settle_head(connection: apsw.Connection, lane: int) -> bool:
-    """Point a lane at its newest remaining row; delete a lane without any and return True."""
-    newest = scalar(connection, queries.NEWEST_KEY, span_of(lane))
-    if newest is None:
-        connection.execute(queries.DROP_REFS, (lane,))
-        connection.execute(queries.DROP_RECORDS_OF_LANE, (*span_of_kind("effect"), lane))
-        connection.execute(queries.DROP_LANE, (lane,))
-        return True
-    connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, lane))
-    return False
-
-
 def _collect(connection: apsw.Connection, before: dict[int, set[Source]]) -> int:
+    """Drop the references and bytes that these branches needed before and that no branch needs now; return how many."""
     coverage = Coverage(lambda name: read_blob(connection, name))
     scanned: set[int] = set()
-    blind: set[int] = set()  # lanes with a manifest that cannot be read: all that they refer to stays
+    blind: set[int] = set()  # branches with an unreadable manifest: all their sources stay
 
-    def scan(lane: int) -> set[Source]:
-        scanned.add(lane)
+    def scan(branch: int) -> set[Source]:
+        scanned.add(branch)
         needed: set[Source] = set()
-        for base, manifest in every(connection, queries.MANIFESTS_OF_LANE, span_of(lane)):
+        for base, manifest in fetch_all(connection, queries.MANIFESTS_OF_BRANCH, span_of(branch)):
             try:
                 needed |= coverage.add(manifest, base)
             except (Corrupted, DecodeError):
-                blind.add(lane)
-        return needed | (before.get(lane, set()) if lane in blind else set())
+                blind.add(branch)
+        return needed | (before.get(branch, set()) if branch in blind else set())
 
-    for lane, sources in before.items():
-        for source in sources - scan(lane):
-            connection.execute(queries.DROP_REF, (lane, source))
+    for branch, sources in before.items():
+        for source in sources - scan(branch):
+            connection.execute(queries.DROP_REF, (branch, source))
     candidates = {source for sources in before.values() for source in sources}
     referring = {
-        source: [lane for (lane,) in every(connection, queries.LANES_REFERRING, (source,))]
+        source: [branch for (branch,) in fetch_all(connection, queries.BRANCHES_REFERRING, (source,))]
         for source in candidates
         if isinstance(source, int)
     }
-    for lane in {lane for lanes in referring.values() for lane in lanes} - scanned:
-        scan(lane)
+    for branch in {branch for branches in referring.values() for branch in branches} - scanned:
+        scan(branch)
     freed = 0
     for source in candidates:
         if isinstance(source, bytes):
-            freed += _drop_blob(connection, source)
+            is_referred = fetch_one(connection, queries.IS_REFERRED, (source,)) is not None
+            freed += 0 if is_referred else fetch_value(connection, queries.DROP_BLOB, (source,)) or 0
         elif blind.isdisjoint(referring[source]):
             freed += _trim_stream(connection, source, coverage.ranges(source) if referring[source] else [])
     return freed
 
 
-def _drop_blob(connection: apsw.Connection, name: bytes) -> int:
-    if one(connection, queries.IS_REFERRED, (name,)) is not None:
-        return 0
-    row = one(connection, queries.DROP_BLOB, (name,))
-    return row[0] if row else 0
-
-
 def _trim_stream(connection: apsw.Connection, stream: int, needed: list[tuple[int, int]]) -> int:
     first = address_of(stream, 0)
     freed = 0
-    rows = every(connection, queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX))
+    rows = fetch_all(connection, queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX))
     for address, size, stored in rows:
         if not is_needed(address - first, address - first + size, needed):
             connection.execute(queries.DROP_CHUNK, (address,))
@@ -207,33 +191,28 @@ def _trim_stream(connection: apsw.Connection, stream: int, needed: list[tuple[in
 
 
 def compact_database(connection: apsw.Connection) -> int:
-    """Merge and compress all streams, give free pages back and empty the log; return by how much the file shrank."""
+    """Merge and compress all streams, release free pages and empty the log; return how many bytes the file shrank."""
     before = _file_bytes(connection)
-    for stream, _ in every(connection, queries.STREAM_SIZES):
+    for stream, _ in fetch_all(connection, queries.STREAM_SIZES):
         connection.execute("BEGIN IMMEDIATE")
         try:
-            _compact_stream(connection, stream)
+            first, length = address_of(stream, 0), WINDOWS_BYTES[-1]
+            rows = fetch_all(connection, queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX))
+            for window in sorted({(address - first) // length for address, _, _ in rows}):
+                merge_window(connection, first + window * length, length)
         except BaseException:
             connection.execute("ROLLBACK")
             raise
         else:
             connection.execute("COMMIT")
     _give_pages_back(connection)
-    every(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
+    fetch_all(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
     return max(0, before - _file_bytes(connection))
 
 
 def _give_pages_back(connection: apsw.Connection) -> None:
-    """Cut free pages off the file; it shrinks when the log is next folded in, without waiting for readers here."""
-    every(connection, "PRAGMA incremental_vacuum")
-
-
-def _compact_stream(connection: apsw.Connection, stream: int) -> None:
-    first = address_of(stream, 0)
-    rows = every(connection, queries.CHUNK_SIZES, (first, first + STREAM_BYTES_MAX))
-    length = WINDOWS_BYTES[-1]
-    for window in sorted({(address - first) // length for address, _, _ in rows}):
-        merge_window(connection, first + window * length, length)
+    """Release free pages. The file shrinks when the log is next folded in; this does not wait for readers."""
+    fetch_all(connection, "PRAGMA incremental_vacuum")
 
 
 def _file_bytes(connection: apsw.Connection) -> int:

@@ -1,13 +1,13 @@
-"""Opening a database file: only ours, only of a version we know, only with settings that keep what is acknowledged.
+"""Opening a database file: only ours, only of a version we know, only with settings that keep acknowledged data.
 
-Every connection goes through ``Database.connect``. Pages carry checksums (SQLite's own checksum VFS, which apsw ships),
-so a flipped bit anywhere in the file is an error when its page is read and never a wrong answer. (The write-ahead log
-beside it has SQLite's own checksums; damage there ends the log, as a power cut would.)
+Every connection comes from ``Database.connect``. Pages have checksums (SQLite's own checksum VFS, which apsw ships), so
+a flipped bit anywhere in the file is an error when its page is read and never a wrong answer. (The write-ahead log has
+SQLite's own checksums; damage there ends the log, as a power failure would.)
 
-The file is never opened by anything but SQLite: closing any other descriptor of it would drop the process's locks.
+Only SQLite opens the file: closing any other descriptor of it would drop the locks of the process.
 
-A writer puts each transaction between ``begin`` and ``confirm``: files and tables must be what they were when the
-store was opened, before anything is written and again before anything is acknowledged.
+A writer puts each transaction between ``begin`` and ``confirm``. Files and tables must be unchanged since the store was
+opened, both before anything is written and before anything is acknowledged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,21 @@ from backstay.errors import BackstayError, Corrupted, StoreBusy, StoreError, Sto
 from backstay.store.atomic import FILE_MODE, make_directory, sync_directory
 from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
 from backstay.store.lock import ProcessLock
-from backstay.store.sqlite.files import Connection, Identity, OpenFiles, companions_of, database_problem, identity_of
-from backstay.store.sqlite.log import LOG_BYTES, LogLimit
-from backstay.store.sqlite.schema import APPLICATION_ID, check_schema, migrate, migration_scripts
+from backstay.store.sqlite.files import (
+    WAL_BYTES,
+    Connection,
+    Identity,
+    OpenFiles,
+    WalLimit,
+    companions_of,
+    database_problem,
+    identity_of,
+)
+from backstay.store.sqlite.schema import APPLICATION_ID, check_schema, migrate, newest_version
 from backstay.version import install_hint
 
 SQLITE_VERSION_MIN = (3, 51, 3)
-"""Older ones can corrupt a write-ahead log that several processes use (fixed in 3.51.3)."""
+"""Older versions can corrupt a write-ahead log that several processes use (fixed in 3.51.3)."""
 
 PAGE_BYTES = 4096
 CHECKSUM_BYTES = 8
@@ -46,7 +54,7 @@ _SETTINGS = {
     apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
     apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 0,
     apsw.SQLITE_DBCONFIG_ENABLE_FKEY: 0,
-    # Without this a statement is prepared anew whenever a bound value might change its plan: 8 us a save.
+    # Without this SQLite prepares a statement again whenever a bound value might change its plan: 8 us per save.
     apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,
 }
 _vfs_lock = threading.Lock()
@@ -55,23 +63,23 @@ _vfs_lock = threading.Lock()
 class Database:
     """The file and how to connect to it.
 
-    Once it has seen that its files were taken away or that its tables were changed it refuses everything, for good:
-    what it could read or write is not what others see. Whoever wants to go on opens the store again.
+    Once its files were taken away or its tables were changed, it refuses every call, because its data is no longer what
+    other processes see. To continue, open the store again.
     """
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self.path = os.path.abspath(path)
         self.timeout_s = timeout_s
         self._identity: Identity | None = None
-        self._refusal: tuple[str, str | None] | None = None  # what is wrong and what to do
-        self._log = LogLimit(self.path, timeout_s)
+        self._refusal: tuple[str, str | None] | None = None  # what is wrong, and the hint
+        self._log = WalLimit(self.path, timeout_s)
         _check_library()
         _check_path(self.path)
         self.lock = ProcessLock(self.path + "-lock", timeout_s)
         self._prepare()
 
     def connect(self) -> Connection:
-        """Return a new connection, with our settings, to the file that was opened first."""
+        """Return a new connection, with our settings, to the file that this store opened."""
         with translated(self.path):
             connection = self._open()
             try:
@@ -88,14 +96,16 @@ class Database:
                 raise
 
     def check_in_place(self, connection: Connection) -> None:
-        """Refuse to go on if the files at the path are not the connection's; to be called before every read."""
+        """Raise StoreRefused if other files are at the path than the connection's. Called before every read."""
         problem = None if connection.files is None else connection.files.problem()
         if problem is not None or self._refusal is not None:
             self._refuse(problem)
 
     def begin(self, connection: Connection) -> None:
-        """Begin to write, with the lock held; refuse it if files or tables are not what they were."""
-        self.check_in_place(connection)
+        """Start a write transaction, with the lock held; raise StoreRefused if files or tables have changed."""
+        problem = None if connection.files is None else connection.files.problem()
+        if problem is not None or self._refusal is not None:
+            self._refuse(problem)
         connection.execute("BEGIN IMMEDIATE")
         try:
             if connection.execute("PRAGMA data_version").get != connection.others:
@@ -105,35 +115,35 @@ class Database:
             raise
 
     def confirm(self, connection: Connection) -> None:
-        """Tell after COMMIT, with the lock held, whether it is in the file that is at the path; else raise.
+        """Raise StoreRefused if the committed transaction is not in the file at the path. The lock is still held.
 
-        Nothing may be acknowledged before.
+        Nothing may be acknowledged before this returns.
         """
         problem = None if connection.files is None else connection.files.problem_after_write()
         if problem is not None or self._refusal is not None:
             self._refuse(problem)
-        self._log.keep(connection)
+        self._log.apply(connection)
 
     def _refuse(self, problem: str | None) -> NoReturn:
-        """Refuse everything from now on, because of this problem with the files or the one that was first."""
+        """Refuse every call from now on, because of this problem, or the first one if there was one before."""
         if self._refusal is None:
             self._refusal = (
-                f"{problem}; nothing more is read or written through it",
+                f"{problem}; the store reads and writes nothing more",
                 "Put the file back or restore a copy, then open the store again",
             )
         what, hint = self._refusal
         raise StoreRefused(what, path=self.path, hint=hint)
 
     def _check_tables(self, connection: Connection) -> None:
-        """Refuse tables that another version or another program has changed since the store was opened."""
+        """Raise StoreRefused if another version or program changed the tables since the store was opened."""
         connection.others = connection.execute("PRAGMA data_version").get
         version, tables = connection.execute("PRAGMA user_version").get, connection.execute("PRAGMA schema_version").get
         try:
-            if version != len(migration_scripts()):
+            if version != newest_version():
                 raise StoreRefused(
-                    f"the database has schema version {version} now; it was {len(migration_scripts())} when opened",
+                    f"the database now has schema version {version}; it had {newest_version()} when it was opened",
                     path=self.path,
-                    hint="Restart this program with the version of Backstay that changed it",
+                    hint="Restart this program with the version of Backstay that migrated the database",
                 )
             if tables != connection.tables:
                 check_schema(connection, self.path)
@@ -143,7 +153,7 @@ class Database:
         connection.tables = tables
 
     def _open(self) -> Connection:
-        """Return a new connection with our settings. It has the file that was at the path before and after."""
+        """Return a new connection with our settings, to the file that is at the path before and after."""
         if self._identity is None:
             self._identity = identity_of(self.path)
         else:
@@ -153,13 +163,13 @@ class Database:
         connection = Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
         try:
             if identity_of(self.path) != self._identity:
-                self._refuse("the database was deleted, moved or replaced while it was opened")
+                self._refuse("the database was deleted, moved or replaced while it was being opened")
             connection.set_busy_timeout(int(self.timeout_s * 1000))
             for setting, value in _SETTINGS.items():
                 connection.config(setting, value)
             connection.execute(
                 f"PRAGMA synchronous=FULL; PRAGMA cache_size=-{CACHE_KIB}; PRAGMA temp_store=MEMORY;"
-                f"PRAGMA journal_size_limit={LOG_BYTES}"
+                f"PRAGMA journal_size_limit={WAL_BYTES}"
             )
         except BaseException:
             connection.close()
@@ -167,23 +177,33 @@ class Database:
         return connection
 
     def _prepare(self) -> None:
-        """Make the database if there is none, bring an older one up to date, and refuse what is not ours."""
+        """Create the database or migrate an older one; raise StoreRefused if it is another program's."""
         try:
             with self.lock.take(), translated(self.path):
                 _create_private(self.path)
                 _check_empty(self.path)
                 with contextlib.closing(self._open()) as connection:
                     _identify(connection, self.path)
-                    _switch_to_wal(connection, self.path)
+                    mode = connection.pragma("journal_mode", "wal")
+                    if mode != "wal":
+                        raise StoreRefused(
+                            f"SQLite cannot use a write-ahead log here (journal mode {mode})",
+                            path=self.path,
+                            hint="Move the database to a local file system",
+                        )
                     migrate(connection)
-                    _check_length(connection, self.path)
+                    if is_cut(self.path):  # a crash may have cut pages that are still in the log
+                        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                    # SQLite would fill the rest of the last page with zeros, which no checksum notices.
+                    if is_cut(self.path):
+                        raise _cut(self.path)
         except Corrupted as error:
             raise (_cut(self.path) if is_cut(self.path) else error) from error.__cause__
 
 
 @contextlib.contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn the driver's errors into ours, and those that odd values in rows cause: the one border they cross."""
+    """Turn the driver's errors, and errors caused by unexpected values in rows, into ours."""
     try:
         yield
     except apsw.Error as error:
@@ -199,22 +219,24 @@ def translate(error: apsw.Error, path: str) -> BackstayError:
     text = str(error)
     extended = getattr(error, "extendedresult", 0)
     if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return StoreBusy("another program keeps the database locked", path=path, hint="Try again")
+        return StoreBusy("another program holds a lock on the database", path=path, hint="Try again")
     if isinstance(error, apsw.FullError):
         return StoreFull("no space left for the database", path=path, hint="Free some space, then try again")
     if isinstance(error, apsw.NotADBError):
         return StoreRefused("the file is not a SQLite database", path=path, hint="Choose another path")
     if isinstance(error, apsw.CorruptError) or extended == apsw.SQLITE_IOERR_DATA:
         return Corrupted(
-            "a page of the database is damaged, or was changed by another program than Backstay",
+            "a page of the database is damaged, or a program other than Backstay changed it",
             path=path,
-            hint="If the store opens, store.verify() shows what is affected; else restore a copy",
+            hint="If the store opens, store.check() lists the damage; otherwise restore a copy",
         )
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
         return StoreRefused(
-            f"the database cannot be opened for writing ({text})", path=path, hint="Check its folder and rights"
+            f"the database cannot be opened for writing ({text})",
+            path=path,
+            hint="Check the folder's permissions",
         )
-    return StoreError(f"SQLite says: {text}", path=path)
+    return StoreError(f"SQLite reports: {text}", path=path)
 
 
 def _check_library() -> None:
@@ -233,16 +255,16 @@ def _check_library() -> None:
             apsw.sqlite_extra.load(loader, "cksumvfs")
         except Exception as error:
             raise StoreRefused(
-                "this build of apsw has no page checksums", hint="Install apsw from PyPI: pip install -U apsw"
+                "this build of apsw does not support page checksums", hint="Install apsw from PyPI: pip install -U apsw"
             ) from error
         finally:
             loader.close()
-        apsw.set_default_vfs(usual)  # loading makes it everybody's default; it is to be ours alone
+        apsw.set_default_vfs(usual)  # loading makes it the default of the whole process; only our connections need it
 
 
 def _check_path(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if 0 < os.stat(path).st_size < SMALLEST_DATABASE_BYTES:  # SQLite would take it for an empty one
+        if 0 < os.stat(path).st_size < SMALLEST_DATABASE_BYTES:  # SQLite would treat it as empty
             raise StoreRefused("the file is not a SQLite database", path=path, hint="Choose another path")
     if os.path.isdir(path):
         raise StoreRefused(
@@ -255,7 +277,7 @@ def _check_path(path: str) -> None:
 
 
 def _create_private(path: str) -> None:
-    """Make an empty file that only its owner may read; SQLite gives its companions the same mode."""
+    """Create an empty file that only its owner may read; SQLite gives the log and index the same mode."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
         try:
@@ -268,65 +290,48 @@ def _create_private(path: str) -> None:
         return
     except OSError as error:
         raise StoreRefused(
-            f"cannot create the database: {error.strerror}", path=path, hint="Check the folder's rights"
+            f"cannot create the database: {error.strerror}", path=path, hint="Check the folder's permissions"
         ) from error
 
 
 def _check_empty(path: str) -> None:
-    """Refuse to make a database where the log or index of another one is: SQLite would take them for the new one's."""
+    """Raise StoreRefused if the log or index of a lost database is there: SQLite would use them for the new one."""
     left = [each for each in companions_of(path) if os.path.exists(each)]
     if left and not os.stat(path).st_size:
         names = " and ".join(map(os.path.basename, left))
         raise StoreRefused(
-            f"there is no database, but {names} of one that was deleted, moved or emptied",
+            f"the database was deleted, moved or emptied, but its {names} still exists",
             path=path,
-            hint="Close every program that has it open and put it back, or move these files away",
+            hint="Close every program that has it open and put the database back, or move these files away",
         )
 
 
 def _identify(connection: apsw.Connection, path: str) -> None:
     application, version = connection.pragma("application_id"), connection.pragma("user_version")
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+    reserved = ctypes.c_int(CHECKSUM_BYTES if tables == 0 else -1)  # -1 asks instead of setting
     if application == 0 and version == 0 and tables == 0:
-        _lay_out(connection)
+        # SQLite accepts these options only before the first table exists.
+        connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
+        connection.execute(f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
         return
     if application != APPLICATION_ID:
         raise StoreRefused("the database belongs to another program", path=path, hint="Choose another path")
-    if version > len(migration_scripts()):
+    if version > newest_version():
         raise StoreRefused(
-            f"the database has schema version {version}; this Backstay knows up to {len(migration_scripts())}",
+            f"the database has schema version {version}; this Backstay supports up to {newest_version()}",
             path=path,
             hint=f"Upgrade Backstay. {install_hint()}",
         )
-    if _reserved_bytes(connection) != CHECKSUM_BYTES:
+    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
+    if reserved.value != CHECKSUM_BYTES:
         raise StoreRefused(
-            "the database was rewritten without page checksums",
+            "another program rewrote the database without page checksums",
             path=path,
             hint="Restore the original file, or import it",
         )
-    if version == len(migration_scripts()):
+    if version == newest_version():
         check_schema(connection, path)
-
-
-def _lay_out(connection: apsw.Connection) -> None:
-    """Set what can only be set before the first table."""
-    reserve = ctypes.c_int(CHECKSUM_BYTES)
-    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserve))
-    connection.execute(f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
-
-
-def _reserved_bytes(connection: apsw.Connection) -> int:
-    reserve = ctypes.c_int(-1)
-    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserve))
-    return reserve.value
-
-
-def _check_length(connection: apsw.Connection, path: str) -> None:
-    """Refuse a file that ends inside a page: SQLite fills the rest with zeros, which no checksum sees."""
-    if is_cut(path):
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # a crash may have cut what the log still has
-        if is_cut(path):
-            raise _cut(path)
 
 
 def _cut(path: str) -> Corrupted:
@@ -334,18 +339,8 @@ def _cut(path: str) -> Corrupted:
 
 
 def is_cut(path: str) -> bool:
-    """Tell whether the file is not made of whole pages. Looks at its size only."""
+    """Return whether the file's size is not a multiple of the page size."""
     return os.stat(path).st_size % PAGE_BYTES != 0
-
-
-def _switch_to_wal(connection: apsw.Connection, path: str) -> None:
-    mode = connection.pragma("journal_mode", "wal")
-    if mode != "wal":
-        raise StoreRefused(
-            f"the database cannot use a write-ahead log here (journal mode {mode})",
-            path=path,
-            hint="Put it on a local file system",
-        )
 
 
 def resolve_path(url: str) -> str:

@@ -10,37 +10,46 @@ from typing import Any
 import apsw
 
 from backstay.errors import Corrupted
-from backstay.pieces.manifest import Source
-from backstay.pieces.piece import Range
-from backstay.store.base import PAGE_ROWS_MAX, Head, Lane, LaneKey, Query, Row, Sizes, head_is_lost, lost_head
+from backstay.pieces.manifest import Range, Source
+from backstay.store.base import PAGE_ROWS_MAX, Branch, BranchKey, Head, Query, Row, Sizes, head_is_lost, lost_head
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, key_of, span_of
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.chunks import read_ranges
-from backstay.store.sqlite.lane import find_lane, lane_of
-from backstay.store.sqlite.pending import with_writes
-from backstay.store.sqlite.rows import every, one, pack_id, read_lane, read_row, read_rows, scalar, unpack_id
-from backstay.store.sqlite.transactions import Transactions, reading
+from backstay.store.sqlite.rows import (
+    branch_of,
+    fetch_all,
+    fetch_one,
+    fetch_value,
+    find_branch,
+    pack_id,
+    read_branch,
+    read_row,
+    read_rows,
+    unpack_id,
+    with_writes,
+)
+from backstay.store.sqlite.transactions import SqliteTransactions, reading
 
 
-class Reads(Transactions):
-    """The verbs that only look at checkpoints and their bytes."""
+class SqliteReads(SqliteTransactions):
+    """The verbs that read checkpoints, branches and bytes."""
 
     @reading
-    def head(self, connection: apsw.Connection, lane: LaneKey) -> Head | None:
-        found = find_lane(connection, lane)
+    def head(self, connection: apsw.Connection, branch: BranchKey) -> Head | None:
+        found = find_branch(connection, branch)
         if found is None:
             return None
         key = key_of(found.number, found.head)
-        fields = connection.execute(queries.HEAD, (found.thread, lane.scope, key)).fetchone()
+        fields = connection.execute(queries.HEAD, (found.thread, branch.scope, key)).fetchone()
         row = None
         if fields is not None:
             *_, has_tags, has_writes = fields
-            row = read_row(lane, found.thread, fields[:-2], True, tags(connection, key) if has_tags else ())
+            row = read_row(branch, found.thread, fields[:-2], True, tags(connection, key) if has_tags else ())
             row = with_writes(connection, row) if has_writes else row
         elif found.last_seq or found.head:
-            raise head_is_lost(lane)
-        owned = dict(every(connection, queries.OWNED, (found.number,)))
-        return Head(row, found.number, found.last_seq, found.tenure.epoch, owned)
+            raise head_is_lost(branch)
+        owned = dict(fetch_all(connection, queries.OWNED, (found.number,)))
+        return Head(row, found.number, found.last_seq, found.lease.epoch, owned)
 
     @reading
     def find(self, connection: apsw.Connection, query: Query) -> list[Row]:
@@ -49,18 +58,20 @@ class Reads(Transactions):
         elif query.heads_of_threads:
             rows = heads_of_threads(connection, query)
         else:
-            rows = rows_of_lanes(connection, query)
+            rows = rows_of_branches(connection, query)
         return [with_writes(connection, row) for row in rows] if query.writes else rows
 
     def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
-        return []  # a page that cannot be read is an error of the call that needs it
+        return []  # the call that needs an unreadable page raises the error
 
     @reading
-    def lanes(self, connection: apsw.Connection, namespace: str, thread: str | None, scope: str | None) -> list[Lane]:
-        found = every(connection, queries.LANES, {"namespace": namespace, "thread": thread, "scope": scope})
+    def branches(
+        self, connection: apsw.Connection, namespace: str, thread: str | None, scope: str | None
+    ) -> list[Branch]:
+        found = fetch_all(connection, queries.BRANCHES, {"namespace": namespace, "thread": thread, "scope": scope})
         return [
-            Lane(
-                read_lane(key),
+            Branch(
+                read_branch(key),
                 id_of(connection, key_of(number, head)),
                 head,
                 last_seq,
@@ -76,30 +87,30 @@ class Reads(Transactions):
 
     @reading
     def sizes(self, connection: apsw.Connection) -> Sizes:
-        sources: dict[Source, int] = dict(every(connection, queries.BLOB_SIZES))
-        sources.update(every(connection, queries.STREAM_SIZES))
+        sources: dict[Source, int] = dict(fetch_all(connection, queries.BLOB_SIZES))
+        sources.update(fetch_all(connection, queries.STREAM_SIZES))
         pages = connection.pragma("page_count")
-        return Sizes(pages * connection.pragma("page_size"), sources, scalar(connection, queries.ROW_BYTES))
+        return Sizes(pages * connection.pragma("page_size"), sources, fetch_value(connection, queries.ROW_BYTES))
 
 
 def is_head(connection: apsw.Connection, key: int) -> bool:
-    """Tell whether a checkpoint is the newest of its lane."""
-    return bool(scalar(connection, queries.HEAD_OF_LANE, (key >> SEQ_BITS,)) == key & SEQ_MAX)
+    """Return whether a checkpoint is the newest of its branch."""
+    return bool(fetch_value(connection, queries.HEAD_OF_BRANCH, (key >> SEQ_BITS,)) == key & SEQ_MAX)
 
 
 def id_of(connection: apsw.Connection, key: int) -> str | None:
     """Return the id of the checkpoint with this key, or None."""
-    stored = scalar(connection, queries.ID_BY_KEY, (key,))
+    stored = fetch_value(connection, queries.ID_BY_KEY, (key,))
     return None if stored is None else unpack_id(stored)
 
 
 def tags(connection: apsw.Connection, key: int) -> tuple[str, ...]:
     """Return a checkpoint's tags in order."""
-    return tuple(name for (name,) in every(connection, queries.TAGS, (key,)))
+    return tuple(name for (name,) in fetch_all(connection, queries.TAGS, (key,)))
 
 
 def _conditions(query: Query) -> tuple[str, dict[str, Any]]:
-    """Return the conditions that any kind of list may have, as SQL and what is bound to it."""
+    """Return the conditions that every list may have, as SQL and its bound values."""
     text = ""
     bound: dict[str, Any] = {"limit": max(0, min(query.limit, PAGE_ROWS_MAX))}
     if query.step_max is not None:
@@ -111,63 +122,63 @@ def _conditions(query: Query) -> tuple[str, dict[str, Any]]:
     return text, bound
 
 
-def rows_of_lanes(connection: apsw.Connection, query: Query) -> list[Row]:
-    """Return rows of one thread's lanes, newest first over all of them."""
-    lanes = every(
+def rows_of_branches(connection: apsw.Connection, query: Query) -> list[Row]:
+    """Return rows of a thread's branches, newest first."""
+    branches = fetch_all(
         connection,
-        queries.LANES_OF_THREAD,
+        queries.BRANCHES_OF_THREAD,
         {"namespace": query.namespace, "thread": query.thread, "scope": query.scope, "branch": query.branch},
     )
-    pages = [_rows_of_lane(connection, query, lane) for lane in lanes]
+    pages = [_rows_of_branch(connection, query, branch) for branch in branches]
     if len(pages) == 1:
         return pages[0]
     merged = heapq.merge(*pages, key=lambda row: row.seq, reverse=True)
     return list(islice(merged, max(0, min(query.limit, PAGE_ROWS_MAX))))
 
 
-def _rows_of_lane(connection: apsw.Connection, query: Query, lane: tuple[Any, ...]) -> list[Row]:
-    number, thread, *key = lane
+def _rows_of_branch(connection: apsw.Connection, query: Query, branch: tuple[Any, ...]) -> list[Row]:
+    number, thread, *key = branch
     conditions, bound = _conditions(query)
     low, high = span_of(number, query.before)
-    select = queries.ROWS_OF_LANE_WITH_PAYLOAD if query.payload else queries.ROWS_OF_LANE
+    select = queries.ROWS_OF_BRANCH_WITH_PAYLOAD if query.payload else queries.ROWS_OF_BRANCH
     statement = select.replace("?", ":low", 1).replace("?", ":high", 1) + conditions + queries.NEWEST_FIRST
-    found = every(connection, statement, {**bound, "low": low, "high": high})
+    found = fetch_all(connection, statement, {**bound, "low": low, "high": high})
     if not found:
         return []
     tagged: dict[int, tuple[str, ...]] = {}
-    for checkpoint, name in every(connection, queries.TAGS_BETWEEN, (found[-1][0], found[0][0])):
+    for checkpoint, name in fetch_all(connection, queries.TAGS_BETWEEN, (found[-1][0], found[0][0])):
         tagged[checkpoint] = (*tagged.get(checkpoint, ()), name)
-    return read_rows(LaneKey(*key), thread, found, query.payload, tagged)
+    return read_rows(BranchKey(*key), thread, found, query.payload, tagged)
 
 
 def heads_of_threads(connection: apsw.Connection, query: Query) -> list[Row]:
-    """Return the newest row of each thread, the thread made last first."""
+    """Return the newest row of each thread, newest thread first."""
     conditions, bound = _conditions(query)
     bound.update(namespace=query.namespace, scope=query.scope, before=query.before)
     statement = queries.HEADS_OF_THREADS + conditions + queries.NEWEST_THREAD_FIRST
-    found = every(connection, statement, bound)
+    found = fetch_all(connection, statement, bound)
     rows = []
     for fields in found:
-        lane, thread, key = LaneKey(*fields[1:5]), fields[0], fields[5]
+        branch, thread, key = BranchKey(*fields[1:5]), fields[0], fields[5]
         if key is None:
-            rows.append(lost_head(lane, thread))
+            rows.append(lost_head(branch, thread))
         else:
-            rows.append(read_row(lane, thread, fields[5:], False, tags(connection, key)))
+            rows.append(read_row(branch, thread, fields[5:], False, tags(connection, key)))
     return rows
 
 
 def rows_by_id(connection: apsw.Connection, query: Query) -> list[Row]:
-    """Return the rows with these ids that match the rest of the query too, newest first."""
+    """Return the rows with these ids that also match the rest of the query, newest first."""
     conditions, bound = _conditions(query)
     del bound["limit"]
     statement = (queries.ROW_BY_ID_WITH_PAYLOAD if query.payload else queries.ROW_BY_ID) + conditions
     rows = []
     for name in dict.fromkeys(query.ids or ()):
-        fields = one(connection, statement, {**bound, "id": pack_id(query.namespace, name)})
+        fields = fetch_one(connection, statement, {**bound, "id": pack_id(query.namespace, name)})
         if fields is None:
             continue
-        thread, *key = lane_of(connection, fields[0])
-        row = read_row(LaneKey(*key), thread, fields, query.payload, tags(connection, fields[0]))
+        thread, key = branch_of(connection, fields[0])
+        row = read_row(key, thread, fields, query.payload, tags(connection, fields[0]))
         if query.names(row):
             rows.append(row)
     rows.sort(key=lambda row: (row.seq, row.thread_number), reverse=True)

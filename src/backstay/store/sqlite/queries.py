@@ -1,29 +1,32 @@
-"""Every SQL statement of the SQLite store, named. Values are always bound, never written into the text."""
+"""All SQL statements of the SQLite store, by name. Values are always bound, never written into the text."""
 
-from backstay.store.sqlite.rows import BASE_NAME, PAYLOAD_COLUMNS, ROW_COLUMNS
+ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"
+# If the base's row is missing its name is empty, which no blob has: that is damage, unlike a row without a base.
+BASE_NAME = "iif(c.base IS NULL, NULL, coalesce(b.digest, x''))"
+PAYLOAD_COLUMNS = f"{BASE_NAME}, b.size, b.body, c.manifest, p.digest"
 
-# Threads and lanes ------------------------------------------------------------------------------------------------
+# Threads and branches ------------------------------------------------------------------------------------------------
 
-LANE = """
-SELECT l.id, t.id, l.head, l.last_seq, t.next_seq, l.epoch, l.owner, l.token, l.expires, l.boot
-FROM thread t JOIN lane l ON l.thread = t.id
-WHERE t.namespace = ? AND t.name = ? AND l.scope = ? AND l.branch = ?"""
+BRANCH = """
+SELECT br.id, t.id, br.head, br.last_seq, t.next_seq, br.epoch, br.owner, br.token, br.expires, br.boot
+FROM thread t JOIN branch br ON br.thread = t.id
+WHERE t.namespace = ? AND t.name = ? AND br.scope = ? AND br.name = ?"""
 
-LANES = """
-SELECT l.id, t.id, t.namespace, t.name, l.scope, l.branch, l.head, l.last_seq, l.epoch, l.origin
-FROM thread t JOIN lane l ON l.thread = t.id
-WHERE t.namespace = :namespace AND (:thread IS NULL OR t.name = :thread) AND (:scope IS NULL OR l.scope = :scope)
-  AND (l.last_seq <> 0 OR l.head <> 0)
-ORDER BY l.id"""
+BRANCHES = """
+SELECT br.id, t.id, t.namespace, t.name, br.scope, br.name, br.head, br.last_seq, br.epoch, br.origin
+FROM thread t JOIN branch br ON br.thread = t.id
+WHERE t.namespace = :namespace AND (:thread IS NULL OR t.name = :thread) AND (:scope IS NULL OR br.scope = :scope)
+  AND (br.last_seq <> 0 OR br.head <> 0)
+ORDER BY br.id"""
 
-LANES_OF_THREAD = """
-SELECT l.id, t.id, t.namespace, t.name, l.scope, l.branch
-FROM thread t JOIN lane l ON l.thread = t.id
+BRANCHES_OF_THREAD = """
+SELECT br.id, t.id, t.namespace, t.name, br.scope, br.name
+FROM thread t JOIN branch br ON br.thread = t.id
 WHERE t.namespace = :namespace AND t.name = :thread
-  AND (:scope IS NULL OR l.scope = :scope) AND (:branch IS NULL OR l.branch = :branch)"""
+  AND (:scope IS NULL OR br.scope = :scope) AND (:branch IS NULL OR br.name = :branch)"""
 
-LANE_BY_ID = """
-SELECT t.id, t.namespace, t.name, l.scope, l.branch FROM lane l JOIN thread t ON t.id = l.thread WHERE l.id = ?"""
+BRANCH_BY_ID = """
+SELECT t.id, t.namespace, t.name, br.scope, br.name FROM branch br JOIN thread t ON t.id = br.thread WHERE br.id = ?"""
 
 THREAD = "SELECT id, next_seq FROM thread WHERE namespace = ? AND name = ?"
 ADD_THREAD = "INSERT INTO thread (namespace, name, next_seq) VALUES (?, ?, 1) RETURNING id"
@@ -31,37 +34,37 @@ NUMBER_THREAD = "UPDATE thread SET next_seq = ? WHERE id = ?"
 DROP_THREAD = "DELETE FROM thread WHERE id = ?"
 DROP_UNUSED_THREAD = """
 DELETE FROM thread WHERE id = :thread AND next_seq = 1
-  AND NOT EXISTS (SELECT 1 FROM lane WHERE thread = :thread)
+  AND NOT EXISTS (SELECT 1 FROM branch WHERE thread = :thread)
   AND NOT EXISTS (SELECT 1 FROM write WHERE thread = :thread)
   AND NOT EXISTS (SELECT 1 FROM record WHERE thread = :thread)"""
 
-ADD_LANE = """
-INSERT INTO lane (thread, scope, branch, head, last_seq, origin) VALUES (?, ?, ?, 0, 0, ?) RETURNING id"""
-MOVE_LANE = "UPDATE lane SET head = ?, last_seq = ? WHERE id = ?"
-MOVE_LANE_UNDER_LEASE = "UPDATE lane SET head = ?, last_seq = ?, expires = ?, boot = ? WHERE id = ?"
-SET_ORIGIN = "UPDATE lane SET origin = ? WHERE id = ?"
-SET_HEAD = "UPDATE lane SET head = ? WHERE id = ?"
-DROP_LANE = "DELETE FROM lane WHERE id = ?"
-DROP_LANES_OF_THREAD = "DELETE FROM lane WHERE thread = ?"
-LANE_IDS = "SELECT id FROM lane WHERE thread = ?"
-SISTERS = "SELECT id FROM lane WHERE (thread, scope) = (SELECT thread, scope FROM lane WHERE id = ?)"
-HEAD_OF_LANE = "SELECT head FROM lane WHERE id = ?"
-LANES_FORKED_FROM = "SELECT id FROM lane WHERE origin = ?"
+ADD_BRANCH = """
+INSERT INTO branch (thread, scope, name, head, last_seq) VALUES (?, ?, ?, 0, 0) RETURNING id"""
+MOVE_BRANCH = "UPDATE branch SET head = ?, last_seq = ? WHERE id = ?"
+MOVE_BRANCH_UNDER_LEASE = "UPDATE branch SET head = ?, last_seq = ?, expires = ?, boot = ? WHERE id = ?"
+SET_ORIGIN = "UPDATE branch SET origin = ? WHERE id = ?"
+SET_HEAD = "UPDATE branch SET head = ? WHERE id = ?"
+DROP_BRANCH = "DELETE FROM branch WHERE id = ?"
+DROP_BRANCHES_OF_THREAD = "DELETE FROM branch WHERE thread = ?"
+BRANCH_IDS = "SELECT id FROM branch WHERE thread = ?"
+SISTERS = "SELECT id FROM branch WHERE (thread, scope) = (SELECT thread, scope FROM branch WHERE id = ?)"
+HEAD_OF_BRANCH = "SELECT head FROM branch WHERE id = ?"
+BRANCHES_FORKED_FROM = "SELECT id FROM branch WHERE origin = ?"
 
 # Leases -----------------------------------------------------------------------------------------------------------
 
-SET_LEASE = "UPDATE lane SET epoch = ?, owner = ?, token = ?, expires = ?, boot = ? WHERE id = ?"
-END_LEASE = "UPDATE lane SET owner = NULL, token = NULL, expires = NULL, boot = NULL WHERE id = ?"
+SET_LEASE = "UPDATE branch SET epoch = ?, owner = ?, token = ?, expires = ?, boot = ? WHERE id = ?"
+END_LEASE = "UPDATE branch SET owner = NULL, token = NULL, expires = NULL, boot = NULL WHERE id = ?"
 _LEASES = """
-SELECT l.id, t.namespace, t.name, l.scope, l.branch, l.epoch, l.owner, l.token, l.expires, l.boot
-FROM lane l CROSS JOIN thread t ON t.id = l.thread"""
-LEASE_OF_HEAD = f"{_LEASES} WHERE l.id = ? AND l.head = ?"
-LEASED = f"{_LEASES} WHERE l.token IS NOT NULL AND t.namespace = :namespace"
-AND_LEASED_IN_THREAD = " AND l.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-AND_EXPIRED = " AND (l.boot <> :boot OR l.expires <= :now)"
-AND_HELD = " AND l.token = :token"
-AND_NOT_HELD = " AND l.token <> :token"
-EXPIRED_FIRST = " ORDER BY iif(l.boot = :boot, l.expires, 0), l.id LIMIT :limit"
+SELECT br.id, t.namespace, t.name, br.scope, br.name, br.epoch, br.owner, br.token, br.expires, br.boot
+FROM branch br CROSS JOIN thread t ON t.id = br.thread"""
+LEASE_OF_HEAD = f"{_LEASES} WHERE br.id = ? AND br.head = ?"
+LEASED = f"{_LEASES} WHERE br.token IS NOT NULL AND t.namespace = :namespace"
+AND_LEASED_IN_THREAD = " AND br.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
+AND_EXPIRED = " AND (br.boot <> :boot OR br.expires <= :now)"
+AND_HELD = " AND br.token = :token"
+AND_NOT_HELD = " AND br.token <> :token"
+EXPIRED_FIRST = " ORDER BY iif(br.boot = :boot, br.expires, 0), br.id LIMIT :limit"
 
 # Records ----------------------------------------------------------------------------------------------------------
 
@@ -72,7 +75,7 @@ FROM record r CROSS JOIN thread t ON t.id = r.thread"""
 RECORD = f"{_RECORDS} WHERE r.id = ?"
 _LISTED = f"{_RECORDS} WHERE r.place > :low AND r.place < :high AND t.namespace = :namespace"
 _IN_THREAD = " AND r.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-# The ones that are open are found in their index, which tells their places too; then they are looked up in order.
+# Open records are found in their index, which has their places too; then they are looked up in order.
 _OPEN_ANYWHERE = " AND r.place IN (SELECT place FROM record WHERE open AND place > :low AND place < :high)"
 _FIRST_STORED_FIRST = " ORDER BY r.place LIMIT :limit"
 RECORDS = {  # of one thread or of all, only open ones or all
@@ -87,11 +90,11 @@ INSERT INTO record (place, id, thread, scope, branch, key, checkpoint, version, 
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 CHANGE_RECORD = "UPDATE record SET version = ?, open = ?, expires = ?, boot = ?, body = ? WHERE id = ?"
 HAS_OPEN_RECORD = """
-SELECT 1 FROM record WHERE thread = (SELECT thread FROM lane WHERE id = ?) AND open AND checkpoint = ? LIMIT 1"""
+SELECT 1 FROM record WHERE thread = (SELECT thread FROM branch WHERE id = ?) AND open AND checkpoint = ? LIMIT 1"""
 DROP_RECORDS_OF_CHECKPOINT = "DELETE FROM record WHERE thread = ? AND checkpoint = ?"
-DROP_RECORDS_OF_LANE = """
+DROP_RECORDS_OF_BRANCH = """
 DELETE FROM record WHERE place > ? AND place < ?
-  AND (thread, scope, branch) = (SELECT thread, scope, branch FROM lane WHERE id = ?)"""
+  AND (thread, scope, branch) = (SELECT thread, scope, name FROM branch WHERE id = ?)"""
 DROP_RECORDS_OF_THREAD = "DELETE FROM record WHERE thread = ?"
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
@@ -99,20 +102,20 @@ DROP_RECORDS_OF_THREAD = "DELETE FROM record WHERE thread = ?"
 _FROM = "FROM checkpoint c LEFT JOIN blob b ON b.id = c.base LEFT JOIN checkpoint p ON p.id = c.parent"
 ROW_BY_ID = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.id = :id"
 ROW_BY_ID_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.id = :id"
-# With whether it has tags and pending writes, which most have not: then nobody looks for them.
+# With whether it has tags and pending writes. Most rows have none, and then no other statement looks for them.
 HEAD = f"""
 SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, EXISTS (SELECT 1 FROM tag WHERE checkpoint = c.key),
   EXISTS (SELECT 1 FROM write WHERE thread = ? AND scope = ? AND checkpoint = c.id)
 {_FROM} WHERE c.key = ?"""
-ROWS_OF_LANE = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.key > ? AND c.key < ?"
-ROWS_OF_LANE_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key > ? AND c.key < ?"
+ROWS_OF_BRANCH = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.key > ? AND c.key < ?"
+ROWS_OF_BRANCH_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key > ? AND c.key < ?"
 HEADS_OF_THREADS = f"""
-SELECT t.id, t.namespace, t.name, l.scope, l.branch, {ROW_COLUMNS}
+SELECT t.id, t.namespace, t.name, br.scope, br.name, {ROW_COLUMNS}
 FROM thread t
-JOIN lane l ON l.thread = t.id AND (l.last_seq <> 0 OR l.head <> 0) AND l.head = (
-  SELECT max(head) FROM lane
+JOIN branch br ON br.thread = t.id AND (br.last_seq <> 0 OR br.head <> 0) AND br.head = (
+  SELECT max(head) FROM branch
   WHERE thread = t.id AND (last_seq <> 0 OR head <> 0) AND (:scope IS NULL OR scope = :scope))
-LEFT JOIN checkpoint c ON c.key = l.id << 32 | l.head
+LEFT JOIN checkpoint c ON c.key = br.id << 32 | br.head
 WHERE t.namespace = :namespace AND (:before IS NULL OR t.id < :before) AND (c.key IS NULL OR (true"""
 
 AND_STEP_MAX = " AND c.step <= :step_max"
@@ -127,12 +130,12 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM blob WHERE digest = ?), ?)"""
 DROP_CHECKPOINT = "DELETE FROM checkpoint WHERE key = ? RETURNING id, digest"
 RENAME_CHECKPOINT = "UPDATE checkpoint SET id = ? WHERE key = ?"
 NEWEST_KEY = "SELECT max(key) FROM checkpoint WHERE key > ? AND key < ?"
-MANIFESTS_OF_LANE = f"""
+MANIFESTS_OF_BRANCH = f"""
 SELECT {BASE_NAME}, c.manifest FROM checkpoint c LEFT JOIN blob b ON b.id = c.base WHERE c.key > ? AND c.key < ?"""
-PARENTS_OF_LANE = "SELECT key, parent FROM checkpoint WHERE key > ? AND key < ? AND parent_digest IS NULL"
+PARENTS_OF_BRANCH = "SELECT key, parent FROM checkpoint WHERE key > ? AND key < ? AND parent_digest IS NULL"
 KEEP_PARENT_DIGEST = "UPDATE checkpoint SET parent_digest = ? WHERE key = ?"
 ID_BY_KEY = "SELECT id FROM checkpoint WHERE key = ?"
-KEYS_OF_LANE = "SELECT key FROM checkpoint WHERE key > ? AND key < ?"
+KEYS_OF_BRANCH = "SELECT key FROM checkpoint WHERE key > ? AND key < ?"
 
 # Tags and writes --------------------------------------------------------------------------------------------------
 
@@ -175,34 +178,34 @@ DROP_CHUNKS = "DELETE FROM chunk WHERE address >= ? AND address < ?"
 DROP_CHUNK = "DELETE FROM chunk WHERE address = ?"
 STREAM_SIZES = "SELECT address >> 28, coalesce(sum(length(body)), 0) FROM chunk GROUP BY 1"
 
-REFS = "SELECT source, owned FROM ref WHERE lane = ?"
-# The streams that a lane may extend, with their ends: 0 if nothing of one is left.
+REFS = "SELECT source, owned FROM ref WHERE branch = ?"
+# The streams that a branch may extend, with their ends: 0 if a stream is empty.
 OWNED = """
 SELECT r.source, coalesce((
   SELECT c.address + c.size - (r.source << 28) FROM chunk c
   WHERE c.address >= r.source << 28 AND c.address < (r.source + 1) << 28 ORDER BY c.address DESC LIMIT 1), 0)
-FROM ref r WHERE r.lane = ? AND r.owned"""
+FROM ref r WHERE r.branch = ? AND r.owned"""
 ADD_REF = "INSERT INTO ref VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-DROP_REF = "DELETE FROM ref WHERE lane = ? AND source = ?"
-DROP_REFS = "DELETE FROM ref WHERE lane = ?"
+DROP_REF = "DELETE FROM ref WHERE branch = ? AND source = ?"
+DROP_REFS = "DELETE FROM ref WHERE branch = ?"
 IS_REFERRED = "SELECT 1 FROM ref WHERE source = ? LIMIT 1"
-LANES_REFERRING = "SELECT lane FROM ref WHERE source = ?"
+BRANCHES_REFERRING = "SELECT branch FROM ref WHERE source = ?"
 
 RESERVE = "UPDATE counter SET value = value + ? WHERE name = 'stream' RETURNING value"
 
-# Upkeep -----------------------------------------------------------------------------------------------------------
+# Maintenance ------------------------------------------------------------------------------------------------------
 
 ROW_BYTES = "SELECT coalesce(sum(length(manifest) + length(notes)), 0) FROM checkpoint"
-LANE_FACTS = """
-SELECT t.id, t.next_seq, t.namespace, t.name, l.scope, l.branch, l.id, l.head, l.last_seq,
-  coalesce((SELECT max(key) FROM checkpoint WHERE key > l.id << 32 AND key < (l.id + 1) << 32), 0) & 4294967295,
-  l.token IS NOT NULL
-FROM lane l JOIN thread t ON t.id = l.thread ORDER BY l.id"""
-LANES_LOST = "SELECT DISTINCT lane FROM ref WHERE lane NOT IN (SELECT id FROM lane)"
+BRANCH_FACTS = """
+SELECT t.id, t.next_seq, t.namespace, t.name, br.scope, br.name, br.id, br.head, br.last_seq,
+  coalesce((SELECT max(key) FROM checkpoint WHERE key > br.id << 32 AND key < (br.id + 1) << 32), 0) & 4294967295,
+  br.token IS NOT NULL
+FROM branch br JOIN thread t ON t.id = br.thread ORDER BY br.id"""
+BRANCHES_LOST = "SELECT DISTINCT branch FROM ref WHERE branch NOT IN (SELECT id FROM branch)"
 TAGS_WITHOUT_CHECKPOINT = "SELECT checkpoint, name FROM tag WHERE checkpoint NOT IN (SELECT key FROM checkpoint)"
 UNREACHABLE = """
-SELECT 'checkpoint', count(*) FROM checkpoint c WHERE NOT EXISTS (SELECT 1 FROM lane l WHERE l.id = c.key >> 32)
-UNION ALL SELECT 'branch', count(*) FROM lane WHERE thread NOT IN (SELECT id FROM thread)
+SELECT 'checkpoint', count(*) FROM checkpoint c WHERE NOT EXISTS (SELECT 1 FROM branch br WHERE br.id = c.key >> 32)
+UNION ALL SELECT 'branch', count(*) FROM branch WHERE thread NOT IN (SELECT id FROM thread)
 UNION ALL SELECT 'record', count(*) FROM record WHERE thread NOT IN (SELECT id FROM thread)
 UNION ALL SELECT 'write', count(*) FROM write WHERE thread NOT IN (SELECT id FROM thread)"""
 ALL_CHUNK_SIZES = "SELECT address, size FROM chunk ORDER BY address"
@@ -214,7 +217,7 @@ RECORDS_WITHOUT_CHECKPOINT = """
 SELECT r.place, r.key, t.name, r.checkpoint FROM record r LEFT JOIN thread t ON t.id = r.thread
 WHERE r.checkpoint IS NOT NULL AND NOT EXISTS (SELECT 1 FROM checkpoint c WHERE c.id = r.checkpoint)"""
 
-# Mending ----------------------------------------------------------------------------------------------------------
+# Repair -----------------------------------------------------------------------------------------------------------
 
 PUT_BLOB = """
 INSERT INTO blob (digest, size, body) VALUES (?, ?, ?)

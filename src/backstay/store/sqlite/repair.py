@@ -1,4 +1,9 @@
-"""Repair: find damage, work out what follows from rows and manifests, put bytes and rows back, take rows out."""
+"""Repair: find damage, derive references again from rows and manifests, restore bytes and rows, quarantine rows.
+
+SQLite does not read a page that fails its checksum, so one flipped bit hides every row on it. In some tables each row
+has a digest of its own or can be derived from others. Their pages may be used as they are, because any wrong byte shows
+when the row is read. In the other tables a wrong byte would look like a right one, so their pages stay unreadable.
+"""
 
 from __future__ import annotations
 
@@ -8,71 +13,138 @@ from typing import Any
 
 import apsw
 
-from backstay.errors import NotFound
-from backstay.pieces.manifest import Source
-from backstay.pieces.piece import OFFSET_BITS
+from backstay.errors import Corrupted, NotFound
+from backstay.pieces.manifest import OFFSET_BITS, Source
 from backstay.store.base import Row
-from backstay.store.boot import Moment
 from backstay.store.finding import DAMAGED, ORPHAN, REBUILD, Finding
-from backstay.store.lane import LaneKey
-from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, pack_body, span_of
-from backstay.store.patch import patched
-from backstay.store.records import record_id
-from backstay.store.sqlite import queries
-from backstay.store.sqlite.chunks import read_blob
-from backstay.store.sqlite.collect import keep_parents
-from backstay.store.sqlite.files import Connection
-from backstay.store.sqlite.lane import find_lane
-from backstay.store.sqlite.log import log_findings
-from backstay.store.sqlite.pages import adopt_pages, damaged_pages
-from backstay.store.sqlite.pending import drop_writes, lost_pieces
-from backstay.store.sqlite.rows import every, kind_of, one, pack_id, scalar, unpack_id
-from backstay.store.sqlite.transactions import Transactions, reading, writing
-from backstay.store.survey import (
-    LaneFacts,
+from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, pack_body, patched, span_of
+from backstay.store.leases import BranchKey
+from backstay.store.reachability import (
+    BranchFacts,
+    Reachability,
     References,
-    Survey,
-    lane_findings,
-    number_is_used,
+    branch_findings,
+    number_used_twice,
     out_of_reach,
     sources_of,
     unneeded_bytes,
     without_checkpoint,
 )
+from backstay.store.records import record_id
+from backstay.store.sqlite import queries
+from backstay.store.sqlite.chunks import read_blob
+from backstay.store.sqlite.collect import keep_parents
+from backstay.store.sqlite.files import Connection, wal_findings
+from backstay.store.sqlite.rows import (
+    drop_writes,
+    fetch_all,
+    fetch_one,
+    fetch_value,
+    find_branch,
+    kind_of,
+    lost_pieces,
+    pack_id,
+    unpack_id,
+)
+from backstay.store.sqlite.transactions import SqliteTransactions, reading, writing
+
+ADOPTABLE = ("blob", "checkpoint", "chunk", "record", "ref")
+"""Tables whose rows have digests, or (``ref``) can be derived again."""
+
+ELSEWHERE = "free and map pages"
+_SOUND = "ok"
+
+
+def damaged_pages(connection: apsw.Connection) -> list[Finding]:
+    """Return which tables have unreadable pages or a damaged structure."""
+    whole = _problem(connection, queries.CHECK_FILE, ())
+    if whole is None:
+        return []
+    try:
+        names = [name for (name,) in fetch_all(connection, queries.TABLES)]
+    except (apsw.CorruptError, apsw.IOError):
+        names = ["sqlite_schema"]
+    tables = {name: _problem(connection, queries.CHECK_TABLE, (name,)) for name in names}
+    found = {name: problem for name, problem in tables.items() if problem is not None} or {ELSEWHERE: whole}
+    helps = REBUILD if set(found) <= {*ADOPTABLE, ELSEWHERE} else None
+    return [Finding(DAMAGED, f"pages of {name}", problem, key=name, repair=helps) for name, problem in found.items()]
+
+
+def adopt_pages(connection: apsw.Connection, tables: list[str]) -> None:
+    """Rewrite the whole file from the pages of these tables, even if they fail their checksums.
+
+    Raises Corrupted if the structure of a table is damaged, because then some of its rows are unknown. The connection
+    must not be used for anything else.
+    """
+    fetch_all(connection, "PRAGMA checksum_verification=OFF")
+    for name in tables:
+        if name == ELSEWHERE:
+            continue
+        try:
+            fetch_all(connection, queries.REINDEX[name])
+            problem = _problem(connection, queries.CHECK_TABLE, (name,))
+        except (apsw.ConstraintError, apsw.CorruptError) as error:
+            problem = str(error)
+        if problem is not None:
+            raise Corrupted(
+                f"the structure of table {name} is damaged: {problem}",
+                hint="Restore a copy of the file, or export the readable threads into another store",
+            )
+    if "record" in tables:
+        # No digest covers a time to live. A session that seems expired only waits for its next heartbeat.
+        fetch_all(connection, queries.EXPIRE)
+    if "ref" in tables:
+        # A wrong 1 would let two branches extend one stream; a wrong 0 costs nothing.
+        fetch_all(connection, queries.DISOWN)
+    fetch_all(connection, "VACUUM")
+    fetch_all(connection, "PRAGMA checksum_verification=ON")
+    problem = _problem(connection, queries.CHECK_FILE, ())
+    if problem is not None:
+        raise Corrupted(f"the file is still damaged: {problem}", hint="Restore a copy of the file")
+
+
+def _problem(connection: apsw.Connection, statement: str, bound: tuple[str, ...]) -> str | None:
+    """Return the first problem, None if there is none."""
+    try:
+        texts = [text for (text,) in fetch_all(connection, statement, bound)]
+    except (apsw.CorruptError, apsw.IOError) as error:
+        return f"a page cannot be read: {error}"
+    return None if texts == [_SOUND] else texts[0]
+
 
 Statement = tuple[str, tuple[object, ...]]
 
 
 @dataclass(slots=True)
-class Rebuild:
-    """What a rebuild would put right: what is wrong, and the statements that change it."""
+class SqliteRebuildPlan:
+    """What a rebuild would repair, and the statements that do it."""
 
     findings: list[Finding] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
-    hopeless: list[Finding] = field(default_factory=list)  # wrong too, but no rebuild helps
+    unrepairable: list[Finding] = field(default_factory=list)  # problems that a rebuild cannot repair
 
     def add(self, finding: Finding, *statements: Statement) -> None:
-        """Note one thing that is wrong and how it is put right."""
+        """Add a problem and the statements that repair it."""
         self.findings.append(finding)
         self.statements.extend(statements)
 
 
-class Repair(Transactions):
-    """The verbs that look for damage and repair it."""
+class SqliteRepair(SqliteTransactions):
+    """The verbs that find damage and repair it."""
 
     @reading
     def check(self, connection: Connection) -> list[Finding]:
         findings = damaged_pages(connection)
         try:
             plan = plan_rebuild(connection, drop=True)
-            findings += [*plan.findings, *plan.hopeless]
+            findings += [*plan.findings, *plan.unrepairable]
         except (apsw.CorruptError, apsw.IOError) as error:
-            if not findings:  # else it is reported already
+            if not findings:  # otherwise it is reported already
                 findings.append(Finding(DAMAGED, "database", f"a page cannot be read: {error}"))
-        return [*findings, *log_findings(connection, self._database.path)]
+        return [*findings, *wal_findings(connection, self._database.path)]
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
-        """Put pages right first, if any are damaged: only then can the rest be read, by the next rebuild."""
+        """Repair damaged pages first, if there are any; the next rebuild can then read and repair the rest."""
         pages = self._read(lambda connection: [finding for finding in damaged_pages(connection) if finding.repair])
         if pages and not dry_run:
             self._alone(lambda connection: adopt_pages(connection, [str(finding.key) for finding in pages]))
@@ -80,7 +152,14 @@ class Repair(Transactions):
             return pages
         if dry_run:
             return self._read(lambda connection: plan_rebuild(connection, drop).findings)
-        return self._write(lambda connection: rebuild(connection, drop))
+
+        def job(connection: apsw.Connection) -> list[Finding]:
+            plan = plan_rebuild(connection, drop)
+            for statement, bound in plan.statements:
+                connection.execute(statement, bound)
+            return plan.findings
+
+        return self._write(job)
 
     @writing
     def restore(
@@ -95,7 +174,7 @@ class Repair(Transactions):
         for stream, offset, data in chunks:
             first = address_of(stream, 0)
             bound = {"start": first + offset, "stream": first, "end": first + offset + len(data)}
-            stored = every(connection, queries.CHUNKS, bound)
+            stored = fetch_all(connection, queries.CHUNKS, bound)
             patch = patched(stored, first + offset, data)
             for number in patch.drop:
                 connection.execute(queries.DROP_CHUNK, (stored[number][0],))
@@ -105,111 +184,108 @@ class Repair(Transactions):
             _put_row(connection, row)
 
     def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
-        self._write(lambda connection: quarantine(connection, namespace, checkpoint, force, self._clock()), checkpoint)
+        def job(connection: apsw.Connection) -> None:
+            name = pack_id(namespace, checkpoint)
+            found = fetch_one(connection, queries.IDENTITY, (name,))
+            if found is None:
+                raise NotFound(checkpoint, checkpoint=checkpoint)
+            key, digest = found
+            number = key >> SEQ_BITS
+            branch = fetch_one(connection, queries.BRANCH_BY_ID, (number,))
+            if branch is not None:
+                stored = find_branch(connection, BranchKey(*branch[1:]))
+                if stored is not None and not force:
+                    stored.lease.check_delete(BranchKey(*branch[1:]), None, self._clock())
+                drop_writes(connection, queries.DROP_WRITES, (branch[0], branch[3], name))
+                connection.execute(queries.DROP_RECORDS_OF_CHECKPOINT, (branch[0], name))
+            connection.execute(queries.DROP_TAGS, (key,))
+            fetch_one(connection, queries.DROP_CHECKPOINT, (key,))
+            keep_parents(connection, {name: digest}, [number])
+            newest = fetch_value(connection, queries.NEWEST_KEY, span_of(number))
+            if newest is None:
+                connection.execute(queries.DROP_REFS, (number,))
+                connection.execute(queries.DROP_BRANCH, (number,))
+            else:
+                connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, number))
+
+        self._write(job, checkpoint)
 
 
-def plan_rebuild(connection: apsw.Connection, drop: bool) -> Rebuild:
-    """Return what is wrong in what can be worked out; changes nothing."""
-    plan = Rebuild()
-    survey = Survey(lambda name: read_blob(connection, name))
-    numbers: dict[tuple[Any, ...], int] = {}  # the highest that a thread has given, by its row
-    lanes = [
-        (fields[:4], LaneFacts(LaneKey(*fields[2:6]), *fields[6:])) for fields in every(connection, queries.LANE_FACTS)
+def plan_rebuild(connection: apsw.Connection, drop: bool) -> SqliteRebuildPlan:
+    """Return what is wrong with everything that follows from rows and manifests. Changes nothing."""
+    plan = SqliteRebuildPlan()
+    reachability = Reachability(lambda name: read_blob(connection, name))
+    numbers: dict[tuple[Any, ...], int] = {}  # the highest sequence number of each thread, by its row
+    branches = [
+        (fields[:4], BranchFacts(BranchKey(*fields[2:6]), *fields[6:]))
+        for fields in fetch_all(connection, queries.BRANCH_FACTS)
     ]
-    surveyed = []
-    for thread, facts in lanes:
+    scanned = []
+    for thread, facts in branches:
         numbers[thread] = max(numbers.get(thread, 0), facts.last_seq, facts.newest)
-        referred = {source for source, _ in every(connection, queries.REFS, (facts.number,))}
-        manifests = connection.execute(queries.MANIFESTS_OF_LANE, span_of(facts.number))
-        surveyed.append((facts, survey.add_lane(manifests, referred)))
-    drop = drop and not survey.blind
-    for facts, references in surveyed:
-        _plan_lane(plan, facts, references if drop else references._replace(unneeded=set()))
+        referred = {source for source, _ in fetch_all(connection, queries.REFS, (facts.number,))}
+        manifests = connection.execute(queries.MANIFESTS_OF_BRANCH, span_of(facts.number))
+        scanned.append((facts, reachability.add_branch(manifests, referred)))
+    drop = drop and not reachability.blind
+    for facts, references in scanned:
+        _plan_branch(plan, facts, references if drop else references._replace(unneeded=set()))
     for (number, next_seq, namespace, name), highest in numbers.items():
         if next_seq <= highest:
-            plan.add(number_is_used(namespace, name), (queries.NUMBER_THREAD, (highest + 1, number)))
-    _plan_bytes(connection, plan, survey, drop)
+            plan.add(number_used_twice(namespace, name), (queries.NUMBER_THREAD, (highest + 1, number)))
+    _plan_bytes(connection, plan, reachability, drop)
     if drop:
         _plan_rows(connection, plan)
-    plan.hopeless += _misnamed(connection)
-    plan.hopeless += [out_of_reach(what, count) for what, count in every(connection, queries.UNREACHABLE) if count]
+    for place, name, *branch, key in connection.execute(queries.RECORD_NAMES):
+        kind = kind_of(place)
+        if name != record_id(kind, BranchKey(*branch), key):  # which of the two is wrong only its seal shows
+            what = "it cannot be found by its name"
+            plan.unrepairable.append(Finding(DAMAGED, f"{kind} {key}", what, branch[1], namespace=branch[0]))
+    plan.unrepairable += [
+        out_of_reach(what, count) for what, count in fetch_all(connection, queries.UNREACHABLE) if count
+    ]
     return plan
 
 
-def rebuild(connection: apsw.Connection, drop: bool) -> list[Finding]:
-    """See ``Mending.rebuild``."""
-    plan = plan_rebuild(connection, drop)
-    for statement, bound in plan.statements:
-        connection.execute(statement, bound)
-    return plan.findings
-
-
-def quarantine(connection: apsw.Connection, namespace: str, checkpoint: str, force: bool, now: Moment) -> None:
-    """See ``Mending.quarantine``."""
-    name = pack_id(namespace, checkpoint)
-    found = one(connection, queries.IDENTITY, (name,))
-    if found is None:
-        raise NotFound(checkpoint, checkpoint=checkpoint)
-    key, digest = found
-    number = key >> SEQ_BITS
-    lane = one(connection, queries.LANE_BY_ID, (number,))
-    if lane is not None:
-        stored = find_lane(connection, LaneKey(*lane[1:]))
-        if stored is not None and not force:
-            stored.tenure.check_delete(LaneKey(*lane[1:]), None, now)
-        drop_writes(connection, queries.DROP_WRITES, (lane[0], lane[3], name))
-        connection.execute(queries.DROP_RECORDS_OF_CHECKPOINT, (lane[0], name))
-    connection.execute(queries.DROP_TAGS, (key,))
-    one(connection, queries.DROP_CHECKPOINT, (key,))
-    keep_parents(connection, {name: digest}, [number])
-    newest = scalar(connection, queries.NEWEST_KEY, span_of(number))
-    if newest is None:
-        connection.execute(queries.DROP_REFS, (number,))
-        connection.execute(queries.DROP_LANE, (number,))
-    else:
-        connection.execute(queries.SET_HEAD, (newest & SEQ_MAX, number))
-
-
-def _plan_lane(plan: Rebuild, facts: LaneFacts, references: References) -> None:
-    found = lane_findings(facts, references)
+def _plan_branch(plan: SqliteRebuildPlan, facts: BranchFacts, references: References) -> None:
+    found = branch_findings(facts, references)
     if not found:
         return
     plan.findings += found
     if facts.is_empty:
-        plan.statements += [(queries.DROP_REFS, (facts.number,)), (queries.DROP_LANE, (facts.number,))]
+        plan.statements += [(queries.DROP_REFS, (facts.number,)), (queries.DROP_BRANCH, (facts.number,))]
         return
     if facts.newest:
         last = max(facts.last_seq, facts.newest)
-        plan.statements.append((queries.MOVE_LANE, (facts.newest, last, facts.number)))
-    # Whether the lane owned the stream nobody can say. That it does not only makes its next save begin another one.
-    plan.statements += [(queries.ADD_REF, (facts.number, source, False)) for source in references.lacking]
+        plan.statements.append((queries.MOVE_BRANCH, (facts.newest, last, facts.number)))
+    # Whether the branch owned the stream is unknown. If it did, its next save only starts another stream.
+    plan.statements += [(queries.ADD_REF, (facts.number, source, False)) for source in references.missing]
     plan.statements += [(queries.DROP_REF, (facts.number, source)) for source in references.unneeded]
 
 
-def _plan_bytes(connection: apsw.Connection, plan: Rebuild, survey: Survey, drop: bool) -> None:
-    blobs = {name for name, _ in every(connection, queries.BLOB_SIZES)}
+def _plan_bytes(connection: apsw.Connection, plan: SqliteRebuildPlan, reachability: Reachability, drop: bool) -> None:
+    blobs = {name for name, _ in fetch_all(connection, queries.BLOB_SIZES)}
     streams: set[int] = set()
     unneeded: dict[Source, list[Statement]] = {}
     for address, size in connection.execute(queries.ALL_CHUNK_SIZES):
         stream = address >> OFFSET_BITS
         streams.add(stream)
-        if drop and survey.is_unneeded(stream, address - address_of(stream, 0), size):
+        if drop and reachability.is_unneeded(stream, address - address_of(stream, 0), size):
             unneeded.setdefault(stream, []).append((queries.DROP_CHUNK, (address,)))
-    for name in sorted(survey.unneeded_blobs(blobs)) if drop else ():
+    for name in sorted(reachability.unneeded_blobs(blobs)) if drop else ():
         unneeded[name] = [(queries.DROP_BLOB, (name,))]
     for source, statements in unneeded.items():
         plan.add(unneeded_bytes(source), *statements)
-    plan.hopeless += survey.missing(blobs, streams)
+    plan.unrepairable += reachability.missing(blobs, streams)
 
 
-def _plan_rows(connection: apsw.Connection, plan: Rebuild) -> None:
-    """Find small rows that belong to a lane or checkpoint that is gone."""
-    for (lane,) in every(connection, queries.LANES_LOST):
-        what = Finding(ORPHAN, f"references of branch number {lane}", "the branch is not there", repair=REBUILD)
-        plan.add(what, (queries.DROP_REFS, (lane,)))
-    for key, name in every(connection, queries.TAGS_WITHOUT_CHECKPOINT):
+def _plan_rows(connection: apsw.Connection, plan: SqliteRebuildPlan) -> None:
+    """Find small rows of branches and checkpoints that do not exist."""
+    for (branch,) in fetch_all(connection, queries.BRANCHES_LOST):
+        what = Finding(ORPHAN, f"references of branch number {branch}", "the branch does not exist", repair=REBUILD)
+        plan.add(what, (queries.DROP_REFS, (branch,)))
+    for key, name in fetch_all(connection, queries.TAGS_WITHOUT_CHECKPOINT):
         plan.add(without_checkpoint("tag", repr(name), None), (queries.DROP_TAG, (key, name)))
-    for place, key, thread, checkpoint in every(connection, queries.RECORDS_WITHOUT_CHECKPOINT):
+    for place, key, thread, checkpoint in fetch_all(connection, queries.RECORDS_WITHOUT_CHECKPOINT):
         what = without_checkpoint(kind_of(place), key, unpack_id(checkpoint), thread)
         plan.add(what, (queries.DROP_RECORD, (place,)))
     if pieces := lost_pieces(connection):
@@ -217,29 +293,18 @@ def _plan_rows(connection: apsw.Connection, plan: Rebuild) -> None:
         plan.add(what, *((queries.DROP_PIECES, (number, number + 1)) for number in pieces))
 
 
-def _misnamed(connection: apsw.Connection) -> list[Finding]:
-    """Return the records that no call finds by name. Whether the name or the place is wrong only their seals tell."""
-    found = []
-    for place, name, *lane, key in connection.execute(queries.RECORD_NAMES):
-        kind = kind_of(place)
-        if name != record_id(kind, LaneKey(*lane), key):
-            found.append(
-                Finding(DAMAGED, f"{kind} {key}", "it cannot be found by its name", lane[1], namespace=lane[0])
-            )
-    return found
-
-
 def _put_row(connection: apsw.Connection, row: Row) -> None:
-    lane, key = find_lane(connection, row.lane), scalar(connection, queries.IDENTITY, (pack_id(row.lane[0], row.id),))
-    if lane is None or key is None or key >> SEQ_BITS != lane.number:
-        raise NotFound(row.id, checkpoint=row.id, thread=row.lane.thread)
-    parent = None if row.parent_id is None else pack_id(row.lane.namespace, row.parent_id)
+    branch = find_branch(connection, row.branch)
+    key = fetch_value(connection, queries.IDENTITY, (pack_id(row.branch[0], row.id),))
+    if branch is None or key is None or key >> SEQ_BITS != branch.number:
+        raise NotFound(row.id, checkpoint=row.id, thread=row.branch.thread)
+    parent = None if row.parent_id is None else pack_id(row.branch.namespace, row.parent_id)
     described = (row.step, row.created_us, row.digest, row.size, row.notes)
     connection.execute(
         queries.PUT_CHECKPOINT, (parent, row.parent_digest, *described, row.base or None, row.manifest, key)
     )
-    if key & SEQ_MAX == lane.head:  # whoever saw it before relies on bytes that may go now
-        connection.execute(queries.MOVE_LANE, (lane.head, lane.next_seq, lane.number))
-        connection.execute(queries.NUMBER_THREAD, (lane.next_seq + 1, lane.thread))
+    if key & SEQ_MAX == branch.head:  # writers that saw it rely on bytes that may be dropped now
+        connection.execute(queries.MOVE_BRANCH, (branch.head, branch.next_seq, branch.number))
+        connection.execute(queries.NUMBER_THREAD, (branch.next_seq + 1, branch.thread))
     for source in sources_of(row, lambda name: read_blob(connection, name)):
-        connection.execute(queries.ADD_REF, (lane.number, source, False))
+        connection.execute(queries.ADD_REF, (branch.number, source, False))

@@ -1,8 +1,11 @@
-"""The tables: made, brought up to date, and compared with what they must be.
+"""The tables: created, migrated, and compared with schema.sql.
 
-A file in which anything of ours differs is refused: a trigger, an index or a constraint that somebody added can drop,
-change or copy what is saved, and no call would fail. Tables of other programs may be in the same file, with their
-indexes, as long as nothing of them touches ours. Triggers and views are refused wherever they are.
+schema.sql is always the newest version. Version 1 is schema.sql as first released; a later change edits schema.sql and
+adds migrations/0002_what_it_does.sql, 0003 and so on, which bring older databases to the same tables.
+
+A database whose tables differ from ours is refused: an added trigger, index or constraint could drop, change or copy
+saved data without any call failing. The file may hold tables of other programs, with their indexes, as long as they do
+not touch ours. Triggers and views are refused everywhere.
 """
 
 from __future__ import annotations
@@ -26,36 +29,54 @@ _NAMED_MAX = 10
 def migrate(connection: apsw.Connection) -> None:
     """Bring the schema to the newest version; each migration and its number are one transaction."""
     current = int(connection.pragma("user_version"))
-    scripts = migration_scripts()
     if current == 0:
-        _in_one_transaction(connection, _script(_SCHEMA), len(scripts))
-        return
-    for number in range(current, len(scripts)):
-        _in_one_transaction(connection, scripts[number], number + 1)
+        steps = [(newest_version(), schema_script())]
+    else:
+        steps = list(enumerate(migration_scripts(), 2))[current - 1 :]
+    for version, script in steps:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.execute(script)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={version}")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        else:
+            connection.execute("COMMIT")
 
 
 @cache
-def migration_scripts() -> tuple[str, ...]:
-    """Return all migrations in order; the first makes the tables."""
-    files = sorted(entry.name for entry in _MIGRATIONS.iterdir() if entry.name.endswith(".sql"))
-    return tuple(_script(_MIGRATIONS / name) for name in files)
+def newest_version() -> int:
+    """Return the version that schema.sql creates and that the migrations lead to."""
+    return 1 + len(migration_scripts())
+
+
+def migration_scripts() -> list[str]:
+    """Return the migrations to versions 2, 3, …, in order."""
+    files = _MIGRATIONS.iterdir() if _MIGRATIONS.is_dir() else ()
+    return [_script(file) for file in sorted(files, key=lambda file: file.name)]
+
+
+def schema_script() -> str:
+    """Return the script that creates the newest version."""
+    return _script(_SCHEMA)
 
 
 @cache
 def our_objects() -> dict[str, str]:
-    """Return the tables and indexes that must be there, by name, as SQLite keeps their text."""
-    return {found[2]: _normal(found[0]) for found in _CREATE.finditer(_script(_SCHEMA))}
+    """Return the tables and indexes that must exist, by name, as SQLite stores their text."""
+    return {found[2]: " ".join(found[0].split()) for found in _CREATE.finditer(schema_script())}
 
 
 def check_schema(connection: apsw.Connection, path: str) -> None:
-    """Refuse a database whose tables are not exactly ours, or that has a trigger or a view; name what is wrong."""
+    """Raise StoreRefused if the tables are not exactly ours, or if the database has a trigger or a view."""
     ours = our_objects()
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()
     names = {name for _, name, _, _ in found}
     wrong = [f"{name} is missing" for name in ours if name not in names]
     for kind, name, table, sql in found:
         if name in ours:
-            if not isinstance(sql, str) or _normal(sql) != ours[name]:
+            if not isinstance(sql, str) or " ".join(sql.split()) != ours[name]:
                 wrong.append(f"{name} is not as Backstay makes it")
         # An index without a text belongs to a constraint of its table, whose text was compared.
         elif kind not in ("table", "index") or (sql is not None and str(table).lower() in ours):
@@ -63,28 +84,12 @@ def check_schema(connection: apsw.Connection, path: str) -> None:
     if wrong:
         more = f" and {len(wrong) - _NAMED_MAX} more" if len(wrong) > _NAMED_MAX else ""
         raise StoreRefused(
-            f"the tables of the database were changed by another program: {'; '.join(wrong[:_NAMED_MAX])}{more}",
+            f"another program changed the tables of the database: {'; '.join(wrong[:_NAMED_MAX])}{more}",
             path=path,
-            hint="Find out who changed them. Drop what was added, or restore a copy of the file",
+            hint="Find the program that changed them, then drop its additions or restore a copy of the file",
         )
 
 
 def _script(file: Traversable) -> str:
     """Return a script without the spaces that align it: SQLite keeps this text, and so it fits in the first page."""
     return "\n".join(" ".join(line.split()) for line in file.read_text(encoding="utf-8").splitlines())
-
-
-def _normal(sql: str) -> str:
-    return " ".join(sql.split())
-
-
-def _in_one_transaction(connection: apsw.Connection, script: str, version: int) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.execute(script)
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={version}")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    else:
-        connection.execute("COMMIT")

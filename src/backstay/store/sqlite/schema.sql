@@ -1,7 +1,7 @@
--- The newest schema. A new database is made from this file; an older one reaches it through migrations/, and a test
--- proves that both ways give the same tables.
+-- The newest schema. A new database is created from this file, which is also the first migration: later changes edit it
+-- and add migrations/0002_what_it_does.sql and so on for databases that exist.
 
--- One row a thread. `next_seq` numbers all its checkpoints, in whichever scope or branch.
+-- One row per thread. `next_seq` numbers its checkpoints in all scopes and branches.
 CREATE TABLE thread (
   id        INTEGER PRIMARY KEY AUTOINCREMENT,
   namespace TEXT NOT NULL,
@@ -10,15 +10,15 @@ CREATE TABLE thread (
   UNIQUE (namespace, name)
 ) STRICT;
 
--- One row a branch. `last_seq` never falls, also when the head is deleted: together with `id`, which is never given out
--- twice, it is what a writer must have seen. Both are 0 in a branch that was leased and has no checkpoint yet. `epoch`
--- fences an old owner out and never falls; the next four are the lease, NULL if nobody has it: `token` tells this time of
--- holding it from every other, `expires` is in microseconds of the boot clock of the boot with that id.
-CREATE TABLE lane (
+-- One row per branch. `last_seq` never falls, even when the head is deleted. A writer must have seen it and `id`, which is
+-- never reused. Both `head` and `last_seq` are 0 in a branch that was leased and has no checkpoint yet. `epoch` fences old
+-- owners out and never falls. The next four columns are the lease, NULL if it is free: `token` identifies one acquisition,
+-- `expires` is in microseconds of the boot clock of the boot with that id.
+CREATE TABLE branch (
   id       INTEGER PRIMARY KEY AUTOINCREMENT,
   thread   INTEGER NOT NULL REFERENCES thread (id),
   scope    TEXT NOT NULL,
-  branch   TEXT NOT NULL,
+  name     TEXT NOT NULL,
   head     INTEGER NOT NULL,
   last_seq INTEGER NOT NULL,
   epoch    INTEGER NOT NULL DEFAULT 0,
@@ -27,13 +27,13 @@ CREATE TABLE lane (
   expires  INTEGER,
   boot     TEXT,
   origin   ANY,
-  UNIQUE (thread, scope, branch)
+  UNIQUE (thread, scope, name)
 ) STRICT;
-CREATE INDEX lane_leased ON lane (thread) WHERE token IS NOT NULL;
+CREATE INDEX branch_leased ON branch (thread) WHERE token IS NOT NULL;
 
--- One row a checkpoint; key = lane << 32 | seq, so a branch's history is one stretch of the table. Ids that are UUIDs
--- are kept as their 16 bytes. `parent_digest` is filled in when the parent is deleted. `base` is the row of the blob with
--- the base manifest. The manifest comes last, so that lists need not read it.
+-- One row per checkpoint; key = branch << 32 | seq, so a branch's history is one range of the table. Ids that are UUIDs are
+-- stored as 16 bytes. `parent_digest` is set when the parent is deleted. `base` is the row of the blob with the base
+-- manifest. The manifest comes last, so that lists need not read it.
 CREATE TABLE checkpoint (
   key           INTEGER PRIMARY KEY,
   id            ANY NOT NULL,
@@ -49,8 +49,8 @@ CREATE TABLE checkpoint (
 ) STRICT;
 CREATE UNIQUE INDEX checkpoint_id ON checkpoint (id);
 
--- The bytes of streams: address = stream << 28 | offset. `size` is the length before compression; a body of that very
--- length is not compressed.
+-- The bytes of streams: address = stream << 28 | offset. `size` is the length before compression; a body of exactly
+-- that length is not compressed.
 CREATE TABLE chunk (
   address INTEGER PRIMARY KEY,
   size    INTEGER NOT NULL,
@@ -65,12 +65,12 @@ CREATE TABLE blob (
   body   BLOB NOT NULL
 ) STRICT;
 
--- Which lane needs which source (a stream's number or a blob's digest); a lane may extend only the streams it owns.
+-- Which branch needs which source (a stream's number or a blob's digest); a branch may extend only the streams it owns.
 CREATE TABLE ref (
-  lane   INTEGER NOT NULL REFERENCES lane (id),
+  branch   INTEGER NOT NULL REFERENCES branch (id),
   source ANY NOT NULL,
   owned  INTEGER NOT NULL,
-  PRIMARY KEY (lane, source)
+  PRIMARY KEY (branch, source)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX ref_source ON ref (source);
 
@@ -81,9 +81,10 @@ CREATE TABLE tag (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX tag_name ON tag (name, checkpoint);
 
--- Results of finished tasks beside a checkpoint, which may come later than they do: one row for all of a task, packed as
--- store/writes.py says. A task that is a UUID is kept as its 16 bytes. `size` is the length before compression; bytes of
--- that very length are not compressed. The bytes are `body`, or if there are `pieces`, so many rows from that number on.
+-- Results of finished tasks of a checkpoint, which may be stored later than they are: one row for all writes of a task,
+-- packed as in store/writes.py. A task that is a UUID is stored as 16 bytes. `size` is the length before compression; bytes
+-- of exactly that length are not compressed. The bytes are in `body`, or if `pieces` is not 0, in that many rows of
+-- write_piece from number `body` on.
 CREATE TABLE write (
   thread     INTEGER NOT NULL REFERENCES thread (id),
   scope      TEXT NOT NULL,
@@ -99,10 +100,10 @@ CREATE TABLE write_piece (
   body   BLOB NOT NULL
 ) STRICT;
 
--- Sessions, interrupts and effects. place = kind << 48 | number, so each kind is one stretch of the table; kinds are
--- numbered from 1 as in store/records.py. `id` is the SHA-256 of what names the record, `body` is sealed and covers all
--- columns but `id` and the time to live, which ends when the boot clock of the boot with that id says `expires`. Every
--- index is a page of 4 KiB in the smallest file, so there are two for all lists.
+-- Sessions, interrupts and effects. place = kind << 48 | number, so each kind is one range of the table; kinds are numbered
+-- from 1 in the order of store/records.py. `id` is the SHA-256 of the record's name. `body` is sealed and covers all
+-- columns but `id` and the time to live, which ends when the boot clock of the boot with that id reaches `expires`. Every
+-- index takes a page of 4 KiB even in the smallest file, so there are only two for all lists.
 CREATE TABLE record (
   place      INTEGER PRIMARY KEY,
   id         BLOB NOT NULL UNIQUE,

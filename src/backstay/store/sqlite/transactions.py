@@ -1,45 +1,269 @@
 """How every verb of the SQLite store reaches the file: reads on connections of their own, writes by group commit.
 
-A verb takes the connection after itself, and ``reading`` or ``writing`` gives it one, inside a transaction.
+Group commit: the first writer commits for all that arrive while it works, so that they share one fsync. A job is a
+function of the connection. It runs inside the leader's transaction, in a savepoint of its own when there are several
+jobs, so one refused job does not undo the others. A single writer leads at once, in its own thread.
+
+What an error means:
+- raised by a job (a Conflict, say): only that job is undone, and its caller gets the error;
+- raised by SQLite before COMMIT: everything is rolled back, and each job of the group is tried alone;
+- raised by COMMIT itself: the outcome is unknown, so every caller of the group gets OutcomeUnknown. The connection is
+  not used again, because its file descriptor may hide a failed fsync.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import apsw
 
-from backstay.errors import BackstayError
-from backstay.store.boot import Clock, boot_clock
-from backstay.store.gate import Gate, forget, register
+from backstay.errors import BackstayError, OutcomeUnknown, StoreRefused
 from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
-from backstay.store.sqlite.database import Database, resolve_path, translate
+from backstay.store.leases import Clock, boot_clock
+from backstay.store.lock import CallGuard, forget, is_mine, reentered, register
+from backstay.store.sqlite.database import Database, resolve_path, translate, translated
 from backstay.store.sqlite.files import Connection
-from backstay.store.sqlite.writer import Writer
 
 TIMEOUT_S = 30.0
 """How long a call waits for other processes before it raises StoreBusy."""
 
+GROUP_JOBS_MAX = 256
+LOOK_UP_S = 0.1
+"""How long a follower waits for the leader before it looks itself, in case the leader was interrupted."""
+
 T = TypeVar("T")
 P = ParamSpec("P")
+Job = Callable[[apsw.Connection], Any]
 
 
-class Transactions:
-    """The open file. The verbs are in classes derived from this one, by topic."""
+class _Ticket:
+    __slots__ = ("error", "is_durable", "is_settled", "job", "name", "result", "wake")
+
+    def __init__(self, job: Job, name: str | None) -> None:
+        self.job = job
+        self.name = name
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.is_durable = False  # its transaction was committed
+        self.is_settled = False  # no leader will run it any more
+        self.wake = threading.Lock()  # released when the caller should look at the ticket
+        self.wake.acquire()
+
+    def settle(self) -> None:
+        self.is_settled = True
+        if self.wake.locked():  # only the leader releases it
+            self.wake.release()
+
+
+class Writer:
+    """The one write connection of this process, and the queue in front of it.
+
+    The thread that holds ``_turn`` leads. Nothing else says who leads, so an exception between any two instructions
+    leaves no leader behind. It may leave a follower whose wake-up never comes; so followers look for themselves now and
+    then.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: Connection | None = None
+        self._turn = threading.RLock()
+        self._queue: deque[_Ticket] = deque()
+        self._is_led = False  # a hint: another thread leads, so wait for it instead of for the turn
+
+    def submit(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
+        """Run a job in a transaction, alone or with others, and return its result once it is durable.
+
+        ``name`` is the checkpoint's id, for the error that reports an unknown outcome.
+        """
+        if is_mine(self._turn):
+            raise reentered(self._database.path)
+        ticket = _Ticket(job, name)
+        self._queue.append(ticket)
+        try:
+            if self._is_led:
+                ticket.wake.acquire(timeout=LOOK_UP_S)
+            while not ticket.is_settled:
+                with self._turn:
+                    self._lead(ticket)
+        except BaseException:
+            with contextlib.suppress(ValueError):  # a leader took it; its outcome no longer matters
+                self._queue.remove(ticket)
+            raise
+        if ticket.error is not None:
+            raise ticket.error
+        if not ticket.is_durable:  # the leader was interrupted again before it could report
+            raise _unknown(ticket, None)
+        return ticket.result  # type: ignore[no-any-return]  # the result of the caller's own job
+
+    def alone(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Run work outside a transaction, on a connection of its own, while no other thread or process writes."""
+        if is_mine(self._turn):
+            raise reentered(self._database.path)
+        database = self._database
+        with self._turn, database.lock.take(), translated(database.path), contextlib.closing(database.connect()) as own:
+            done = work(own)
+            database.confirm(own)
+            return done
+
+    def close(self) -> None:
+        """Close the connection; the next job opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _lead(self, mine: _Ticket) -> None:
+        """Commit for all waiting callers, until this caller's own job is done."""
+        self._is_led = True
+        try:
+            while not mine.is_settled:
+                group: list[_Ticket] = []
+                while self._queue and len(group) < GROUP_JOBS_MAX:
+                    group.append(self._queue.popleft())
+                if not group:  # an earlier leader took it and was interrupted
+                    mine.settle()
+                    break
+                self._settle(group, mine)
+        finally:
+            self._is_led = False
+            if self._queue and (first := self._queue[0].wake).locked():
+                first.release()
+
+    def _settle(self, group: list[_Ticket], mine: _Ticket) -> None:
+        try:
+            # A leader that was interrupted repeatedly may have left an open transaction. It must end before this waits
+            # for the lock, because the process that holds the lock may wait for this transaction.
+            if self._connection is not None and self._connection.in_transaction:
+                self.close()
+            with self._database.lock.take():
+                if not self._attempt(group):
+                    for ticket in group:
+                        self._attempt([ticket])
+        except BackstayError as error:
+            self._fail(group, error)  # the lock was not available, so nothing was started
+        except BaseException:
+            # A result only means that a job ran. Whether its transaction was committed is unknown here, so no job is
+            # reported as stored, and an open transaction ends with its connection. The other callers do not get the
+            # interrupt as a cause: it belongs to this thread and would keep this frame alive.
+            self.close()
+            for ticket in group:
+                if ticket is not mine and ticket.error is None and not ticket.is_durable:
+                    ticket.error = _unknown(ticket, None)
+            raise
+        finally:
+            for ticket in group:
+                ticket.settle()
+
+    def _attempt(self, group: list[_Ticket]) -> bool:
+        """Run the jobs in one transaction; return False if the group was rolled back and must be tried one by one."""
+        try:
+            connection = self._connection
+            if connection is None:
+                connection = self._connection = self._database.connect()
+            self._database.begin(connection)
+        except (BackstayError, apsw.Error) as error:
+            self._fail(group, error)
+            return True
+        try:
+            for ticket in group:
+                self._run_job(connection, ticket, alone=len(group) == 1)
+        except apsw.Error as error:
+            self._roll_back(connection)
+            if len(group) > 1:
+                return False
+            self._fail(group, error)
+            return True
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        if all(ticket.error is not None for ticket in group):
+            self._roll_back(connection)
+            return True
+        if self._commit(connection, group):
+            for ticket in group:
+                ticket.is_durable = True
+        return True
+
+    def _run_job(self, connection: Connection, ticket: _Ticket, alone: bool) -> None:
+        """Run one job; if the job raises an error of ours, undo it and store the error as its result."""
+        ticket.error = None
+        if not alone:
+            connection.execute("SAVEPOINT job")
+        try:
+            ticket.result = ticket.job(connection)
+        except BackstayError as error:
+            ticket.error = error
+        except ODD_VALUE_ERRORS as error:
+            ticket.error = odd_value(error, self._database.path)
+            ticket.error.__cause__ = error
+        if not alone:
+            if ticket.error is not None:
+                connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+
+    def _commit(self, connection: Connection, group: list[_Ticket]) -> bool:
+        """Commit and return whether it is certain; otherwise each ticket gets its error."""
+        try:
+            connection.execute("COMMIT")
+            self._database.confirm(connection)
+            return True
+        except (apsw.Error, StoreRefused) as error:
+            if isinstance(error, apsw.BusyError | apsw.FullError):
+                # Neither leaves a commit in the log: a full disk fails before the last frame is written.
+                self._roll_back(connection)
+                self._fail(group, error)
+                return False
+            # A rollback or retry on this descriptor could hide a failed fsync, so the next job opens another.
+            self.close()
+            for ticket in group:
+                if ticket.error is None:
+                    ticket.error = _unknown(ticket, error)
+            return False
+
+    def _roll_back(self, connection: apsw.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except apsw.Error:
+            self.close()
+
+    def _fail(self, group: list[_Ticket], error: Exception) -> None:
+        ours = translate(error, self._database.path) if isinstance(error, apsw.Error) else error
+        if isinstance(error, apsw.IOError):
+            self.close()
+        for ticket in group:
+            if ticket.error is None:
+                ticket.error = ours
+
+
+def _unknown(ticket: _Ticket, error: BaseException | None) -> OutcomeUnknown:
+    unknown = OutcomeUnknown(
+        "the store failed during the commit, so the data may or may not be stored",
+        checkpoint=ticket.name,
+        hint="Repeat the call with the same id or token: it returns the first result, or stores the data now",
+    )
+    unknown.__cause__ = error
+    return unknown
+
+
+class SqliteTransactions:
+    """The open file. The verbs are in subclasses, one for each topic."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S, clock: Clock = boot_clock) -> None:
         self.url = url
         self._clock = clock
-        self.gate = Gate()
+        self.guard = CallGuard()
         self._database = Database(resolve_path(url), timeout_s)
         self._writer = Writer(self._database)
         self._readers: list[Connection] = []
         register(self)
 
     def close(self) -> None:
-        if self.gate.close():
+        if self.guard.close():
             forget(self)
             self.disconnect()
 
@@ -50,9 +274,9 @@ class Transactions:
             self._readers.pop().close()
 
     def _read(self, look: Callable[[Connection], T]) -> T:
-        """Return what a look shows, which has a connection of its own and one snapshot for all its statements."""
-        with self.gate.mine():
-            self.gate.check()
+        """Run a function that only reads, on a connection of its own, with one snapshot for all its statements."""
+        with self.guard.mine():
+            self.guard.check()
             try:
                 try:
                     connection = self._readers.pop()
@@ -62,10 +286,10 @@ class Transactions:
                     self._database.check_in_place(connection)
                     connection.execute("BEGIN")
                     shown = look(connection)
-                    if connection.in_transaction:  # a check that met a damaged page has lost its transaction
+                    if connection.in_transaction:  # a check that met a damaged page lost its transaction
                         connection.execute("COMMIT")
                 except BaseException:
-                    connection.close()  # whatever went wrong, this connection's state is not to be relied on
+                    connection.close()  # after an error the connection's state is unknown
                     raise
             except apsw.Error as error:
                 raise translate(error, self._database.path) from error
@@ -77,23 +301,23 @@ class Transactions:
             return shown
 
     def _write(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
-        """Return what a job gives once it is durable; ``name`` is the checkpoint's that it is about."""
-        with self.gate.mine():
-            self.gate.check()
+        """Run a job and return its result once it is durable; ``name`` is the id of its checkpoint."""
+        with self.guard.mine():
+            self.guard.check()
             return self._writer.submit(job, name)
 
     def _alone(self, work: Callable[[apsw.Connection], T]) -> T:
-        """Do work that is no transaction; nobody else writes meanwhile, in whichever process."""
-        with self.gate.mine():
-            self.gate.check()
+        """Run work outside a transaction, while no other thread or process writes."""
+        with self.guard.mine():
+            self.guard.check()
             return self._writer.alone(work)
 
 
-S = TypeVar("S", bound=Transactions)
+S = TypeVar("S", bound=SqliteTransactions)
 
 
 def reading(verb: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Make a method a verb that only looks."""
+    """Make a method a verb that only reads. It gets the connection as its first argument."""
 
     @wraps(verb)
     def call(self: S, /, *given: P.args, **named: P.kwargs) -> T:
@@ -103,7 +327,7 @@ def reading(verb: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concat
 
 
 def writing(verb: Callable[Concatenate[S, apsw.Connection, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Make a method a verb that changes something."""
+    """Make a method a verb that writes. It gets the connection as its first argument."""
 
     @wraps(verb)
     def call(self: S, /, *given: P.args, **named: P.kwargs) -> T:

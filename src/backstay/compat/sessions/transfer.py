@@ -1,0 +1,131 @@
+"""Import session directories, ``<root>/<session>/checkpoints/cp_*.json``, into a store, and export them again.
+
+Each session becomes a thread. Files are read with their own checksum rule (``compat.sessions``). A damaged file is read
+from its backup, or else the report names it. The order is that of the numbers in the files. Files of the older writer
+have none: they come first, by their own ``created_at``, and ``latest.json`` names the newest of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from backstay.bundle.report import ExportReport, ImportReport, Progress
+from backstay.compat.importer import Importer, Item, export_checkpoints, fit_fields, save_item
+from backstay.compat.sessions.checkpoint import CheckpointData
+from backstay.compat.sessions.checksum import parse, plain
+from backstay.compat.sessions.files import BACKUP, SessionFolder, Stored, linked_name, read_stored
+from backstay.compat.sessions.order import Index
+from backstay.compat.sessions.writer import SyncCheckpointWriter
+from backstay.errors import BackstayError
+from backstay.model.checkpoint import MAIN
+from backstay.store.atomic import failure
+from backstay.thread.store import Store
+
+_ORDER = "the number in each file; without one: created_at, and latest.json names the newest"
+_STATE = ("messages", "pending_tool_calls", "tool_results")
+_SHARED = ("created_at", "trigger", "iteration", "tokens_used", "cost_estimate", "resume_hint")
+_NOT_IN_FILES = ("tags", "label", "summary", "metadata", "next_node", "last_node", "graph", "interrupt", "writes")
+
+
+def import_sessions(
+    root: str | os.PathLike[str],
+    store: Store,
+    *,
+    sessions: Iterable[str] | None = None,
+    progress: Progress | bool | None = None,
+) -> ImportReport:
+    """Store the sessions below a directory, or those named, each as a thread with the session's name."""
+    top = Path(root)
+    importer = Importer(store, _ORDER)
+    if sessions is None:
+        try:
+            names = sorted(name for name in os.listdir(top) if (top / name / "checkpoints").is_dir())
+        except OSError as error:
+            raise failure(error, "list", top) from error
+    else:
+        names = list(sessions)
+    threads = {}
+    for session in names:
+        try:
+            folder = SessionFolder(top, session)
+            found = list(_read(folder, importer)) if folder.exists() else []
+        except BackstayError as error:
+            importer.add_missing(str(top / str(session)), error.what, str(session))
+            continue
+        if found:
+            threads[folder.session] = [_item(stored, importer) for stored in found]
+        elif sessions is not None:
+            importer.add_missing(str(folder.checkpoints), "the session has no checkpoints", folder.session)
+    return importer.import_all(threads, progress)
+
+
+def _read(folder: SessionFolder, importer: Importer) -> Iterator[Stored]:
+    """Yield a session's checkpoints, oldest first, from their files or else their backups."""
+    names = folder.names()
+    linked, warning = linked_name(folder, names)
+    if warning is not None:
+        importer.add_note(str(folder.checkpoints), folder.session, None, warning)
+    for entry in reversed(Index(folder).entries(names, linked)):
+        where, checkpoint = str(folder.checkpoints / entry.name), str(entry.checkpoint_id)
+        problem = "the file is missing"
+        stored: Stored | None = None
+        for name, exists in ((entry.name, entry.has_file), (entry.name + BACKUP, entry.has_backup)):
+            if exists and stored is None:
+                try:
+                    stored = read_stored(folder, name)
+                except BackstayError as error:
+                    problem = error.what
+        if stored is None:
+            importer.add_missing(where, problem, folder.session, checkpoint)
+            continue
+        if stored.path.name != entry.name:
+            importer.add_note(where, folder.session, checkpoint, f"read from its backup: {problem}")
+        yield stored
+
+
+def _item(stored: Stored, importer: Importer) -> Item:
+    data, where = stored.data, str(stored.path)
+    session, name = str(data.session_id), str(data.checkpoint_id)
+    record: dict[str, Any] = plain(parse(stored.content.encode()))
+    others = {key: value for key, value in record.items() if key not in data.to_dict()}
+    state = {
+        "messages": data.messages,
+        "pending_tool_calls": data.tool_calls_pending,
+        "tool_results": data.tool_results,
+    }
+    values = {field: getattr(data, field) for field in _SHARED}
+    fields = fit_fields(values, others, partial(importer.add_note, where, session, name))
+    return Item(name, where, save_item(session, name, state, fields))
+
+
+def export_sessions(
+    store: Store, root: str | os.PathLike[str], *, threads: Iterable[str] | None = None
+) -> ExportReport:
+    """Write threads, or all threads, as session directories. The report names what that layout cannot hold.
+
+    A session holds only the main branch. Exporting the same content again changes nothing.
+    """
+    writer = SyncCheckpointWriter(root)
+
+    def write(name: str) -> list[str] | None:
+        checkpoint = store.get(name)
+        if checkpoint is None:
+            return None
+        writer.save(
+            CheckpointData(
+                checkpoint_id=checkpoint.id,
+                session_id=checkpoint.thread_id,
+                messages=checkpoint.messages,
+                tool_calls_pending=checkpoint.pending_tool_calls,
+                tool_results=checkpoint.tool_results,
+                **{field: getattr(checkpoint, field) for field in _SHARED},
+            )
+        )
+        lost = [f"state.{key}" for key in checkpoint.state if key not in _STATE]
+        return lost + [field for field in _NOT_IN_FILES if getattr(checkpoint, field)]
+
+    return export_checkpoints(store, threads, MAIN, write)

@@ -1,0 +1,285 @@
+"""The durable side of a run: its stored options, and the store operations it needs besides saving checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from backstay.engine import events
+from backstay.engine.position import Activation, to_frames
+from backstay.engine.sinks import CheckpointSink, StoreSink
+from backstay.engine.triggers import Cause, CheckpointEvent, RunTrigger, StepRecord
+from backstay.model.checkpoint import CheckpointFields, Write
+from backstay.model.decision import Decision, Interrupt
+from backstay.model.frame import End, FanOut, FrameStack, NextNode
+from backstay.operations import question, rows
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.question import Question
+from backstay.store.base import Backend
+from backstay.thread.access import handle_of
+from backstay.thread.thread import AsyncThread, Thread
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+UPDATE, ATTEMPT = "update", "attempt"
+"""Channels of the pending writes of a checkpoint: the update of a finished job, and a failed attempt."""
+
+
+class DurableRun:
+    """Decisions, finished jobs, failed attempts and pause requests of a run. A run without a thread has none.
+
+    In the caller's event loop, operations run in worker threads; ``run_sync`` runs them directly. Nodes that are plain
+    functions always run them directly: no event loop waits in their thread.
+    """
+
+    def __init__(self, thread: Thread | AsyncThread, pause_check_s: float) -> None:
+        self.handle = handle_of(thread)
+        self.services = self.handle.services
+        self.cursor = self.handle.cursor
+        self._pause_check_s = pause_check_s
+        self._pause_checked = float("-inf")
+
+    async def run(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation on the store."""
+        if self.handle.blocking:
+            return self.handle.run(operation, *args, **kwargs)
+        return await self.handle.arun(operation, *args, **kwargs)
+
+    async def settle(self, checkpoint_id: str, asked: Question) -> Decision | InterruptRecord:
+        """Return the decision on a question, or the record that waits for one."""
+        return await self.run(question.settle, self.services, self.cursor, checkpoint_id, asked)
+
+    async def record_update(self, checkpoint_id: str, position: str, value: Mapping[str, Any]) -> None:
+        """Store the update of a finished job as a pending write of the current checkpoint."""
+        write = Write(position, 0, UPDATE, dict(value))
+        await self.run(rows.write, self.cursor.branch, checkpoint_id, [write], True)
+
+    async def record_attempt(self, checkpoint_id: str, position: str, attempt: int, error: str, is_last: bool) -> None:
+        """Store a failed attempt of a job, so that a crash does not reset the count."""
+        write = Write(position, attempt, ATTEMPT, {"error": error, "last": is_last})
+        await self.run(rows.write, self.cursor.branch, checkpoint_id, [write], True)
+
+    async def pause_request(self) -> InterruptRecord | None:
+        """Return a request to pause that the run must obey. Reads the store at most every ``pause_check_s`` seconds."""
+        now = time.monotonic()
+        if now - self._pause_checked < self._pause_check_s:
+            return None
+        self._pause_checked = now
+        return await self.run(question.check_pause, self.services, self.cursor)
+
+
+def finished(writes: Iterable[Write]) -> dict[str, Mapping[str, Any]]:
+    """Return the updates of finished jobs, by position."""
+    return {write.task_id: write.value for write in writes if write.channel == UPDATE}
+
+
+def attempts(writes: Iterable[Write]) -> dict[str, int]:
+    """Return the number of failed attempts by position; 0 for a job that used up all attempts, which may try again."""
+    counts: dict[str, tuple[int, bool]] = {}
+    for write in writes:
+        if write.channel == ATTEMPT:
+            counts[write.task_id] = max(counts.get(write.task_id, (0, False)), (write.index, write.value["last"]))
+    return {position: 0 if is_last else count for position, (count, is_last) in counts.items()}
+
+
+@dataclass(slots=True)
+class RunOptions:
+    """A run's identity and options, stored so that any process resumes it the way it was started.
+
+    ``version`` rises when an option changes during the run.
+    """
+
+    run_id: str
+    graph_hash: int
+    shape: Mapping[str, Any]
+    attempt: int = 1  # 1 for the start, one more for each resume
+    limit: int | None = None  # of nodes; None = the graph's own
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    effects_from: tuple[str, ...] = ()  # branches whose effects are replayed in this one
+    grants: set[str] = field(default_factory=set)  # tools and nodes that need no further approval
+    line: str = ""  # the checkpoint at which a fork or a rewind started this line of history
+    version: int = 1
+
+    @property
+    def question_prefix(self) -> str:
+        """The prefix of all question positions. An answer from another line of history does not count in this one."""
+        return f"{self.run_id}@{self.line}" if self.line else self.run_id
+
+    def grant(self, scope: str) -> None:
+        """Stop asking about this tool or node."""
+        if scope not in self.grants:
+            self.grants.add(scope)
+            self.version += 1
+
+    def is_granted(self, tool: str) -> bool:
+        """Return whether an approval covers this tool, by its name or by "*". Nodes are granted by name only."""
+        return tool in self.grants or "*" in self.grants
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the stored options. The identity is in the checkpoint's own fields."""
+        return {
+            "shape": self.shape,
+            "limit": self.limit,
+            "before": sorted(self.before),
+            "after": sorted(self.after),
+            "metadata": dict(self.metadata),
+            "effects_from": list(self.effects_from),
+            "grants": sorted(self.grants),
+            "line": self.line,
+        }
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Take over the options that were stored when the run started."""
+        self.limit = plain.get("limit")
+        self.before = frozenset(plain.get("before", ()))
+        self.after = frozenset(plain.get("after", ()))
+        self.metadata = plain.get("metadata", {})
+        self.effects_from = tuple(plain.get("effects_from", ()))
+        self.grants = set(plain.get("grants", ()))
+        self.line = plain.get("line", "")
+
+
+# Notify the sink of a run's checkpoints, each with everything that is needed to resume from it.
+#
+# All graphs and branches of a run share one recorder, so a checkpoint always holds the whole position. Every state in
+# it was committed: a commit awaits nothing halfway.
+
+
+class RunRecorder:
+    """A run's identity and position, and the sink that receives them."""
+
+    def __init__(
+        self,
+        root: Activation,
+        options: RunOptions,
+        store: StoreSink | None,
+        sink: CheckpointSink | None,
+        trigger: RunTrigger,
+        emit: Callable[[events.Event], None],
+    ) -> None:
+        self.root = root
+        self.options = options
+        self.store = store
+        self.sink = sink
+        self.emit = emit
+        self.steps = 0
+        self.is_damaged = False  # a node changed the state in place, and the change could not be undone
+        self.tokens = 0
+        self.cost = 0.0
+        self.waits: list[str] = []  # ids of the interrupts that the run waits for
+        self.first_step: int | None = None  # the step of the thread's first checkpoint
+        self._run: tuple[int, Mapping[str, Any]] = (0, {})  # the stored options, and their version
+        self._trigger = trigger
+        self.saving = asyncio.Lock()  # held while the sink works
+        self._moves = 0
+        self._moves_stored = -1
+
+    def mark_moved(self) -> None:
+        """Note that the position differs from the last one that the sink received."""
+        self._moves += 1
+
+    def mark_stored(self) -> None:
+        """Note that the newest stored checkpoint has the run's position."""
+        self._moves_stored = self._moves
+
+    @property
+    def is_current(self) -> bool:
+        """True if the newest stored checkpoint has the run's position, except for jobs that finished since."""
+        return self.store is not None and self._moves == self._moves_stored
+
+    @property
+    def head_id(self) -> str:
+        """The id of the newest stored checkpoint."""
+        assert self.store is not None
+        assert self.store.head is not None
+        return self.store.head.id
+
+    async def notify(
+        self,
+        activation: Activation,
+        node: str,
+        cause: Cause,
+        *,
+        mutated: bool = True,
+        requested: bool = False,
+        at_barrier: bool = False,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        """Send the position to the sink, if the trigger wants it."""
+        if self.sink is None:
+            return
+        event = CheckpointEvent(
+            node_id=node,
+            step=self.steps,
+            graph_id=activation.graph.name,
+            run_id=self.options.run_id,
+            attempt=self.options.attempt,
+            trigger=cause,
+            mutated=mutated,
+            requested=requested,
+            at_barrier=at_barrier,
+            frames=self.frames,
+            run_state=self.root.state,
+            node_state=activation.state,
+            record=lambda: self.record(cause, interrupt),
+        )
+        if not self._trigger.wants(event):
+            return
+        async with self.saving:
+            before = self.store.head if self.store is not None else None
+            moves = self._moves
+            state = self.root.state
+            try:
+                answer = self.sink.on_checkpoint(state.schema.stored(state.values), event)
+                if answer is not None:
+                    await answer
+            except Exception as error:
+                self.emit(events.SinkFailed(type(self.sink).__name__, type(error).__name__, event.step, cause))
+                raise
+            head = self.store.head if self.store is not None else None
+            saved = None
+            if head is not None and head is not before:
+                self._moves_stored, saved = moves, head.id
+            self.emit(events.CheckpointSaved(saved, event.step, cause, node))
+
+    def frames(self) -> FrameStack:
+        """Return the position as frames, with all states."""
+        frames = to_frames(self.root, self.steps, self.waits)
+        frames[0]["state"] = dict(self.root.state.schema.stored(self.root.state.values))
+        return FrameStack.from_plain(frames)
+
+    def record(self, cause: Cause, interrupt: Interrupt | None) -> StepRecord:
+        """Return everything that a checkpoint stores besides the state."""
+        options, root = self.options, self.root
+        fields: CheckpointFields = {
+            "run_id": options.run_id,
+            "attempt": options.attempt,
+            "graph": root.graph.name,
+            "graph_hash": options.graph_hash,
+            "last_node": root.last,
+            "trigger": cause,
+            "tokens_used": self.tokens,
+            "cost_estimate": self.cost,
+        }
+        match root.todo:
+            case NextNode(node=node):
+                fields["next_node"] = node
+            case FanOut() | End() as continuation:
+                fields["continuation"] = continuation
+        if interrupt is not None:
+            fields["interrupt"] = interrupt
+            fields["resume_hint"] = interrupt.prompt or None
+        if options.metadata:
+            fields["metadata"] = options.metadata
+        if self.store is not None and self.store.head is None and self.first_step is not None:
+            fields["step"] = self.first_step
+        frames = to_frames(root, self.steps, self.waits)
+        if self._run[0] != options.version:
+            self._run = (options.version, options.to_plain())
+        return StepRecord(frames, root.path, self._run[1], options.version, fields)

@@ -1,0 +1,473 @@
+"""Start a run, resume one, or replay one from an earlier checkpoint.
+
+A run holds the lease of its thread, so a second worker is refused before any of its nodes run. The stored position is
+judged before anything runs, too: a position of another graph, or of a changed graph, is refused with the reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from backstay.engine import events
+from backstay.engine.build import BuiltGraph
+from backstay.engine.compatibility import Judgement, Verdict, current_names, migrate, require
+from backstay.engine.control import Cancellation
+from backstay.engine.durable import DurableRun, RunOptions, RunRecorder, attempts, finished
+from backstay.engine.events import Result, Status
+from backstay.engine.fingerprint import identity
+from backstay.engine.position import Activation, from_frames
+from backstay.engine.run import Runner
+from backstay.engine.sinks import CheckpointSink, StoreSink, Then, check_sink
+from backstay.engine.state import CommitPlan, RunState
+from backstay.engine.task import TaskRunner, incidents
+from backstay.engine.triggers import Cause, Trigger, every_node
+from backstay.errors import BadUpdate, InvalidInput, NotFound
+from backstay.model.checkpoint import Checkpoint, CheckpointMeta, unchecked
+from backstay.model.decision import Decision
+from backstay.model.frame import FanOut, FrameStack, NextNode
+from backstay.model.runs import EffectRecord, EffectStatus
+from backstay.operations import interrupts
+from backstay.operations.arguments import fork_target, id_of
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.ledger import ledger_of
+from backstay.operations.listing import raise_or_mark
+from backstay.operations.load import get_of_thread, latest
+from backstay.operations.records import find_by_id
+from backstay.operations.save import SaveRequest, fork
+from backstay.store.base import Backend
+from backstay.thread.access import handle_of
+from backstay.thread.thread import AsyncThread, Thread
+
+AnyThread = Thread | AsyncThread
+Compose = Callable[[StoreSink], CheckpointSink]
+
+Answers = Decision | str | Mapping[str, Decision | str] | None
+"""One decision, or one for each interrupt id. A decision without details may be given by its name: "approve"."""
+
+REPLAY, AGAIN = "replay", "again"
+"""``effects`` of a replay: use the results of effects that were done after its checkpoint, or do them again."""
+
+_COPIES = ("fork", "rewind")
+"""Triggers of checkpoints that copy another position: the run asks the questions after that position again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Setup:
+    """How to run a graph. None of this is stored."""
+
+    built: BuiltGraph
+    thread: AnyThread | None
+    sink: CheckpointSink | Compose | None = None
+    trigger: Trigger = field(default_factory=every_node)
+    on_event: Callable[[events.Event], None] | None = None
+    runtime: Mapping[str, Any] = field(default_factory=dict)  # values of fields that are not stored
+    lease_s: float | None = 30.0  # None = the caller makes sure that no other process runs the thread
+    wait_s: float = 0.0  # how long to wait for the lease
+    pause_check_s: float = 0.2
+    blocking: bool = False
+    cancel: Cancellation | None = None
+    emit: Callable[[events.Event], None] = field(init=False)  # ``on_event``, or a function that does nothing
+
+    def __post_init__(self) -> None:
+        self.emit = (lambda event: None) if self.on_event is None else self.on_event
+
+    def durable(self, what: str) -> DurableRun:
+        """Return the durable side of a run that needs a thread."""
+        if self.thread is None:
+            raise InvalidInput(f"there is nothing to {what} without a thread", hint='Pass store.thread("name")')
+        return DurableRun(self.thread, self.pause_check_s)
+
+
+# Starting ---------------------------------------------------------------------------------------------------------
+
+
+async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions) -> Result:
+    """Start a run on a thread that is new or whose last run is over."""
+    async with _leased(setup):
+        built = setup.built
+        durable = None if setup.thread is None else setup.durable("start")
+        before = None if durable is None else await durable.run(latest, durable.cursor)
+        values = {} if before is None else _state_to_continue(setup, before)
+        root = Activation(built, RunState(built.schema, values), todo=NextNode(built.start))
+        check_keys(built, "runtime", setup.runtime)
+        store = None if setup.thread is None else StoreSink(setup.thread)
+        recorder = _recorder(setup, root, asked, store)
+        if before is None:
+            recorder.first_step = 0
+            root.state = RunState(built.schema, {**built.schema.initial(given, built.name), **setup.runtime})
+        else:
+            assert store is not None
+            store.start(before, root.state)
+            recorder.tokens, recorder.cost = before.tokens_used, before.cost_estimate
+            root.state.apply(_planned(root, "input", built.schema.given(given, built.name)))
+        runner = _runner(setup, recorder, durable, None)
+        setup.emit(events.RunStarted(asked.run_id, built.name))
+        return await _finish(setup, runner, "input")
+
+
+def _state_to_continue(setup: Setup, before: Checkpoint) -> dict[str, Any]:
+    """Return the values of a thread on which a new run starts."""
+    schema = setup.built.schema
+    if before.graph is not None and not before.is_over:
+        raise InvalidInput(
+            f"thread {before.thread_id!r} has an unfinished run of graph {before.graph!r}, at step {before.step}",
+            thread=before.thread_id,
+            checkpoint=before.id,
+            hint="Call resume(thread) to continue it, or start another thread",
+        )
+    unknown = sorted(key for key in before.state if not schema.knows(key))
+    if unknown:
+        raise InvalidInput(
+            f"the thread's state has the key {unknown[0]!r}, which graph {setup.built.name!r} does not declare",
+            thread=before.thread_id,
+            hint="Start another thread, or declare the key",
+        )
+    return schema.restore(before.state, setup.runtime)
+
+
+def check_keys(built: BuiltGraph, what: str, given: Mapping[str, Any]) -> None:
+    """Raise InvalidInput unless all keys belong to the graph's state."""
+    unknown = sorted(str(key) for key in given if not (isinstance(key, str) and built.schema.knows(key)))
+    if unknown:
+        raise InvalidInput(
+            f"{what}: graph {built.name!r} has no state key {unknown[0]!r}",
+            hint=f"Its keys are {', '.join(built.schema.fields)}",
+        )
+
+
+def _planned(root: Activation, what: str, given: Mapping[str, Any]) -> CommitPlan:
+    try:
+        return root.state.plan([(what, given)])
+    except BadUpdate as error:  # an error of the caller, not of a node
+        raise InvalidInput(f"{what} cannot be applied: {error.what}", hint=error.hint) from error
+
+
+# Resuming ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class ResumeRequest:
+    """How to resume a stored run."""
+
+    answers: Answers = None
+    by: str = "resume"
+    update: Mapping[str, Any] | None = None
+    compatible: bool = False
+    limit: int | None = None
+    effects_from: tuple[str, ...] | None = None  # branches whose effects are reused; None = as stored
+    writes_of: Checkpoint | None = None  # the checkpoint with the finished jobs, if not the thread's newest
+    is_edited: bool = False  # the state was changed, so finished jobs of the old state do not count
+
+
+async def resume(setup: Setup, request: ResumeRequest) -> Result:
+    """Resume the run of a thread."""
+    durable = setup.durable("resume")
+    assert setup.thread is not None
+    async with _leased(setup):
+        built = setup.built
+        checkpoint = _resumable(setup.thread, await durable.run(latest, durable.cursor))
+        if request.writes_of is not None:
+            checkpoint = _with_finished(checkpoint, request.writes_of, request.is_edited)
+        is_copy = checkpoint.trigger in _COPIES
+        state, frames, judgement = migrate(built, checkpoint)
+        require(judgement, request.compatible)
+        check_keys(built, "runtime", setup.runtime)
+        options = _stored_options(built, checkpoint, request)
+        waiting = []
+        for name in () if is_copy else frames.frames[0].waits:
+            stored = await durable.run(find_by_id, "interrupt", durable.cursor.branch.namespace, name)
+            if stored is not None:
+                waiting.append(interrupts.record_of(stored))
+        root = from_frames(built, frames.frames, setup.runtime)
+        root.state = RunState(built.schema, built.schema.restore(state, setup.runtime))
+        root.path = list(checkpoint.path)
+        edit = _planned(root, "update", built.schema.given(request.update or {}, built.name))
+        store = StoreSink(setup.thread)
+        recorder = _recorder(setup, root, options, store)
+        # Record the decisions last, once nothing else can fail: a decision is final.
+        for record, decision in _match_answers(durable.cursor.branch.thread, waiting, request.answers):
+            await durable.run(interrupts.decide, durable.services, durable.cursor, record, decision, request.by)
+        is_migrated = judgement.overall is not Verdict.SAME
+        store.resume(checkpoint, root.state, is_same=not is_migrated)
+        recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
+        recorder.steps = frames.frames[0].steps
+        # Another graph may ask other questions. Questions that it still asks join the list again.
+        recorder.waits = [] if is_migrated else [record.id for record in waiting if record.pending]
+        if is_migrated or is_copy or request.limit:
+            options.version += 1
+        root.state.apply(edit)
+        runner = _runner(setup, recorder, durable, checkpoint)
+        asked = [record.interrupt for record in waiting]
+        if not is_copy and checkpoint.interrupt is not None:
+            asked.append(checkpoint.interrupt)  # a process may have died after storing it and before recording it
+        runner.tasks.incidents.update(incidents(asked))
+        setup.emit(events.RunStarted(options.run_id, built.name, options.attempt, True))
+        first: Cause | None = "manual" if is_migrated or request.update else None
+        if first is None:
+            recorder.mark_stored()
+        return await _finish(setup, runner, first)
+
+
+def _with_finished(checkpoint: Checkpoint, source: Checkpoint, is_edited: bool) -> Checkpoint:
+    """Return a fork's checkpoint with the finished jobs of its source, unless its state was edited."""
+    if not is_edited:
+        # A job that finished while the run waited may rest on the answer, which does not count in the fork.
+        writes = () if source.frames.frames[0].waits else source.writes
+        return unchecked(Checkpoint, {**checkpoint.__dict__, "writes": writes})
+    outermost, *inner = checkpoint.frames
+    unfinished = tuple(task for task in outermost.tasks if not task.done)
+    frames = FrameStack((replace(outermost, tasks=unfinished), *inner))
+    return unchecked(Checkpoint, {**checkpoint.__dict__, "writes": (), "frames": frames})
+
+
+def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
+    if found is None:
+        raise NotFound(
+            f"branch {thread.branch!r} of thread {thread.id!r} has no checkpoint, so there is nothing to resume",
+            thread=thread.id,
+            hint="Start a run with run(thread, input), or find the right id with store.threads()",
+        )
+    if found.graph is None:
+        raise InvalidInput(
+            "the newest checkpoint was not saved by a graph",
+            thread=thread.id,
+            checkpoint=found.id,
+            hint="Start a run with run(thread, input): it continues from this state",
+        )
+    if found.is_over:
+        raise InvalidInput(
+            f"the run of graph {found.graph!r} is over ({found.trigger}), at step {found.step}",
+            thread=thread.id,
+            checkpoint=found.id,
+            hint="Start another with run(thread, input), or go back with replay(thread, checkpoint)",
+        )
+    return found
+
+
+def _stored_options(built: BuiltGraph, checkpoint: Checkpoint, request: ResumeRequest) -> RunOptions:
+    known = identity(built)
+    run_id = checkpoint.run_id or checkpoint.id
+    options = RunOptions(run_id, known.hash, known.shape, attempt=checkpoint.attempt + 1)
+    options.restore(checkpoint.run)
+    options.before = current_names(built, checkpoint, options.before)
+    options.after = current_names(built, checkpoint, options.after)
+    options.limit = request.limit or options.limit
+    if request.effects_from is not None:
+        options.effects_from = request.effects_from
+    if checkpoint.trigger in _COPIES:  # an approval in one line of history does not count in another
+        options.line, options.grants = checkpoint.id, set()
+    return options
+
+
+def _match_answers(
+    thread: str, waiting: list[InterruptRecord], answers: Answers
+) -> list[tuple[InterruptRecord, Decision]]:
+    """Return each answer with the interrupt that it is for."""
+    if answers is None:
+        return []
+    undecided = {record.id: record for record in waiting if record.decision is None}
+    if isinstance(answers, Decision | str):
+        if len(undecided) != 1:
+            listed = "; ".join(str(record) for record in undecided.values()) or "none"
+            raise InvalidInput(
+                f"there is one answer for {len(undecided)} open interrupts: {listed}",
+                thread=thread,
+                hint="Pass {interrupt id: answer, …}" if undecided else "Call resume(thread) without an answer",
+            )
+        return [(next(iter(undecided.values())), _decision(answers))]
+    if not isinstance(answers, Mapping):
+        raise InvalidInput(
+            f"answers must be a decision or a mapping of interrupt ids to decisions, not {type(answers).__name__}",
+            hint="For example resume(thread, Approve()), or resume(thread, {record.id: Reject()})",
+        )
+    stale = [name for name in answers if name not in {record.id for record in waiting if record.pending}]
+    if stale:
+        raise InvalidInput(
+            f"the run does not wait for interrupt {stale[0]!r}: it was answered, or the run has moved past it",
+            thread=thread,
+            hint="Nothing was decided. See thread.interrupts(), or call resume(thread) to use the stored answers",
+        )
+    return [(record, _decision(answers[record.id])) for record in waiting if record.id in answers]
+
+
+def _decision(given: Decision | str) -> Decision:
+    if not isinstance(given, Decision | str):
+        raise InvalidInput(
+            f"an answer must be a decision, not {type(given).__name__}", hint="For example Approve(), or Answer(value)"
+        )
+    return interrupts.check_decision(given, None, None, "", None)
+
+
+# Both -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _leased(setup: Setup) -> AsyncIterator[None]:
+    """Hold the lease of the thread, unless the caller holds it or does not want it."""
+    thread = setup.thread
+    if thread is None or setup.lease_s is None or handle_of(thread).cursor.lease is not None:
+        yield
+    elif isinstance(thread, AsyncThread):
+        async with thread.lease(ttl=setup.lease_s, wait_s=setup.wait_s):
+            yield
+    else:
+        with thread.lease(ttl=setup.lease_s, wait_s=setup.wait_s):
+            yield
+
+
+def _recorder(setup: Setup, root: Activation, options: RunOptions, store: StoreSink | None) -> RunRecorder:
+    sink = setup.sink
+    if callable(sink) and not hasattr(sink, "on_checkpoint"):
+        if store is None:
+            raise InvalidInput(
+                "a sink around the thread's own sink needs a thread", hint="Pass a thread, or a sink of its own"
+            )
+        composed: CheckpointSink | None = check_sink(sink(store))
+    elif sink is None:
+        composed = store
+    else:
+        composed = check_sink(sink) if store is None else Then(store, check_sink(sink))
+    return RunRecorder(root, options, store, composed, setup.trigger.start(), setup.emit)
+
+
+def _runner(setup: Setup, recorder: RunRecorder, durable: DurableRun | None, checkpoint: Checkpoint | None) -> Runner:
+    writes = () if checkpoint is None else checkpoint.writes
+    tasks = TaskRunner(recorder, durable, setup.emit, setup.blocking, attempts(writes))
+    return Runner(recorder, durable, tasks, finished(writes), setup.emit, setup.cancel)
+
+
+async def _finish(setup: Setup, runner: Runner, first: Cause | None) -> Result:
+    """Run, and report the end of the run exactly once."""
+    status, error = "error", ""
+    try:
+        if setup.cancel is None:
+            result = await runner.run(first)
+        else:
+            ended: Result | None = None
+            async with setup.cancel.watching():
+                ended = await runner.run(first)
+            result = ended or runner.result(Status.CANCELLED, reason=setup.cancel.reason)
+        status, error = result.status.value, "" if result.error is None else type(result.error).__name__
+        return result
+    except BaseException as raised:
+        error = type(raised).__name__
+        status = "cancelled" if isinstance(raised, asyncio.CancelledError) else status
+        raise
+    finally:
+        recorder = runner.recorder
+        head = None if recorder.store is None else recorder.store.head
+        head_id = None if head is None else head.id
+        setup.emit(events.RunEnded(status, recorder.options.run_id, recorder.steps, head_id, error or None))
+
+
+# Replaying --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What a replay from a checkpoint would do. Making the plan runs and writes nothing."""
+
+    checkpoint: CheckpointMeta
+    judgement: Judgement  # whether the graph fits the position
+    next_nodes: tuple[str, ...]  # the nodes that would run first
+    ran_before: tuple[str, ...]  # the path up to here, which would not run again
+    ran_after: tuple[str, ...]  # the nodes that ran after this point, which would run again
+    replayed: tuple[EffectRecord, ...]  # effects whose stored results would be used, given the same arguments
+    unknown: tuple[EffectRecord, ...]  # effects with an unknown outcome, which would be done again
+
+    def __str__(self) -> str:
+        first = ", ".join(self.next_nodes) or "nothing"
+        return (
+            f"from step {self.checkpoint.step}: {first} first; {len(self.ran_after)} nodes ran after it, "
+            f"{len(self.replayed)} effects would be replayed, {len(self.unknown)} are unknown"
+        )
+
+
+async def plan_of(setup: Setup, which: CheckpointMeta | str) -> ReplayPlan:
+    """Return what a replay from a checkpoint would do."""
+    durable = setup.durable("replay")
+    checkpoint = await _load_checkpoint(durable, which)
+    newest = await durable.run(latest, durable.cursor)
+    effects = await durable.run(_effects_after, durable, checkpoint)
+    after = newest.path[len(checkpoint.path) :] if newest is not None and newest.run_id == checkpoint.run_id else ()
+    next_nodes: tuple[str, ...] = () if checkpoint.next_node is None else (checkpoint.next_node,)
+    match checkpoint.frames.frames[0].continuation if checkpoint.frames else checkpoint.continuation:
+        case NextNode(node=node):
+            next_nodes = (node,)
+        case FanOut(targets=targets):
+            next_nodes = targets
+    return ReplayPlan(
+        checkpoint=checkpoint.meta,
+        judgement=migrate(setup.built, checkpoint)[2],
+        next_nodes=next_nodes,
+        ran_before=checkpoint.path,
+        ran_after=tuple(after),
+        replayed=tuple(each for each in effects if each.status is EffectStatus.DONE),
+        unknown=tuple(each for each in effects if each.status is EffectStatus.INTENDED),
+    )
+
+
+async def replay(
+    setup: Setup,
+    which: CheckpointMeta | str,
+    branch: str,
+    put: Mapping[str, Any] | None,
+    effects: str,
+    request: ResumeRequest,
+) -> Result:
+    """Fork the thread at a checkpoint and run from there."""
+    if effects not in (REPLAY, AGAIN):
+        raise InvalidInput(f"effects is {effects!r:.40}", hint=f"Use {REPLAY!r} or {AGAIN!r}")
+    durable = setup.durable("replay")
+    checkpoint = await _load_checkpoint(durable, which)
+    check_keys(setup.built, "set", put or {})
+    require(migrate(setup.built, checkpoint)[2], request.compatible)  # before the branch is made
+    target = fork_target(durable.cursor.branch, branch, None)
+    cursor = await durable.run(fork, durable.services, checkpoint.id, target, put, (), SaveRequest({}))
+    handle = durable.handle
+    setup.thread = (Thread if handle.blocking else AsyncThread)(handle.access, cursor)
+    earlier: Iterable[str] = checkpoint.run.get("effects_from", ())
+    request.effects_from = (checkpoint.branch, *earlier) if effects == REPLAY else ()
+    request.writes_of, request.is_edited = checkpoint, bool(put)
+    return await resume(setup, request)
+
+
+async def _load_checkpoint(durable: DurableRun, which: CheckpointMeta | str) -> Checkpoint:
+    name = id_of(which)
+    found = await durable.run(get_of_thread, durable.cursor.branch, name)
+    if found is None:
+        raise NotFound(name, checkpoint=name, thread=durable.cursor.branch.thread, hint="See thread.history()")
+    if found.is_over:
+        raise InvalidInput(
+            f"the run of graph {found.graph!r} is over at this checkpoint, so nothing can run from it",
+            thread=found.thread_id,
+            checkpoint=found.id,
+            hint="Choose an earlier checkpoint: thread.at(step), thread.history()",
+        )
+    return found
+
+
+def _effects_after(store: Backend, durable: DurableRun, checkpoint: Checkpoint) -> list[EffectRecord]:
+    """Return the effects that the run did after a checkpoint, on its branch.
+
+    The visits of the outermost graph's nodes tell which effects come later.
+    """
+    if not checkpoint.frames:
+        return []
+    visits = checkpoint.frames.frames[0].visits
+    pages = ledger_of(durable.cursor.branch.namespace, durable.cursor.branch.thread)
+    found: list[EffectRecord] = []
+    while not pages.done:
+        for effect in raise_or_mark(pages.next_page(store), "raise"):
+            run_id, _, position = effect.key.partition(":")
+            if effect.branch != checkpoint.branch or run_id != checkpoint.run_id:
+                continue
+            node, _, rest = position.partition("/")[2].partition("#")
+            digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+            if digits and int(digits) > visits.get(node, 0):
+                found.append(effect)
+    return found

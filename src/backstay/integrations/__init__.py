@@ -1,1 +1,0 @@
-"""Backstay under the names of other frameworks: one package each, and nothing else imports them."""

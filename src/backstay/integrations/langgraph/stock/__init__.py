@@ -1,1 +1,0 @@
-"""The tables of LangGraph's own savers, and moving in from them."""

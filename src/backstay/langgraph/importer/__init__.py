@@ -1,0 +1,1 @@
+"""Importing from the tables of LangGraph's own savers."""

@@ -1,0 +1,155 @@
+"""A file of LangGraph's SqliteSaver, read in one transaction and left unchanged.
+
+Only SQLite opens the file, never Python: closing a file of our own would release the locks of every other connection in
+this process. A file with a write-ahead log is read together with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+from urllib.parse import quote
+
+import apsw
+from langgraph.checkpoint.serde.base import CipherProtocol
+
+from backstay.errors import Corrupted, DecodeError, StoreBusy, StoreRefused
+from backstay.langgraph.importer.tables import (
+    SourceCheckpoint,
+    SourceRef,
+    decrypted_value,
+    metadata_of,
+    ordered,
+    split,
+    writes_of,
+)
+
+BUSY_MS = 10_000
+
+_CHECKPOINTS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
+_WRITES = {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "value"}
+
+_THREADS = "SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM writes ORDER BY 1"
+_REFS = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = ?"
+_ORPHAN_WRITES = """
+SELECT count(*) FROM writes w WHERE w.thread_id = ? AND NOT EXISTS (
+  SELECT 1 FROM checkpoints c WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = w.checkpoint_ns
+  AND c.checkpoint_id = w.checkpoint_id)"""
+_ROW = """
+SELECT type, checkpoint, metadata FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"""
+_WRITES_OF = """
+SELECT task_id, {path}, idx, channel, type, value FROM writes
+WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"""
+
+
+class SqliteSource:
+    """The two tables of a file."""
+
+    def __init__(self, path: str, cipher: CipherProtocol | None = None) -> None:
+        self.shown = path
+        self._cipher = cipher
+        with _translated(path):
+            try:
+                self._connection = _connect(path, "mode=ro")
+            except (apsw.CantOpenError, apsw.ReadOnlyError):
+                # SQLite opens a file in a read-only directory only if we promise that the file never changes.
+                if not os.path.exists(path) or os.path.exists(f"{path}-wal"):
+                    raise
+                self._connection = _connect(path, "mode=ro&immutable=1")
+            try:
+                columns = self._columns("writes")
+                if not (self._columns("checkpoints") >= _CHECKPOINTS and columns >= _WRITES):
+                    raise StoreRefused(
+                        f"{path} has no tables of LangGraph's SqliteSaver",
+                        path=path,
+                        hint="It must have the tables checkpoints and writes, with the columns of version 2 or later",
+                    )
+            except BaseException:
+                self._connection.close()
+                raise
+        self._writes = _WRITES_OF.format(path="task_path" if "task_path" in columns else "''")
+
+    def threads(self) -> Iterator[str]:
+        """Yield the names of all threads."""
+        with _translated(self.shown):
+            for (name,) in self._connection.execute(_THREADS):
+                yield str(name)
+
+    def thread(self, name: str) -> SqliteThread:
+        """Return a thread; it may have no checkpoints."""
+        return SqliteThread(self, name)
+
+    def rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+        with _translated(self.shown):
+            return list(self._connection.execute(query, values))
+
+    def read(self, thread: str, ref: SourceRef) -> SourceCheckpoint:
+        """Return a checkpoint, or raise DecodeError if it is damaged."""
+        try:
+            key = (thread, ref.ns, ref.id)
+            ((tag, data, metadata),) = self._connection.execute(_ROW, key)
+            writes, lost = writes_of(self._connection.execute(self._writes, key))
+        except (apsw.CorruptError, UnicodeDecodeError, ValueError) as error:
+            raise DecodeError("its row is damaged") from error
+        checkpoint = split(*decrypted_value(tag, data, self._cipher), ref)
+        return SourceCheckpoint(ref, checkpoint, metadata_of(metadata), writes, lost)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def _columns(self, table: str) -> set[str]:
+        return {str(name) for (name,) in self._connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SqliteThread:
+    """One thread of the file."""
+
+    def __init__(self, source: SqliteSource, name: str) -> None:
+        self._source = source
+        self._name = name
+        self.refs: Sequence[SourceRef] = ordered(SourceRef(*row) for row in source.rows(_REFS, name))
+        self.orphan_writes: int = source.rows(_ORPHAN_WRITES, name)[0][0]
+
+    def read(self, ref: SourceRef) -> SourceCheckpoint:
+        """Return a checkpoint, or raise DecodeError if it is damaged."""
+        return self._source.read(self._name, ref)
+
+
+def _connect(path: str, parameters: str) -> apsw.Connection:
+    """Open a file in one read transaction."""
+    connection = apsw.Connection(
+        f"file:{quote(os.path.abspath(path))}?{parameters}", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    )
+    try:
+        connection.set_busy_timeout(BUSY_MS)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # takes the snapshot
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    try:
+        yield
+    except apsw.BusyError as error:
+        raise StoreBusy(f"another program has locked {path}", path=path, hint="Try again later") from error
+    except (apsw.CorruptError, UnicodeDecodeError) as error:
+        raise Corrupted(f"{path} is damaged: {error}", path=path, hint="Import an undamaged copy") from error
+    except apsw.Error as error:
+        raise StoreRefused(
+            f"{path} cannot be read as a SQLite file: {error}", path=path, hint="Check the path"
+        ) from error

@@ -1,0 +1,381 @@
+"""Reading checkpoints back: one, or page by page, each verified and decoded with the serializer of the call."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from backstay.errors import BackstayError, Corrupted, DecodeError
+from backstay.langgraph.delta import is_carried
+from backstay.langgraph.encoding import (
+    ID,
+    LIST,
+    MAP,
+    NS,
+    PARENT,
+    SOURCES,
+    checkpoint_from,
+    from_body,
+    load,
+    metadata_of,
+)
+from backstay.langgraph.lists import ENCRYPTED_LIST, MESSAGE_CLASSES, load_encrypted
+from backstay.langgraph.names import GraphLocation, ReadId, config_of, forking_id
+from backstay.langgraph.put import CachedHead, HeadCache
+from backstay.model.checkpoint import CheckpointMeta, unchecked
+from backstay.operations.cursor import Cursor, Services
+from backstay.operations.diff import Diff, diff
+from backstay.operations.listing import Filter, unreadable
+from backstay.operations.load import decode_value, is_stored, load_values, open_head_state, verify_digest
+from backstay.operations.rows import values_of
+from backstay.pieces.head_state import HeadState, StoredValue
+from backstay.pieces.manifest import RUN, VERSIONS, Key, Range
+from backstay.store.base import Backend, Query, Row, WriteRow
+
+PAGE_ROWS_MAX = 128
+
+Decode = Callable[[StoredValue], Any]
+_SHARED = frozenset({str, int, float, bool, bytes, type(None), *MESSAGE_CLASSES})
+_UNKNOWN = object()
+COUNTED = frozenset({LIST, MAP, ENCRYPTED_LIST})
+"""The kinds of values that store a count of their elements."""
+
+
+# Reading many at once ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ReadBatch:
+    """Some rows with all their values loaded; bytes that rows share are fetched, verified and decoded once.
+
+    From step to step most values stay the same and lists grow at the end. So only the longest value of each key is
+    fetched. Digests show which other values are equal to it or a prefix of it; one pass over the bytes gives the digest
+    of every length. A flat list or dictionary is decoded once, at its longest. Each checkpoint gets its own container
+    with the same elements: texts, numbers and LangChain's messages. Deeper values are decoded per checkpoint.
+    """
+
+    rows: list[tuple[Row, HeadState]] = field(default_factory=list)
+    _longest: dict[int, StoredValue] = field(default_factory=dict)  # by id() of a value: the value it is a prefix of
+    _decoded: dict[int, Any] = field(default_factory=dict)  # by id() of a longest value whose elements may be shared
+
+    @classmethod
+    def load(cls, store: Backend, rows: Sequence[Row]) -> ReadBatch:
+        """Load and verify the values of these rows."""
+        batch = cls()
+        by_key: dict[Key, list[StoredValue]] = {}
+        for row in rows:
+            head_state = open_head_state(store, row, {})
+            batch.rows.append((row, head_state))
+            for key, stored in head_state.values.items():
+                if stored.parts is None:
+                    by_key.setdefault(key, []).append(stored)
+        if len(rows) > 1:
+            batch._load_shared(store, [group for group in by_key.values() if len(group) > 1])
+        for row, head_state in batch.rows:
+            load_values(store, head_state, list(head_state.values), row)
+        return batch
+
+    def _load_shared(self, store: Backend, groups: Sequence[Sequence[StoredValue]]) -> None:
+        """Fetch the longest value of each group and give its bytes to the values that are a prefix of it."""
+        longest = [max(group, key=lambda stored: stored.entry.size) for group in groups]
+        ranges = [piece for top in longest for piece in top.pieces if isinstance(piece, Range)]
+        fetched = iter(store.fetch(ranges))
+        for top, group in zip(longest, groups, strict=True):
+            top.parts = [
+                part for piece in top.pieces for part in (next(fetched) if isinstance(piece, Range) else (piece,))
+            ]
+            view, hasher, done = memoryview(top.data()), hashlib.sha256(), 0
+            digests: dict[int, bytes] = {}
+            for size in sorted({stored.entry.size for stored in group}):
+                hasher.update(view[done:size])
+                digests[size] = hasher.copy().digest()
+                done = size
+            if digests[top.entry.size] != top.entry.digest:
+                top.parts = None  # damaged or just deleted: it is read again by itself, and reported if it is damaged
+                continue
+            for stored in group:
+                if stored.entry.kind == top.entry.kind and stored.entry.digest == digests[stored.entry.size]:
+                    stored.parts = [cast(bytes, view[: stored.entry.size])]  # not a copy: most are never looked at
+                    self._longest[id(stored)] = top
+
+    def value(self, stored: StoredValue, decode: Decode) -> Any:
+        """Return a value: decode it, or copy it from one that is decoded already."""
+        top = self._longest.get(id(stored))
+        if top is None:
+            return decode(stored)
+        known = self._decoded.get(id(top), _UNKNOWN)
+        if known is _UNKNOWN:
+            value = decode(top)
+            items = value.values() if type(value) is dict else value if type(value) is list else (value,)
+            may_share = type(value) in (dict, list) and all(type(each) in _SHARED for each in items)
+            known = self._decoded[id(top)] = value if may_share else None
+        count = len(known) if stored.entry.digest == top.entry.digest and known is not None else stored.entry.count
+        if known is None or (count != len(known) and stored.entry.kind not in COUNTED):
+            return decode(stored)
+        return known[:count] if type(known) is list else dict(islice(known.items(), count))
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads with one serializer, and remembers heads in the saver's cache for the next put."""
+
+    services: Services
+    serde: SerializerProtocol
+    cache: HeadCache | None = None
+
+    def get(self, store: Backend, location: GraphLocation, checkpoint_id: str | None) -> CheckpointTuple | None:
+        """Return a checkpoint, or the newest of its namespace."""
+        namespace = self.services.namespace
+        if checkpoint_id is None:
+            query = Query(namespace, location.thread, location.scope, limit=1, payload=True, writes=True)
+        else:
+            query = Query(namespace, ids=(location.name(checkpoint_id),), payload=True, writes=True)
+        failed: Row | None = None
+        while True:
+            rows = store.find(query)
+            if not rows:
+                return None
+            row = rows[0]
+            heads = {row.id} if checkpoint_id is None else self.heads(store, location.thread, location.scope)
+            try:
+                return self.read(store, [row], heads)[0]
+            except Corrupted:
+                if failed == row or is_stored(store, row):
+                    raise
+                failed = row  # it got a successor and was deleted during the read
+
+    def heads(self, store: Backend, thread: str, scope: str | None) -> set[str]:
+        """Return the ids of the newest checkpoints of all branches."""
+        branches = store.branches(self.services.namespace, thread, scope)
+        return {branch.head for branch in branches if branch.head is not None}
+
+    def read(self, store: Backend, rows: Sequence[Row], heads: set[str]) -> list[CheckpointTuple]:
+        """Return the checkpoints of rows that were found with payload and writes."""
+        batch = ReadBatch.load(store, rows)
+        found = []
+        for row, head_state in batch.rows:
+            values = values_of(row)
+            verify_digest(row, values, head_state.entries())
+            try:
+                found.append(self._tuple(row, unchecked(CheckpointMeta, values), head_state, heads, batch))
+            except BackstayError as error:
+                error.thread, error.checkpoint = error.thread or row.branch.thread, error.checkpoint or row.id
+                raise
+            if self.cache is not None and len(rows) == 1 and row.id in heads:
+                self.cache.add(CachedHead(Cursor(row.branch, None, head_state)), row)
+        return found
+
+    def _tuple(
+        self, row: Row, meta: CheckpointMeta, head_state: HeadState, heads: set[str], batch: ReadBatch
+    ) -> CheckpointTuple:
+        location = location_of_row(row, meta.metadata)
+        checkpoint_id = id_of_row(location, row, meta.metadata)
+        if RUN not in head_state.values or VERSIONS not in head_state.values:
+            raise _not_langgraph()
+        names, versions = (decode_value(head_state.values[key]) for key in (RUN, VERSIONS))
+        channels = {
+            key: batch.value(stored, partial(self._channel, key))
+            for key, stored in head_state.values.items()
+            if isinstance(key, str)
+        }
+        parent = parent_of_row(location, row, meta.metadata)
+        return CheckpointTuple(
+            config_of(location, ReadId(checkpoint_id, row.id not in heads)),  # type: ignore[arg-type]
+            checkpoint_from(names, versions, channels, checkpoint_id, meta.created_at, self.serde),
+            metadata_of(meta.trigger, meta.metadata),  # type: ignore[arg-type]
+            None if parent is None else config_of(location, forking_id(parent)),  # type: ignore[arg-type]
+            [(write.task_id, write.channel, self.value_of(write)) for write in row.writes if not is_carried(write)],
+        )
+
+    def _channel(self, channel: str, stored: StoredValue) -> Any:
+        assert stored.parts is not None
+        return self._decoded(stored.entry.kind, stored.entry.count, stored.parts, f"channel_values.{channel}")
+
+    def value_of(self, row: WriteRow) -> Any:
+        """Return the value of a pending write."""
+        return self._decoded(row.kind, row.count, [row.body], f"writes.{row.channel}")
+
+    def _decoded(self, kind: str, count: int, parts: Sequence[bytes], path: str) -> Any:
+        if kind == ENCRYPTED_LIST:
+            return load_encrypted(count, parts, lambda typed: load(self.serde, typed, path))
+        return load(self.serde, from_body(kind, count, parts), path)
+
+
+# Lists ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CheckpointListing:
+    """A list of one thread's checkpoints, newest first, page by page; it holds nothing in the store between pages."""
+
+    reader: Reader
+    query: Query
+    filter: Filter
+    before_id: str | None = None  # list only lower ids, because the checkpoint to start before is in another namespace
+    left: int | None = None
+    done: bool = False
+    size: int = 8
+    heads: set[str] | None = None
+    failure: Corrupted | None = None  # about the next checkpoint; the next page raises it
+
+    def next_page(self, store: Backend) -> list[CheckpointTuple]:
+        """Return the next checkpoints and remember where they end."""
+        if self.heads is None:
+            assert self.query.thread is not None
+            self.heads = self.reader.heads(store, self.query.thread, self.query.scope)
+            lost = unreadable(store, self.query.namespace, self.query.thread)
+            self.failure = lost[0].error if lost else None
+        if self.failure is not None:
+            raise self.failure
+        narrow = self.filter != Filter() or self.before_id is not None
+        size = self.size if narrow or self.left is None else min(self.left, PAGE_ROWS_MAX)
+        query = replace(self.query, limit=size, payload=not narrow, writes=not narrow)
+        rows = store.find(query)
+        self.size = min(self.size * 4, PAGE_ROWS_MAX)
+        if rows:
+            self.query = replace(self.query, before=rows[-1].seq)
+        wanted: list[Row] = []
+        try:
+            wanted.extend(row for row in rows if self._matches(row))
+        except Corrupted as error:
+            self.failure = error
+        wanted = wanted[: self.left]
+        if narrow and wanted:
+            names = Query(query.namespace, ids=tuple(row.id for row in wanted), payload=True, writes=True)
+            wanted = store.find(names)
+        found = self._read(store, wanted, self.heads)
+        if self.left is not None:
+            self.left -= len(found)
+        self.done = self.failure is None and (len(rows) < size or self.left == 0)
+        return found
+
+    def _matches(self, row: Row) -> bool:
+        meta = unchecked(CheckpointMeta, values_of(row))
+        if not self.filter.matches(meta):
+            return False
+        if self.before_id is None:
+            return True
+        return id_of_row(location_of_row(row, meta.metadata), row, meta.metadata) < self.before_id
+
+    def _read(self, store: Backend, rows: list[Row], heads: set[str]) -> list[CheckpointTuple]:
+        try:
+            return self.reader.read(store, rows, heads)
+        except Corrupted:
+            pass
+        # One by one, so that only the checkpoints deleted during the read are left out.
+        found = []
+        for row in rows:
+            try:
+                found += self.reader.read(store, [row], heads)
+            except Corrupted as error:
+                if is_stored(store, row):
+                    self.failure = error
+                    break
+        return found
+
+
+def start_listing(
+    store: Backend,
+    reader: Reader,
+    thread: str,
+    ns: str | None,
+    checkpoint_id: str | None,
+    filter: Mapping[str, Any] | None,
+    before: str | None,
+    limit: int | None,
+) -> CheckpointListing:
+    """Return the list of a thread's checkpoints: of one namespace or all, with one id or all."""
+    # LangGraph's filter compares metadata for equality; its key "source" is our trigger.
+    where, trigger = dict(filter or {}), None
+    if where.get("source") in SOURCES:
+        trigger = where.pop("source")
+    namespace = reader.services.namespace
+    query = Query(namespace, thread, None if ns is None else GraphLocation(thread, ns).scope)
+    listing = CheckpointListing(
+        reader, query, Filter(trigger=trigger, where=where), left=limit, done=limit is not None and limit <= 0
+    )
+    if checkpoint_id is not None:
+        listing.query = query = replace(query, ids=(GraphLocation(thread, ns or "").name(checkpoint_id),))
+    if before is not None:
+        name = None if ns is None else GraphLocation(thread, ns).name(before)
+        rows = [] if name is None else store.find(Query(namespace, ids=(name,)))
+        if rows:
+            listing.query = replace(query, before=rows[0].seq)
+        else:
+            listing.before_id = str(before)
+    return listing
+
+
+# LangGraph's names of a row ---------------------------------------------------------------------------------------
+
+
+def location_of_row(row: Row, metadata: Mapping[str, Any]) -> GraphLocation:
+    """Return the thread and namespace of a row."""
+    return GraphLocation(row.branch.thread, metadata.get(NS, row.branch.scope))
+
+
+def id_of_row(location: GraphLocation, row: Row, metadata: Mapping[str, Any]) -> str:
+    """Return LangGraph's id of a row."""
+    found = metadata.get(ID) or location.original(row.id)
+    if found is None:
+        raise _not_langgraph()
+    return str(found)
+
+
+def parent_of_row(location: GraphLocation, row: Row, metadata: Mapping[str, Any]) -> str | None:
+    """Return LangGraph's id of a row's parent, or None."""
+    if PARENT in metadata:
+        return str(metadata[PARENT])
+    return None if row.parent_id is None else location.original(row.parent_id)
+
+
+def _not_langgraph() -> DecodeError:
+    return DecodeError(
+        "the checkpoint was not saved by LangGraph",
+        hint="Change a graph's thread only with graph.update_state(…); use another thread for your own checkpoints",
+    )
+
+
+# Comparing --------------------------------------------------------------------------------------------------------
+
+CLASS = "class"
+"""The key that holds the class name of an object, before its fields."""
+
+_PLAIN = (str, int, float, bool, bytes, type(None))
+_DEPTH_MAX = 32
+
+
+def compare(before: CheckpointTuple, after: CheckpointTuple) -> Diff:
+    """Return what changed in the channel values between two checkpoints."""
+    one, two = (readable(each.checkpoint["channel_values"]) for each in (before, after))
+    return dataclasses.replace(diff(one, two), before=before.checkpoint["id"], after=after.checkpoint["id"])
+
+
+def readable(value: Any, depth: int = 0) -> Any:
+    """Return a value as plain data; an object becomes a dictionary of its fields, or its ``repr``.
+
+    So a diff shows which field of which message has changed, and matches messages by their ids.
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    if depth > _DEPTH_MAX:
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): readable(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [readable(each, depth + 1) for each in value]
+    if callable(dump := getattr(value, "model_dump", None)):
+        fields = dict(dump())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    else:
+        return repr(value)
+    return {CLASS: type(value).__name__, **{name: readable(each, depth + 1) for name, each in fields.items()}}

@@ -1,0 +1,412 @@
+"""``BackstaySaver``: LangGraph's saver contract on any of our stores, sync and async in one class.
+
+The async methods run the sync ones in a worker thread, so an event loop never waits for a disk. Both may be used at the
+same time, from any thread and any loop. A value to be stored is encoded first, in the caller's thread, because it may
+change while the caller waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from backstay.errors import InvalidInput, NotFound
+from backstay.langgraph import delta, retention
+from backstay.langgraph.encoding import ID, NS, dump, to_body
+from backstay.langgraph.interrupts import OpenInterrupts
+from backstay.langgraph.lists import encrypted_serde
+from backstay.langgraph.names import GraphLocation, checkpoint_id_of, config_of, location_of, may_fork, thread_name
+from backstay.langgraph.put import CachedHead, HeadCache, OnConflict, PreparedPut, Putter, prepare
+from backstay.langgraph.read import CheckpointListing, Reader, compare, start_listing
+from backstay.langgraph.serde.safe import OnChange, hardened
+from backstay.langgraph.serde.trusted import Allow
+from backstay.model.checkpoint import MAIN, CheckpointMeta
+from backstay.operations.diff import Diff
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.retention import Keep, Pruned, thread_names
+from backstay.store.base import BranchKey, Query, WriteRow
+from backstay.thread.access import access_of
+from backstay.thread.store import Store
+from backstay.thread.store import open as open_store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_DURABILITY = "__pregel_durability"  # the key of LangGraph's config that says when checkpoints are stored
+
+
+def _awaited(
+    method: Callable[Concatenate[BackstaySaver, P], T],
+) -> Callable[Concatenate[BackstaySaver, P], Coroutine[Any, Any, T]]:
+    """Return the async twin of a method: the same, run in a worker thread."""
+
+    @functools.wraps(method)
+    async def call(self: BackstaySaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._access.offload.run(method, self, *args, **kwargs)
+
+    return call
+
+
+class BackstaySaver(BaseCheckpointSaver[Any]):
+    """A checkpointer for ``graph.compile(checkpointer=…)``.
+
+    ``store`` is an open store, or a URL that the saver opens and closes itself.
+    ``on_conflict`` decides what happens to a run if another run has continued from the same checkpoint: ``"raise"``
+    raises ``Conflict``, ``"branch"`` stores its checkpoints in a branch of their own.
+    ``allow``, ``strict`` and ``on_change`` decide which classes may be loaded, and what happens to a value that would
+    come back changed: see ``SafeSerializer``, which replaces LangGraph's ``JsonPlusSerializer``, also inside an
+    ``EncryptedSerializer``. Any other ``serde`` is used unchanged.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        serde: SerializerProtocol | None = None,
+        on_conflict: OnConflict = "raise",
+        allow: Allow = (),
+        strict: bool = False,
+        on_change: OnChange = "warn",
+    ) -> None:
+        super().__init__(serde=hardened(serde, allow=allow, strict=strict, on_change=on_change))
+        if on_conflict not in ("raise", "branch"):
+            raise InvalidInput(f"unknown on_conflict: {on_conflict!r}", hint='Pass "raise" or "branch"')
+        self._owns_store = not isinstance(store, Store)
+        self.store = store if isinstance(store, Store) else open_store(store)
+        self._access = access_of(self.store)
+        self._services = self._access.services
+        self._heads = HeadCache()
+        self._putter = Putter(self._services, self._heads, on_conflict)
+        self._open_interrupts = OpenInterrupts(self._services)
+
+    # Opening and closing ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the store if the saver opened it. Closing twice is fine."""
+        if self._owns_store:
+            self.store.close()
+
+    def __enter__(self) -> BackstaySaver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> BackstaySaver:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)  # not in one of the workers: close() waits for them
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that a config names, or the newest one of its thread and namespace."""
+        location, checkpoint_id = location_of(config), checkpoint_id_of(config)
+        found = self._reader().get(self._access.store, location, checkpoint_id)
+        if found is not None and checkpoint_id is None:
+            self._open_interrupts.read(
+                self._access.store,
+                location,
+                found.checkpoint["id"],
+                found.pending_writes,
+                encrypted=encrypted_serde(self.serde) is not None,
+                outer=_outer(config),
+            )
+        return found
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Iterate over checkpoints, newest first: of a namespace, of a thread, or of all threads."""
+        left = limit
+        for start in self._lists(config, filter, before):
+            listed = start(left)
+            while not listed.done:
+                yield from listed.next_page(self._access.store)
+            left = listed.left
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Do what ``list`` does."""
+        left = limit
+        for start in await self._access.offload.run(self._lists, config, filter, before):
+            listed = await self._access.offload.run(start, left)
+            while not listed.done:
+                for found in await self._access.arun(listed.next_page):
+                    yield found
+            left = listed.left
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the writes that rebuild channels which are stored as writes only."""
+        if not channels:
+            return {}
+        reader, location, checkpoint_id = self._reader(), location_of(config), checkpoint_id_of(config)
+        namespace = self._services.namespace
+        if checkpoint_id is None:
+            query = Query(namespace, location.thread, location.scope, limit=1, writes=True)
+        else:
+            query = Query(namespace, ids=(location.name(checkpoint_id),), writes=True)
+        rows = self._access.store.find(query)
+        if not rows:
+            return {channel: {"writes": []} for channel in channels}
+        history = delta.walk(self._access.store, rows[0], channels)
+        found: Mapping[str, Any] = delta.decoded(history, reader.value_of)
+        return found
+
+    def diff(self, before: RunnableConfig, after: RunnableConfig) -> Diff:
+        """Return what changed in the channels between two checkpoints, with messages as plain data."""
+        reader, found = self._reader(), []
+        for config in (before, after):
+            location, checkpoint_id = location_of(config), checkpoint_id_of(config)
+            each = reader.get(self._access.store, location, checkpoint_id)
+            if each is None:
+                raise NotFound(checkpoint_id or "the newest checkpoint", thread=location.thread)
+            found.append(each)
+        return compare(*found)
+
+    def config_of(self, checkpoint: CheckpointMeta) -> RunnableConfig:
+        """Return LangGraph's config for a checkpoint that the store lists."""
+        location = GraphLocation(checkpoint.thread_id, checkpoint.metadata.get(NS, checkpoint.scope))
+        checkpoint_id = checkpoint.metadata.get(ID) or location.original(checkpoint.id)
+        if checkpoint_id is None:
+            raise InvalidInput(
+                f"checkpoint {checkpoint.id} was not saved by LangGraph",
+                thread=checkpoint.thread_id,
+                checkpoint=checkpoint.id,
+                hint="Pass a checkpoint that a graph with this saver has stored",
+            )
+        return config_of(location, str(checkpoint_id))  # type: ignore[return-value]
+
+    # Writing ------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint and return the config that names it."""
+        prepared, cached = self._prepare(config, checkpoint, metadata, new_versions)
+        self._put(prepared, cached, config)
+        return _config_after(prepared)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Do what ``put`` does."""
+        prepared, cached = self._prepare(config, checkpoint, metadata, new_versions)
+        await self._access.offload.run(self._put, prepared, cached, config)
+        return _config_after(prepared)
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store the writes of a task before its step ends."""
+        self._write(config, writes, task_id, task_path)()
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Do what ``put_writes`` does."""
+        await self._access.offload.run(self._write(config, writes, task_id, task_path))
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """Return the next version: a whole number, or a text if an imported thread uses texts."""
+        if current is None:
+            return 1
+        if isinstance(current, str):
+            whole, dot, rest = current.partition(".")
+            return f"{int(whole) + 1:0{len(whole)}}{dot}{rest}"
+        return current + 1
+
+    # Deleting and copying -----------------------------------------------------------------------------------------
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread with all its namespaces, checkpoints and writes."""
+        thread = thread_name(thread_id)
+        self._heads.forget_thread(thread)
+        self._open_interrupts.forget(thread)
+        self._access.store.delete_thread(self._services.namespace, thread)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of these runs in all threads; other checkpoints stay unchanged."""
+        retention.delete_runs(self._access.store, self._services, run_ids)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread with all its namespaces, checkpoints and writes; the copy shares the bytes."""
+        retention.copy_thread(
+            self._access.store, self._services, thread_name(source_thread_id), thread_name(target_thread_id)
+        )
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete all but the newest checkpoint of each namespace of these threads, or all their checkpoints."""
+        if strategy not in ("keep_latest", "delete"):
+            raise InvalidInput(f"unknown strategy: {strategy!r}", hint='Pass "keep_latest" or "delete"')
+        for thread in map(thread_name, thread_ids):
+            if strategy == "delete":
+                self.delete_thread(thread)
+            else:
+                retention.keep_latest(self._access.store, self._services, thread)
+
+    def retain(self, rules: Keep, *, thread_id: str | None = None, dry_run: bool = False) -> Pruned:
+        """Delete the checkpoints that the rules do not keep, in a thread or in all; the others stay unchanged."""
+        return retention.retain(self._access.store, self._services, _name_or_none(thread_id), rules, dry_run)
+
+    # Interrupts ---------------------------------------------------------------------------------------------------
+
+    def interrupts(self, thread_id: str | None = None) -> builtins.list[InterruptRecord]:
+        """Return the interrupts that wait for an answer, oldest first: of a thread or of all, subgraphs included."""
+        return self._open_interrupts.waiting(self._access.store, _name_or_none(thread_id))
+
+    # The same for an event loop -----------------------------------------------------------------------------------
+
+    aget_tuple = _awaited(get_tuple)
+    aget_delta_channel_history = _awaited(get_delta_channel_history)
+    adiff = _awaited(diff)
+    adelete_thread = _awaited(delete_thread)
+    adelete_for_runs = _awaited(delete_for_runs)
+    acopy_thread = _awaited(copy_thread)
+    aprune = _awaited(prune)
+    aretain = _awaited(retain)
+    ainterrupts = _awaited(interrupts)
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _reader(self) -> Reader:
+        # Not made once: a graph may give its copy of the saver another serializer.
+        return Reader(self._services, self.serde, self._heads)
+
+    def _put(self, prepared: PreparedPut, cached: CachedHead | None, config: RunnableConfig) -> None:
+        store = self._access.store
+        self._putter.put(store, prepared, cached)
+        self._open_interrupts.stored(
+            store,
+            prepared.location,
+            prepared.checkpoint_id,
+            prepared.parent,
+            prepared.fields.get("trigger", ""),
+            at_exit=config["configurable"].get(_DURABILITY) == "exit",
+        )
+
+    def _lists(
+        self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None
+    ) -> builtins.list[Callable[[int | None], CheckpointListing]]:
+        """Return a function for each thread that starts its list, given how many checkpoints are wanted."""
+        reader = self._reader()
+        before_id = None if before is None else checkpoint_id_of(before)
+        threads: Collection[str]
+        if config is None or "thread_id" not in config.get("configurable", {}):
+            threads, ns, checkpoint_id = thread_names(self._access.store, self._services), None, None
+        else:
+            location = location_of(config)
+            ns = location.ns if "checkpoint_ns" in config["configurable"] else None
+            threads, checkpoint_id = [location.thread], checkpoint_id_of(config)
+
+        store = self._access.store
+
+        def start(thread: str) -> Callable[[int | None], CheckpointListing]:
+            return lambda left: start_listing(store, reader, thread, ns, checkpoint_id, filter, before_id, left)
+
+        return [start(thread) for thread in threads]
+
+    def _prepare(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> tuple[PreparedPut, CachedHead | None]:
+        location, parent = location_of(config), checkpoint_id_of(config)
+        is_next = parent is not None and not may_fork(parent) and parent != checkpoint["id"]
+        cached = self._heads.take(location.name(str(parent))) if is_next else None
+        described = get_checkpoint_metadata(config, metadata)
+        # A checkpoint without a parent is the first one of its namespace, unless it copies a first one, the graph
+        # around a subgraph replays from before the call of it, or no run of LangGraph puts it.
+        configurable = config["configurable"]
+        copies = metadata.get("source") == "fork" or configurable.get("__pregel_replay_state")
+        is_first = not copies and (_DURABILITY in configurable or metadata.get("step", 0) < 0)
+        return prepare(location, checkpoint, parent, described, new_versions, self.serde, cached, is_first), cached
+
+    def _write(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> Callable[[], None]:
+        """Encode the writes now and return the function that stores them."""
+        location, checkpoint_id = location_of(config), checkpoint_id_of(config)
+        if checkpoint_id is None:
+            raise InvalidInput(
+                "the config of put_writes has no checkpoint_id",
+                thread=location.thread,
+                hint="Pass the config that put() returned",
+            )
+        rows = []
+        for position, (channel, value) in enumerate(writes):
+            body = to_body(dump(self.serde, value, f"writes.{channel}"))
+            index = WRITES_IDX_MAP.get(channel, position)
+            rows.append(WriteRow(task_id, index, channel, body.kind, body.count, body.data, task_path))
+        replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
+        branch = BranchKey(self._services.namespace, location.thread, location.scope, MAIN)
+        name = location.name(checkpoint_id)
+
+        def write() -> None:
+            store = self._access.store
+            store.write(branch, name, rows, replace)
+            self._open_interrupts.wrote(
+                store,
+                location,
+                checkpoint_id,
+                task_id,
+                task_path,
+                writes,
+                encrypted=encrypted_serde(self.serde) is not None,
+                outer=_outer(config),
+            )
+
+        return write
+
+
+def _config_after(prepared: PreparedPut) -> RunnableConfig:
+    return config_of(prepared.location, prepared.checkpoint_id)  # type: ignore[return-value]
+
+
+def _outer(config: RunnableConfig) -> Mapping[str, str] | None:
+    """Return the checkpoints of the outer graphs that a subgraph runs in."""
+    return config["configurable"].get("checkpoint_map")
+
+
+def _name_or_none(thread_id: str | None) -> str | None:
+    return None if thread_id is None else thread_name(thread_id)

@@ -1,0 +1,318 @@
+"""How objects are written: as LangGraph does, by their type if it is known, otherwise by what they look like.
+
+Types that come back exactly have a function each. For other classes LangGraph asks an object, in a fixed order, whether
+it has ``model_dump``, ``get_secret_value``, ``dict``, ``_asdict``, and so on. The answers are the same for all objects
+of a class, so they are asked once. With them goes what is known about coming back: some constructors only set fields,
+others run code of the user's, and their result is compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from pathlib import Path, PosixPath, WindowsPath
+from re import Pattern
+from typing import Any, Final
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import ormsgpack
+from langgraph.checkpoint.serde.types import SendProtocol, _DeltaSnapshot
+from langgraph.types import Command, Interrupt, Overwrite, Send, TimeoutPolicy
+from pydantic import SecretBytes, SecretStr
+
+from backstay.codec import arrays
+from backstay.langgraph.serde import trusted
+from backstay.langgraph.serde.changes import name_of, same
+from backstay.langgraph.serde.encode import EncodeFunction, MsgpackEncoder, encodes, head_of
+from backstay.langgraph.serde.models import model_encoder
+
+CLASSES_MAX: Final = 1000
+"""How many classes are remembered; a program that keeps making classes must not keep all of them alive."""
+
+_RECORDS: Final = (Interrupt, Overwrite, TimeoutPolicy)
+"""Dataclasses of LangGraph's whose constructors set exactly the fields they are given."""
+
+_TIME: Final = ("hour", "minute", "second", "microsecond", "tzinfo", "fold")
+
+
+# Types that come back exactly -------------------------------------------------------------------------------------
+
+
+def _plain(code: int, *content: object) -> ormsgpack.Ext:
+    """Return an ext whose content is ASCII and small ints, and so needs no second look."""
+    return ormsgpack.Ext(code, ormsgpack.packb(content))
+
+
+@encodes(Decimal, IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network)
+def _text(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
+    cls = type(value)
+    return _plain(trusted.SINGLE, cls.__module__, cls.__name__, str(value))
+
+
+@encodes(tuple)
+def _tuple(encoder: MsgpackEncoder, value: tuple[Any, ...]) -> Any:
+    encoder.lossy.append("tuple")
+    return list(value)
+
+
+@encodes(UUID)
+def _uuid(encoder: MsgpackEncoder, value: UUID) -> ormsgpack.Ext:
+    return _plain(trusted.SINGLE, "uuid", "UUID", value.hex)
+
+
+@encodes(set, frozenset)
+def _set(encoder: MsgpackEncoder, value: set[Any] | frozenset[Any]) -> ormsgpack.Ext:
+    mark = len(encoder.lossy)
+    data = encoder.named(type(value), list(value))
+    if len(encoder.lossy) == mark:
+        return ormsgpack.Ext(trusted.SINGLE, data)
+    return encoder.compared(value, trusted.SINGLE, data, mark)
+
+
+@encodes(deque)
+def _deque(encoder: MsgpackEncoder, value: deque[Any]) -> ormsgpack.Ext:
+    if value.maxlen is not None:
+        encoder.lossy.append("deque")
+    return encoder.ext(trusted.SINGLE, deque, list(value))
+
+
+@encodes(datetime)
+def _datetime(encoder: MsgpackEncoder, value: datetime) -> ormsgpack.Ext:
+    text = value.isoformat()
+    if (value.tzinfo is not None or value.fold) and not same(value, datetime.fromisoformat(text)):
+        encoder.lossy.append("datetime")
+    return _plain(trusted.METHOD, "datetime", "datetime", text, "fromisoformat")
+
+
+@encodes(timedelta)
+def _timedelta(encoder: MsgpackEncoder, value: timedelta) -> ormsgpack.Ext:
+    return _plain(trusted.POSITIONAL, "datetime", "timedelta", [value.days, value.seconds, value.microseconds])
+
+
+@encodes(date)
+def _date(encoder: MsgpackEncoder, value: date) -> ormsgpack.Ext:
+    return _plain(trusted.POSITIONAL, "datetime", "date", [value.year, value.month, value.day])
+
+
+@encodes(time)
+def _time(encoder: MsgpackEncoder, value: time) -> ormsgpack.Ext:
+    return encoder.ext(trusted.KEYWORDS, time, {name: getattr(value, name) for name in _TIME})
+
+
+@encodes(timezone)
+def _timezone(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
+    return encoder.ext(trusted.POSITIONAL, timezone, list(value.__getinitargs__()))
+
+
+@encodes(ZoneInfo)
+def _zone(encoder: MsgpackEncoder, value: ZoneInfo) -> ormsgpack.Ext:
+    if value.key is None:
+        raise encoder.refused("a ZoneInfo without a key could be stored but not loaded again")
+    return encoder.ext(trusted.SINGLE, ZoneInfo, value.key)
+
+
+@encodes(PosixPath, WindowsPath)
+def _path(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
+    return encoder.ext(trusted.POSITIONAL, type(value), list(value.parts))
+
+
+@encodes(Pattern)
+def _pattern(encoder: MsgpackEncoder, value: Pattern[Any]) -> ormsgpack.Ext:
+    return ormsgpack.Ext(trusted.POSITIONAL, encoder.pack(["re", "compile", [value.pattern, value.flags]]))
+
+
+@encodes(Send)
+def _send(encoder: MsgpackEncoder, value: Send) -> ormsgpack.Ext:
+    return encoder.ext(trusted.POSITIONAL, Send, _send_arguments(value))
+
+
+def _send_arguments(value: Any) -> list[Any]:
+    timeout = getattr(value, "timeout", None)
+    return [value.node, value.arg] if timeout is None else [value.node, value.arg, timeout]
+
+
+@encodes(Command)
+def _command(encoder: MsgpackEncoder, value: Command[Any]) -> ormsgpack.Ext:
+    # LangGraph treats a tuple and a list of destinations as the same, and its default is a tuple.
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields["goto"] = list(value.goto) if type(value.goto) is tuple else value.goto
+    return encoder.ext(trusted.KEYWORDS, Command, fields)
+
+
+@encodes(_DeltaSnapshot)
+def _snapshot(encoder: MsgpackEncoder, value: _DeltaSnapshot) -> ormsgpack.Ext:
+    return ormsgpack.Ext(trusted.SNAPSHOT, encoder.pack(value.value))
+
+
+# Other classes ----------------------------------------------------------------------------------------------------
+
+_chosen: dict[type, EncodeFunction] = {}
+
+
+def choose(value: object) -> EncodeFunction:
+    """Return how to write a value whose type has no function of its own, and remember it for its class."""
+    cls = type(value)
+    encode = _chosen.get(cls)
+    if encode is None:
+        if len(_chosen) >= CLASSES_MAX:
+            _chosen.clear()
+        encode = _chosen[cls] = _choose(value, cls)
+    return encode
+
+
+def _choose(value: object, cls: Any) -> EncodeFunction:
+    for plain, lower in _SUBCLASSES:
+        if issubclass(cls, plain) and not issubclass(cls, Enum):
+            return lower
+    for name, make in _BY_METHOD:
+        if callable(getattr(value, name, None)):
+            return make(cls)
+    for base, encode in _BY_BASE:
+        if issubclass(cls, base):
+            return encode
+    if isinstance(value, SendProtocol):
+        return _by_name(trusted.POSITIONAL, _send_arguments)
+    if dataclasses.is_dataclass(cls):
+        return _dataclass_encoder(cls)
+    if arrays.is_array(cls) or any(arrays.is_array(base) for base in cls.__mro__):
+        return _array
+    return _other
+
+
+def _lowered(lower: Callable[[Any], Any]) -> EncodeFunction:
+    def encode(encoder: MsgpackEncoder, value: Any) -> Any:
+        encoder.note(type(value))
+        return lower(value)
+
+    return encode
+
+
+_SUBCLASSES: Final[tuple[tuple[type, EncodeFunction], ...]] = (
+    (str, _lowered(str.__str__)),
+    (int, _lowered(int.__int__)),
+    (list, _lowered(list.copy)),
+    (dict, _lowered(dict.copy)),
+)
+"""Subclasses that the C encoder would have written as their base."""
+
+
+def _secret_encoder(cls: Any) -> EncodeFunction:
+    is_known = cls in (SecretStr, SecretBytes)
+
+    def encode(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
+        mark = len(encoder.lossy)
+        data = encoder.named(cls, value.get_secret_value())
+        if is_known:
+            encoder.check_loadable(trusted.SINGLE, cls)
+            return ormsgpack.Ext(trusted.SINGLE, data)
+        return encoder.found_and_compared(value, trusted.SINGLE, data, mark)
+
+    return encode
+
+
+def _namedtuple_encoder(cls: Any) -> EncodeFunction:
+    # A subclass of another namedtuple, made by a class statement, may have its own constructor.
+    has_code = tuple not in cls.__bases__
+
+    def encode(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
+        mark = len(encoder.lossy)
+        data = encoder.named(cls, value._asdict())
+        if has_code:
+            return encoder.found_and_compared(value, trusted.KEYWORDS, data, mark)
+        encoder.check_loadable(trusted.KEYWORDS, cls)
+        return ormsgpack.Ext(trusted.KEYWORDS, data)
+
+    return encode
+
+
+def _by_name(code: int, payload_of: Callable[[Any], object]) -> EncodeFunction:
+    """Return how to write an object by the name of its class and this payload, built again and compared."""
+
+    def encode(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
+        mark = len(encoder.lossy)
+        data = encoder.named(type(value), payload_of(value))
+        return encoder.found_and_compared(value, code, data, mark)
+
+    return encode
+
+
+_BY_METHOD: Final[tuple[tuple[str, Callable[[Any], EncodeFunction]], ...]] = (
+    ("model_dump", model_encoder),
+    ("get_secret_value", _secret_encoder),
+    ("dict", lambda cls: _by_name(trusted.PYDANTIC_V1, lambda value: value.dict())),
+    ("_asdict", _namedtuple_encoder),
+)
+
+
+def _datetime_subclass(encoder: MsgpackEncoder, value: datetime) -> ormsgpack.Ext:
+    cls = type(value)
+    encoder.check_loadable(trusted.METHOD, cls)
+    data = encoder.pack([cls.__module__, cls.__name__, value.isoformat(), "fromisoformat"])
+    return encoder.compared(value, trusted.METHOD, data, len(encoder.lossy))
+
+
+_BY_BASE: Final[tuple[tuple[type | tuple[type, ...], EncodeFunction], ...]] = (
+    (Path, _by_name(trusted.POSITIONAL, lambda value: list(value.parts))),
+    (UUID, _by_name(trusted.SINGLE, lambda value: value.hex)),
+    (Decimal, _by_name(trusted.SINGLE, str)),
+    ((set, frozenset, deque), _by_name(trusted.SINGLE, list)),
+    ((IPv4Address, IPv4Network, IPv6Address, IPv6Network), _by_name(trusted.SINGLE, str)),
+    (datetime, _datetime_subclass),
+    (timedelta, _by_name(trusted.POSITIONAL, lambda value: [value.days, value.seconds, value.microseconds])),
+    (date, _by_name(trusted.POSITIONAL, lambda value: [value.year, value.month, value.day])),
+    (time, _by_name(trusted.KEYWORDS, lambda value: {name: getattr(value, name) for name in _TIME})),
+    (timezone, _by_name(trusted.POSITIONAL, lambda value: list(value.__getinitargs__()))),
+    (ZoneInfo, _by_name(trusted.SINGLE, lambda value: value.key)),
+    (Enum, _by_name(trusted.SINGLE, lambda value: value.value)),
+)
+
+
+def _dataclass_encoder(cls: Any) -> EncodeFunction:
+    fields = dataclasses.fields(cls)
+    names = tuple(field.name for field in fields)
+    head = head_of(3, cls)
+    is_known = cls in _RECORDS
+    # Whether the class has the constructor that was generated for it, and that takes all fields.
+    params = cls.__dict__.get("__dataclass_params__")
+    is_generated = params is not None and params.init and not hasattr(cls, "__post_init__")
+    only_assigns = is_generated and all(field.init for field in fields) and cls.__new__ is object.__new__
+    has_code = not is_known and not only_assigns
+
+    def encode(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
+        mark = len(encoder.lossy)
+        data = head + encoder.pack({name: getattr(value, name) for name in names})
+        if has_code:
+            return encoder.found_and_compared(value, trusted.KEYWORDS, data, mark)
+        if len(getattr(value, "__dict__", ())) > len(names):
+            encoder.note(cls)
+        if not is_known:
+            encoder.check_loadable(trusted.KEYWORDS, cls)
+        return ormsgpack.Ext(trusted.KEYWORDS, data)
+
+    return encode
+
+
+def _array(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
+    if value.dtype.hasobject:
+        raise encoder.refused("an array of objects cannot be stored")
+    order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+    content = [value.dtype.str, list(value.shape), order, value.tobytes(order="A")]
+    numpy: Any = arrays.numpy()
+    if type(value) is not numpy.ndarray or numpy.dtype(value.dtype.str) != value.dtype:
+        encoder.note(type(value))
+    return ormsgpack.Ext(trusted.NUMPY, ormsgpack.packb(content))
+
+
+def _other(encoder: MsgpackEncoder, value: object) -> str:
+    """Write an exception as its text and refuse everything else, as LangGraph does."""
+    cls = type(value)
+    if not isinstance(value, BaseException):
+        raise encoder.refused(f"type {name_of(cls)} cannot be stored")
+    encoder.note(cls)
+    return repr(value)

@@ -1,0 +1,147 @@
+"""Runs as lists show them: sessions, interrupted runs, expired leases, and effects.
+
+An **effect** is a call that must not happen twice. The ledger stores an intent before the call and a receipt after it.
+An intent without a receipt means that the outcome is unknown: the process died, or the answer got lost. A hook or a
+person finds out and records it as an ``Outcome``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from backstay.model.checkpoint import MAIN, CheckpointMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One run of one branch. It has not ended as long as ``reason`` is None."""
+
+    id: str
+    thread_id: str
+    branch: str
+    scope: str
+    owner: str
+    note: str
+    started_at: datetime
+    last_seen: datetime
+    ended_at: datetime | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptedRun:
+    """A run that did not end and whose process is gone; ``checkpoint`` is the newest one of its branch."""
+
+    session_id: str
+    thread_id: str
+    branch: str
+    scope: str
+    owner: str
+    note: str
+    started_at: datetime
+    last_seen: datetime
+    checkpoint: CheckpointMeta | None = None
+
+    @property
+    def hint(self) -> str:
+        """Return what to do next."""
+        if self.checkpoint is None:
+            return "Start it again: it saved nothing"
+        parts = [repr(self.thread_id)]
+        if self.branch != MAIN:
+            parts.append(f"branch={self.branch!r}")
+        if self.scope:
+            parts.append(f"scope={self.scope!r}")
+        return f"Resume it from store.thread({', '.join(parts)}).latest()"
+
+    def __str__(self) -> str:
+        place = f"thread {self.thread_id!r}" + (f" branch {self.branch!r}" if self.branch != MAIN else "")
+        if self.checkpoint is None:
+            point = "before its first checkpoint"
+        else:
+            following = f", before {self.checkpoint.next_node!r}" if self.checkpoint.next_node else ""
+            point = f"after step {self.checkpoint.step}{following}"
+        what = f" ({self.note!r})" if self.note else ""
+        since, seen = (each.isoformat(sep=" ", timespec="seconds") for each in (self.started_at, self.last_seen))
+        return (
+            f"{place}{what} was interrupted {point}: run by {self.owner!r} since {since}, last seen {seen}. {self.hint}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredLease:
+    """A lease that was neither renewed nor released in time. Another worker may take over its branch."""
+
+    thread_id: str
+    branch: str
+    scope: str
+    owner: str  # the holder's name
+    epoch: int
+    overdue: float  # seconds since it expired, by the store's clock
+
+
+class EffectStatus(StrEnum):
+    """The progress of an effect; the value is the stored name."""
+
+    INTENDED = "intended"  # started, no receipt: the outcome is unknown
+    DONE = "done"
+    FAILED = "failed"  # it was not done, so it may be retried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EffectRecord:
+    """One effect in the ledger, after its newest attempt."""
+
+    key: str
+    status: EffectStatus
+    attempt: int  # from 1
+    owner: str  # the call that made this attempt; starts with its host and process
+    created_at: datetime  # of this attempt
+    idempotency_key: str  # send it with the effect: it is the same in every attempt, process and restart
+    thread_id: str
+    branch: str
+    scope: str
+    result: Any = field(default=None, hash=False)  # if it is done
+    error: str | None = None  # the type of its error; or, if it is done, why its result could not be stored
+    ended_at: datetime | None = None
+    settled_by: str | None = None  # who recorded the outcome, if not the call itself
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """Return whether it has no receipt: it may have happened or not, or may still be running."""
+        return self.status is EffectStatus.INTENDED
+
+    def __str__(self) -> str:
+        # Never the result: it may be huge, and it may be secret.
+        state = "outcome unknown" if self.outcome_unknown else self.status.value
+        settled = "" if self.settled_by is None else f", says {self.settled_by!r}"
+        return f"effect {self.key!r} of thread {self.thread_id!r}: {state}{settled} (attempt {self.attempt})"
+
+    def __repr__(self) -> str:
+        return f"<EffectRecord {self}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a hook or a person found out about an effect. Use one of the three class methods."""
+
+    status: EffectStatus
+    result: Any = field(default=None, hash=False, repr=False)
+
+    @classmethod
+    def done(cls, result: Any = None) -> Outcome:
+        """Report that it was done; ``result`` is what the call would have returned."""
+        return cls(EffectStatus.DONE, result)
+
+    @classmethod
+    def not_done(cls) -> Outcome:
+        """Report that it was not done and will not be done later, so it may be retried."""
+        return cls(EffectStatus.FAILED)
+
+    @classmethod
+    def unknown(cls) -> Outcome:
+        """Report that the outcome is unknown, or not known yet."""
+        return cls(EffectStatus.INTENDED)

@@ -1,0 +1,1 @@
+"""The operations on threads: plain functions that take the store first."""

@@ -1,0 +1,186 @@
+"""What a thread handle remembers between calls, and what all handles of a store share.
+
+A cursor builds on the head it last loaded or wrote. An operation that changes the head state takes it out of the
+cursor, and puts it back when the store is known to have the same. So after an error, Ctrl-C, or a signal handler that
+saves through the same handle, the cursor has no head state and the next call reads the store. The ``base`` stays, so
+that the next save cannot silently build on another writer's checkpoint.
+
+A signal handler may run at any call. So fields that belong together are assigned in one statement without a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from backstay.operations.drivers import Offload
+from backstay.operations.leases import Heartbeat, HeldLease
+from backstay.pieces.head_state import HeadState
+from backstay.store.base import Backend, BranchKey, Head, Row
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STREAMS_AT_ONCE = 16
+
+
+class Services:
+    """What all threads of an open store share: namespace, clock, id maker, heartbeat and a supply of stream numbers."""
+
+    def __init__(self, namespace: str, now: Callable[[], datetime], new_id: Callable[[], str]) -> None:
+        self.namespace = namespace
+        self.now = now
+        self.new_id = new_id
+        self.heartbeat = Heartbeat()
+        self._streams: deque[int] = deque()
+        _reset_after_fork.add(self)
+
+    def reset(self) -> None:
+        """Start again in a forked process: the parent keeps the reserved stream numbers."""
+        self._streams = deque()
+        self.heartbeat.reset()
+
+    def new_stream(self, store: Backend) -> int:
+        """Return an unused stream number; they are reserved a few at a time.
+
+        Each is taken in one step, so that none is used twice. An interrupt may lose some, which is harmless.
+        """
+        try:
+            return self._streams.popleft()
+        except IndexError:
+            first = store.reserve(STREAMS_AT_ONCE)
+            self._streams.extend(range(first + 1, first + STREAMS_AT_ONCE))
+            return first
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An open store, for operations that belong to no thread in particular."""
+
+    store: Backend
+    services: Services
+    offload: Offload
+
+    async def arun(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in a worker thread."""
+        return await self.offload.run(operation, self.store, *args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The state of a branch that a save builds on."""
+
+    number: int = 0
+    last_seq: int = 0
+    epoch: int = 0
+    head: Row | None = None
+
+    @classmethod
+    def of(cls, head: Head | None) -> Base:
+        """Return the base for a head that was read from the store."""
+        return cls() if head is None else cls(head.number, head.last_seq, head.epoch, head.row)
+
+    def same_place(self, other: Base) -> bool:
+        """Return whether nothing was written between the two."""
+        if not self.last_seq and not other.last_seq:
+            return True  # nothing was ever written; a lease taken in between changes nothing
+        mine, theirs = self.head, other.head
+        return (self.number, self.last_seq, mine and mine.seq) == (other.number, other.last_seq, theirs and theirs.seq)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Cursor:
+    """One handle's place in one branch."""
+
+    branch: BranchKey
+    base: Base | None = None
+    head_state: HeadState | None = None  # None while an operation changes it
+    lease: HeldLease | None = None  # the lease that this handle's saves are written under
+    leftovers: list[Callable[[Backend], object]] = field(default_factory=list)  # undo the work of cancelled callers
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        _reset_after_fork.add(self)
+
+    @property
+    def token(self) -> str | None:
+        """Return the token of the lease that this handle holds."""
+        lease = self.lease
+        return None if lease is None else lease.request.token
+
+    def take(self) -> tuple[Base | None, HeadState | None]:
+        """Return the base and take the head state out, to change it."""
+        base, head_state, self.head_state = self.base, self.head_state, None
+        return base, head_state
+
+    def move(self, before: Base | None, base: Base, head_state: HeadState | None) -> None:
+        """Move from ``before`` to what is stored now, unless a signal handler has moved the cursor meanwhile."""
+        if self.base is before:
+            self.base, self.head_state = base, head_state
+
+    def tidy(self, store: Backend) -> None:
+        """Undo the unfinished work of cancelled callers. Needs the handle's lock."""
+        while self.leftovers:
+            self.leftovers.pop()(store)
+
+    def reset(self) -> None:
+        """Start again in a forked process, where no other thread can release the lock."""
+        self.lock = threading.RLock()
+        self.lease = None  # it belongs to the parent
+        self.leftovers = []
+        self.head_state = None
+
+
+class Handle:
+    """What the operations of one handle need, and the lock that runs them one at a time."""
+
+    def __init__(self, access: Access, cursor: Cursor, blocking: bool = True) -> None:
+        self.access = access
+        self.services = access.services  # what all threads of the store share
+        self.cursor = cursor
+        self.blocking = blocking  # False: an event loop uses it, and its thread must not wait for the store
+
+    def run(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in this thread, with the handle's lock."""
+        cursor, store = self.cursor, self.access.store
+        with cursor.lock:
+            if cursor.leftovers:
+                cursor.tidy(store)
+            return operation(store, *args, **kwargs)
+
+    async def arun(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in a worker thread, with the handle's lock."""
+        return await self.access.offload.run(lambda: self.run(operation, *args, **kwargs))
+
+    def run_either(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run an operation in this thread, or return an awaitable if an event loop uses the handle."""
+        return self.run(operation, *args, **kwargs) if self.blocking else self.arun(operation, *args, **kwargs)
+
+    async def arun_undoable(
+        self, operation: Callable[[Backend], T], undo: Callable[[Backend], object] | None = None
+    ) -> T:
+        """Run an operation in a worker thread; if the caller is cancelled meanwhile, undo it.
+
+        The operation always runs to its end, so a commit is never cut short. ``undo`` may also run before it.
+        """
+        try:
+            return await self.arun(operation)
+        except asyncio.CancelledError:
+            if undo is not None:
+                self.cursor.leftovers.append(undo)
+                self.access.offload.submit(self.run, lambda store: None)  # runs the undo
+            raise
+
+
+_reset_after_fork: weakref.WeakSet[Services | Cursor] = weakref.WeakSet()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: [each.reset() for each in list(_reset_after_fork)])

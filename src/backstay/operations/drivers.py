@@ -1,0 +1,140 @@
+"""Run operations for event loops, and functions of the user between calls of the store.
+
+A whole operation runs in a worker thread, so the event loop never waits for a disk, and each operation costs one hop
+instead of one per store call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WORKERS_MAX = 8
+"""Threads per asynchronous store: enough for concurrent savers to share commits."""
+
+
+class Offload:
+    """Runs operations in worker threads on behalf of an event loop."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in a worker and wait for it. A cancelled caller leaves at once; the call runs to its end."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._workers(), functools.partial(function, *args, **kwargs)
+        )
+
+    def submit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a function in a worker without waiting for it."""
+        self._workers().submit(function, *args, **kwargs)
+
+    def close(self) -> None:
+        """Wait for running calls and end the workers."""
+        pool, self._pool = self._pool, None
+        if pool is not None and self._process == os.getpid():
+            pool.shutdown(wait=True)
+
+    def _workers(self) -> ThreadPoolExecutor:
+        if self._pool is None or self._process != os.getpid():  # threads do not survive a fork
+            self._pool = ThreadPoolExecutor(WORKERS_MAX, thread_name_prefix="backstay")
+            self._process = os.getpid()
+        return self._pool
+
+
+def in_event_loop() -> bool:
+    """Return whether this thread runs an event loop, which must not be blocked."""
+    return asyncio._get_running_loop() is not None
+
+
+async def async_sleep(seconds: float) -> None:
+    """Let others run for a while."""
+    await asyncio.sleep(seconds)
+
+
+class TaskCancellation:
+    """Cancels the task that runs the body of an ``async with`` block, from another thread.
+
+    That task creates it. Others may cancel the task too: ``end`` returns whether this was the only cause.
+    """
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._before = task.cancelling()
+        self._cancelled = False
+        self._over = False
+
+    def start(self) -> None:
+        """Cancel the task soon, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the body has ended
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def end(self, error: BaseException | None) -> bool:
+        """Cancel nothing from now on; return whether the error that left the block is this cancellation."""
+        self._over = True
+        if not self._cancelled:
+            return False
+        return self._task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError)
+
+    def _cancel(self) -> None:
+        if not self._over:
+            self._cancelled = True
+            self._task.cancel()
+
+
+# A function that calls user code between calls of the store is a generator of *steps*: functions without arguments.
+# It is sent the result of each. A step may return an awaitable; ``arun_steps`` awaits it. No lock is held in between.
+
+
+Steps = Generator[Callable[[], Any], Any, T]
+
+
+def run_steps(steps: Steps[T], refusal: Callable[[], Exception]) -> T:
+    """Run all steps in this thread; a step that must be awaited is refused."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = step()
+                if inspect.isawaitable(answer):
+                    if inspect.iscoroutine(answer):
+                        answer.close()  # it has not started
+                    raise refusal()
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def arun_steps(steps: Steps[T]) -> T:
+    """Run all steps and await their results where needed."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = step()
+                if inspect.isawaitable(answer):
+                    answer = await answer
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result

@@ -1,0 +1,450 @@
+"""Stored interrupts: recorded, decided once, consumed once.
+
+A decision is bound to the record that the person saw: its digest covers the thread, the checkpoint and every byte of
+the question. A decision about anything else is refused. Deciding and consuming are compare-and-swap in the store, so
+one of two approvers, or of two workers, wins, and the other sees which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from backstay.codec import decode, encode
+from backstay.errors import Conflict, DecodeError, IdTaken, InvalidInput, NotFound
+from backstay.model.decision import QUESTION_BYTES_MAX, Decision, DecisionKind, Interrupt, InterruptKind
+from backstay.model.ids import check_id
+from backstay.operations.cursor import Cursor, Services
+from backstay.operations.leases import this_process
+from backstay.operations.records import RecordPages, confirm, damaged, find_by_id, seal, unseal
+from backstay.operations.rows import Damaged, from_microseconds, to_microseconds, too_large
+from backstay.store.base import Backend, BranchKey, Query
+from backstay.store.records import Record, digest_of
+
+RESERVED = "backstay:"
+"""Ids of interrupts that Backstay makes itself start with this. Callers cannot record such ids."""
+
+PAUSE = "pause"
+_BYTES, _TEXT, _MOMENT = (bytes, type(None)), (str, type(None)), (int, type(None))
+_TYPES = (bytes, int, _BYTES, _TEXT, _MOMENT, _TEXT, int, _MOMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptRow:
+    """A stored interrupt, every byte checked. ``question`` and ``decision`` are encoded values."""
+
+    stored: Record
+    question: bytes
+    created_us: int
+    decision: bytes | None = None
+    decided_by: str | None = None
+    decided_us: int | None = None
+    consumer: str | None = None
+    consumer_epoch: int = 0
+    consumed_us: int | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of the question and its place: a decision is about exactly this."""
+        place = (*self.stored.branch, str(self.stored.checkpoint), self.stored.key)
+        return digest_of(*(part.encode() for part in place), self.question)
+
+    def sealed(self) -> Record:
+        """Return the record to be stored."""
+        return seal(
+            self.stored,
+            self.consumer is None,
+            [
+                self.question,
+                self.created_us,
+                self.decision,
+                self.decided_by,
+                self.decided_us,
+                self.consumer,
+                self.consumer_epoch,
+                self.consumed_us,
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class InterruptRecord:
+    """A recorded interrupt: the question, where it was asked, and its decision."""
+
+    interrupt: Interrupt
+    thread_id: str
+    branch: str
+    scope: str
+    checkpoint_id: str
+    digest: bytes  # covers all of the above
+    created_at: datetime
+    decision: Decision | None = None
+    decided_by: str | None = None
+    decided_at: datetime | None = None
+    consumer: str | None = None
+    consumed_at: datetime | None = None
+
+    @property
+    def id(self) -> str:
+        """Return the interrupt's id."""
+        return self.interrupt.id
+
+    @property
+    def pending(self) -> bool:
+        """Return whether it still blocks a run: no worker has taken its decision."""
+        return self.consumed_at is None
+
+    def __str__(self) -> str:
+        # Never the payload: it may be huge, and it may be secret.
+        if self.decision is None or self.decided_at is None:
+            state = f"waiting for a decision since {_moment(self.created_at)}"
+        else:
+            state = f"{self.decision.kind.value} by {self.decided_by!r} at {_moment(self.decided_at)}"
+        return f"{self.interrupt.kind.value} {self.id} of thread {self.thread_id!r}: {state}"
+
+    def __repr__(self) -> str:
+        return f"<InterruptRecord {self}>"
+
+
+# Recording --------------------------------------------------------------------------------------------------------
+
+
+def record(
+    store: Backend,
+    services: Services,
+    cursor: Cursor,
+    checkpoint: str,
+    kind: InterruptKind | str,
+    node: str | None,
+    payload: Any,
+    prompt: str,
+    name: str | None,
+) -> InterruptRecord:
+    """Record an interrupt of a checkpoint of this thread."""
+    if isinstance(name, str) and name.startswith(RESERVED):
+        raise InvalidInput(
+            f"interrupt ids that start with {RESERVED!r} are reserved for Backstay",
+            thread=cursor.branch.thread,
+            hint="Choose another id, or leave it out",
+        )
+    question = Interrupt.from_plain(
+        {
+            "id": services.new_id() if name is None else name,
+            "kind": kind,
+            "node": node,
+            "payload": payload,
+            "prompt": prompt,
+        }
+    )
+    body_of(question)  # refused before anything is read
+    branch = _branch_of(store, cursor, checkpoint)
+    return _record(store, services, branch, checkpoint, question)
+
+
+def _record(
+    store: Backend, services: Services, branch: BranchKey, checkpoint: str, question: Interrupt
+) -> InterruptRecord:
+    stored = Record("interrupt", branch, question.id, b"", True, checkpoint)
+    return _shown(add(store, InterruptRow(stored, body_of(question), to_microseconds(services.now()))))
+
+
+def add(store: Backend, row: InterruptRow) -> InterruptRow:
+    """Store an interrupt, or return the stored one if it asks the same at the same place; else raise IdTaken."""
+    stored = store.put_record(row.sealed())
+    found = row_of(stored)
+    if found.digest != row.digest:
+        raise IdTaken(
+            f"interrupt {row.stored.key} exists with another question",
+            thread=row.stored.branch.thread,
+            checkpoint=row.stored.checkpoint,
+            hint="Give each interrupt its own id",
+        )
+    return found
+
+
+def _branch_of(store: Backend, cursor: Cursor, checkpoint: str) -> BranchKey:
+    rows = store.find(Query(cursor.branch.namespace, ids=(checkpoint,)))
+    if not rows or rows[0].branch[:3] != cursor.branch[:3]:
+        raise NotFound(
+            f"checkpoint {checkpoint} does not exist in this thread",
+            checkpoint=checkpoint,
+            thread=cursor.branch.thread,
+            hint="An interrupt belongs to a checkpoint of its own thread: save first",
+        )
+    return rows[0].branch
+
+
+# Ids made by Backstay ---------------------------------------------------------------------------------------------
+
+
+def reserved_id(what: str, place: Iterable[str], body: bytes = b"") -> str:
+    """Return the id of an interrupt, made from its place and, if given, its bytes, so that it can be found again.
+
+    The id contains ``what`` kind of interrupt it is, so that it need not be read to find out.
+    """
+    return f"{RESERVED}{what}:{digest_of(*(part.encode() for part in place), body).hex()}"
+
+
+def is_pause(name: str) -> bool:
+    """Return whether an interrupt with this id is a request to pause a run."""
+    return name.startswith(f"{RESERVED}{PAUSE}:")
+
+
+def find(store: Backend, cursor: Cursor, asked: Interrupt) -> InterruptRecord | None:
+    """Return the record of an interrupt with a reserved id; None if it was not recorded."""
+    stored = find_by_id(store, "interrupt", cursor.branch.namespace, asked.id)
+    if stored is None:
+        return None
+    found = record_of(stored)
+    if stored.branch != cursor.branch or body_of(found.interrupt) != body_of(asked):
+        raise damaged(stored, "its id belongs to another question")
+    return found
+
+
+def keep(store: Backend, services: Services, cursor: Cursor, checkpoint: str, asked: Interrupt) -> InterruptRecord:
+    """Record an interrupt with a reserved id on a checkpoint of this branch; IdTaken if it exists on another one."""
+    branch = _branch_of(store, cursor, checkpoint)
+    if branch != cursor.branch:
+        raise NotFound(
+            checkpoint,
+            checkpoint=checkpoint,
+            thread=branch.thread,
+            hint=f"It is of branch {branch.name!r}, not of this",
+        )
+    return _record(store, services, branch, checkpoint, asked)
+
+
+# Lists ------------------------------------------------------------------------------------------------------------
+
+
+def inbox_of(namespace: str, thread: str | None, pending: bool) -> RecordPages[InterruptRecord]:
+    """Return interrupts in the order in which they were recorded; pending = not consumed yet."""
+    if not isinstance(pending, bool):
+        raise InvalidInput(f"pending must be True or False, not {type(pending).__name__}")
+    return RecordPages("interrupt", namespace, thread, pending, record_of)
+
+
+def pending_checkpoints(store: Backend, namespace: str, thread: str | None) -> tuple[set[str], list[Damaged]]:
+    """Return the ids of checkpoints with an open interrupt, and the interrupts that cannot be read."""
+    found: set[str] = set()
+    damaged: list[Damaged] = []
+    inbox = inbox_of(namespace, thread, True)
+    while not inbox.done:
+        for entry in inbox.next_page(store):
+            if isinstance(entry, Damaged):
+                damaged.append(entry)
+            else:
+                found.add(entry.checkpoint_id)
+    return found, damaged
+
+
+# Deciding ---------------------------------------------------------------------------------------------------------
+
+
+def check_decision(
+    decision: Decision | DecisionKind | str, scope: str | None, value: Any, reason: str, target: str | None
+) -> Decision:
+    """Return a decision given as itself or by its name and details."""
+    if isinstance(decision, Decision):
+        if scope is not None or value is not None or reason != "" or target is not None:
+            raise InvalidInput("a Decision already has its details", hint="Pass a Decision, or a name with details")
+        return decision
+    return Decision.from_plain({"kind": decision, "scope": scope, "value": value, "reason": reason, "target": target})
+
+
+def decide(
+    store: Backend, services: Services, cursor: Cursor, shown: InterruptRecord, decision: Decision, by: str
+) -> InterruptRecord:
+    """Record the decision about the record that the person saw, once."""
+    check_id(by, "by")
+    body = _bounded(decision.to_plain(), "decision")
+    row = _stored_as_shown(store, cursor, shown)
+    # A decision that could never be carried out would count, and block the run for ever.
+    unfit = None
+    if decision.kind is DecisionKind.REROUTE and shown.interrupt.node is None:
+        unfit = "this pause is not about a node, so there is nothing to reroute"
+    elif decision.kind is DecisionKind.MODIFY and is_pause(shown.id):
+        unfit = "a request to pause has nothing to modify"
+    if unfit is not None:
+        raise InvalidInput(
+            unfit, thread=shown.thread_id, checkpoint=shown.checkpoint_id, hint="Approve, reject or defer it"
+        )
+    row = put(store, row, lambda row: decided(row, body, by, to_microseconds(services.now())))
+    _check_place(shown, row)
+    answered = _shown(row)
+    if (row.decision, row.decided_by) == (body, by):
+        return answered
+    raise Conflict(
+        f"interrupt {shown.id} is already decided: {answered}",
+        winner=answered,
+        thread=shown.thread_id,
+        checkpoint=shown.checkpoint_id,
+        hint="Nothing was changed; error.winner has the decision that counts",
+    )
+
+
+def consume(store: Backend, services: Services, cursor: Cursor, shown: InterruptRecord, by: str | None) -> Decision:
+    """Take the decision to carry it out, once."""
+    row = _stored_as_shown(store, cursor, shown)
+    lease = cursor.lease
+    if lease is not None and (refusal := lease.refusal()) is not None:
+        raise refusal
+    # Epochs of different branches cannot be compared.
+    epoch = lease.epoch if lease is not None and lease.branch == row.stored.branch else 0
+    if by is not None:
+        name = check_id(by, "by")
+    else:  # a name that no other worker ever has
+        name = str(this_process()) if lease is None else f"{lease.request.owner} {lease.request.token}"
+    row = put(store, row, lambda row: consumed(row, name, epoch, to_microseconds(services.now())))
+    _check_place(shown, row)
+    answered = _shown(row)
+    if answered.decision is None:
+        raise InvalidInput(
+            f"interrupt {shown.id} is not decided yet",
+            thread=shown.thread_id,
+            checkpoint=shown.checkpoint_id,
+            hint="Wait until thread.decide(…) has been called",
+        )
+    if row.consumer != name:
+        raise Conflict(
+            f"the decision on interrupt {shown.id} was taken by {row.consumer!r}",
+            winner=answered,
+            thread=shown.thread_id,
+            checkpoint=shown.checkpoint_id,
+            hint="Another worker carries it out. If it died, take the lease on the branch, then consume again",
+        )
+    return answered.decision
+
+
+def _stored_as_shown(store: Backend, cursor: Cursor, shown: InterruptRecord) -> InterruptRow:
+    """Return the stored interrupt if it is the one that was shown, unchanged, and belongs to this thread."""
+    if not isinstance(shown, InterruptRecord) or not isinstance(shown.interrupt, Interrupt):
+        raise InvalidInput(
+            f"interrupt must be an InterruptRecord, not {type(shown).__name__}",
+            hint="Pass a record from thread.interrupts(): it shows what the person saw, an id alone does not",
+        )
+    if shown.thread_id != cursor.branch.thread:
+        raise _something_else(shown, f"it belongs to thread {shown.thread_id!r}, not {cursor.branch.thread!r}")
+    stored = find_by_id(store, "interrupt", cursor.branch.namespace, check_id(shown.id, "interrupt id"))
+    if stored is None:
+        raise NotFound(
+            f"interrupt {shown.id} does not exist",
+            thread=shown.thread_id,
+            checkpoint=shown.checkpoint_id,
+            hint="It was deleted with its checkpoint, or never recorded",
+        )
+    row = row_of(stored)
+    _check_place(shown, row)
+    # Both are encoded now, so that a class that was registered again since is written alike on both sides.
+    if body_of(shown.interrupt) != body_of(_shown(row).interrupt):
+        raise _something_else(shown, "the stored question differs from the one shown")
+    return row
+
+
+def _check_place(shown: InterruptRecord, row: InterruptRow) -> None:
+    parts = (
+        ("thread", shown.thread_id, row.stored.branch.thread),
+        ("scope", shown.scope, row.stored.branch.scope),
+        ("branch", shown.branch, row.stored.branch.name),
+        ("checkpoint", shown.checkpoint_id, row.stored.checkpoint),
+        ("digest", shown.digest, row.digest),
+    )
+    for name, mine, stored in parts:
+        if mine != stored:
+            raise _something_else(shown, f"the stored interrupt has another {name}")
+
+
+def _something_else(shown: InterruptRecord, what: str) -> InvalidInput:
+    return InvalidInput(
+        f"interrupt {shown.id} does not match the record that was shown: {what}",
+        thread=shown.thread_id,
+        checkpoint=shown.checkpoint_id,
+        hint="Read it again with thread.interrupts(), and decide about that record",
+    )
+
+
+# The rules ---------------------------------------------------------------------------------------------------------
+
+
+def decided(row: InterruptRow, decision: bytes, by: str, at_us: int) -> InterruptRow:
+    """Return the interrupt with a decision; the first one counts."""
+    return replace(row, decision=decision, decided_by=by, decided_us=at_us) if row.decision is None else row
+
+
+def consumed(row: InterruptRow, by: str, epoch: int, at_us: int) -> InterruptRow:
+    """Return the interrupt with a consumer, if it is decided and has none, or one with a lower epoch.
+
+    A consumer with a lower epoch has lost its lease, so another one may take over.
+    """
+    if row.decision is None or (row.consumer is not None and row.consumer_epoch >= epoch):
+        return row
+    return replace(row, consumer=by, consumer_epoch=epoch, consumed_us=at_us)
+
+
+def put(store: Backend, row: InterruptRow, rule: Callable[[InterruptRow], InterruptRow]) -> InterruptRow:
+    """Apply a rule to an interrupt, again if others changed it meanwhile; return the interrupt as stored."""
+    if rule(row) is row:
+        row = row_of(confirm(store, row.stored))
+    while (changed := rule(row)) is not row:
+        row = row_of(store.put_record(changed.sealed()))
+    return row
+
+
+# Rows and records -------------------------------------------------------------------------------------------------
+
+
+def row_of(stored: Record) -> InterruptRow:
+    """Return a stored interrupt as a row, every byte checked."""
+    row = InterruptRow(stored, *unseal(stored, _TYPES))
+    decided = {part is not None for part in (row.decision, row.decided_by, row.decided_us)}
+    consumed = {part is not None for part in (row.consumer, row.consumed_us)}
+    is_whole = consumed == {not stored.open} and decided in ({True}, consumed)
+    longest = max(len(row.question), len(row.decision or b""))
+    if stored.checkpoint is None or not is_whole or longest > QUESTION_BYTES_MAX:
+        raise damaged(stored, "it does not have the expected form")
+    return row
+
+
+def record_of(stored: Record) -> InterruptRecord:
+    """Return a stored interrupt as users see it."""
+    return _shown(row_of(stored))
+
+
+def _shown(row: InterruptRow) -> InterruptRecord:
+    try:
+        return InterruptRecord(
+            interrupt=Interrupt.from_plain(decode(row.question)),
+            thread_id=row.stored.branch.thread,
+            branch=row.stored.branch.name,
+            scope=row.stored.branch.scope,
+            checkpoint_id=str(row.stored.checkpoint),
+            digest=row.digest,
+            created_at=from_microseconds(row.created_us),
+            decision=None if row.decision is None else Decision.from_plain(decode(row.decision)),
+            decided_by=row.decided_by,
+            decided_at=None if row.decided_us is None else from_microseconds(row.decided_us),
+            consumer=row.consumer,
+            consumed_at=None if row.consumed_us is None else from_microseconds(row.consumed_us),
+        )
+    except (DecodeError, InvalidInput) as error:
+        raise damaged(row.stored, f"it cannot be read: {error.what}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(row.stored, "it does not have the expected form") from error
+
+
+def body_of(question: Interrupt) -> bytes:
+    """Return the encoded question."""
+    return _bounded(question.to_plain(), "interrupt")
+
+
+def _bounded(plain: dict[str, Any], path: str) -> bytes:
+    data = encode(plain, path)
+    if len(data) > QUESTION_BYTES_MAX:
+        raise too_large(f"the {path}", len(data), QUESTION_BYTES_MAX, path, plain)
+    return data
+
+
+def _moment(moment: datetime) -> str:
+    return moment.isoformat(sep=" ", timespec="seconds")

@@ -1,0 +1,293 @@
+"""Questions of a run, asked again after every crash and answered once; and requests to pause it.
+
+A run that is started again reaches the same place and asks the same question. The id of a question is made of its place
+and every byte of it, so it finds the same interrupt with its decision. Another place, visit, branch or payload gives
+another id, so an old decision is never used for a new question. A deferred question is closed; asking it again makes a
+new interrupt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from backstay.errors import Conflict, IdTaken, InvalidInput, NotFound
+from backstay.model.decision import REASON_LENGTH_MAX, Decision, DecisionKind, Interrupt, InterruptKind
+from backstay.model.ids import check_id, check_label
+from backstay.operations import interrupts
+from backstay.operations.cursor import Cursor, Services
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.records import all_records
+from backstay.store.base import Backend, BranchKey, Query
+from backstay.store.records import Record
+
+BY_TIMEOUT = "timeout"
+"""Who decided, if no one did in time."""
+
+TIMEOUT_S_MAX = 10 * 365 * 86_400.0
+_ON_TIMEOUT = (DecisionKind.REJECT, DecisionKind.DEFER, DecisionKind.REROUTE)
+_NO_ANSWER = (DecisionKind.REJECT, DecisionKind.DEFER, DecisionKind.REROUTE)
+_LATE = "no one decided in time"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and its place. A timeout never executes the guarded action: it cannot approve or modify."""
+
+    position: str  # the same after a restart, different for every other place, visit and call of the branch
+    kind: InterruptKind
+    node: str | None
+    payload: Any
+    prompt: str = ""
+    timeout_s: float | None = None  # after this long without a decision ...
+    on_timeout: DecisionKind = DecisionKind.REJECT  # ... this is decided
+    timeout_target: str | None = None  # the node it goes to, if that is a reroute
+    answer: type | None = None  # the answer must be a value of this type; any other closes the question
+
+    def __post_init__(self) -> None:
+        if self.on_timeout not in _ON_TIMEOUT:
+            raise InvalidInput(
+                f"a timeout cannot decide {str(self.on_timeout)[:40]!r}", hint=f"Use one of {', '.join(_ON_TIMEOUT)}"
+            )
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
+        if self.answer is not None:
+            _check_kind(self.answer)
+        self.late_decision()
+
+    def late_decision(self) -> Decision:
+        """Return the decision that is made on timeout."""
+        return Decision(kind=DecisionKind(self.on_timeout), reason=_LATE, target=self.timeout_target)
+
+    def interrupt(self, branch: BranchKey, number: int) -> Interrupt:
+        """Return the interrupt for this question in a branch; ``number`` is how often it was closed before."""
+        asked = Interrupt(id="-", kind=self.kind, node=self.node, payload=self.payload, prompt=self.prompt)
+        place = (*branch, self.position, str(number))
+        return replace(asked, id=interrupts.reserved_id("question", place, interrupts.body_of(asked)))
+
+
+def settle(
+    store: Backend, services: Services, cursor: Cursor, checkpoint_id: str, question: Question
+) -> Decision | InterruptRecord:
+    """Return the decision, consumed by this worker, or the record if it is not decided. See ``settled``."""
+    found = settled(store, services, cursor, checkpoint_id, question)
+    return found if found.decision is None else found.decision
+
+
+def settled(
+    store: Backend, services: Services, cursor: Cursor, checkpoint_id: str, question: Question
+) -> InterruptRecord:
+    """Return the record of a question; if it is decided, this worker consumes the decision.
+
+    A question that was not asked before is recorded on the checkpoint. A decision to defer is returned once and closes
+    the question. An answer of the wrong type closes it too, and raises InvalidInput once.
+    """
+    number = 0
+    while True:
+        found = _asked(store, services, cursor, checkpoint_id, question.interrupt(cursor.branch, number))
+        if found.decision is None:
+            found = _decided_by_now(store, services, cursor, found, question)
+        if found.decision is None:
+            return found
+        if found.pending or not _closes(question, found.decision):
+            interrupts.consume(store, services, cursor, found, None)
+            _check_fit(question, found.decision, found.id)
+            return found
+        number += 1
+
+
+def waiting(
+    store: Backend, services: Services, cursor: Cursor, checkpoint_id: str, question: Question
+) -> InterruptRecord | None:
+    """Return the current record of a question, None if it was not asked. Changes nothing."""
+    number = 0
+    while True:
+        found = interrupts.find(store, cursor, question.interrupt(cursor.branch, number))
+        if found is None or found.decision is None or found.pending or not _closes(question, found.decision):
+            return found
+        number += 1
+
+
+def check_timeout(seconds: object) -> float:
+    """Return the timeout of a question in seconds, checked."""
+    wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds)
+    if wrong or not 0 <= seconds <= TIMEOUT_S_MAX:  # type: ignore[operator]  # it is a number here
+        raise InvalidInput(f"timeout must be a number of seconds from 0 to {TIMEOUT_S_MAX:g}, not {seconds!r:.40}")
+    return float(seconds)  # type: ignore[arg-type]  # see above
+
+
+# Answers ----------------------------------------------------------------------------------------------------------
+
+
+def check_answer(decision: Decision, kind: type | None, interrupt: str = "") -> Any:
+    """Return the value of a modification, which must be of this type; a mapping becomes a pydantic model.
+
+    Other decisions have no value: None.
+    """
+    if kind is None or decision.kind is not DecisionKind.MODIFY:
+        return decision.value
+    _check_kind(kind)
+    value = decision.value
+    validate = getattr(kind, "model_validate", None)
+    if validate is not None and isinstance(value, Mapping):
+        try:
+            return validate(dict(value))
+        except ValueError as error:  # without its text, which shows the value
+            raise _misfit(interrupt, kind, f"a mapping that does not fit it at {_places(error)}") from None
+    if isinstance(value, kind) and not (isinstance(value, bool) and kind is int):
+        return value
+    raise _misfit(interrupt, kind, type(value).__name__)
+
+
+def _check_kind(kind: object) -> None:
+    if not isinstance(kind, type) or hasattr(kind, "__origin__"):
+        raise InvalidInput(
+            f"the type of an answer must be a class, not {kind!r:.60}", hint="For example answer=str, or answer=list"
+        )
+
+
+def _misfit(interrupt: str, kind: type, found: str) -> InvalidInput:
+    return InvalidInput(
+        f"the answer to interrupt {interrupt or '-'} must be {kind.__name__}, not {found}",
+        hint="This answer was not used. Resume the run, and answer the new question with a value of that type",
+    )
+
+
+def _places(error: ValueError) -> str:
+    found = getattr(error, "errors", None)
+    if found is None:
+        return "some field"
+    details = found(include_url=False, include_context=False, include_input=False)
+    return ", ".join(".".join(map(str, each["loc"])) or "the top" for each in details[:5])
+
+
+def _check_fit(question: Question, decision: Decision, interrupt: str) -> None:
+    """Raise InvalidInput if the answer has the wrong type, or no value."""
+    if question.answer is None or decision.kind in _NO_ANSWER:
+        return
+    if decision.kind is not DecisionKind.MODIFY:
+        raise _misfit(interrupt, question.answer, f"a plain {decision.kind.value!r}")
+    check_answer(decision, question.answer, interrupt)
+
+
+def _closes(question: Question, decision: Decision) -> bool:
+    """Return whether a decision closes the question without answering it."""
+    try:
+        _check_fit(question, decision, "")
+    except InvalidInput:
+        return True
+    return decision.kind is DecisionKind.DEFER
+
+
+# Inside -----------------------------------------------------------------------------------------------------------
+
+
+def _asked(store: Backend, services: Services, cursor: Cursor, checkpoint_id: str, asked: Interrupt) -> InterruptRecord:
+    """Return the record of a question, made now if it does not exist."""
+    found = interrupts.find(store, cursor, asked)
+    if found is not None:
+        return found
+    try:
+        return interrupts.keep(store, services, cursor, checkpoint_id, asked)
+    except IdTaken:  # by the same question, meanwhile, on another checkpoint
+        found = interrupts.find(store, cursor, asked)
+        if found is None:
+            raise
+        return found
+
+
+def _decided_by_now(
+    store: Backend, services: Services, cursor: Cursor, found: InterruptRecord, question: Question
+) -> InterruptRecord:
+    """Decide a question after its timeout. If a person decided at the same moment, the first decision counts."""
+    seconds = question.timeout_s
+    if seconds is None or services.now() - found.created_at < timedelta(seconds=seconds):
+        return found
+    try:
+        return interrupts.decide(store, services, cursor, found, question.late_decision(), BY_TIMEOUT)
+    except Conflict as lost:
+        winner: InterruptRecord = lost.winner
+        return winner
+
+
+# Requests to pause a run ------------------------------------------------------------------------------------------
+#
+# Any process may ask, without the lease; the run stops at its next boundary. A request is an interrupt on the branch's
+# newest checkpoint. It blocks the run until it is decided: approved, the run continues; deferred, it stays paused and
+# asks again; rejected, it stops for good in this branch. Only one request is open at a time: its id is made from the
+# previous one, so only one of two simultaneous requests is recorded.
+
+
+def request_pause(store: Backend, services: Services, cursor: Cursor, reason: str, by: str) -> InterruptRecord:
+    """Record a request to pause the run, or return the open one."""
+    check_id(by, "by")
+    check_label(reason, "reason", length_max=REASON_LENGTH_MAX)
+    while True:
+        rows = _requests(store, cursor, pending=False)
+        newest = interrupts.record_of(rows[-1]) if rows else None
+        if newest is not None and newest.decision is None:
+            return newest
+        payload = {"pause": True, "by": by, "reason": reason}
+        recorded = _record_pause(store, services, cursor, newest.id if newest else "", payload, reason)
+        if recorded is not None:
+            return recorded
+
+
+def pause_requested(store: Backend, services: Services, cursor: Cursor) -> InterruptRecord | None:
+    """Return the oldest request to pause this branch that no run has consumed."""
+    rows = _requests(store, cursor, pending=True)
+    return interrupts.record_of(rows[0]) if rows else None
+
+
+def check_pause(store: Backend, services: Services, cursor: Cursor) -> InterruptRecord | None:
+    """Return the request that a run must stop for, None if it may continue.
+
+    Approvals are consumed. A deferred request is consumed too, but only after it was made again.
+    """
+    while True:
+        found = pause_requested(store, services, cursor)
+        if found is None or found.decision is None or found.decision.kind is DecisionKind.REJECT:
+            return found
+        if found.decision.kind is DecisionKind.DEFER:
+            _record_pause(store, services, cursor, found.id, found.interrupt.payload, found.interrupt.prompt)
+        interrupts.consume(store, services, cursor, found, None)
+        if found.decision.kind is not DecisionKind.APPROVE:
+            return found
+
+
+def _requests(store: Backend, cursor: Cursor, pending: bool) -> list[Record]:
+    """Return the requests to pause this branch, oldest first."""
+    found = all_records(store, "interrupt", cursor.branch.namespace, cursor.branch.thread, pending)
+    return [record for record in found if record.branch == cursor.branch and interrupts.is_pause(record.key)]
+
+
+def _record_pause(
+    store: Backend, services: Services, cursor: Cursor, before: str, payload: object, prompt: str
+) -> InterruptRecord | None:
+    """Record the request that follows another one; None if another process did."""
+    name = interrupts.reserved_id(interrupts.PAUSE, (*cursor.branch, before))
+    asked = Interrupt(id=name, kind=InterruptKind.USER_REQUEST, payload=payload, prompt=prompt)
+    while True:
+        newest = _newest(store, cursor)
+        try:
+            return interrupts.keep(store, services, cursor, newest, asked)
+        except IdTaken:
+            return None
+        except NotFound:
+            if (_newest(store, cursor)) == newest:
+                raise  # else it was deleted meanwhile, and another checkpoint is the newest
+
+
+def _newest(store: Backend, cursor: Cursor) -> str:
+    rows = store.find(Query(*cursor.branch, limit=1))
+    if not rows:
+        branch = cursor.branch
+        raise NotFound(
+            f"branch {branch.name!r} of thread {branch.thread!r} has no checkpoint, so there is nothing to pause",
+            thread=branch.thread,
+            hint="Check the thread id; a run can be paused after its first save",
+        )
+    return rows[0].id

@@ -1,0 +1,295 @@
+"""Mutations: the outcome of a verb, decided and numbered, and how it changes the tables.
+
+A verb of this store reads the tables, decides, and ends in one mutation; nothing else changes the tables. The memory
+store applies a mutation and forgets it. The directory store writes it to a log first, and opens by applying the same
+mutations in the same order. So a mutation holds results (numbers, sequence numbers, the lease's holder and expiry) and
+never a question that a clock or another writer could answer differently the second time. ``apply`` changes the tables
+and returns what was removed.
+
+An interrupt may arrive between any two instructions of ``apply``, which then runs again from the start and must end in
+the same tables. So each change that marks a part as done comes after that part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backstay.pieces.manifest import Source
+from backstay.store.base import Removed, Row, WriteRow
+from backstay.store.leases import BranchKey, ClockReading, LeaseRow
+from backstay.store.memory.chunks import Content
+from backstay.store.memory.tables import Counters, MemoryRecord, Tables, ThreadNumbers
+from backstay.store.reachability import sources_of
+from backstay.store.records import Record
+
+NOTHING = Removed()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStored:
+    """A checkpoint was added at the end of a branch, with its new bytes. The branch is created if it is missing."""
+
+    row: Row
+    branch_number: int
+    blobs: Mapping[bytes, Content] = field(default_factory=dict)
+    chunks: Sequence[tuple[int, int, Content]] = ()
+    sources: Mapping[Source, bool] = field(default_factory=dict)  # -> whether the branch owns the stream
+    origin: str | None = None  # of the branch, if this is its first checkpoint
+    lease: LeaseRow | None = None  # the lease as this save extended it
+    replaces: bytes | None = None  # digest of the head it replaces under the same id; children of that head keep it
+
+    def apply(self, tables: Tables) -> Removed:
+        row, space = self.row, self.row.branch.namespace
+        thread = tables.thread(*row.branch[:2], row.thread_number)
+        branch = tables.branch(row.branch, self.branch_number)
+        if self.replaces is not None:
+            tables.take_rows_out({row.id: self.replaces}, space)
+            tables.forget_rows({row.id: self.replaces}, space)
+        if not branch.last_seq:
+            branch.origin = self.origin
+        if self.lease is not None:
+            branch.lease = self.lease
+        thread.next_seq = max(thread.next_seq, row.seq + 1)
+        branch.last_seq = max(branch.last_seq, row.seq)
+        # Applied again, this very row is in the list already, perhaps followed by others of its batch.
+        at = len(branch.rows)
+        while at and branch.rows[at - 1].seq > row.seq:
+            at -= 1
+        if not at or branch.rows[at - 1] is not row:
+            branch.rows.append(row)
+        tables.rows[space, row.id] = row
+        if row.tags:
+            tables.tags[space, row.id] = row.tags
+        tables.bytes.put(self.blobs, self.chunks)
+        for source, own in self.sources.items():
+            branch.sources.setdefault(source, own)
+        if self.replaces is not None:
+            tables.collect({branch.key: branch})
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class BranchStored:
+    """A branch exists and has this lease."""
+
+    key: BranchKey
+    number: int
+    thread_number: int
+    lease: LeaseRow
+    last_seq: int = 0
+    origin: str | None = None
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.thread(*self.key[:2], self.thread_number)
+        branch = tables.branch(self.key, self.number)
+        branch.lease = self.lease
+        branch.last_seq = max(branch.last_seq, self.last_seq)
+        branch.origin = branch.origin or self.origin
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class BranchDropped:
+    """A branch without a checkpoint was removed when its lease was released."""
+
+    key: BranchKey
+    counters: Counters
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.reserve_numbers(self.counters)
+        if self.key[:2] in tables.threads and not tables.has_more(*self.key[:2], besides=self.key):
+            del tables.threads[self.key[:2]]
+        tables.branches.pop(self.key, None)
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class WritesStored:
+    """Results of tasks are stored with a checkpoint."""
+
+    branch: BranchKey
+    thread_number: int
+    checkpoint: str
+    rows: Sequence[WriteRow]
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.thread(*self.branch[:2], self.thread_number)
+        stored = tables.writes.setdefault((*self.branch[:3], self.checkpoint), {})
+        stored.update({(row.task_id, row.index): row for row in self.rows})
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class TagsChanged:
+    """A checkpoint has these tags now."""
+
+    branch: BranchKey
+    checkpoint: str
+    tags: tuple[str, ...]
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.tags[self.branch.namespace, self.checkpoint] = self.tags
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsDeleted:
+    """Checkpoints were deleted. Their children keep their digests."""
+
+    namespace: str
+    digests: Mapping[str, bytes]
+    counters: Counters
+    threads: Sequence[ThreadNumbers]
+    keeps_bytes: bool = False  # and effects: the checkpoints went into quarantine
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.reserve_numbers(self.counters, self.threads)
+        space = self.namespace
+        deleted = [row for name in self.digests if (row := tables.rows.get((space, name))) is not None]
+        touched = {row.branch: tables.branches[row.branch] for row in deleted if row.branch in tables.branches}
+        tables.take_rows_out(self.digests, space)
+        empty = [branch for branch in touched.values() if not branch.rows]
+        for row in deleted:
+            tables.writes.pop((*row.branch[:3], row.id), None)
+        names = {row.id for row in deleted}
+        gone = set() if self.keeps_bytes else {branch.key for branch in empty}
+        tables.records.drop(
+            lambda record: (
+                (record.branch.namespace == space and record.checkpoint in names)
+                or (record.kind == "effect" and record.branch in gone)
+            )
+        )
+        freed = 0 if self.keeps_bytes else tables.collect(touched)
+        for branch in empty:
+            tables.branches.pop(branch.key, None)
+        tables.forget_rows(self.digests, space)
+        return Removed(len(deleted), len(empty), freed)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadDeleted:
+    """A thread was deleted with everything in it. Children in other threads keep its checkpoints' digests."""
+
+    namespace: str
+    thread: str
+    digests: Mapping[str, bytes]
+    counters: Counters
+
+    def apply(self, tables: Tables) -> Removed:
+        name = (self.namespace, self.thread)
+        removed = CheckpointsDeleted(self.namespace, self.digests, self.counters, ()).apply(tables)
+        for key in [key for key in tables.branches if key[:2] == name]:
+            tables.branches.pop(key, None)
+        for each in [each for each in tables.writes if each[:2] == name]:
+            tables.writes.pop(each, None)
+        tables.records.drop(lambda record: record.branch[:2] == name)
+        tables.threads.pop(name, None)
+        return removed
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStored:
+    """A record has this content now, and expires then if it has a time to live."""
+
+    record: Record
+    thread_number: int
+    expiry: ClockReading | None = None
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.thread(*self.record.branch[:2], self.thread_number)
+        tables.records.put(MemoryRecord(self.record, self.expiry))
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersReserved:
+    """These numbers are taken, and these threads exist, even if nothing else about them is known."""
+
+    counters: Counters
+    threads: Sequence[ThreadNumbers] = ()
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.reserve_numbers(self.counters, self.threads)
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class BytesStored:
+    """Bytes are stored here, replacing older bytes at the same addresses."""
+
+    blobs: Mapping[bytes, Content] = field(default_factory=dict)
+    chunks: Sequence[tuple[int, int, Content]] = ()
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.bytes.put(self.blobs, self.chunks, replace=True)
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class RowRestored:
+    """A repair replaced a checkpoint's row; its branch also needs these sources.
+
+    If the row is a head, ``last_seq`` is the branch's new one, so that writers that saw the old head get a Conflict.
+    Otherwise it is 0.
+    """
+
+    row: Row
+    sources: tuple[Source, ...]
+    last_seq: int = 0
+
+    def apply(self, tables: Tables) -> Removed:
+        row, branch = self.row, tables.branches.get(self.row.branch)
+        if branch is not None:
+            branch.rows = [row if each.seq == row.seq else each for each in branch.rows]
+            tables.rows[row.branch.namespace, row.id] = row
+            for source in self.sources:
+                branch.sources.setdefault(source, False)
+            thread = tables.threads[row.branch[:2]]
+            thread.next_seq = max(thread.next_seq, self.last_seq + 1)
+            branch.last_seq = max(branch.last_seq, self.last_seq)
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A repair derived the references again from rows and manifests; ``drops`` also removed unreferenced data."""
+
+    drops: bool
+
+    def apply(self, tables: Tables) -> Removed:
+        for branch in tables.branches.values():
+            for row in branch.rows:
+                for source in sources_of(row, tables.bytes.blob):
+                    branch.sources.setdefault(source, False)
+        if not self.drops:
+            return NOTHING
+        tables.records.drop(tables.has_lost_checkpoint)
+        return Removed(bytes=tables.collect(tables.branches) + tables.drop_unreferenced())
+
+
+@dataclass(frozen=True, slots=True)
+class MutationGroup:
+    """Mutations that happen together or not at all."""
+
+    mutations: Sequence[Mutation]
+
+    def apply(self, tables: Tables) -> Removed:
+        return sum((each.apply(tables) for each in self.mutations), NOTHING)
+
+
+Mutation = (
+    CheckpointStored
+    | BranchStored
+    | BranchDropped
+    | WritesStored
+    | TagsChanged
+    | CheckpointsDeleted
+    | ThreadDeleted
+    | RecordStored
+    | NumbersReserved
+    | BytesStored
+    | RowRestored
+    | Rebuilt
+    | MutationGroup
+)

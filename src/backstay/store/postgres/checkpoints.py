@@ -1,0 +1,324 @@
+"""Adding checkpoints. A commit is one statement: a call of a function of the schema that checks and writes everything.
+
+Many checkpoints at once, for imports, are one transaction. The first is added like any other, which checks the writer
+and locks the branch and its thread until the end. The rest follow in bulk: rows, bytes (merged into large rows at once)
+and tags by one COPY each.
+
+Pending writes are one row per task, which is changed only if it still has the content that the writer expects. The
+first writes of tasks are one statement. If a task has writes already, the statement stores nothing and returns them;
+they are merged here and stored by a second statement, which also stores nothing if another writer was faster. Each
+statement is a transaction of its own, so no lock is held in between, and a caller that repeats it after a lost answer
+finds its writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from backstay.errors import NotFound
+from backstay.store.base import (
+    BranchKey,
+    Commit,
+    Committed,
+    WriteRow,
+    branch_moved,
+    check_batch,
+    first_results,
+    id_is_taken,
+    required_is_gone,
+)
+from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, SEQ_BITS, SEQ_MAX, address_of, key_of, pack_body
+from backstay.store.leases import fenced
+from backstay.store.postgres import queries
+from backstay.store.postgres.chunks import WINDOW_BYTES, additions, leaves_window
+from backstay.store.postgres.collect import delete_rows, keep_parents, lock_threads
+from backstay.store.postgres.connection import CHECKPOINT_IS_GONE, ID_EXISTS, NOT_AS_THOUGHT, DeadlineConnection
+from backstay.store.postgres.pool import RetryingPool
+from backstay.store.postgres.rows import pack_id, pack_task, unpack_id, unpack_task
+from backstay.store.writes import Packed, by_task, merge, merged, pack
+
+STORED, SAME, TAKEN, MOVED, FENCED = range(5)
+"""Answers of ``commit_checkpoint``."""
+
+
+class PostgresCheckpoints:
+    """The verbs that add checkpoints, pending writes and tags."""
+
+    _pool: RetryingPool
+
+    def reserve(self, count: int) -> int:
+        return self._pool.write(lambda connection: int(connection.scalar(queries.RESERVE, (count,))) - count)
+
+    def commit(self, commit: Commit) -> Committed:
+        if commit.replaces_head:
+            return self._pool.change(lambda connection: _replace_head(connection, commit), commit.id)
+        add = _append if is_plain(commit) else _add
+        return self._pool.write(lambda connection: add(connection, commit), commit.id)
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
+        check_batch(commits)
+        if not commits:
+            return []
+        return self._pool.change(lambda connection: _add_all(connection, commits), commits[0].id, again=True)
+
+    def write(self, branch: BranchKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
+        tasks = by_task(writes)
+
+        def work(connection: DeadlineConnection) -> None:
+            stored: dict[str, Packed | None] = dict.fromkeys(tasks)  # as far as known
+            changed = {task: pack(merge((), new, replace)) for task, new in tasks.items()}
+            while others := swap(connection, branch, checkpoint, stored, changed):
+                stored.update(others)
+                changed = {}
+                for task, new in tasks.items():
+                    found = stored[task]
+                    if found is None:
+                        changed[task] = pack(merge((), new, replace))
+                    elif (packed := merged(task, found, new, replace, branch.thread, checkpoint)) is not None:
+                        changed[task] = packed
+                if not changed:
+                    return
+
+        self._pool.write(work, checkpoint)
+
+    def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
+        bound = {"id": pack_id(namespace, checkpoint), "add": list(add), "remove": list(remove)}
+        found = self._pool.write(lambda connection: connection.one(queries.TAG, bound), checkpoint)
+        if found is None:
+            raise NotFound(checkpoint, checkpoint=checkpoint)
+        return tuple(sorted(found[0]))
+
+
+def is_plain(commit: Commit) -> bool:
+    """Return whether a save adds at most one small chunk to an existing branch, as nearly every save does."""
+    if not commit.number or commit.blobs or commit.sources or commit.tags or len(commit.chunks) > 1:
+        return False
+    if commit.requires or commit.keeps_parent_digest:
+        return False
+    if not commit.chunks:
+        return True
+    _, offset, data = commit.chunks[0]
+    return len(data) < COMPRESS_AT_ONCE_BYTES and not leaves_window(offset, data)
+
+
+def _append(connection: DeadlineConnection, commit: Commit) -> Committed:
+    """Add a plain checkpoint by the fast function; if anything is unusual, by the full one, which reports it."""
+    stream, offset, data = commit.chunks[0] if commit.chunks else (0, 0, b"")
+    bound = (*_head_arguments(commit), address_of(stream, offset) if commit.chunks else None, data)
+    try:
+        return Committed(commit.number, int(connection.scalar(queries.APPEND, bound)), True)
+    except psycopg.Error as error:
+        if error.sqlstate not in (NOT_AS_THOUGHT, ID_EXISTS):
+            raise
+    return _add(connection, commit)
+
+
+def _add(connection: DeadlineConnection, commit: Commit) -> Committed:
+    """Add a checkpoint at the end of its branch."""
+
+    def read(start: int, end: int) -> list[tuple[int, bytes]]:
+        return [(address, body) for address, body in connection.every(queries.FRESH_ROWS, {"start": start, "end": end})]
+
+    added = additions(commit, read)
+    key = commit.branch
+    streams = [source for source in commit.sources if isinstance(source, int)]
+    bound = (
+        *key,
+        *_head_arguments(commit),
+        added.small,
+        added.small_bodies,
+        added.addresses,
+        added.sizes,
+        added.bodies,
+        list(commit.blobs),
+        [len(data) for data in commit.blobs.values()],
+        [pack_body(data) for data in commit.blobs.values()],
+        streams,
+        [stream in commit.owned for stream in streams],
+        [source for source in commit.sources if isinstance(source, bytes)],
+        list(commit.tags),
+        None if commit.requires is None else pack_id(key.namespace, commit.requires),
+        None if commit.forked_from is None else pack_id(key.namespace, commit.forked_from),
+        commit.parent_digest,
+        commit.replaces_head,
+    )
+    try:
+        answer = connection.one(queries.COMMIT, bound)
+    except psycopg.Error as error:
+        if error.sqlstate != CHECKPOINT_IS_GONE:
+            raise
+        raise required_is_gone(commit) from None
+    assert answer is not None
+    outcome, number, seq, epoch, owner, left_us = answer
+    if outcome in (STORED, SAME):
+        return Committed(number, seq, outcome == STORED)
+    if outcome == TAKEN:
+        raise id_is_taken(commit)
+    if outcome == FENCED:
+        raise fenced(commit.branch, commit.epoch, epoch, owner, left_us)
+    raise branch_moved(commit)
+
+
+def _replace_head(connection: DeadlineConnection, commit: Commit) -> Committed:
+    """Replace the newest checkpoint under its id, inside a transaction."""
+    key = commit.branch
+    lock_threads(connection, [thread for (thread,) in connection.every(queries.THREAD, key[:2])])
+    name = pack_id(key.namespace, commit.id)
+    found = connection.one(queries.IDENTITY, (name,))
+    committed = _add(connection, commit)
+    if found is not None and committed.fresh:
+        replaced, digest = found
+        new = key_of(committed.number, committed.seq)
+        keep_parents(connection, {name: digest}, [committed.number], but_not=new)
+        if commit.parent_digest is not None:
+            connection.run(queries.KEEP_PARENT_DIGEST, (commit.parent_digest, new))
+        delete_rows(connection, [replaced])
+    return committed
+
+
+def _head_arguments(commit: Commit) -> tuple[Any, ...]:
+    """Return the arguments about the writer and the checkpoint, which both functions take."""
+    namespace, claim = commit.branch.namespace, commit.claim
+    return (
+        commit.number,
+        commit.last_seq,
+        commit.head_seq,
+        commit.epoch,
+        claim.token if claim else None,
+        claim.ttl_us if claim else None,
+        pack_id(namespace, commit.id),
+        None if commit.parent_id is None else pack_id(namespace, commit.parent_id),
+        commit.step,
+        commit.created_us,
+        commit.digest,
+        commit.size,
+        commit.notes,
+        commit.base,
+        commit.manifest,
+    )
+
+
+# Many at once -----------------------------------------------------------------------------------------------------
+
+
+def _add_all(connection: DeadlineConnection, commits: Sequence[Commit]) -> list[Committed]:
+    """Add many checkpoints at the end of one branch, inside a transaction."""
+    key = commits[0].branch
+    names = [pack_id(key.namespace, commit.id) for commit in commits]
+    stored = {
+        unpack_id(name): (place >> SEQ_BITS, place & SEQ_MAX, digest)
+        for name, place, digest in connection.every(queries.IDENTITIES, (names,))
+    }
+    done = first_results(commits, stored, connection.scalar(queries.BRANCH_NUMBER, key) or 0)
+    if done is not None:
+        return done
+    first = _add(connection, commits[0])
+    rest = commits[1:]
+    done = [Committed(first.number, first.seq + position, True) for position in range(len(commits))]
+    if rest:
+        blobs = {name: data for commit in rest for name, data in commit.blobs.items()}
+        if blobs:
+            sizes = [len(data) for data in blobs.values()]
+            connection.one(queries.PUT_BLOBS, (list(blobs), sizes, [pack_body(data) for data in blobs.values()]))
+        _copy(connection, queries.COPY_CHUNKS, ("int8", "int4", "bytea"), _merge_chunks(rest))
+        sources = dict.fromkeys(source for commit in rest for source in commit.sources)
+        owned = {stream for commit in rest for stream in commit.owned}
+        streams = [source for source in sources if isinstance(source, int)]
+        connection.run(queries.ADD_STREAM_REFS, (first.number, streams, [stream in owned for stream in streams]))
+        digests = [source for source in sources if isinstance(source, bytes)]
+        connection.run(queries.ADD_BLOB_REFS, (first.number, digests))
+        _add_rows(connection, rest, done[1:], names[1:])
+        connection.run(queries.MOVE_BRANCH, {"branch": first.number, "seq": done[-1].seq})
+    return done
+
+
+def _add_rows(
+    connection: DeadlineConnection, commits: Sequence[Commit], done: Sequence[Committed], names: Sequence[bytes]
+) -> None:
+    wanted = list({commit.base for commit in commits if commit.base is not None})
+    bases = dict(connection.every(queries.BLOB_IDS, (wanted,)))
+    keys = [key_of(place.number, place.seq) for place in done]
+    types = ("int8", "bytea", "bytea", "bytea", "int8", "int8", "bytea", "int8", "bytea", "int8", "bytea")
+    # Parents, with their digests, that are neither stored nor among these commits: their children keep the digest.
+    missing = {(commit.parent_id, commit.parent_digest) for commit in commits if commit.parent_digest is not None}
+    missing -= {(commit.id, commit.digest) for commit in commits}
+    if missing:
+        parents = [pack_id(commits[0].branch.namespace, parent) for parent, _ in missing if parent is not None]
+        missing -= {(unpack_id(name), digest) for name, _, digest in connection.every(queries.IDENTITIES, (parents,))}
+    rows = (
+        (
+            key,
+            name,
+            None if commit.parent_id is None else pack_id(commit.branch.namespace, commit.parent_id),
+            commit.parent_digest if (commit.parent_id, commit.parent_digest) in missing else None,
+            commit.step,
+            commit.created_us,
+            commit.digest,
+            commit.size,
+            commit.notes,
+            None if commit.base is None else bases[commit.base],
+            commit.manifest,
+        )
+        for key, name, commit in zip(keys, names, commits, strict=True)
+    )
+    _copy(connection, queries.COPY_CHECKPOINTS, types, rows)
+    tags = [(key, tag) for key, commit in zip(keys, commits, strict=True) for tag in commit.tags]
+    _copy(connection, queries.COPY_TAGS, ("int8", "text"), tags)
+
+
+def _merge_chunks(commits: Sequence[Commit]) -> Iterable[tuple[int, int, bytes]]:
+    """Yield the rows of all streams, adjacent ones joined up to the size of a window."""
+    open_rows: dict[int, tuple[int, bytearray]] = {}
+    for commit in commits:
+        for stream, offset, data in commit.chunks:
+            start, joined = open_rows.get(stream, (offset, bytearray()))
+            if start + len(joined) != offset or len(joined) >= WINDOW_BYTES:
+                yield _chunk_row(stream, start, joined)
+                start, joined = offset, bytearray()
+            joined += data
+            open_rows[stream] = (start, joined)
+    for stream, (start, joined) in open_rows.items():
+        yield _chunk_row(stream, start, joined)
+
+
+def _chunk_row(stream: int, start: int, data: bytearray) -> tuple[int, int, bytes]:
+    return address_of(stream, start), len(data), pack_body(bytes(data))
+
+
+def _copy(
+    connection: DeadlineConnection, statement: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]
+) -> None:
+    with connection.cursor().copy(connection.statements[statement].encode()) as copy:
+        copy.set_types(types)
+        for row in rows:
+            copy.write_row(row)
+
+
+# Pending writes ---------------------------------------------------------------------------------------------------
+
+
+def swap(
+    connection: DeadlineConnection,
+    branch: BranchKey,
+    checkpoint: str,
+    stored: Mapping[str, Packed | None],
+    changed: Mapping[str, Packed],
+) -> dict[str, Packed | None]:
+    """Replace stored rows; if any has changed meanwhile, store nothing and return the changed ones."""
+    bound: list[object] = [
+        *branch[:3],
+        pack_id(branch.namespace, checkpoint),
+        [pack_task(task) for task in changed],
+        [packed.size for packed in changed.values()],
+        [packed.body for packed in changed.values()],
+    ]
+    was = [None if (found := stored[task]) is None else hashlib.sha256(found.body).digest() for task in changed]
+    if any(was):
+        answer = connection.every(queries.SWAP_WRITES, [*bound, was])
+    else:
+        answer = connection.every(queries.ADD_WRITES, bound)
+    return {unpack_task(task): None if body is None else Packed(size, body) for task, size, body in answer}

@@ -1,0 +1,55 @@
+"""What the methods of stores and threads return: import the names for annotations from here."""
+
+from backstay.model.checkpoint import Write
+from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
+from backstay.model.fields import Usage
+from backstay.model.frame import Continuation, End, FanOut, Frame, FrameStack, NextNode
+from backstay.model.runs import EffectRecord, EffectStatus, ExpiredLease, InterruptedRun, Outcome, Session
+from backstay.operations.diff import Diff, apply_patch
+from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.listing import History
+from backstay.operations.retention import Pruned
+from backstay.operations.rows import Damaged
+from backstay.store.base import Branch, Removed
+from backstay.thread.lease import AsyncLease, Lease
+from backstay.thread.loop import AsyncLoop, Loop, LoopStatus
+from backstay.thread.session import AsyncRunSession, RunSession
+from backstay.thread.turn import AsyncTurn, Turn
+
+__all__ = [
+    "AsyncLease",
+    "AsyncLoop",
+    "AsyncRunSession",
+    "AsyncTurn",
+    "Branch",
+    "Continuation",
+    "Damaged",
+    "Decision",
+    "DecisionKind",
+    "Diff",
+    "EffectRecord",
+    "EffectStatus",
+    "End",
+    "ExpiredLease",
+    "FanOut",
+    "Frame",
+    "FrameStack",
+    "History",
+    "Interrupt",
+    "InterruptKind",
+    "InterruptRecord",
+    "InterruptedRun",
+    "Lease",
+    "Loop",
+    "LoopStatus",
+    "NextNode",
+    "Outcome",
+    "Pruned",
+    "Removed",
+    "RunSession",
+    "Session",
+    "Turn",
+    "Usage",
+    "Write",
+    "apply_patch",
+]

@@ -1,0 +1,370 @@
+"""Plans: whatever changes, the bytes written so far give back exactly the newest state."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backstay.pieces.body import LIST, TEXT, Body, Encoded, from_body, to_body
+from backstay.pieces.head_state import MOVED_BYTES_MIN, SEED_BYTES_MAX, Change, Draft, HeadState
+from backstay.pieces.manifest import (
+    INLINE_BYTES_MAX,
+    LITERAL_BYTES_MAX,
+    PIECES_MAX_INLINE,
+    Coverage,
+    Entries,
+    Key,
+    Piece,
+    Range,
+    assemble,
+    decode_base,
+    decode_manifest,
+    decode_table,
+    root_digest,
+)
+from backstay.pieces.splice import RUN_BYTES_MIN
+from backstay.testing.strategies import same, values
+
+
+class Shelf:
+    """The bytes that drafts wrote, as a store would keep them."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[bytes, bytes] = {}
+        self.streams: dict[int, bytes] = {}
+        self.next_stream = 0
+        self.written = 0
+
+    def new_stream(self) -> int:
+        self.next_stream += 1
+        return self.next_stream
+
+    def put(self, draft: Draft) -> None:
+        self.blobs.update(draft.blobs)
+        for stream, offset, data in draft.chunks:
+            assert len(self.streams.get(stream, b"")) == offset, "a stream only grows at its end"
+            self.streams[stream] = self.streams.get(stream, b"") + data
+        self.written += sum(map(len, draft.blobs.values())) + sum(len(data) for _, _, data in draft.chunks)
+        self.written += len(draft.manifest)
+
+    def read(self, piece: Piece) -> bytes:
+        if isinstance(piece, bytes):
+            return piece
+        whole = self.blobs[piece.source] if isinstance(piece.source, bytes) else self.streams[piece.source]
+        found = assemble([(0, whole)], piece.start, piece.length)
+        assert found is not None
+        return b"".join(found)
+
+    def entries(self, draft: Draft) -> Entries:
+        base = {} if draft.base is None else decode_base(self.blobs[draft.base])
+        return decode_manifest(draft.manifest, base)
+
+    def rebuild(self, draft: Draft) -> dict[Any, Any]:
+        """Read the state back from nothing but the manifest and the bytes."""
+        state = {}
+        for key, entry in self.entries(draft).items():
+            pieces: list[Piece]
+            if entry.body is not None:
+                pieces = [entry.body]
+            elif entry.pieces is None:
+                pieces = [Range(entry.digest, 0, entry.size)]
+            else:
+                pieces = [*(decode_table(self.blobs[entry.table]) if entry.table else ()), *entry.pieces]
+            parts = [self.read(piece) for piece in pieces]
+            assert sum(map(len, parts)) == entry.size
+            state[key] = from_body(entry.kind, entry.count, parts)
+        return state
+
+    def reopen(self, draft: Draft) -> HeadState:
+        """Make the tip anew, as after a restart, with every value loaded."""
+        entries = self.entries(draft)
+        base = {} if draft.base is None else decode_base(self.blobs[draft.base])
+        tables = {e.table: decode_table(self.blobs[e.table]) for e in entries.values() if e.table is not None}
+        owned = {stream: len(data) for stream, data in self.streams.items()}
+        head_state = HeadState.load(entries, tables, draft.base, base, owned)
+        for stored in head_state.values.values():
+            if stored.parts is None:
+                stored.fill([self.read(piece) for piece in stored.pieces])
+        return head_state
+
+
+def whole(state: dict[str, Any], head_state: HeadState) -> Change:
+    put: dict[Key, Body] = {key: to_body(value, key) for key, value in state.items()}
+    return Change(put=put, delete={key for key in head_state.values if key not in put}, order=list(state))
+
+
+LISTS = st.lists(st.text(max_size=300), max_size=30)
+STATES = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.one_of(LISTS, values()), max_size=4)
+
+
+@given(st.lists(st.tuples(STATES, st.booleans()), min_size=1, max_size=6))
+def test_any_sequence_of_states_is_rebuilt_exactly(program: list[tuple[dict[str, Any], bool]]) -> None:
+    shelf, head_state = Shelf(), HeadState()
+    drafts: list[tuple[Draft, dict[str, Any]]] = []
+    for state, restart in program:
+        draft = head_state.plan(whole(state, head_state), shelf.new_stream)
+        shelf.put(draft)
+        drafts.append((draft, state))
+        if restart:
+            head_state = shelf.reopen(draft)
+    for draft, state in drafts:
+        rebuilt = shelf.rebuild(draft)
+
+        assert same(rebuilt, state)
+        assert list(rebuilt) == list(state)
+
+
+@given(st.data())
+def test_edits_of_a_long_list_are_rebuilt_exactly(data: st.DataObject) -> None:
+    """Inserts, deletes, replacements and appends of long values: pieces, tables and consolidation."""
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    shelf, head_state = Shelf(), HeadState()
+    items = [rng.randbytes(rng.randrange(1, 900)).hex() for _ in range(40)]
+    for _ in range(25):
+        kind = rng.choice(["append", "insert", "delete", "replace", "halve"])
+        at = rng.randrange(len(items) + 1)
+        if kind == "append":
+            items.append(rng.randbytes(300).hex())
+        elif kind == "insert":
+            items.insert(at, rng.randbytes(200).hex())
+        elif kind == "delete" and items:
+            del items[at % len(items)]
+        elif kind == "replace" and items:
+            items[at % len(items)] = rng.randbytes(250).hex()
+        elif kind == "halve":
+            items = ["summary", *items[len(items) // 2 :]]
+        draft = head_state.plan(whole({"items": list(items)}, head_state), shelf.new_stream)
+        shelf.put(draft)
+
+        assert shelf.rebuild(draft) == {"items": items}
+        if rng.random() < 0.2:
+            head_state = shelf.reopen(draft)
+
+
+@given(st.lists(STATES, min_size=1, max_size=5))
+def test_the_root_depends_on_the_content_only(states: list[dict[str, Any]]) -> None:
+    """However a state came about, wherever its bytes are, its root is the same."""
+    shelf, head_state = Shelf(), HeadState()
+    for state in states:
+        draft = head_state.plan(whole(state, head_state), shelf.new_stream)
+        shelf.put(draft)
+    fresh = HeadState().plan(whole(states[-1], HeadState()), Shelf().new_stream)
+
+    assert draft.root == fresh.root == root_digest(shelf.entries(draft))
+
+
+@given(st.lists(STATES, min_size=2, max_size=6), st.data())
+def test_what_coverage_calls_unneeded_can_go_without_harm(states: list[dict[str, Any]], data: st.DataObject) -> None:
+    shelf, head_state = Shelf(), HeadState()
+    drafts = []
+    for state in states:
+        draft = head_state.plan(whole(state, head_state), shelf.new_stream)
+        shelf.put(draft)
+        drafts.append((draft, state))
+    kept = data.draw(st.lists(st.sampled_from(drafts), min_size=1, unique_by=id))
+    coverage = Coverage(shelf.blobs.__getitem__)
+    needed = set().union(*(coverage.add(draft.manifest, draft.base) for draft, _ in kept))
+    shelf.blobs = {name: blob for name, blob in shelf.blobs.items() if name in needed}
+    for stream, bytes_ in shelf.streams.items():
+        ranges = coverage.ranges(stream)
+        shelf.streams[stream] = bytes(
+            byte if any(start <= at < end for start, end in ranges) else 0xFF for at, byte in enumerate(bytes_)
+        )
+    for draft, state in kept:
+        assert same(shelf.rebuild(draft), state)
+
+
+def test_a_growing_list_is_one_range_whose_end_moves() -> None:
+    shelf, head_state = Shelf(), HeadState()
+    shelf.put(head_state.plan(whole({"m": ["x" * 500]}, head_state), shelf.new_stream))
+    for number in range(50):
+        body = to_body([f"{number}" * 200], "m")
+        draft = head_state.plan(Change(append={"m": body}), shelf.new_stream)
+        shelf.put(draft)
+    (entry,) = shelf.entries(draft).values()
+
+    assert entry.pieces is not None
+    assert len(entry.pieces) == 1
+    assert len(draft.manifest) < 80
+
+
+def test_a_list_nested_in_a_dict_grows_by_what_is_new() -> None:
+    """Its count changes in the middle of the bytes; the elements before and after are not written again."""
+    shelf, head_state = Shelf(), HeadState()
+    inner = ["seed" * 100] * 20
+    state: dict[str, Any] = {"agents": {"a": inner, "b": "tail" * 200}}
+    shelf.put(head_state.plan(whole(state, head_state), shelf.new_stream))
+    before = shelf.written
+    for number in range(100):
+        inner.append(f"{number:04}" * 100)
+        draft = head_state.plan(whole(state, head_state), shelf.new_stream)
+        shelf.put(draft)
+
+    assert shelf.rebuild(draft) == state
+    assert shelf.written - before < 100 * (400 + 350)
+    assert len(head_state.values["agents"].pieces) < 2 * PIECES_MAX_INLINE
+
+
+def test_unchanged_values_move_to_a_base_instead_of_being_repeated() -> None:
+    shelf, head_state = Shelf(), HeadState()
+    steady = {f"key{number}": "v" * 100 for number in range(50)}
+    shelf.put(head_state.plan(whole({**steady, "n": 0}, head_state), shelf.new_stream))
+    first = shelf.written
+    for number in range(1, 101):
+        draft = head_state.plan(whole({**steady, "n": number}, head_state), shelf.new_stream)
+        shelf.put(draft)
+
+    assert shelf.rebuild(draft) == {**steady, "n": 100}
+    assert len(draft.manifest) < 100
+    assert shelf.written - first < 4 * first
+
+
+def test_a_change_of_order_alone_is_kept() -> None:
+    shelf, head_state = Shelf(), HeadState()
+    shelf.put(head_state.plan(whole({"a": 1, "b": 2, "c": 3}, head_state), shelf.new_stream))
+    draft = head_state.plan(whole({"c": 3, "a": 1, "b": 2}, head_state), shelf.new_stream)
+    shelf.put(draft)
+
+    assert list(shelf.rebuild(draft)) == ["c", "a", "b"]
+
+
+def test_values_at_the_inline_limit_stay_inline_and_one_byte_more_does_not() -> None:
+    head_state, shelf = HeadState(), Shelf()
+    head_state.plan(
+        whole({"at": "x" * INLINE_BYTES_MAX, "over": "x" * (INLINE_BYTES_MAX + 1)}, head_state), shelf.new_stream
+    )
+
+    assert head_state.values["at"].entry.body is not None
+    assert head_state.values["over"].entry.body is None
+
+
+BORDERS = (LITERAL_BYTES_MAX, INLINE_BYTES_MAX, RUN_BYTES_MIN, MOVED_BYTES_MIN, SEED_BYTES_MAX)
+SIZES = sorted({border + by for border in BORDERS for by in (-1, 0, 1)} | {1, 2 * INLINE_BYTES_MAX})
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_value_of_any_size_at_a_border_can_change_by_any_such_size_anywhere(restart: bool) -> None:
+    """A value of exactly the inline limit that grew lost its first 256 bytes: an edit copied from pieces it had not."""
+    chance = random.Random(1)
+    wholes = {size: chance.randbytes(size) for size in SIZES}
+    for old in wholes.values():
+        for more in wholes.values():
+            half = len(old) // 2
+            for new in (old + more, more + old, old[:half] + more + old[half:], old[half:] + more, old[1:], old[:-1]):
+                shelf, head_state = Shelf(), HeadState()
+                first = head_state.plan(whole({"raw": old}, head_state), shelf.new_stream)
+                shelf.put(first)
+                head_state = shelf.reopen(first) if restart else head_state
+                draft = head_state.plan(whole({"raw": new}, head_state), shelf.new_stream)
+                shelf.put(draft)
+                last = head_state.plan(whole({"raw": new + more}, head_state), shelf.new_stream)
+                shelf.put(last)
+
+                assert shelf.rebuild(first) == {"raw": old}
+                assert shelf.rebuild(draft) == {"raw": new}, (len(old), len(more))
+                assert shelf.rebuild(last) == {"raw": new + more}, (len(old), len(more))
+
+
+def test_bytes_that_somebody_else_encoded_come_back_with_their_tag() -> None:
+    shelf, head_state = Shelf(), HeadState()
+    value = Encoded("msgpack", b"\x93\x01\x02\x03" * 200)
+    draft = head_state.plan(whole({"channel": value}, head_state), shelf.new_stream)
+    shelf.put(draft)
+
+    assert shelf.rebuild(draft) == {"channel": value}
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60), st.sampled_from([200, 300, 5000]))
+def test_short_appends_are_rebuilt_exactly(program: list[tuple[int, bool]], first: int) -> None:
+    shelf, head_state = Shelf(), HeadState()
+    whole = "x" * first
+    shelf.put(head_state.plan(Change(put={"log": to_body(whole, "log")}), shelf.new_stream))
+    for number, (length, reopen) in enumerate(program):
+        added = chr(ord("a") + number % 26) * length
+        draft = head_state.plan(Change(append={"log": to_body(added, "log")}), shelf.new_stream)
+        shelf.put(draft)
+        whole += added
+        assert shelf.rebuild(draft) == {"log": whole}
+        if reopen:
+            head_state = shelf.reopen(draft)
+
+
+def test_appends_of_a_few_bytes_wait_in_the_manifest_for_more() -> None:
+    shelf, head_state = Shelf(), HeadState()
+    shelf.put(head_state.plan(Change(put={"log": to_body("x" * 5000, "log")}), shelf.new_stream))
+    rows, longest = 0, 0
+    for _ in range(100):
+        draft = head_state.plan(Change(append={"log": to_body("step", "log")}), shelf.new_stream)
+        shelf.put(draft)
+        rows += len(draft.chunks)
+        longest = max(longest, len(draft.manifest))
+    assert shelf.rebuild(draft) == {"log": "x" * 5000 + "step" * 100}
+    assert rows == 100 // 7  # six of them make a literal, the seventh a row
+    assert longest < 150
+
+
+def test_an_empty_append_changes_nothing() -> None:
+    shelf, head_state = Shelf(), HeadState()
+    shelf.put(head_state.plan(whole({"m": ["x" * 999]}, head_state), shelf.new_stream))
+    draft = head_state.plan(Change(append={"m": Body(LIST, 0, b"")}), shelf.new_stream)
+    shelf.put(draft)
+
+    assert shelf.rebuild(draft) == {"m": ["x" * 999]}
+    assert draft.chunks == []
+
+
+def test_text_grows_by_what_is_appended() -> None:
+    shelf, head_state = Shelf(), HeadState()
+    shelf.put(head_state.plan(whole({"log": "é" * 5000}, head_state), shelf.new_stream))
+    draft = head_state.plan(Change(append={"log": Body(TEXT, 0, "ü".encode() * 300)}), shelf.new_stream)
+    shelf.put(draft)
+
+    assert shelf.rebuild(draft) == {"log": "é" * 5000 + "ü" * 300}
+    assert sum(len(data) for _, _, data in draft.chunks) == 600
+
+
+BIG = {f"key {number}": f"value {number} " * 20 for number in range(40)}
+
+
+def test_a_value_that_was_a_part_of_one_that_goes_is_not_written_again() -> None:
+    """An engine keeps an input as a whole, and takes its parts into the state with the next step."""
+    shelf, head_state = Shelf(), HeadState()
+    first = head_state.plan(whole({"input": {"small": 1, "doc": BIG, "more": "x" * 50}}, head_state), shelf.new_stream)
+    shelf.put(first)
+    before = shelf.written
+    second = head_state.plan(whole({"doc": BIG, "small": 1, "answer": "y"}, head_state), shelf.new_stream)
+    shelf.put(second)
+
+    assert shelf.written - before < 300
+    assert shelf.rebuild(second) == {"doc": BIG, "small": 1, "answer": "y"}
+    assert shelf.rebuild(first)["input"]["doc"] == BIG
+    again = HeadState()
+    assert again.plan(whole({"doc": BIG, "small": 1, "answer": "y"}, again), shelf.new_stream).root == second.root
+    changed = {**BIG, "new": "value"}  # and it goes on from there like any other value
+    reopened = shelf.reopen(second)
+    third = reopened.plan(whole({"doc": changed}, reopened), shelf.new_stream)
+    shelf.put(third)
+    assert shelf.rebuild(third) == {"doc": changed}
+
+
+NESTED = st.fixed_dictionaries({"a": st.binary(min_size=900, max_size=1200), "b": st.text(max_size=40)})
+
+
+@given(st.lists(st.tuples(NESTED, st.integers(0, 3), st.booleans()), min_size=2, max_size=6))
+def test_values_that_move_between_keys_are_rebuilt_exactly(program: list[tuple[dict[str, Any], int, bool]]) -> None:
+    shelf, head_state = Shelf(), HeadState()
+    kept: list[tuple[Draft, dict[str, Any]]] = []
+    for nested, shape, restart in program:
+        shapes: list[dict[str, Any]] = [{"in": nested}, dict(nested), {"in": [nested, nested]}, {"out": nested["a"]}]
+        draft = head_state.plan(whole(shapes[shape], head_state), shelf.new_stream)
+        shelf.put(draft)
+        kept.append((draft, shapes[shape]))
+        if restart:
+            head_state = shelf.reopen(draft)
+
+    for draft, state in kept:
+        assert same(shelf.rebuild(draft), state)

@@ -1,0 +1,1 @@
+"""What the tests share: rigs, child processes, and programs that are run on every store."""

@@ -1,0 +1,1 @@
+"""Graphs that tests of the engine share."""

@@ -1,0 +1,1 @@
+"""Graphs, savers and child processes for tests of the LangGraph saver."""

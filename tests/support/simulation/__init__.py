@@ -1,0 +1,1 @@
+"""Random programs, races and schedules, and the models that judge them."""

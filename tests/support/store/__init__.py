@@ -1,0 +1,1 @@
+"""Faults and hostile surroundings for stores."""

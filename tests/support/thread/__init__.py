@@ -1,0 +1,1 @@
+"""Operations that are interrupted at every line."""
