@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from support.postgres import PostgresServer
 
 loop_guard.install()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts a background job with Ctrl-C ignored, and child processes inherit that. Many tests send Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 EXAMPLES = 15 * effort()
 """How many examples a property gets that does not say so itself."""

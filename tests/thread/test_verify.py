@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,12 @@ import apsw
 import pytest
 
 import backstay
+from backstay.maintenance.check import check
 from backstay.store.memory import MemoryStore
 from backstay.store.memory.chunks import MemoryContent
 from backstay.thread.access import access_of
 from backstay.thread.store import Store, make_services
+from support.meanwhile import Meanwhile
 
 
 def filled(backend: MemoryStore) -> Store:
@@ -173,27 +173,22 @@ def test_the_log_is_folded_into_the_file_on_close(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_saves_of_others_are_no_finding(store: backstay.Store) -> None:
-    """A report made while somebody saves tells what is wrong in the store, not that it was looked at twice."""
-    begun, stop = threading.Event(), threading.Event()
+def test_saves_during_a_check_are_no_finding(store: backstay.Store) -> None:
+    """Another writer saves before each store call of the check in turn, and before all of them."""
+    access = access_of(store)
+    for number in range(3):
+        store.thread("busy").append({"n": [number]}, tags=["kept"])
 
-    def save() -> None:
-        busy = store.thread("busy")
-        while not stop.is_set():
-            busy.save({"number": 1})
-            begun.set()
+    def checked(*calls: int) -> Meanwhile:
+        between = Meanwhile(access.store)
+        for call in calls:
+            between.before(call, lambda: store.thread("busy").append({"n": [0]}))
+        report = check(between, access.services)
+        assert report, str(report)
+        return between
 
-    saver = threading.Thread(target=save)
-    saver.start()
-    try:
-        assert begun.wait(30)
-        deadline = time.monotonic() + 30
-        seen: list[int] = []
-        while len(seen) < 20 or seen[-1] == seen[0]:  # until it was surely saving meanwhile
-            assert time.monotonic() < deadline
-            report = store.check()
-            assert report, str(report)
-            seen.append(report.good["checkpoints"])
-    finally:
-        stop.set()
-        saver.join()
+    calls = checked().calls
+    assert calls > 3
+    for call in range(1, calls + 1):
+        assert checked(call).is_over
+    checked(*range(1, calls + 1))

@@ -16,7 +16,7 @@ from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
 from backstay.store.records import KINDS, Fence, Kind, Record
 from backstay.testing._contract_leases import HOUR_US, MOMENT_US, NOTHING, acquire_briefly, asking, everything
 from backstay.testing._contract_lists import HOSTILE
-from backstay.testing.drafts import branch_key, contents, draft, put, wait_until
+from backstay.testing.drafts import branch_key, contents, draft, pending, put, wait_until
 
 WRITERS = 8
 ROUNDS = 10
@@ -453,6 +453,21 @@ class RecordRules:
         backend.delete("", ids, False)
 
         assert listed(backend) == [session, *effects[1:]]
+
+    def test_what_was_stored_before_its_branch_existed_stays_deleted_after_reopening(
+        self, backend: Backend, open_backend: Callable[[], Backend]
+    ) -> None:
+        intent = keep(backend, "effect")
+        backend.write(branch_key(), "one", [pending("task", 0)], False)
+        put(backend, branch_key(), {"n": 1}, "one")
+        change(backend, intent)
+        backend.delete("", ["one"], False)
+
+        with contextlib.closing(open_backend()) if self.reopens else contextlib.nullcontext(backend) as again:
+            assert listed(again) == []
+            put(again, branch_key(), {"n": 1}, "one")
+            (row,) = again.find(Query(*branch_key(), writes=True))
+            assert row.writes == ()
 
     def test_langgraph_putting_the_newest_id_again_keeps_its_interrupts(self, backend: Backend) -> None:
         row = pause(backend, checkpoint=put(backend, branch_key(), {"n": 1}, "one"))

@@ -146,9 +146,21 @@ _KINDS = (
     ),
     _MutationKind(
         CheckpointsDeleted,
-        lambda it, _: [it.namespace, dict(it.digests), it.counters, list(it.threads), it.keeps_bytes],
+        lambda it, _: [
+            it.namespace,
+            dict(it.digests),
+            list(it.branches.items()),
+            it.counters,
+            list(it.threads),
+            it.keeps_bytes,
+        ],
         lambda fields, _: CheckpointsDeleted(
-            fields[0], fields[1], Counters(*fields[2]), [ThreadNumbers(*each) for each in fields[3]], fields[4]
+            fields[0],
+            fields[1],
+            {BranchKey(*key): is_empty for key, is_empty in fields[2]},
+            Counters(*fields[3]),
+            [ThreadNumbers(*each) for each in fields[4]],
+            fields[5],
         ),
     ),
     _MutationKind(

@@ -191,7 +191,7 @@ def _digests_for_children(mutation: Mutation, needs: Needs) -> CheckpointsDelete
     """Return the digests that children in other logs need of a checkpoint that was replaced or quarantined."""
     if isinstance(mutation, CheckpointStored) and mutation.replaces is not None:
         mutation = CheckpointsDeleted(
-            mutation.row.branch.namespace, {mutation.row.id: mutation.replaces}, Counters(), (), True
+            mutation.row.branch.namespace, {mutation.row.id: mutation.replaces}, {}, Counters(), (), True
         )
     elif not isinstance(mutation, CheckpointsDeleted) or not mutation.keeps_bytes:
         return None

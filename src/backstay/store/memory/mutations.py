@@ -135,36 +135,41 @@ class TagsChanged:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsDeleted:
-    """Checkpoints were deleted. Their children keep their digests."""
+    """Checkpoints were deleted. Their children keep their digests.
+
+    A replay may not find the checkpoints: a rewrite has dropped them from their branch's log. What was stored for them
+    before their branch existed is in another log, so the mutation itself names all that goes with them.
+    """
 
     namespace: str
     digests: Mapping[str, bytes]
+    branches: Mapping[BranchKey, bool]  # the checkpoints' branches -> whether no checkpoint is left there
     counters: Counters
     threads: Sequence[ThreadNumbers]
     keeps_bytes: bool = False  # and effects: the checkpoints went into quarantine
 
     def apply(self, tables: Tables) -> Removed:
         tables.reserve_numbers(self.counters, self.threads)
-        space = self.namespace
-        deleted = [row for name in self.digests if (row := tables.rows.get((space, name))) is not None]
-        touched = {row.branch: tables.branches[row.branch] for row in deleted if row.branch in tables.branches}
-        tables.take_rows_out(self.digests, space)
-        empty = [branch for branch in touched.values() if not branch.rows]
-        for row in deleted:
-            tables.writes.pop((*row.branch[:3], row.id), None)
-        names = {row.id for row in deleted}
-        gone = set() if self.keeps_bytes else {branch.key for branch in empty}
+        space, names = self.namespace, self.digests
+        deleted = sum((space, name) in tables.rows for name in names)
+        touched = {key: tables.branches[key] for key in self.branches if key in tables.branches}
+        tables.take_rows_out(names, space)
+        scopes = {key[:3] for key in self.branches}
+        for each in [each for each in tables.writes if each[:3] in scopes and each[3] in names]:
+            tables.writes.pop(each, None)
+        emptied = {key for key, is_empty in self.branches.items() if is_empty}
         tables.records.drop(
             lambda record: (
                 (record.branch.namespace == space and record.checkpoint in names)
-                or (record.kind == "effect" and record.branch in gone)
+                or (record.kind == "effect" and record.branch in emptied and not self.keeps_bytes)
             )
         )
         freed = 0 if self.keeps_bytes else tables.collect(touched)
-        for branch in empty:
-            tables.branches.pop(branch.key, None)
-        tables.forget_rows(self.digests, space)
-        return Removed(len(deleted), len(empty), freed)
+        gone = [key for key in emptied & touched.keys() if not touched[key].rows]
+        for key in gone:
+            tables.branches.pop(key, None)
+        tables.forget_rows(names, space)
+        return Removed(deleted, len(gone), freed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +183,9 @@ class ThreadDeleted:
 
     def apply(self, tables: Tables) -> Removed:
         name = (self.namespace, self.thread)
-        removed = CheckpointsDeleted(self.namespace, self.digests, self.counters, ()).apply(tables)
-        for key in [key for key in tables.branches if key[:2] == name]:
+        branches = {key: True for key in tables.branches if key[:2] == name}
+        removed = CheckpointsDeleted(self.namespace, self.digests, branches, self.counters, ()).apply(tables)
+        for key in branches:
             tables.branches.pop(key, None)
         for each in [each for each in tables.writes if each[:2] == name]:
             tables.writes.pop(each, None)

@@ -322,9 +322,10 @@ class MemoryStore(MemoryTransactions):
         tables = self._tables
         names = dict.fromkeys(row.branch[:2] for row in to_delete)
         marks = [ThreadNumbers(*name, tables.threads[name].number, tables.threads[name].next_seq) for name in names]
-        return CheckpointsDeleted(
-            namespace, {row.id: row.digest for row in to_delete}, tables.counters(), marks, keeps_bytes
-        )
+        digests = {row.id: row.digest for row in to_delete}
+        touched = dict.fromkeys(row.branch for row in to_delete)
+        branches = {key: all(row.id in digests for row in tables.branches[key].rows) for key in touched}
+        return CheckpointsDeleted(namespace, digests, branches, tables.counters(), marks, keeps_bytes)
 
     def _branch_number(self, key: BranchKey) -> int:
         """Return the branch's number; for a new branch the next free one, after its thread's."""
