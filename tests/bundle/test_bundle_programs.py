@@ -21,11 +21,11 @@ from backstay.store.memory import MemoryStore
 from backstay.store.postgres.store import PostgresStore
 from backstay.store.postgres.target import parse_url
 from backstay.store.records import Fence
-from backstay.testing.strategies import same
 from support.running import effort
 from support.simulation.machine import BRANCHES, THREADS, StoreMachine, agree
 from support.simulation.model import Point
 from support.simulation.programs import PICK, VALUES
+from support.strategies import same
 
 
 class MovingMachine(StoreMachine):

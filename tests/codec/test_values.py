@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from backstay.codec import decode, encode
 from backstay.codec.values import BY_CODE, BY_TYPE
 from backstay.errors import DecodeError
-from backstay.testing.strategies import same, states, values
 from support.running import effort
+from support.strategies import same, states, values
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay.testing.chain import chains_of, check_chain
 from backstay.testing.drafts import wait_until
-from backstay.testing.history import CallHistory
 from backstay.thread.access import access_of
 from support.crew import Crew, Worker
 from support.running import Show, effort, skip_unless_ci
+from support.simulation.chain import chains_of, check_chain
+from support.simulation.history import CallHistory
 
 HOUR_S, DAY_S = 3600, 86_400
 OFFSETS_S = (0, HOUR_S, -HOUR_S, DAY_S, -DAY_S)

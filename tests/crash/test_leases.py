@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import backstay
-from backstay.testing.chain import ChainVerdict, ViolationKind, chains_of, check_chain
 from backstay.testing.drafts import wait_until
-from backstay.testing.history import CallHistory
 from support.crash.lease_work import FENCE_WORDS
 from support.crew import Crew, Worker, at_once
 from support.running import Show, effort
+from support.simulation.chain import ChainVerdict, ViolationKind, chains_of, check_chain
+from support.simulation.history import CallHistory
 from support.simulation.schedule import change_function, schema_of
 
 TTL_S = 0.3

@@ -22,14 +22,14 @@ import backstay
 from backstay.errors import Conflict, OutcomeUnknown
 from backstay.store.base import Commit
 from backstay.store.postgres.checkpoints import is_plain
-from backstay.testing.chain import chains_of, check_chain
 from backstay.testing.drafts import branch_key, draft, put, wait_until
-from backstay.testing.history import BranchName, CallRecorder, RecordedThread
 from backstay.thread.access import access_of
 from support.crash.postgres_story import CHANGES, COMMIT, WRITES, Step, dump, fixed_clock, make_import, set_stage
 from support.postgres import PostgresServer, Watch
 from support.proxy import Fault, Proxy
 from support.running import Show, effort
+from support.simulation.chain import chains_of, check_chain
+from support.simulation.history import BranchName, CallRecorder, RecordedThread
 
 pytestmark = pytest.mark.effort(2)
 

@@ -21,13 +21,13 @@ from pathlib import Path
 import pytest
 
 import backstay
-from backstay.testing.chain import chains_of, check_chain
 from backstay.testing.drafts import wait_until
-from backstay.testing.history import CallHistory, CallKind, CallOutcome, CallRecorder, RecordedCall, RecordedThread
 from support.crash.postgres_victims import THREADS, write
 from support.postgres import PostgresServer
 from support.processes import Nursery
 from support.running import Show, effort
+from support.simulation.chain import chains_of, check_chain
+from support.simulation.history import CallHistory, CallKind, CallOutcome, CallRecorder, RecordedCall, RecordedThread
 
 PATIENT = ("p1", "p2", "p3")
 IMPATIENT = "i1"

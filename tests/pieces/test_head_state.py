@@ -27,7 +27,7 @@ from backstay.pieces.manifest import (
     root_digest,
 )
 from backstay.pieces.splice import RUN_BYTES_MIN
-from backstay.testing.strategies import same, values
+from support.strategies import same, values
 
 
 class Shelf:

@@ -25,11 +25,10 @@ from hypothesis import strategies as st
 
 import backstay
 from backstay.errors import Conflict, Fenced
-from backstay.testing import chain as checker
-from backstay.testing.chain import ChainVerdict, ViolationKind, chains_of, check_chain
-from backstay.testing.history import BranchName, CallHistory, CallKind, CallRecorder, RecordedThread
 from support.processes import Nursery
 from support.running import Show, effort
+from support.simulation import chain as checker
+from support.simulation.chain import ChainVerdict, ViolationKind, chains_of, check_chain
 from support.simulation.histories import (
     ROUNDS_WITHOUT_END,
     SHARED,
@@ -47,6 +46,7 @@ from support.simulation.histories import (
     simulate,
     told,
 )
+from support.simulation.history import BranchName, CallHistory, CallKind, CallRecorder, RecordedThread
 
 WORKERS = 4
 THREAD_ROUNDS = max(100, 50 * effort())

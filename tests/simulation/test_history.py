@@ -9,8 +9,8 @@ import pytest
 
 import backstay
 from backstay.errors import Conflict, Fenced, IdTaken, InvalidInput, OutcomeUnknown, StoreBusy
-from backstay.testing.chain import ChainLink, chain_of, check_chain
-from backstay.testing.history import UNSPECIFIED, BranchName, CallError, CallOutcome, CallRecorder, RecordedThread
+from support.simulation.chain import ChainLink, chain_of, check_chain
+from support.simulation.history import UNSPECIFIED, BranchName, CallError, CallOutcome, CallRecorder, RecordedThread
 
 B = BranchName("t")
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay.testing.chain import chains_of, check_chain
-from backstay.testing.history import BranchName, CallRecorder
 from support.crew import Crew, at_once
 from support.running import Show, effort
+from support.simulation.chain import chains_of, check_chain
+from support.simulation.history import BranchName, CallRecorder
 from support.simulation.race_work import Racer
 
 WRITERS = 4

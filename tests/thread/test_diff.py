@@ -24,7 +24,7 @@ from backstay.errors import InvalidInput
 from backstay.model.checkpoint import Checkpoint
 from backstay.operations import diff as diffs
 from backstay.operations.diff import BLOCK_ITEMS_MAX, NAN_ITEMS_MAX, Diff, apply_patch, diff
-from backstay.testing.strategies import same, states, values
+from support.strategies import same, states, values
 
 NAN = float("nan")
 law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a slow machine is no failure

@@ -14,10 +14,10 @@ from backstay.errors import IdTaken
 from backstay.model.decision import Interrupt, InterruptKind
 from backstay.model.frame import FanOut, Frame, FrameStack
 from backstay.store.open import open_backend
-from backstay.testing.strategies import same, states
 from backstay.thread.store import Store, make_services
 from support.meanwhile import Meanwhile
 from support.running import effort
+from support.strategies import same, states
 
 MESSAGES = [{"role": "user", "content": "hello " * 60}, {"role": "assistant", "content": "hi " * 100}]
 

@@ -1,1 +1,1 @@
-"""Tools for testing code that uses Backstay: value strategies, the store contract, the history checker."""
+"""For authors of a store: its contract as tests."""

@@ -17,11 +17,11 @@ from backstay.store import leases as boot
 from backstay.store.base import Commit, Committed
 from backstay.store.leases import LeaseRow
 from backstay.store.open import open_backend
-from backstay.testing.history import BranchName, CallRecorder, RecordedThread
 from backstay.thread.lease import Lease
 from backstay.thread.session import RunSession
 from backstay.thread.store import Store, make_services
 from support.crew import describe, outcome
+from support.simulation.history import BranchName, CallRecorder, RecordedThread
 
 
 class Drowsy:

@@ -13,7 +13,7 @@ from itertools import count
 import backstay
 from backstay.errors import Conflict, OutcomeUnknown, StoreBusy
 from backstay.model.checkpoint import Checkpoint
-from backstay.testing.history import CallRecorder, RecordedThread
+from support.simulation.history import CallRecorder, RecordedThread
 
 THREADS = ("left", "right")
 ANEW_EVERY = 16

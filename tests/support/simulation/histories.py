@@ -17,8 +17,8 @@ from typing import Any
 
 import backstay
 from backstay.errors import Conflict, Fenced
-from backstay.testing.chain import ChainLink, ChainVerdict, ViolationKind, check_chain
-from backstay.testing.history import (
+from support.simulation.chain import ChainLink, ChainVerdict, ViolationKind, check_chain
+from support.simulation.history import (
     NEVER,
     UNSPECIFIED,
     BranchName,

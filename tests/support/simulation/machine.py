@@ -27,12 +27,12 @@ from backstay.store.base import Backend
 from backstay.store.directory.store import DirectoryStore
 from backstay.store.memory import MemoryStore
 from backstay.store.sqlite.store import SqliteStore
-from backstay.testing.strategies import same
 from backstay.thread.store import Store
 from backstay.thread.thread import Thread
 from support.running import RAM_FOLDER
 from support.simulation.model import Branch, Model, Place, Point
 from support.simulation.programs import EDITS, ITEMS, KEEPS, KEYS, PICK, VALUES, edited, longer_by
+from support.strategies import same
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 THREADS = ("a", "b")

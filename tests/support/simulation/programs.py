@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from backstay.operations.retention import Keep
-from backstay.testing.strategies import values
+from support.strategies import values
 
 KEYS = ("messages", "text", "raw", "n")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import backstay
-from backstay.testing.history import CallRecorder, RecordedThread
 from support.crew import describe, outcome
+from support.simulation.history import CallRecorder, RecordedThread
 
 
 class Racer:

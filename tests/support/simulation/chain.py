@@ -55,7 +55,8 @@ from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
 from backstay.model.checkpoint import MAIN
-from backstay.testing.history import (
+from backstay.thread.store import Store
+from support.simulation.history import (
     NEVER,
     UNSPECIFIED,
     BranchName,
@@ -65,7 +66,6 @@ from backstay.testing.history import (
     CallOutcome,
     RecordedCall,
 )
-from backstay.thread.store import Store
 
 
 class ViolationKind(StrEnum):

@@ -11,7 +11,7 @@ cannot be combined.
     recorded.save({"n": 1})                                  # like thread.save, errors included
 
     history = recorder.history()
-    verdict = check_chain(history, chains_of(store, history.branches))      # both from ``backstay.testing.chain``
+    verdict = check_chain(history, chains_of(store, history.branches))      # both from ``support.simulation.chain``
     assert verdict, str(verdict)
 
 Anything that is not a ``Thread`` (another library's store, an ``AsyncThread``, a lease) is recorded call by call:
