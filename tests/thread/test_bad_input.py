@@ -169,6 +169,24 @@ def test_errors_carry_their_place_and_survive_a_process_boundary() -> None:
     assert str(copy) == str(error) == "conflict: moved (thread 't', checkpoint 'c'). look"
 
 
+def test_a_thread_is_named_even_if_its_id_is_a_part_of_some_word() -> None:
+    assert str(errors.StoreError("the lease is gone", thread="t")) == "storage error: the lease is gone (thread 't')"
+    assert str(errors.StoreError("thread 't' is leased", thread="t")) == "storage error: thread 't' is leased"
+
+
+def test_a_missing_checkpoint_is_named_with_what_to_do(thread: backstay.Thread) -> None:
+    thread.save({"n": 1})
+    calls = (lambda: thread.tag("cp-7", "x"), lambda: thread.fork("cp-7", branch="b"), lambda: thread.rewind("cp-7"))
+    for call in calls:
+        with pytest.raises(backstay.NotFound, match=r"checkpoint cp-7 does not exist.*\. It may have been deleted"):
+            call()
+
+
+def test_a_mistyped_field_gets_a_suggestion(thread: backstay.Thread) -> None:
+    with pytest.raises(backstay.InvalidInput, match=r"Did you mean 'tags'\?"):
+        thread.save({"n": 1}, tag=["x"])  # type: ignore[call-arg]
+
+
 def test_a_closed_store_says_so(url: str) -> None:
     store = backstay.open(url)
     thread = store.thread("t")

@@ -38,7 +38,7 @@ from backstay.operations.listing import raise_or_mark
 from backstay.operations.load import get_of_thread, latest
 from backstay.operations.records import find_by_id
 from backstay.operations.save import SaveRequest, fork
-from backstay.store.base import Backend
+from backstay.store.base import Backend, no_checkpoint
 from backstay.thread.access import handle_of
 from backstay.thread.thread import AsyncThread, Thread
 
@@ -272,11 +272,14 @@ def _match_answers(
     undecided = {record.id: record for record in waiting if record.decision is None}
     if isinstance(answers, Decision | str):
         if len(undecided) != 1:
-            listed = "; ".join(str(record) for record in undecided.values()) or "none"
+            if not undecided:
+                what = "there is an answer, but no open interrupt that it could be for"
+                raise InvalidInput(what, thread=thread, hint="Call resume(thread) without an answer")
+            listed = "; ".join(str(record) for record in undecided.values())
             raise InvalidInput(
                 f"there is one answer for {len(undecided)} open interrupts: {listed}",
                 thread=thread,
-                hint="Pass {interrupt id: answer, …}" if undecided else "Call resume(thread) without an answer",
+                hint="Pass {interrupt id: answer, …}",
             )
         return [(next(iter(undecided.values())), _decision(answers))]
     if not isinstance(answers, Mapping):
@@ -440,7 +443,7 @@ async def _load_checkpoint(durable: DurableRun, which: CheckpointMeta | str) -> 
     name = id_of(which)
     found = await durable.run(get_of_thread, durable.cursor.branch, name)
     if found is None:
-        raise NotFound(name, checkpoint=name, thread=durable.cursor.branch.thread, hint="See thread.history()")
+        raise no_checkpoint(name, durable.cursor.branch.thread)
     if found.is_over:
         raise InvalidInput(
             f"the run of graph {found.graph!r} is over at this checkpoint, so nothing can run from it",

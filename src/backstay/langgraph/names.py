@@ -94,7 +94,7 @@ class GraphLocation(NamedTuple):
 
 def location_of(config: Mapping[str, Any]) -> GraphLocation:
     """Return the thread and namespace of a config; the thread id may be any object that has a text."""
-    configurable = config["configurable"]
+    configurable = config.get("configurable") or {}
     if "thread_id" not in configurable:
         raise InvalidInput(
             "the config has no thread_id", hint='Pass config={"configurable": {"thread_id": "…"}} to the graph'
@@ -112,7 +112,7 @@ def thread_name(thread_id: object) -> str:
 
 def checkpoint_id_of(config: Mapping[str, Any]) -> str | None:
     """Return the checkpoint that a config names, if any."""
-    found = config["configurable"].get("checkpoint_id")
+    found = (config.get("configurable") or {}).get("checkpoint_id")
     return found if isinstance(found, str) and found else None
 
 

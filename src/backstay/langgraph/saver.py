@@ -190,7 +190,8 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
             location, checkpoint_id = location_of(config), checkpoint_id_of(config)
             each = reader.get(self._access.store, location, checkpoint_id)
             if each is None:
-                raise NotFound(checkpoint_id or "the newest checkpoint", thread=location.thread)
+                what = f"checkpoint {checkpoint_id} does not exist" if checkpoint_id else "the thread has no checkpoint"
+                raise NotFound(what, thread=location.thread, checkpoint=checkpoint_id)
             found.append(each)
         return compare(*found)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from backstay.errors import BackstayError, Corrupted, DecodeError, NotFound
+from backstay.errors import BackstayError, Corrupted, DecodeError
 from backstay.maintenance.report import COUNTED, Report
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta, unchecked
 from backstay.model.ids import check_id
@@ -24,7 +24,7 @@ from backstay.operations.rows import parent_digest, values_of, write_of
 from backstay.operations.sessions import session_of
 from backstay.pieces.head_state import StoredValue
 from backstay.pieces.manifest import Entry, Key, Piece, Range, grown_by
-from backstay.store.base import PAGE_ROWS_MAX, Backend, Branch, BranchKey, Finding, Query, Row
+from backstay.store.base import PAGE_ROWS_MAX, Backend, Branch, BranchKey, Finding, Query, Row, no_checkpoint
 from backstay.store.finding import DAMAGED, GOOD, MISSING, RESTORE, about_branch
 from backstay.store.reachability import head_is_not_newest
 from backstay.store.records import Kind, Record
@@ -44,7 +44,7 @@ def check(
     if checkpoint is not None:
         row = find_row(store, services.namespace, checkpoint)
         if row is None:
-            raise NotFound(checkpoint, checkpoint=checkpoint, thread=thread)
+            raise no_checkpoint(checkpoint, thread)
         checking.add_checkpoint(row, check_row(store, row))
     else:
         if thread is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -56,7 +57,9 @@ def check_field_names(fields: CheckpointFields) -> None:
     """Raise InvalidInput unless callers may set all of these fields."""
     if not fields.keys() <= FIELD_NAMES:
         unknown = min(fields.keys() - FIELD_NAMES)
-        raise InvalidInput(f"a checkpoint has no field called {unknown!r}", hint="Put it into metadata= or the state")
+        similar = difflib.get_close_matches(unknown, FIELD_NAMES, 1)
+        hint = f"Did you mean {similar[0]!r}?" if similar else "Put it into metadata= or the state"
+        raise InvalidInput(f"a checkpoint has no field called {unknown!r}", hint=hint)
     check_metadata(fields.get("metadata"))
 
 

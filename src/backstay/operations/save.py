@@ -49,7 +49,7 @@ from backstay.operations.rows import (
 )
 from backstay.pieces.head_state import Change, HeadState
 from backstay.pieces.manifest import Key
-from backstay.store.base import Backend, BranchKey, Commit, Committed, Row
+from backstay.store.base import Backend, BranchKey, Commit, Committed, Row, no_checkpoint
 from backstay.store.leases import fenced
 
 MakeChange = Callable[[HeadState], Change]
@@ -390,9 +390,7 @@ def _copied_fields(row: Row, trigger: str) -> dict[str, Any]:
 def _find_or_raise(store: Backend, services: Services, name: str) -> Row:
     row = find_row(store, services.namespace, name)
     if row is None:
-        raise NotFound(
-            f"checkpoint {name} does not exist", checkpoint=name, hint="It may have been deleted; see thread.history()"
-        )
+        raise no_checkpoint(name)
     return row
 
 

@@ -186,10 +186,16 @@ def branch_moved(commit: Commit) -> Conflict:
     )
 
 
+def no_checkpoint(checkpoint: str, thread: str | None = None) -> NotFound:
+    """Return the error for a checkpoint that does not exist."""
+    hint = "It may have been deleted: see thread.history()"
+    return NotFound(f"checkpoint {checkpoint} does not exist", checkpoint=checkpoint, thread=thread, hint=hint)
+
+
 def required_is_gone(commit: Commit) -> NotFound:
     """Return the error for a commit whose parent was deleted or replaced."""
     return NotFound(
-        str(commit.requires),
+        f"checkpoint {commit.requires} does not exist",
         checkpoint=commit.requires,
         hint="It was deleted in the meantime: load the newest checkpoint, then save again",
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backstay.errors import Corrupted, NotFound
+from backstay.errors import Corrupted
 from backstay.pieces.manifest import Source
-from backstay.store.base import Row
+from backstay.store.base import Row, no_checkpoint
 from backstay.store.finding import Finding
 from backstay.store.memory.chunks import MemoryContent, StoredBytes
 from backstay.store.memory.mutations import BytesStored, Mutation, MutationGroup, RowRestored
@@ -85,7 +85,7 @@ def plan_restore(
     for row in rows:
         stored_row = tables.rows.get((row.branch.namespace, row.id))
         if stored_row is None or stored_row.branch != row.branch:
-            raise NotFound(row.id, checkpoint=row.id, thread=row.branch.thread)
+            raise no_checkpoint(row.id, row.branch.thread)
         restored = row._replace(
             seq=stored_row.seq,
             thread_number=stored_row.thread_number,

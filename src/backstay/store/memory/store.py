@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from backstay.errors import Corrupted, NotFound
+from backstay.errors import Corrupted
 from backstay.pieces.manifest import Range
 from backstay.store.base import (
     Branch,
@@ -30,6 +30,7 @@ from backstay.store.base import (
     check_batch,
     first_results,
     id_is_taken,
+    no_checkpoint,
     required_is_gone,
 )
 from backstay.store.leases import NO_LEASE, Clock, ClockReading, LeaseGrant, LeaseRequest, LeaseRow, LeaseStatus
@@ -148,7 +149,7 @@ class MemoryStore(MemoryTransactions):
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
         row = self._tables.rows.get((namespace, checkpoint))
         if row is None:
-            raise NotFound(checkpoint, checkpoint=checkpoint)
+            raise no_checkpoint(checkpoint)
         before = self._tables.tags.get((namespace, checkpoint), ())
         tags = tuple(sorted({*before, *add} - set(remove)))
         if tags != before:
@@ -307,7 +308,7 @@ class MemoryStore(MemoryTransactions):
     def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
         row = self._tables.rows.get((namespace, checkpoint))
         if row is None:
-            raise NotFound(checkpoint, checkpoint=checkpoint)
+            raise no_checkpoint(checkpoint)
         if not force:
             self._tables.branches[row.branch].lease.check_delete(row.branch, None, self._clock())
         self._apply(self._deleted(namespace, [row], keeps_bytes=True))

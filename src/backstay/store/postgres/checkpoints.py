@@ -19,7 +19,6 @@ from typing import Any
 
 import psycopg
 
-from backstay.errors import NotFound
 from backstay.store.base import (
     BranchKey,
     Commit,
@@ -29,6 +28,7 @@ from backstay.store.base import (
     check_batch,
     first_results,
     id_is_taken,
+    no_checkpoint,
     required_is_gone,
 )
 from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, SEQ_BITS, SEQ_MAX, address_of, key_of, pack_body
@@ -89,7 +89,7 @@ class PostgresCheckpoints:
         bound = {"id": pack_id(namespace, checkpoint), "add": list(add), "remove": list(remove)}
         found = self._pool.write(lambda connection: connection.one(queries.TAG, bound), checkpoint)
         if found is None:
-            raise NotFound(checkpoint, checkpoint=checkpoint)
+            raise no_checkpoint(checkpoint)
         return tuple(sorted(found[0]))
 
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from backstay.errors import NotFound
 from backstay.pieces.manifest import OFFSET_BITS, Source
-from backstay.store.base import Row
+from backstay.store.base import Row, no_checkpoint
 from backstay.store.finding import ORPHAN, REBUILD, Finding
 from backstay.store.layout import SEQ_MAX, address_of, pack_body, patched
 from backstay.store.leases import BranchKey, fenced
@@ -117,7 +116,7 @@ class PostgresRepair:
             for row in rows:
                 found = connection.one(queries.PLACE, (pack_id(row.branch.namespace, row.id),))
                 if found is None or BranchKey(*found[8:]) != row.branch:
-                    raise NotFound(row.id, checkpoint=row.id, thread=row.branch.thread)
+                    raise no_checkpoint(row.id, row.branch.thread)
                 places.append((found[0], found[2], found[3]))
             lock_threads(connection, {thread for _, _, thread in places})
             for name, data in blobs.items():
@@ -142,7 +141,7 @@ class PostgresRepair:
             lock_threads(connection, {thread for (thread,) in connection.every(queries.THREADS_OF, ([name],))})
             found = connection.one(queries.PLACE, (name,))
             if found is None:
-                raise NotFound(checkpoint, checkpoint=checkpoint)
+                raise no_checkpoint(checkpoint)
             key, digest, branch, _, epoch, owner, held, left_us, *names = found
             if held is not None and left_us > 0 and not force:
                 raise fenced(BranchKey(*names), 0, epoch, owner, left_us)

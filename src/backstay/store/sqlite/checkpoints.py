@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 
 import apsw
 
-from backstay.errors import NotFound
 from backstay.store.base import (
     BranchKey,
     Commit,
@@ -16,6 +15,7 @@ from backstay.store.base import (
     check_batch,
     commit_one_by_one,
     id_is_taken,
+    no_checkpoint,
     required_is_gone,
 )
 from backstay.store.layout import SEQ_BITS, SEQ_MAX
@@ -60,7 +60,7 @@ class SqliteCheckpoints(SqliteTransactions):
         def job(connection: apsw.Connection) -> tuple[str, ...]:
             found = fetch_one(connection, queries.IDENTITY, (pack_id(namespace, checkpoint),))
             if found is None:
-                raise NotFound(checkpoint, checkpoint=checkpoint)
+                raise no_checkpoint(checkpoint)
             connection.executemany(queries.ADD_TAG, [(found[0], name) for name in add])
             connection.executemany(queries.DROP_TAG, [(found[0], name) for name in remove])
             return tags(connection, found[0])

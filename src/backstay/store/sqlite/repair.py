@@ -13,9 +13,9 @@ from typing import Any
 
 import apsw
 
-from backstay.errors import Corrupted, NotFound
+from backstay.errors import Corrupted
 from backstay.pieces.manifest import OFFSET_BITS, Source
-from backstay.store.base import Row
+from backstay.store.base import Row, no_checkpoint
 from backstay.store.finding import DAMAGED, ORPHAN, REBUILD, Finding
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, pack_body, patched, span_of
 from backstay.store.leases import BranchKey
@@ -188,7 +188,7 @@ class SqliteRepair(SqliteTransactions):
             name = pack_id(namespace, checkpoint)
             found = fetch_one(connection, queries.IDENTITY, (name,))
             if found is None:
-                raise NotFound(checkpoint, checkpoint=checkpoint)
+                raise no_checkpoint(checkpoint)
             key, digest = found
             number = key >> SEQ_BITS
             branch = fetch_one(connection, queries.BRANCH_BY_ID, (number,))
@@ -297,7 +297,7 @@ def _put_row(connection: apsw.Connection, row: Row) -> None:
     branch = find_branch(connection, row.branch)
     key = fetch_value(connection, queries.IDENTITY, (pack_id(row.branch[0], row.id),))
     if branch is None or key is None or key >> SEQ_BITS != branch.number:
-        raise NotFound(row.id, checkpoint=row.id, thread=row.branch.thread)
+        raise no_checkpoint(row.id, row.branch.thread)
     parent = None if row.parent_id is None else pack_id(row.branch.namespace, row.parent_id)
     described = (row.step, row.created_us, row.digest, row.size, row.notes)
     connection.execute(
