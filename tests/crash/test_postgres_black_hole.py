@@ -126,7 +126,7 @@ class Place:
         wait_until(self._is_whole)
         assert self.call(lambda: self.store.thread("t").append({"log": ["after"]})) is not None
         assert self.watch.connections <= POOL + 1
-        assert self.call(self.store.verify)
+        assert self.call(self.store.check)
         self.call(self.store.close)
         wait_until(lambda: self.watch.connections == 0)
 
@@ -192,7 +192,7 @@ def test_calls_whose_requests_never_arrive_end_in_time(place: Place, show: Show)
         place.store.thread("t").latest,
         lambda: handle.append({"log": ["never"]}),
         lambda: place.store.thread("t").tag("c-1", "never"),
-        lambda: place.store.thread("t").delete("c-1"),
+        lambda: place.store.thread("t").delete_checkpoint("c-1"),
     )
     stalled = place.proxy.fired["stall"]
 
@@ -213,7 +213,7 @@ def test_calls_whose_answers_never_arrive_end_in_time(place: Place, show: Show) 
     ended = place.run(
         lambda: handle.append({"log": ["there"]}),
         lambda: place.store.thread("t").tag("c-1", "there"),
-        lambda: place.store.thread("t").delete("c-2"),
+        lambda: place.store.thread("t").delete_checkpoint("c-2"),
         lambda: acquire(backend.acquire, BRANCH._replace(thread="other"), CLAIM),
     )
 
@@ -232,7 +232,7 @@ def test_calls_that_need_a_new_connection_end_in_time_and_have_stored_nothing(pl
     ended = place.run(
         place.store.thread("t").latest,
         lambda: place.store.thread("new").save({"n": 1}),
-        lambda: place.store.thread("t").delete("c-1"),
+        lambda: place.store.thread("t").delete_checkpoint("c-1"),
     )
     opening = place.run(place.open if place.way == "sync" else lambda: backstay.aopen(place.url))
     stalled = place.proxy.fired["stall"]
@@ -292,7 +292,7 @@ def test_an_event_loop_that_stops_waiting_gets_its_turn_at_once(
         return await asyncio.gather(
             call(now, handle.append({"log": ["late"]})),
             call(now, place.store.thread("t").latest()),
-            call(now, place.store.thread("t").delete("c-0")),
+            call(now, place.store.thread("t").delete_checkpoint("c-0")),
             call(now, place.store.thread("large").latest()),
         )
 

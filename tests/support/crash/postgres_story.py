@@ -18,6 +18,7 @@ from psycopg import sql
 import backstay
 from backstay.model.checkpoint import Write
 from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.sessions import SessionRow, row_of
 from backstay.store.base import Commit, Committed
 from backstay.store.leases import BranchKey, LeaseRequest
 from backstay.store.memory import MemoryStore
@@ -31,7 +32,7 @@ LEASED, EXPIRING, RELEASED, NEVER_SAVED = (BranchKey("", name, "", "main") for n
 CLAIM = LeaseRequest("ann", "token-1", 3_600_000_000)
 EXPIRED = LeaseRequest("bob", "token-2", 1)
 TAKER = LeaseRequest("eve", "token-3", 3_600_000_000)
-SESSION = Record("session", LEASED, "session-1", b"begun", True)
+SESSION = SessionRow(Record("session", LEASED, "session-1", b"", True), "ann", "", "", 0, 0)
 
 COMMIT = b"COMMIT"
 RECORD = b".put_record("
@@ -115,11 +116,12 @@ def _fork(store: backstay.Store) -> object:
     return head and (head.seq, head.digest)
 
 
-def _change(store: backstay.Store, seen: int, body: bytes, is_open: bool) -> object:
+def _change(store: backstay.Store, seen: int, **changes: Any) -> object:
     backend = access_of(store).store
-    stored = backend.record("session", LEASED, SESSION.key)
+    stored = backend.record("session", LEASED, SESSION.stored.key)
     assert stored is not None
-    changed = backend.put_record(replace(stored, version=seen, body=body, open=is_open), CLAIM.ttl_us)
+    row = replace(row_of(stored), stored=replace(stored, version=seen), **changes)
+    changed = backend.put_record(row.sealed(), CLAIM.ttl_us)
     return changed.version, changed.body
 
 
@@ -133,11 +135,11 @@ WRITES = [
     Step("write", b".put_writes(", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", [1, 2])])),
     Step("put", b"p_was =>", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", 3)], replace=True)),
     Step("acquire", b".acquire_lease(", lambda store: access_of(store).store.acquire(LEASED, CLAIM)),
-    Step("renew", b".branch l SET expires", lambda store: access_of(store).store.renew(LEASED, 1, CLAIM)),
+    Step("renew", b".branch br SET expires", lambda store: access_of(store).store.renew(LEASED, 1, CLAIM)),
     Step("claim", b"WITH mine AS", lambda store: access_of(store).store.claim("", 9, TAKER)),
-    Step("session", RECORD, lambda store: access_of(store).store.put_record(SESSION, CLAIM.ttl_us).version),
-    Step("beat", RECORD, lambda store: _change(store, 1, b"beat", True)),
-    Step("end", RECORD, lambda store: _change(store, 2, b"ended", False)),
+    Step("session", RECORD, lambda store: access_of(store).store.put_record(SESSION.sealed(), CLAIM.ttl_us).version),
+    Step("beat", RECORD, lambda store: _change(store, 1, seen_us=1)),
+    Step("end", RECORD, lambda store: _change(store, 2, ended_us=2, reason="ended")),
     Step("interrupt", RECORD, lambda store: store.thread("t").interrupt("c-1", prompt="?", id="i-2").digest),
     Step(
         "decide",

@@ -183,9 +183,9 @@ class ThreadDeleted:
 
     def apply(self, tables: Tables) -> Removed:
         name = (self.namespace, self.thread)
-        branches = {key: True for key in tables.branches if key[:2] == name}
-        removed = CheckpointsDeleted(self.namespace, self.digests, branches, self.counters, ()).apply(tables)
-        for key in branches:
+        emptied = {key: True for key, branch in tables.branches.items() if key[:2] == name and branch.rows}
+        removed = CheckpointsDeleted(self.namespace, self.digests, emptied, self.counters, ()).apply(tables)
+        for key in [key for key in tables.branches if key[:2] == name]:
             tables.branches.pop(key, None)
         for each in [each for each in tables.writes if each[:2] == name]:
             tables.writes.pop(each, None)
