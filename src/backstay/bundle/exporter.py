@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,14 +20,13 @@ from backstay.bundle import records
 from backstay.bundle.blocks import BlockWriter
 from backstay.bundle.records import CheckpointRecord, Edit
 from backstay.bundle.report import ExportReport, Note, Progress, ProgressReporter
-from backstay.bundle.state import STATE_BYTES_MAX, State, Value, Window, edit_between, natural_order
+from backstay.bundle.state import STATE_BYTES_MAX, State, Window, add_part, edit_between, natural_order
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations import interrupts, ledger
 from backstay.operations.load import expected_digest, is_stored, open_head_state
 from backstay.operations.records import all_records, unstored
 from backstay.operations.rows import parent_digest, values_of
-from backstay.pieces.head_state import StoredValue
 from backstay.pieces.manifest import Key, Piece, Range, grown_by
 from backstay.store.atomic import replacing
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query, Row
@@ -185,16 +184,6 @@ class _ExportedThread:
     damaged: set[str] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _Change:
-    """The difference between a checkpoint's state and its base."""
-
-    state: State
-    edits: list[tuple[Edit, bytes]]
-    removed: list[Key]
-    order: list[Key] | None
-
-
 class _Export:
     def __init__(
         self, backend: Backend, namespace: str, writer: BlockWriter, on_damage: OnDamage, reporter: ProgressReporter
@@ -262,15 +251,18 @@ class _Export:
     def _export_row(self, thread: _ExportedThread, row: Row) -> None:
         # The base is the branch's previous state; for the first checkpoint of a branch, the state of its parent's.
         own = thread.numbers.get(row.branch)
-        base = own
-        if base is None and row.parent_id is not None and row.parent_id not in thread.damaged:
+        number = own
+        if number is None and row.parent_id is not None and row.parent_id not in thread.damaged:
             found = self.backend.find(Query(self.namespace, ids=(row.parent_id,)))
             if found and found[0].seq < row.seq:
-                base = thread.numbers.get(found[0].branch)
-        before = None if base is None else thread.window.get(base)
-        if before is None:
-            base = None
-        change = self._change(row, before or {}, in_place=base is not None and base == own)
+                number = thread.numbers.get(found[0].branch)
+        base = None if number is None else thread.window.get(number)
+        if base is None:
+            number, base = None, {}
+        state = _verified_values(self.backend, row)
+        edits = self._load(state, base, in_place=number is not None and number == own)
+        removed = [key for key in base if key not in state]
+        natural = natural_order(base, removed, [edit for edit, _ in edits])
         # All reads are done: from here on only writing the file can fail.
         if own is None:
             own = thread.numbers[row.branch] = len(thread.numbers)
@@ -282,83 +274,79 @@ class _Export:
             follows=follows,
             parent_id=None if follows else row.parent_id,
             parent_digest=None if follows or row.parent_id is None else row.parent_digest,
-            base=base,
+            base=number,
             step=row.step,
             created_us=row.created_us,
             digest=row.digest,
             notes=row.notes,
             tags=row.tags,
-            order=change.order,
-            removed=change.removed,
-            edits=[edit for edit, _ in change.edits],
+            order=None if natural == list(state) else list(state),
+            removed=removed,
+            edits=[edit for edit, _ in edits],
             writes=len(row.writes),
         )
         self.writer.add(records.CHECKPOINT, record.pack())
-        for edit, between in change.edits:
+        for edit, between in edits:
             if edit.length:
                 self.writer.add(records.VALUE_BYTES, between)
         for write in row.writes:
             self.writer.add(records.WRITE, records.pack_write(write))
         thread.last[row.branch] = (row.id, row.digest)
-        thread.window.put(own, change.state)
+        thread.window.put(own, state)
         self.checkpoints += 1
 
-    def _change(self, row: Row, before: State, in_place: bool) -> _Change:
-        """Return the change that a checkpoint makes to its base, verified. An error leaves the base as it was."""
-        values = _verified_values(self.backend, row)
-        fetched = self._fetch_changed(before, values)
-        edits: list[tuple[Edit, bytes]] = []
-        state: State = {}
-        for key, value in values.items():
-            old, entry = before.get(key), value.entry
+    def _load(self, state: State, base: State, in_place: bool) -> list[tuple[Edit, bytes]]:
+        """Bring the values of a state into memory and return how they differ from the base, with the bytes between.
+
+        With ``in_place`` the state takes over the parts of the base. An error leaves the base as it was.
+        """
+        fetched = self._fetch_changed(state, base)
+        edits = []
+        for key, value in state.items():
+            old, entry = base.get(key), value.entry
+            kept = [] if old is None else old.parts or []
+            if not in_place:
+                kept = list(kept)
             if key not in fetched:
                 assert old is not None
-                state[key] = old if in_place else old.copy()
-                state[key].pieces = value.pieces
+                value.parts, value.hasher = kept, old.hasher
                 continue
-            hasher, data, grown = fetched[key]
-            if old is not None and grown and old.kind == entry.kind:
-                edits.append((Edit(key, entry.kind, entry.count, old.size, 0, len(data)), data))
-                state[key] = old if in_place else old.copy()
-                state[key].grow(entry.count, [data], hasher)
-                state[key].pieces = value.pieces
+            value.hasher, data, grown = fetched[key]
+            if old is not None and grown and old.entry.kind == entry.kind:
+                edits.append((Edit(key, entry.kind, entry.count, old.entry.size, 0, len(data)), data))
+                add_part(kept, data)
+                value.parts = kept
                 continue
-            if old is not None and grown:
-                data = old.data() + data
-            edits.append(edit_between(key, b"" if old is None else old.data(), entry.kind, entry.count, data))
-            state[key] = Value(entry.kind, entry.count, len(data), hasher, [data], value.pieces)
-        removed = [key for key in before if key not in state]
-        natural = natural_order(before, removed, [edit for edit, _ in edits])
-        return _Change(state, edits, removed, None if natural == list(state) else list(state))
+            before = b"".join(kept)
+            value.parts = [before + data if grown else data]
+            edits.append(edit_between(key, before, entry.kind, entry.count, value.parts[0]))
+        return edits
 
-    def _fetch_changed(self, base: State, values: dict[Key, StoredValue]) -> dict[Key, tuple[Any, bytes, bool]]:
+    def _fetch_changed(self, state: State, base: State) -> dict[Key, tuple[Any, bytes, bool]]:
         """Return for every changed value: a hasher of all its bytes, its new bytes, and whether it only grew."""
-        plans: list[tuple[Key, StoredValue, list[Piece], Value | None]] = []
-        ranges: list[Range] = []
-        for key, value in values.items():
-            old = base.get(key)
-            if old is not None and old.is_same(value.entry):
-                continue
-            rest = None if old is None or value.parts is not None else grown_by(old.pieces, value.pieces)
-            pieces = [] if value.parts is not None else value.pieces if rest is None else rest
-            ranges += [piece for piece in pieces if isinstance(piece, Range)]
-            plans.append((key, value, pieces, None if rest is None else old))
+        plans: list[tuple[Key, Sequence[Piece], Any]] = []
+        for key, value in state.items():
+            old, entry = base.get(key), value.entry
+            if old is None:
+                plans.append((key, value.parts or value.pieces, None))
+            elif (old.entry.kind, old.entry.count, old.entry.digest) != (entry.kind, entry.count, entry.digest):
+                rest = None if value.parts is not None else grown_by(old.pieces, value.pieces)
+                plans.append((key, value.parts or value.pieces, None) if rest is None else (key, rest, old.hasher))
+        ranges = [piece for _, pieces, _ in plans for piece in pieces if isinstance(piece, Range)]
         found = iter(self.backend.fetch(ranges)) if ranges else iter(())
         fetched = {}
-        for key, value, pieces, grown in plans:
-            parts = value.parts
-            if parts is None:
-                parts = [part for piece in pieces for part in (next(found) if isinstance(piece, Range) else (piece,))]
+        for key, pieces, before in plans:
+            parts = [part for piece in pieces for part in (next(found) if isinstance(piece, Range) else (piece,))]
             data = b"".join(parts)
-            hasher = hashlib.sha256() if grown is None else grown.hasher.copy()
+            hasher = hashlib.sha256() if before is None else before.copy()
             hasher.update(data)
-            if hasher.digest() != value.entry.digest:
+            if hasher.digest() != state[key].entry.digest:
                 raise Corrupted(f"the bytes of {key!r} do not match their digest")
-            fetched[key] = (hasher, data, grown is not None)
+            fetched[key] = (hasher, data, before is not None)
         return fetched
 
 
-def _verified_values(backend: Backend, row: Row) -> dict[Key, StoredValue]:
+def _verified_values(backend: Backend, row: Row) -> State:
     """Return the values of a checkpoint; raise Corrupted unless its digest covers them and its description."""
     state = open_head_state(backend, row, {})
     parent = parent_digest(row)

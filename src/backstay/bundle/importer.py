@@ -357,5 +357,5 @@ def _change(event: BundleCheckpoint, head_state: HeadState) -> Change:
 
 def _whole_change(event: BundleCheckpoint, head_state: HeadState) -> Change:
     """Return the change from any state to that of a checkpoint. Equal values are recognized by their digests."""
-    put = {key: Body(value.kind, value.count, value.data()) for key, value in event.state.items()}
+    put = {key: Body(value.entry.kind, value.entry.count, value.data()) for key, value in event.state.items()}
     return Change(put=put, delete={key for key in head_state.values if key not in put}, order=list(event.state))

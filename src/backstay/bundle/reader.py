@@ -23,9 +23,8 @@ from backstay.model.checkpoint import Checkpoint, CheckpointMeta, unchecked
 from backstay.operations import interrupts, ledger
 from backstay.operations.interrupts import InterruptRow
 from backstay.operations.ledger import EffectRow
-from backstay.operations.load import assemble
+from backstay.operations.load import assemble, decode_value
 from backstay.operations.rows import NO_PARENT, checkpoint_digest, values_of
-from backstay.pieces.body import from_body
 from backstay.pieces.manifest import Key, root_digest
 from backstay.store.atomic import failure
 from backstay.store.base import BranchKey, Row, WriteRow
@@ -262,9 +261,7 @@ def read_bundle(
     with BundleReader(path, threads, limits) as reader:
         for event in reader.events():
             if isinstance(event, BundleCheckpoint):
-                payload = {
-                    key: partial(from_body, value.kind, value.count, value.parts) for key, value in event.state.items()
-                }
+                payload = {key: partial(decode_value, value) for key, value in event.state.items()}
                 yield assemble(event.row, values_of(event.row), payload)
 
 
