@@ -26,7 +26,6 @@ from backstay.compat.sessions.checksum import (
     ChecksumUtils,
     Number,
     Tree,
-    Verdict,
     canonical,
     find_problem,
     is_of_another_version,
@@ -79,7 +78,7 @@ class SessionFolder:
             atomic.sync_directory(directory.parent)
 
     def exists(self) -> bool:
-        """Tell whether there is a directory of checkpoints."""
+        """Return whether there is a directory of checkpoints."""
         self.refuse_links()
         return self.checkpoints.is_dir()
 
@@ -146,7 +145,7 @@ def read_file(path: Path, size: int = -1) -> bytes | None:
 
 
 class AtomicFileWriter:
-    """Writes files atomically: a file is replaced completely or not at all.
+    """Writes files atomically: a file is replaced completely, or stays as it was.
 
     With ``sync_on_write`` the file survives a power failure once the call returns. With ``verify_write`` it is read
     back and compared before it replaces the old file.
@@ -250,20 +249,6 @@ def decode(path: Path, content: bytes) -> Stored:
     if seq is not None and (type(seq) is not int or seq < 1):
         raise DecodeError(f"has an invalid {SEQ_FIELD}")
     return Stored(path, seq, record[CHECKSUM_FIELD], CheckpointData.from_dict(record), tree)
-
-
-def verdict_on(path: Path) -> Verdict:
-    """Tell whether the file at a path is intact; raise an error if it cannot be read."""
-    if path.name == LATEST and path.is_symlink() and id_in(os.readlink(path)):
-        path = path.with_name(os.readlink(path))
-    content = read_file(path)
-    if content is None:
-        return Verdict(False, "it does not exist")
-    try:
-        problem = find_problem(parse(content))
-    except DecodeError as error:
-        problem = f"it {error.what}"
-    return Verdict(problem is None, problem)
 
 
 # latest.json ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from backstay.bundle.report import ExportReport, ImportReport, Progress
 from backstay.compat.importer import Importer, Item, export_checkpoints, fit_fields, save_item
 from backstay.compat.sessions.checkpoint import CheckpointData
 from backstay.compat.sessions.checksum import parse, plain
-from backstay.compat.sessions.files import BACKUP, SessionFolder, Stored, linked_name, read_stored
+from backstay.compat.sessions.files import SessionFolder, Stored, read_stored
 from backstay.compat.sessions.order import Index
 from backstay.compat.sessions.writer import SyncCheckpointWriter
 from backstay.errors import BackstayError
@@ -52,7 +52,7 @@ def import_sessions(
     for session in names:
         try:
             folder = SessionFolder(top, session)
-            found = list(_read(folder, importer)) if folder.exists() else []
+            found = list(_read(folder, importer))
         except BackstayError as error:
             importer.add_missing(str(top / str(session)), error.what, str(session))
             continue
@@ -65,20 +65,18 @@ def import_sessions(
 
 def _read(folder: SessionFolder, importer: Importer) -> Iterator[Stored]:
     """Yield a session's checkpoints, oldest first, from their files or else their backups."""
-    names = folder.names()
-    linked, warning = linked_name(folder, names)
-    if warning is not None:
-        importer.add_note(str(folder.checkpoints), folder.session, None, warning)
-    for entry in reversed(Index(folder).entries(names, linked)):
+    look = Index(folder).look()
+    if look.warning is not None:
+        importer.add_note(str(folder.checkpoints), folder.session, None, look.warning)
+    for entry in reversed(look.entries):
         where, checkpoint = str(folder.checkpoints / entry.name), str(entry.checkpoint_id)
         problem = "the file is missing"
         stored: Stored | None = None
-        for name, exists in ((entry.name, entry.has_file), (entry.name + BACKUP, entry.has_backup)):
-            if exists and stored is None:
-                try:
-                    stored = read_stored(folder, name)
-                except BackstayError as error:
-                    problem = error.what
+        for name in entry.files:
+            try:
+                stored = stored or read_stored(folder, name)
+            except BackstayError as error:
+                problem = error.what
         if stored is None:
             importer.add_missing(where, problem, folder.session, checkpoint)
             continue

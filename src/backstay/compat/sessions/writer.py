@@ -30,7 +30,7 @@ from backstay.compat.sessions.checkpoint import (
     check_twins,
     utc_now,
 )
-from backstay.compat.sessions.checksum import Tree, Verdict, canonical
+from backstay.compat.sessions.checksum import Tree, Verdict, canonical, find_problem, parse
 from backstay.compat.sessions.files import (
     BACKUP,
     LATEST,
@@ -38,12 +38,13 @@ from backstay.compat.sessions.files import (
     SessionFolder,
     encode,
     file_name,
+    id_in,
     leftovers_among,
     linked_name,
     point_latest,
+    read_file,
     read_stored,
     to_record,
-    verdict_on,
 )
 from backstay.compat.sessions.order import (
     Entry,
@@ -59,7 +60,7 @@ from backstay.compat.sessions.order import (
     remove_old_backup,
 )
 from backstay.compat.sessions.state import SessionSummary
-from backstay.errors import BackstayError, Corrupted, IdTaken, InvalidInput
+from backstay.errors import BackstayError, Corrupted, DecodeError, IdTaken, InvalidInput
 from backstay.model.ids import check_count
 from backstay.store import atomic
 
@@ -74,7 +75,6 @@ LOCK_TIMEOUT_S = 30.0
 # These have names because inside the classes ``list`` is a method.
 Entries = list[Entry]
 Metas = list[CheckpointMeta]
-Names = list[str]
 Problems = list[Skipped]
 
 _log = logging.getLogger("backstay.compat.sessions")
@@ -137,8 +137,9 @@ class SyncCheckpointWriter:
             folder.make()
             self._made.add(folder.session)
         with folder.locked(self._lock_timeout):
-            names, entries = self._look(index)
-            if leftovers_among(names):
+            look = index.look()
+            entries = look.entries
+            if leftovers_among(look.names):
                 self._try("clean up after a crash", folder.sweep)
             present = next((entry for entry in entries if entry.checkpoint_id == data.checkpoint_id), None)
             if present is None:
@@ -146,7 +147,7 @@ class SyncCheckpointWriter:
             else:
                 self._compare(folder, present, record)
                 newest = next(entry.name for entry in entries if entry.has_file or entry is present)
-                if linked_name(folder, names)[0] != newest:  # an earlier writer died or failed before this step
+                if linked_name(folder, look.names)[0] != newest:  # an earlier writer died or failed before this step
                     self._try(f"update {LATEST}", lambda: point_latest(folder, newest, link=self._links))
         return CheckpointId(data.checkpoint_id)
 
@@ -170,7 +171,7 @@ class SyncCheckpointWriter:
 
     def _compare(self, folder: SessionFolder, present: Entry, record: dict[str, Tree]) -> None:
         """Accept a checkpoint that was saved before; raise IdTaken if the content differs."""
-        stored = read_stored(folder, _files_of(present)[0])
+        stored = read_stored(folder, present.files[0])
         if stored is None or stored.content != canonical(record):
             raise IdTaken(
                 f"checkpoint {present.checkpoint_id!r} exists with other content",
@@ -190,7 +191,7 @@ class SyncCheckpointWriter:
         if not index.folder.exists():
             return False
         with index.folder.locked(self._lock_timeout):
-            _, entries = self._look(index)
+            entries = index.look().entries
             gone = [entry for entry in entries if entry.checkpoint_id == wanted]
             remove_old_backup(index.folder, wanted)
             # Also if it does not exist: a process that deleted it may have died before that was on the disk.
@@ -203,7 +204,7 @@ class SyncCheckpointWriter:
         if not index.folder.exists():
             return 0
         with index.folder.locked(self._lock_timeout):
-            _, entries = self._look(index)
+            entries = index.look().entries
             remove_old_backup(index.folder, None)
             self._remove(index.folder, entries, [])
             index.folder.sweep()
@@ -244,13 +245,10 @@ class SyncCheckpointWriter:
             return report.data
         wanted = check_safe(checkpoint_id, "checkpoint_id")
         index = self._index(session_id)
-        if not index.folder.exists():
-            return None
-        _, entries = self._look(index)
-        entry = next((entry for entry in entries if entry.checkpoint_id == wanted), None)
+        entry = next((entry for entry in index.look().entries if entry.checkpoint_id == wanted), None)
         if entry is None:
             return None
-        name = _files_of(entry)[0]
+        name = entry.files[0]
         try:
             stored = read_stored(index.folder, name)
         except Corrupted as error:
@@ -268,10 +266,7 @@ class SyncCheckpointWriter:
 
     def load_report(self, session_id: str) -> RecoveryReport[CheckpointData]:
         """Return the newest intact checkpoint, with the newer ones that were skipped and why."""
-        index = self._index(session_id)
-        if not index.folder.exists():
-            return RecoveryReport(index.folder.session)
-        report = newest_intact(index)
+        report = newest_intact(self._index(session_id))
         self._note(report.skipped)
         return report
 
@@ -287,13 +282,9 @@ class SyncCheckpointWriter:
     def scan(self, session_id: str) -> Scan:
         """Read everything of a session and report intact checkpoints, damaged files and leftovers."""
         index = self._index(session_id)
-        if not index.folder.exists():
-            return Scan()
-        names = index.folder.names()
-        linked, warning = linked_name(index.folder, names)
+        look = index.look()
         good, damaged = [], []
-        entries = index.entries(names, linked)
-        for name in (name for entry in entries for name in _files_of(entry)):
+        for name in (name for entry in look.entries for name in entry.files):
             try:
                 stored = read_stored(index.folder, name)
             except BackstayError as error:
@@ -304,15 +295,14 @@ class SyncCheckpointWriter:
         return Scan(
             good=tuple(good),
             damaged=tuple(damaged),
-            leftovers=tuple(leftovers_among(names)),
-            backups=tuple(entry.name + BACKUP for entry in entries if entry.has_backup),
-            notes=() if warning is None else (warning,),
+            leftovers=tuple(leftovers_among(look.names)),
+            backups=tuple(entry.name + BACKUP for entry in look.entries if entry.has_backup),
+            notes=() if look.warning is None else (look.warning,),
         )
 
     def has_checkpoints(self, session_id: str) -> bool:
-        """Tell whether a session has any checkpoint, intact or not."""
-        index = self._index(session_id)
-        return index.folder.exists() and bool(self._look(index)[1])
+        """Return whether a session has any checkpoint, intact or not."""
+        return bool(self._index(session_id).look().entries)
 
     def summary(self, session_id: str) -> SessionSummary | None:
         """Return a summary of a session, None if it does not exist. This reads every file, as ``list`` does."""
@@ -323,19 +313,25 @@ class SyncCheckpointWriter:
         return state.summarize(folder.session, state.read_meta(folder), scan.good, newest)
 
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
-        """Tell whether the file at a path is intact. The verdict is false, with a reason, if not.
+        """Check whether the file at a path is intact. The verdict is false, with a reason, if not.
 
         A file that exists and cannot be read raises StoreError: it may be intact or not.
         """
-        return verdict_on(Path(path))
+        file = Path(path)
+        if file.name == LATEST and file.is_symlink() and id_in(os.readlink(file)):
+            file = file.with_name(os.readlink(file))
+        content = read_file(file)
+        if content is None:
+            return Verdict(False, "it does not exist")
+        try:
+            problem = find_problem(parse(content))
+        except DecodeError as error:
+            problem = f"it {error.what}"
+        return Verdict(problem is None, problem)
 
     def _index(self, session_id: str) -> Index:
         folder = SessionFolder(self.storage_path, session_id)
         return self._indexes.setdefault(folder.session, Index(folder))
-
-    def _look(self, index: Index) -> tuple[Names, Entries]:
-        names = index.folder.names()
-        return names, index.entries(names, linked_name(index.folder, names)[0])
 
     def _try(self, what: str, function: Callable[[], object]) -> bool:
         """Run a step that may fail without harm; log a failure."""
@@ -351,12 +347,6 @@ class SyncCheckpointWriter:
             if problem not in self._problems:  # every list finds the same damaged file again
                 _log.warning("%s", problem)
                 self._problems.append(problem)
-
-
-def _files_of(entry: Entry) -> list[str]:
-    """Return the names of a checkpoint's file and backup, as far as they exist."""
-    backup = [entry.name + BACKUP] if entry.has_backup else []
-    return [entry.name, *backup] if entry.has_file else backup
 
 
 # The same, awaited ------------------------------------------------------------------------------------------------
@@ -379,7 +369,7 @@ class CheckpointSystem(Protocol):
         """Delete a checkpoint; return whether it existed."""
 
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
-        """Tell whether the file at a path is intact."""
+        """Check whether the file at a path is intact."""
 
 
 def _awaited(
@@ -447,7 +437,7 @@ class CheckpointWriter:
     summary = _awaited(SyncCheckpointWriter.summary)
 
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
-        """Tell whether the file at a path is intact. The verdict is false, with a reason, if not.
+        """Check whether the file at a path is intact. The verdict is false, with a reason, if not.
 
         This is not awaited, as in the original system. It reads the file in the caller's thread, so a coroutine should
         call it in a worker thread.
