@@ -27,11 +27,11 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import apsw
 
-from backstay.bundle.report import ImportReport, Progress
+from backstay.bundle.report import ImportReport, Note, Progress
 from backstay.compat import upsert
 from backstay.compat.adapter import (
     AdapterStore,
@@ -43,7 +43,7 @@ from backstay.compat.adapter import (
     copied_object,
     parse_json,
 )
-from backstay.compat.importer import Importer, Item, group_by_thread, put_item
+from backstay.compat.importer import Importer, put_item
 from backstay.compat.upsert import Draft, Found, join_state, split_state
 from backstay.errors import BackstayError, DecodeError, InvalidInput, StoreRefused
 from backstay.model.checkpoint import MAIN, CheckpointFields
@@ -198,7 +198,7 @@ class CheckpointBackend(ABC):
     async def close(self) -> None:  # noqa: B027  # most backends have nothing to close
         """Release all resources. Closing twice is fine."""
 
-    async def __aenter__(self) -> CheckpointBackend:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -269,9 +269,6 @@ class StoreBackend(CheckpointBackend):
     async def close(self) -> None:
         """Close the store if this backend opened it."""
         await self._opened.close()
-
-    async def __aenter__(self) -> StoreBackend:
-        return self
 
     def __repr__(self) -> str:
         return f"<StoreBackend {getattr(self._opened.given, 'url', self._opened.given)}>"
@@ -446,11 +443,6 @@ _JSON_COLUMNS = ("tags", "messages", "state", "tools_result")
 _ROW_NUMBERS = ("id", "rowid")
 
 
-class _ImportedRecord(NamedTuple):
-    draft: Draft
-    where: str
-
-
 def import_agentos(
     source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     store: Store,
@@ -465,23 +457,24 @@ def import_agentos(
     because a replaced row gets a new one.
     """
     importer = Importer(store, _ORDER)
-    found: list[_ImportedRecord] = []
+    found: list[tuple[Draft, str]] = []
     for where, plain in _records(source, importer):
         try:
-            found.append(_ImportedRecord(_draft(_checked(Checkpoint.from_dict(plain))), where))
+            found.append((_draft(_checked(Checkpoint.from_dict(plain))), where))
         except (BackstayError, TypeError) as error:
-            importer.add_missing(where, f"is not a checkpoint: {getattr(error, 'what', error)}")
+            importer.missing.append(Note(f"is not a checkpoint: {getattr(error, 'what', error)}", where))
     # Parents before their children, else by step and then as given. In a cycle of parents the first one comes first.
-    waiting = {each.draft.id: each for each in sorted(found, key=lambda each: each.draft.step)}
-    ordered: list[_ImportedRecord] = []
+    found.sort(key=lambda each: each[0].step)
+    waiting = {draft.id: (draft, where) for draft, where in found}
+    items = []
     while waiting:
-        each = next(iter(waiting.values()))
-        ancestry = {each.draft.id: each}
-        while (parent := each.draft.parent) in waiting and parent not in ancestry:
-            each = ancestry[parent] = waiting[parent]
-        ordered += [waiting.pop(name) for name in reversed(ancestry)]
-    items = ((draft.thread, Item(draft.id, where, put_item(draft, _as_dict))) for draft, where in ordered)
-    return importer.import_all(group_by_thread(items), progress)
+        ancestry: dict[str, Draft] = {}
+        name: str | None = next(iter(waiting))
+        while name in waiting and name not in ancestry:
+            ancestry[name] = waiting[name][0]
+            name = ancestry[name].parent
+        items += [put_item(*waiting.pop(each), _as_dict) for each in reversed(ancestry)]
+    return importer.import_all(items, progress)
 
 
 def _records(
@@ -507,7 +500,7 @@ def _records(
                 if line.strip():
                     yield where, _parsed(line)
             except DecodeError as error:
-                importer.add_missing(where, error.what)
+                importer.missing.append(Note(error.what, where))
 
 
 def _rows(path: Path, importer: Importer) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -524,7 +517,7 @@ def _rows(path: Path, importer: Importer) -> Iterator[tuple[str, Mapping[str, An
                 try:
                     metadata, payload = _taken(row, _METADATA_COLUMNS), _taken(row, _PAYLOAD_COLUMNS)
                 except DecodeError as error:
-                    importer.add_missing(where, error.what)
+                    importer.missing.append(Note(error.what, where))
                     continue
                 # Columns that this version does not know are kept in the metadata.
                 others = {key: value for key, value in row.items() if key not in _ROW_NUMBERS and value is not None}

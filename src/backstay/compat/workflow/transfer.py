@@ -13,7 +13,7 @@ from pathlib import Path
 
 from backstay.bundle.report import ExportReport, ImportReport, Note, Progress
 from backstay.compat import upsert
-from backstay.compat.importer import Importer, Item, export_checkpoints, group_by_thread, put_item
+from backstay.compat.importer import Importer, export_checkpoints, put_item
 from backstay.compat.sessions.checkpoint import check_safe
 from backstay.compat.workflow.checkpoint import Checkpoint, InterruptType
 from backstay.compat.workflow.files import FileCheckpointStore, to_bytes
@@ -33,7 +33,8 @@ def import_workflow(
     found: list[tuple[Path, Checkpoint]] = []
     for entry in FileCheckpointStore(base)._files.scan():
         if entry.document is None:
-            importer.add_missing(str(entry.path), "cannot be read" if entry.problem is None else entry.problem.what)
+            what = "cannot be read" if entry.problem is None else entry.problem.what
+            importer.missing.append(Note(what, str(entry.path)))
             continue
         if not entry.document.checked:
             importer.notes.append(Note("has no checksum, so damage cannot be detected", str(entry.path)))
@@ -42,8 +43,8 @@ def import_workflow(
     items = []
     for path, checkpoint in found:
         owner = checkpoint.run_id or thread or checkpoint.graph_name or checkpoint.id
-        items.append((owner, Item(checkpoint.id, str(path), put_item(draft_of(checkpoint, owner), as_dict))))
-    return importer.import_all(group_by_thread(items), progress)
+        items.append(put_item(draft_of(checkpoint, owner), str(path), as_dict))
+    return importer.import_all(items, progress)
 
 
 def export_workflow(
