@@ -264,7 +264,8 @@ class StoreBackend(CheckpointBackend):
         if type(before_step) is not int:
             raise InvalidInput(f"before_step must be a whole number, not {type(before_step).__name__}")
         to_delete = [item.checkpoint_id async for item in self.checkpoints(thread_id) if item.step < before_step]
-        return (await self._opened.run(upsert.delete, to_delete, protect=True)).checkpoints
+        removed = await self._opened.run(lambda store, services: store.delete(services.namespace, to_delete, True))
+        return removed.checkpoints
 
     async def close(self) -> None:
         """Close the store if this backend opened it."""
@@ -329,14 +330,12 @@ def _draft(plain: dict[str, Any]) -> Draft:
     upsert.check_names(tags, "tag")
     upsert.check_names(extra, "metadata key")
     others = {"messages": plain["messages"], "tool_results": plain["tools_result"]}
-    state, renamed = join_state(plain["state"], others)
     original: dict[str, Any] = {}
+    state = join_state(plain["state"], others, original)
     if created_at.isoformat() != metadata["created_at"]:
         original["created_at"] = metadata["created_at"]
     if sorted(set(tags)) != tags:
         original["tags"] = tags
-    if renamed:
-        original["renamed"] = True
     unknown = {key: value for key, value in plain.items() if key not in (*_PAYLOAD, "metadata")}
     if unknown:
         original["extra"] = unknown
@@ -377,14 +376,14 @@ def _moment(text: object) -> datetime:
 def _checkpoint(found: Found) -> Checkpoint:
     if found.as_dict is not None:
         return _replaced(found.as_dict, found.parent)
-    whole = dict(found.checkpoint.state)
+    whole = found.checkpoint.state
     # A checkpoint that was saved by other means may hold other types under these names; then they stay in the state.
     kinds = {"messages": list, "tool_results": dict}
     others: dict[str, Any] = {name: whole[name] for name, kind in kinds.items() if isinstance(whole.get(name), kind)}
     return Checkpoint(
         metadata=_metadata(found),
         messages=others.get("messages", []),
-        state=split_state(whole, others, bool(found.original.get("renamed"))),
+        state=split_state(found, others),
         tools_result=others.get("tool_results", {}),
         next_node=found.meta.next_node or "",
         extra=copied_object(found.original.get("extra", {}), "extra"),

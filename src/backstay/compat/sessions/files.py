@@ -45,7 +45,8 @@ OLD_BACKUP = LATEST + BACKUP
 
 LINK_PREFIX = ".tmp_latest_"
 _CHECKPOINT = re.compile(rf"cp_\d{{8}}_\d{{6}}_({SAFE_ID})\.json")
-_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+READ_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Follow no link, and do not wait for a pipe."""
 
 
 def file_name(data: CheckpointData) -> str:
@@ -126,7 +127,7 @@ def leftovers_among(names: list[str]) -> list[str]:
 def read_file(path: Path, size: int = -1) -> bytes | None:
     """Return the first ``size`` bytes of a regular file, or all; None if it does not exist."""
     try:
-        descriptor = os.open(path, _READ)
+        descriptor = os.open(path, READ_FLAGS)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -21,6 +21,7 @@ from typing import Any
 
 from backstay.compat.adapter import Listed, Problem, in_worker, parse_json
 from backstay.compat.sessions.checkpoint import check_safe
+from backstay.compat.sessions.files import READ_FLAGS
 from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo
 from backstay.compat.workflow.store import CheckpointStore, selected
 from backstay.errors import BackstayError, Corrupted, DecodeError, EncodeError, InvalidInput, StoreError, StoreRefused
@@ -36,14 +37,6 @@ VERSION = 1
 _OURS = ("_version", "_checksum")
 _ZEROS = b"0" * 64
 _CHECKSUM = re.compile(rb'"_checksum": "sha256:([0-9a-f]{64})"\n}\n\Z')
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """The checkpoint in a file, and whether a checksum covers it."""
-
-    checkpoint: Checkpoint
-    checked: bool
 
 
 def to_bytes(plain: dict[str, Any]) -> bytes:
@@ -62,8 +55,8 @@ def to_bytes(plain: dict[str, Any]) -> bytes:
     return blank[: found.start(1)] + digest + blank[found.end(1) :]
 
 
-def from_bytes(data: bytes, name: str) -> Document:
-    """Return the content of the file of checkpoint ``name``.
+def from_bytes(data: bytes, name: str) -> tuple[Checkpoint, bool]:
+    """Return the checkpoint in the file of checkpoint ``name``, and whether a checksum covers it.
 
     Raises DecodeError if it cannot be parsed, Corrupted if it fails its checksum, StoreRefused if it is something else.
     """
@@ -102,20 +95,17 @@ def from_bytes(data: bytes, name: str) -> Document:
             f"{name}.json holds checkpoint {checkpoint.id!r}",
             hint=f"It was copied or renamed: rename it to {checkpoint.id}.json",
         )
-    return Document(checkpoint, found is not None)
+    return checkpoint, found is not None
 
 
 def starts_like_ours(data: bytes, name: str) -> bool:
-    """Tell whether the start of a damaged file shows that it was the file of this checkpoint."""
+    """Return whether the start of a damaged file shows that it was the file of this checkpoint."""
     return re.match(rb'\{\s*"id":\s*"%s"' % re.escape(name.encode()), data) is not None
 
 
 # The directory ----------------------------------------------------------------------------------------------------
 
 _SUFFIX = ".json"
-_READ = os.O_RDONLY
-for _flag in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"):  # follow no link, and do not wait for a pipe
-    _READ |= getattr(os, _flag, 0)
 
 
 class FileCheckpointStore(CheckpointStore):
@@ -142,15 +132,14 @@ class FileCheckpointStore(CheckpointStore):
         StoreRefused if it is not a checkpoint.
         """
         name = check_safe(id, "checkpoint id")
-        found = await in_worker(lambda: self._files.read(name))
-        return None if found is None else found.checkpoint
+        return await in_worker(lambda: self._files.read(name))
 
     async def list(
         self, *, graph_name: str | None = None, run_id: str | None = None, limit: int | None = None
     ) -> Listed[CheckpointInfo]:
         """Return summaries, newest first. This reads whole files, because a checksum covers the whole file."""
         entries = await in_worker(self._files.scan)
-        infos = [CheckpointInfo.of(entry.document.checkpoint) for entry in entries if entry.document is not None]
+        infos = [CheckpointInfo.of(entry.checkpoint) for entry in entries if entry.checkpoint is not None]
         problems = [entry.problem for entry in entries if entry.problem is not None]
         return selected(infos, problems, graph_name, run_id, limit)
 
@@ -172,10 +161,10 @@ class FileCheckpointStore(CheckpointStore):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One file of the directory: its content, or its problem."""
+    """One file of the directory: its checkpoint, or its problem. A checkpoint without a checksum has both."""
 
     path: Path
-    document: Document | None
+    checkpoint: Checkpoint | None
     problem: Problem | None = None
     ours: bool = True
 
@@ -204,9 +193,9 @@ class _Files:
             doing = "Failed to rename checkpoint file" if renaming else "Failed to write temp checkpoint"
             raise _with_context(error, doing) from error
 
-    def read(self, name: str) -> Document | None:
+    def read(self, name: str) -> Checkpoint | None:
         data = _read(self._path(name))
-        return None if data is None else from_bytes(data, name)
+        return None if data is None else from_bytes(data, name)[0]
 
     def scan(self) -> list[_Entry]:
         """Return all entries of the directory, by name."""
@@ -285,7 +274,7 @@ class _Files:
             if (read := _read(path)) is None:  # it was deleted just now
                 return None
             data = read
-            found = from_bytes(data, check_safe(checkpoint_id, "checkpoint id"))
+            checkpoint, is_checked = from_bytes(data, check_safe(checkpoint_id, "checkpoint id"))
         except (StoreRefused, InvalidInput) as error:
             return _Entry(path, None, Problem("foreign", name, error.what), ours=False)
         except StoreError as error:
@@ -293,15 +282,14 @@ class _Files:
         except (Corrupted, DecodeError) as error:
             ours = isinstance(error, Corrupted) or starts_like_ours(data, checkpoint_id)
             return _Entry(path, None, Problem("damaged", name, error.what), ours)
-        if found.checked:
-            return _Entry(path, found)
-        return _Entry(path, found, Problem("unchecked", name, "it has no checksum: another program wrote it"))
+        what = "it has no checksum: another program wrote it"
+        return _Entry(path, checkpoint, None if is_checked else Problem("unchecked", name, what))
 
 
 def _read(path: Path) -> bytes | None:
     """Return a regular file's bytes, or None if it does not exist."""
     try:
-        with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
+        with open(path, "rb", opener=lambda name, _: os.open(name, READ_FLAGS)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
             return file.read()

@@ -32,13 +32,13 @@ def import_workflow(
     importer = Importer(store, _ORDER)
     found: list[tuple[Path, Checkpoint]] = []
     for entry in FileCheckpointStore(base)._files.scan():
-        if entry.document is None:
+        if entry.checkpoint is None:
             what = "cannot be read" if entry.problem is None else entry.problem.what
             importer.missing.append(Note(what, str(entry.path)))
             continue
-        if not entry.document.checked:
+        if entry.problem is not None:
             importer.notes.append(Note("has no checksum, so damage cannot be detected", str(entry.path)))
-        found.append((entry.path, entry.document.checkpoint))
+        found.append((entry.path, entry.checkpoint))
     found.sort(key=lambda pair: (pair[1].created_at, pair[1].step_count, pair[1].id))
     items = []
     for path, checkpoint in found:
