@@ -131,7 +131,7 @@ def export_bundle(
     on_damage: OnDamage = "report",
     progress: Progress | bool | None = None,
 ) -> ExportReport:
-    """Write threads of a store, or its whole namespace, into one file. The file appears complete or not at all.
+    """Write threads of a store, or its whole namespace, into one file. The file appears only when it is complete.
 
     The same content gives the same bytes from every kind of store. Leases and sessions are left out: they belong to
     processes. With ``on_damage="refuse"`` a damaged checkpoint raises an error; by default it is left out and the
@@ -184,17 +184,17 @@ class _ExportedThread:
     damaged: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True)
 class _Export:
-    def __init__(
-        self, backend: Backend, namespace: str, writer: BlockWriter, on_damage: OnDamage, reporter: ProgressReporter
-    ) -> None:
-        self.backend = backend
-        self.namespace = namespace
-        self.writer = writer
-        self.on_damage = on_damage
-        self.reporter = reporter
-        self.damaged: list[Note] = []
-        self.checkpoints = self.interrupts = self.effects = 0
+    backend: Backend
+    namespace: str
+    writer: BlockWriter
+    on_damage: OnDamage
+    reporter: ProgressReporter
+    damaged: list[Note] = field(default_factory=list)
+    checkpoints: int = 0
+    interrupts: int = 0
+    effects: int = 0
 
     def run(self, threads: dict[str, ThreadPages | BackstayError]) -> bytes:
         """Write all threads and return the digest of the bundle."""

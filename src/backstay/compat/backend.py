@@ -375,7 +375,8 @@ def _moment(text: object) -> datetime:
 
 def _checkpoint(found: Found) -> Checkpoint:
     if found.as_dict is not None:
-        return _replaced(found.as_dict, found.parent)
+        metadata = {**found.as_dict["metadata"], "parent_checkpoint_id": found.parent}
+        return Checkpoint.from_dict({**found.as_dict, "metadata": metadata})
     whole = found.checkpoint.state
     # A checkpoint that was saved by other means may hold other types under these names; then they stay in the state.
     kinds = {"messages": list, "tool_results": dict}
@@ -392,7 +393,7 @@ def _checkpoint(found: Found) -> Checkpoint:
 
 def _metadata(found: Found) -> CheckpointMetadata:
     if found.as_dict is not None:
-        return _replaced(found.as_dict, found.parent).metadata
+        return _checkpoint(found).metadata
     meta = found.meta
     return CheckpointMetadata(
         thread_id=meta.thread_id,
@@ -413,10 +414,6 @@ def _as_dict(found: Found) -> dict[str, Any]:
 def _without_parent(plain: dict[str, Any]) -> dict[str, Any]:
     metadata = {key: value for key, value in plain["metadata"].items() if key != "parent_checkpoint_id"}
     return {**plain, "metadata": metadata}
-
-
-def _replaced(as_dict: dict[str, Any], parent: str | None) -> Checkpoint:
-    return Checkpoint.from_dict({**as_dict, "metadata": {**as_dict["metadata"], "parent_checkpoint_id": parent}})
 
 
 # Importing --------------------------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ from backstay.compat.sessions.checksum import (
     parse,
     plain,
     pretty,
-    to_tree,
 )
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput, StoreError, StoreRefused
 from backstay.store import atomic
@@ -203,11 +202,6 @@ class Stored:
             checksum=self.checksum,
             seq=self.seq,
         )
-
-
-def to_record(data: CheckpointData) -> dict[str, Tree]:
-    """Return a copy of a record as JSON. EncodeError names the path of a value that JSON cannot hold."""
-    return {name: to_tree(value, name, depth=2) for name, value in data.to_dict().items()}
 
 
 def encode(record: dict[str, Tree], seq: int) -> bytes:

@@ -18,21 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from backstay.compat.sessions import files
 from backstay.compat.sessions.checkpoint import CheckpointData, CheckpointMeta, FieldReader, moment_text
 from backstay.compat.sessions.checksum import Number, parse
-from backstay.compat.sessions.files import (
-    BACKUP,
-    LATEST,
-    OLD_BACKUP,
-    SEQ_FIELD,
-    SessionFolder,
-    Stored,
-    decode,
-    id_in,
-    linked_name,
-    read_file,
-    read_stored,
-)
+from backstay.compat.sessions.files import BACKUP, LATEST, OLD_BACKUP, SEQ_FIELD, SessionFolder, Stored
 from backstay.errors import BackstayError
 from backstay.store import atomic
 
@@ -179,17 +168,17 @@ class Index:
     def look(self) -> Look:
         """List the directory; it may not exist."""
         names = self.folder.names() if self.folder.exists() else []
-        linked, warning = linked_name(self.folder, names)
-        files: dict[str, str] = {}
+        linked, warning = files.linked_name(self.folder, names)
+        present: dict[str, str] = {}
         backups: dict[str, str] = {}
         # A new table replaces the old one in one step, because other threads may be reading it.
         known: dict[str, _Known] = {}
         for name in names:
             file = name.removesuffix(BACKUP)
-            checkpoint_id = id_in(file)
+            checkpoint_id = files.id_in(file)
             if checkpoint_id is None:
                 continue
-            (files if file == name else backups)[file] = checkpoint_id
+            (present if file == name else backups)[file] = checkpoint_id
             with contextlib.suppress(OSError):  # the file was deleted
                 status = os.lstat(self._prefix + name)
                 stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -198,23 +187,23 @@ class Index:
                 known[name] = before if unchanged and before else (stamp, self._read(name))
         self._known = known
         found = []
-        for name, checkpoint_id in {**backups, **files}.items():
+        for name, checkpoint_id in {**backups, **present}.items():
             # The file decides, or its backup if the file cannot be read.
             places = [known[each][1] for each in (name, name + BACKUP) if each in known]
             place = next((place for place in places if place.is_known), OrderKey())
             if name == linked and place.rank == _UNNUMBERED:
                 place = place._replace(linked=True)
-            found.append(Entry(place, name, checkpoint_id, name in files, name in backups))
+            found.append(Entry(place, name, checkpoint_id, name in present, name in backups))
         found.sort(reverse=True)
         return Look(names, found, linked, warning)
 
     def _read(self, name: str) -> OrderKey:
         path = self.folder.checkpoints / name
         with contextlib.suppress(BackstayError):  # loading the file reports the problem
-            head = _HEAD.match(read_file(path, _HEAD_BYTES) or b"")
+            head = _HEAD.match(files.read_file(path, _HEAD_BYTES) or b"")
             if head is not None:
                 return OrderKey(_NUMBERED, int(head[1]))
-            tree = parse(read_file(path) or b"")  # another layout than ours
+            tree = parse(files.read_file(path) or b"")  # another layout than ours
             if isinstance(tree, dict):
                 seq = tree.get(SEQ_FIELD)
                 if isinstance(seq, Number) and isinstance(seq.value, int):
@@ -228,11 +217,6 @@ def numbered(name: str, checkpoint_id: str, seq: int) -> Entry:
     return Entry(OrderKey(_NUMBERED, seq), name, checkpoint_id, has_file=True, has_backup=False)
 
 
-def next_seq(entries: list[Entry]) -> int:
-    """Return the number of the next checkpoint."""
-    return 1 + max((entry.place.seq for entry in entries), default=0)
-
-
 # Backups ----------------------------------------------------------------------------------------------------------
 #
 # A backup is a copy of one checkpoint's file. Only intact files are copied, and atomically: neither damage nor a crash
@@ -241,12 +225,12 @@ def next_seq(entries: list[Entry]) -> int:
 
 def back_up(folder: SessionFolder, name: str) -> None:
     """Copy a checkpoint's file to its backup, unless that is up to date; raise an error if the file is damaged."""
-    content = read_file(folder.checkpoints / name)
-    if content is None or read_stored(folder, name) is None:
+    content = files.read_file(folder.checkpoints / name)
+    if content is None or files.read_stored(folder, name) is None:
         return
     target = folder.checkpoints / (name + BACKUP)
     try:
-        present = read_file(target)
+        present = files.read_file(target)
     except BackstayError:  # not a regular file
         present = None
     if present != content:
@@ -262,8 +246,8 @@ def prune_backups(folder: SessionFolder, entries: list[Entry], keep: int) -> int
 def read_old_backup(folder: SessionFolder) -> Stored | None:
     """Return the older writer's backup, None if there is none; raise an error if it is damaged."""
     path = folder.checkpoints / OLD_BACKUP
-    content = read_file(path)
-    return None if content is None else decode(path, content)
+    content = files.read_file(path)
+    return None if content is None else files.decode(path, content)
 
 
 def remove_old_backup(folder: SessionFolder, checkpoint_id: str | None) -> None:
@@ -298,7 +282,7 @@ class _Attempts:
         """Return a file if it is intact; otherwise record why it is skipped."""
         self.tried.add(name)
         try:
-            stored = read_old_backup(self.folder) if name == OLD_BACKUP else read_stored(self.folder, name)
+            stored = read_old_backup(self.folder) if name == OLD_BACKUP else files.read_stored(self.folder, name)
         except BackstayError as error:
             self.skipped.append(Skipped(name, error.what))
             return None

@@ -21,44 +21,11 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from backstay.compat.adapter import in_worker
-from backstay.compat.sessions import state
-from backstay.compat.sessions.checkpoint import (
-    CheckpointData,
-    CheckpointId,
-    CheckpointMeta,
-    check_safe,
-    check_twins,
-    utc_now,
-)
-from backstay.compat.sessions.checksum import Tree, Verdict, canonical, find_problem, parse
-from backstay.compat.sessions.files import (
-    BACKUP,
-    LATEST,
-    AtomicFileWriter,
-    SessionFolder,
-    encode,
-    file_name,
-    id_in,
-    leftovers_among,
-    linked_name,
-    point_latest,
-    read_file,
-    read_stored,
-    to_record,
-)
-from backstay.compat.sessions.order import (
-    Entry,
-    Index,
-    RecoveryReport,
-    Scan,
-    Skipped,
-    back_up,
-    newest_intact,
-    next_seq,
-    numbered,
-    prune_backups,
-    remove_old_backup,
-)
+from backstay.compat.sessions import checkpoint, files, order, state
+from backstay.compat.sessions.checkpoint import CheckpointData, CheckpointId, CheckpointMeta, check_safe, check_twins
+from backstay.compat.sessions.checksum import Tree, Verdict, canonical, find_problem, parse, to_tree
+from backstay.compat.sessions.files import BACKUP, LATEST, AtomicFileWriter, SessionFolder
+from backstay.compat.sessions.order import Entry, Index, RecoveryReport, Scan, Skipped
 from backstay.compat.sessions.state import SessionSummary
 from backstay.errors import BackstayError, Corrupted, DecodeError, IdTaken, InvalidInput
 from backstay.model.ids import check_count
@@ -95,7 +62,7 @@ class SyncCheckpointWriter:
         max_checkpoints: int | None = None,
         links: bool = sys.platform != "win32",
         lock_timeout: float = LOCK_TIMEOUT_S,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = checkpoint.utc_now,
     ) -> None:
         self.storage_path = Path(storage_path).expanduser()
         self.with_max_backups(max_backups)
@@ -130,7 +97,7 @@ class SyncCheckpointWriter:
         if not isinstance(data, CheckpointData):
             raise InvalidInput(f"save needs a CheckpointData, not {type(data).__name__}")
         data.check()
-        record = to_record(data)
+        record = {name: to_tree(value, name, depth=2) for name, value in data.to_dict().items()}
         index = self._index(data.session_id)
         folder = index.folder
         if folder.session not in self._made or not folder.exists():
@@ -139,7 +106,7 @@ class SyncCheckpointWriter:
         with folder.locked(self._lock_timeout):
             look = index.look()
             entries = look.entries
-            if leftovers_among(look.names):
+            if files.leftovers_among(look.names):
                 self._try("clean up after a crash", folder.sweep)
             present = next((entry for entry in entries if entry.checkpoint_id == data.checkpoint_id), None)
             if present is None:
@@ -147,8 +114,9 @@ class SyncCheckpointWriter:
             else:
                 self._compare(folder, present, record)
                 newest = next(entry.name for entry in entries if entry.has_file or entry is present)
-                if linked_name(folder, look.names)[0] != newest:  # an earlier writer died or failed before this step
-                    self._try(f"update {LATEST}", lambda: point_latest(folder, newest, link=self._links))
+                linked, _ = files.linked_name(folder, look.names)
+                if linked != newest:  # an earlier writer died or failed before this step
+                    self._try(f"update {LATEST}", lambda: files.point_latest(folder, newest, link=self._links))
         return CheckpointId(data.checkpoint_id)
 
     def _add(self, folder: SessionFolder, entries: Entries, data: CheckpointData, record: dict[str, Tree]) -> None:
@@ -156,14 +124,14 @@ class SyncCheckpointWriter:
         place = next((place for place, entry in enumerate(entries) if entry.has_file), None)
         if self.max_backups > 0 and place is not None:
             newest = entries[place]
-            if self._try(f"back up {newest.name}", lambda: back_up(folder, newest.name)):
+            if self._try(f"back up {newest.name}", lambda: order.back_up(folder, newest.name)):
                 entries = [*entries[:place], newest._replace(has_backup=True), *entries[place + 1 :]]
-        name, seq = file_name(data), next_seq(entries)
-        self.atomic_writer.write_atomic(folder.checkpoints / name, encode(record, seq))
+        name, seq = files.file_name(data), 1 + max((entry.place.seq for entry in entries), default=0)
+        self.atomic_writer.write_atomic(folder.checkpoints / name, files.encode(record, seq))
         # The checkpoint is saved. The steps that follow may fail without harm.
-        self._try(f"update {LATEST}", lambda: point_latest(folder, name, link=self._links))
-        entries = [numbered(name, data.checkpoint_id, seq), *entries]
-        self._try("remove old backups", lambda: prune_backups(folder, entries, self.max_backups))
+        self._try(f"update {LATEST}", lambda: files.point_latest(folder, name, link=self._links))
+        entries = [order.numbered(name, data.checkpoint_id, seq), *entries]
+        self._try("remove old backups", lambda: order.prune_backups(folder, entries, self.max_backups))
         most = self.max_checkpoints
         if most is not None and len(entries) > most:
             self._try("remove old checkpoints", lambda: self._remove(folder, entries[most:], entries[:most]))
@@ -171,7 +139,7 @@ class SyncCheckpointWriter:
 
     def _compare(self, folder: SessionFolder, present: Entry, record: dict[str, Tree]) -> None:
         """Accept a checkpoint that was saved before; raise IdTaken if the content differs."""
-        stored = read_stored(folder, present.files[0])
+        stored = files.read_stored(folder, present.files[0])
         if stored is None or stored.content != canonical(record):
             raise IdTaken(
                 f"checkpoint {present.checkpoint_id!r} exists with other content",
@@ -193,7 +161,7 @@ class SyncCheckpointWriter:
         with index.folder.locked(self._lock_timeout):
             entries = index.look().entries
             gone = [entry for entry in entries if entry.checkpoint_id == wanted]
-            remove_old_backup(index.folder, wanted)
+            order.remove_old_backup(index.folder, wanted)
             # Also if it does not exist: a process that deleted it may have died before that was on the disk.
             self._remove(index.folder, gone, [entry for entry in entries if entry.checkpoint_id != wanted])
         return bool(gone)
@@ -205,7 +173,7 @@ class SyncCheckpointWriter:
             return 0
         with index.folder.locked(self._lock_timeout):
             entries = index.look().entries
-            remove_old_backup(index.folder, None)
+            order.remove_old_backup(index.folder, None)
             self._remove(index.folder, entries, [])
             index.folder.sweep()
         return len(entries)
@@ -213,11 +181,11 @@ class SyncCheckpointWriter:
     def _remove(self, folder: SessionFolder, gone: Entries, left: Entries) -> None:
         """Remove checkpoints: the link, then backups, then files, so that a crash leaves each one complete or gone."""
         names = {entry.name for entry in gone}
-        linked, _ = linked_name(folder, folder.names())
+        linked, _ = files.linked_name(folder, folder.names())
         if linked is None or linked in names:
             newest = next((entry.name for entry in left if entry.has_file), None)
             if newest is not None:
-                self._try(f"update {LATEST}", lambda: point_latest(folder, newest, link=self._links))
+                self._try(f"update {LATEST}", lambda: files.point_latest(folder, newest, link=self._links))
             else:
                 atomic.remove(folder.checkpoints / LATEST)
         for entry in gone:
@@ -250,7 +218,7 @@ class SyncCheckpointWriter:
             return None
         name = entry.files[0]
         try:
-            stored = read_stored(index.folder, name)
+            stored = files.read_stored(index.folder, name)
         except Corrupted as error:
             hint = f"{entry.name}{BACKUP} is a backup of it" if entry.has_backup else None
             raise Corrupted(
@@ -266,7 +234,7 @@ class SyncCheckpointWriter:
 
     def load_report(self, session_id: str) -> RecoveryReport[CheckpointData]:
         """Return the newest intact checkpoint, with the newer ones that were skipped and why."""
-        report = newest_intact(self._index(session_id))
+        report = order.newest_intact(self._index(session_id))
         self._note(report.skipped)
         return report
 
@@ -286,7 +254,7 @@ class SyncCheckpointWriter:
         good, damaged = [], []
         for name in (name for entry in look.entries for name in entry.files):
             try:
-                stored = read_stored(index.folder, name)
+                stored = files.read_stored(index.folder, name)
             except BackstayError as error:
                 damaged.append(Skipped(name, error.what))
             else:
@@ -295,7 +263,7 @@ class SyncCheckpointWriter:
         return Scan(
             good=tuple(good),
             damaged=tuple(damaged),
-            leftovers=tuple(leftovers_among(look.names)),
+            leftovers=tuple(files.leftovers_among(look.names)),
             backups=tuple(entry.name + BACKUP for entry in look.entries if entry.has_backup),
             notes=() if look.warning is None else (look.warning,),
         )
@@ -318,9 +286,9 @@ class SyncCheckpointWriter:
         A file that exists and cannot be read raises StoreError: it may be intact or not.
         """
         file = Path(path)
-        if file.name == LATEST and file.is_symlink() and id_in(os.readlink(file)):
+        if file.name == LATEST and file.is_symlink() and files.id_in(os.readlink(file)):
             file = file.with_name(os.readlink(file))
-        content = read_file(file)
+        content = files.read_file(file)
         if content is None:
             return Verdict(False, "it does not exist")
         try:
@@ -399,7 +367,7 @@ class CheckpointWriter:
         max_checkpoints: int | None = None,
         links: bool = sys.platform != "win32",
         lock_timeout: float = LOCK_TIMEOUT_S,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = checkpoint.utc_now,
     ) -> None:
         self.sync = SyncCheckpointWriter(
             storage_path,
