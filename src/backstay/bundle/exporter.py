@@ -14,19 +14,20 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from backstay.bundle import records
 from backstay.bundle.blocks import BlockWriter
 from backstay.bundle.records import CheckpointRecord, Edit
 from backstay.bundle.report import ExportReport, Note, Progress, ProgressReporter
-from backstay.bundle.state import STATE_BYTES_MAX, State, Window, add_part, edit_between, natural_order
+from backstay.bundle.state import STATE_BYTES_MAX, State, Window, add_part, copy_of, edit_between, natural_order
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations import interrupts, ledger
 from backstay.operations.load import expected_digest, is_stored, open_head_state
 from backstay.operations.records import all_records, unstored
 from backstay.operations.rows import parent_digest, values_of
+from backstay.pieces.head_state import StoredValue
 from backstay.pieces.manifest import Key, Piece, Range, grown_by
 from backstay.store.atomic import replacing
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query, Row
@@ -298,52 +299,41 @@ class _Export:
     def _load(self, state: State, base: State, in_place: bool) -> list[tuple[Edit, bytes]]:
         """Bring the values of a state into memory and return how they differ from the base, with the bytes between.
 
-        With ``in_place`` the state takes over the parts of the base. An error leaves the base as it was.
+        Of a value that only grew, only the new bytes are read. With ``in_place`` the state takes over the base's parts.
         """
-        fetched = self._fetch_changed(state, base)
-        edits = []
+        if not in_place:
+            base = copy_of(base)
+        changed: list[tuple[Key, Sequence[Piece], StoredValue | None]] = []  # what to read, and what that extends
         for key, value in state.items():
-            old, entry = base.get(key), value.entry
-            kept = [] if old is None else old.parts or []
-            if not in_place:
-                kept = list(kept)
-            if key not in fetched:
-                assert old is not None
-                value.parts, value.hasher = kept, old.hasher
+            old, identity = base.get(key), (value.entry.kind, value.entry.count, value.entry.digest)
+            if old is not None and (old.entry.kind, old.entry.count, old.entry.digest) == identity:
+                value.parts, value.hasher = old.parts, old.hasher
                 continue
-            value.hasher, data, grown = fetched[key]
-            if old is not None and grown and old.entry.kind == entry.kind:
-                edits.append((Edit(key, entry.kind, entry.count, old.entry.size, 0, len(data)), data))
-                add_part(kept, data)
-                value.parts = kept
-                continue
-            before = b"".join(kept)
-            value.parts = [before + data if grown else data]
-            edits.append(edit_between(key, before, entry.kind, entry.count, value.parts[0]))
-        return edits
-
-    def _fetch_changed(self, state: State, base: State) -> dict[Key, tuple[Any, bytes, bool]]:
-        """Return for every changed value: a hasher of all its bytes, its new bytes, and whether it only grew."""
-        plans: list[tuple[Key, Sequence[Piece], Any]] = []
-        for key, value in state.items():
-            old, entry = base.get(key), value.entry
-            if old is None:
-                plans.append((key, value.parts or value.pieces, None))
-            elif (old.entry.kind, old.entry.count, old.entry.digest) != (entry.kind, entry.count, entry.digest):
-                rest = None if value.parts is not None else grown_by(old.pieces, value.pieces)
-                plans.append((key, value.parts or value.pieces, None) if rest is None else (key, rest, old.hasher))
-        ranges = [piece for _, pieces, _ in plans for piece in pieces if isinstance(piece, Range)]
+            rest = None if old is None or value.parts is not None else grown_by(old.pieces, value.pieces)
+            changed.append((key, value.parts or value.pieces, None) if rest is None else (key, rest, old))
+        ranges = [piece for _, pieces, _ in changed for piece in pieces if isinstance(piece, Range)]
         found = iter(self.backend.fetch(ranges)) if ranges else iter(())
-        fetched = {}
-        for key, pieces, before in plans:
+        edits = []
+        grown: list[tuple[list[bytes], bytes]] = []
+        for key, pieces, extended in changed:
+            value, entry, old = state[key], state[key].entry, base.get(key)
             parts = [part for piece in pieces for part in (next(found) if isinstance(piece, Range) else (piece,))]
             data = b"".join(parts)
-            hasher = hashlib.sha256() if before is None else before.copy()
-            hasher.update(data)
-            if hasher.digest() != state[key].entry.digest:
+            value.hasher = hashlib.sha256() if extended is None else extended.hasher.copy()
+            value.hasher.update(data)
+            if value.hasher.digest() != entry.digest:
                 raise Corrupted(f"the bytes of {key!r} do not match their digest")
-            fetched[key] = (hasher, data, before is not None)
-        return fetched
+            if extended is not None and extended.entry.kind == entry.kind:
+                edits.append((Edit(key, entry.kind, entry.count, extended.entry.size, 0, len(data)), data))
+                value.parts = extended.parts or []
+                grown.append((value.parts, data))
+                continue
+            before = b"" if old is None else b"".join(old.parts or ())
+            value.parts = [data if extended is None else before + data]
+            edits.append(edit_between(key, before, entry.kind, entry.count, value.parts[0]))
+        for parts, data in grown:  # all bytes are right: until now, an error would have left the base as it was
+            add_part(parts, data)
+        return edits
 
 
 def _verified_values(backend: Backend, row: Row) -> State:

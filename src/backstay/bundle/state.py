@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from backstay.bundle.blocks import KEY_WORK, Budget
@@ -48,6 +49,11 @@ def add_part(parts: list[bytes], part: bytes) -> None:
         parts[-1] += part  # one object for each short part would take many times its length
     elif part:
         parts.append(part)
+
+
+def copy_of(state: Mapping[Key, StoredValue]) -> State:
+    """Return the same values for another state; the bytes are shared, but not the lists of parts, which may grow."""
+    return {key: replace(value, parts=list(value.parts or ())) for key, value in state.items()}
 
 
 def size_of(state: Mapping[Key, StoredValue]) -> int:
@@ -101,9 +107,7 @@ def check_size(base: Mapping[Key, StoredValue], record: CheckpointRecord, in_pla
 
 def follow(base: State, record: CheckpointRecord, between: Mapping[Key, Sequence[bytes]], in_place: bool) -> State:
     """Return the state of a record. With ``in_place`` it may change the base, which is not needed any more."""
-    state = dict(base)
-    if not in_place:
-        state = {key: StoredValue(old.entry, [], list(old.parts or ()), old.hasher) for key, old in base.items()}
+    state = dict(base) if in_place else copy_of(base)
     for key in record.removed:
         if state.pop(key, None) is None:
             raise DecodeError("a checkpoint in the bundle removes a key that does not exist")

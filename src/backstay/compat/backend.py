@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -420,21 +420,15 @@ def _without_parent(plain: dict[str, Any]) -> dict[str, Any]:
 
 _ORDER = "a parent before its children, then the step, then the place in the source"
 _SQLITE = b"SQLite format 3\0"
-_METADATA_COLUMNS = {
-    "thread_id": ("thread_id", "thread"),
-    "checkpoint_id": ("checkpoint_id",),
-    "parent_checkpoint_id": ("parent_checkpoint_id", "parent_id", "parent"),
-    "step": ("step",),
-    "created_at": ("created_at",),
-    "tags": ("tags",),
-    "summary": ("summary",),
+_OTHER_COLUMNS = {
+    "thread_id": ("thread",),
+    "parent_checkpoint_id": ("parent_id", "parent"),
+    "messages": ("messages_json",),
+    "state": ("state_json",),
+    "tools_result": ("tools", "tool_results"),
 }
-_PAYLOAD_COLUMNS = {
-    "messages": ("messages", "messages_json"),
-    "state": ("state", "state_json"),
-    "tools_result": ("tools_result", "tools", "tool_results"),
-    "next_node": ("next_node",),
-}
+"""Fields whose column may have another name than the field."""
+
 _JSON_COLUMNS = ("tags", "messages", "state", "tools_result")
 _ROW_NUMBERS = ("id", "rowid")
 
@@ -511,7 +505,7 @@ def _rows(path: Path, importer: Importer) -> Iterator[tuple[str, Mapping[str, An
                 where = f"{path}: row {number} of {table}"
                 row = dict(zip(columns, values, strict=True))
                 try:
-                    metadata, payload = _taken(row, _METADATA_COLUMNS), _taken(row, _PAYLOAD_COLUMNS)
+                    metadata, payload = _taken(row, _METADATA), _taken(row, _PAYLOAD)
                 except DecodeError as error:
                     importer.missing.append(Note(error.what, where))
                     continue
@@ -529,8 +523,7 @@ def _checkpoint_table(connection: apsw.Connection, path: Path) -> tuple[str, lis
     names = [str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     for name in sorted(names, key=lambda name: name != "checkpoints"):
         columns = [str(column) for (column,) in connection.execute("SELECT name FROM pragma_table_info(?)", (name,))]
-        needed = [_METADATA_COLUMNS[column] for column in ("thread_id", "checkpoint_id", "step")]
-        if all(any(known in columns for known in alternatives) for alternatives in needed):
+        if all(_column_of(field, columns) for field in ("thread_id", "checkpoint_id", "step")):
             return name, columns
     raise StoreRefused(
         f"{path} has no table of checkpoints",
@@ -539,11 +532,15 @@ def _checkpoint_table(connection: apsw.Connection, path: Path) -> tuple[str, lis
     )
 
 
-def _taken(row: dict[str, Any], columns: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Remove the known columns from a row and return their values by field."""
+def _column_of(field: str, columns: Collection[str]) -> str | None:
+    return next((name for name in (field, *_OTHER_COLUMNS.get(field, ())) if name in columns), None)
+
+
+def _taken(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Remove the columns of these fields from a row and return their values by field."""
     taken: dict[str, Any] = {}
-    for name, alternatives in columns.items():
-        column = next((column for column in alternatives if column in row), None)
+    for name in names:
+        column = _column_of(name, row)
         value = None if column is None else row.pop(column)
         if value is not None:
             taken[name] = _parsed(value) if name in _JSON_COLUMNS and isinstance(value, str | bytes) else value

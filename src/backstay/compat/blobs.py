@@ -110,7 +110,7 @@ class JsonCheckpointCodec:
             plain = parse_json(blob.data)
             checkpoint = _checkpoint(plain)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            what = error.what if isinstance(error, BackstayError) else type(error).__name__
+            what = getattr(error, "what", type(error).__name__)
             raise Corrupted(f"blob {blob.id} is not a checkpoint: {what}", checkpoint=blob.id) from error
         if checkpoint.graph_hash != expected_hash:
             raise GraphMismatch(expected_hash, checkpoint.graph_hash, checkpoint=blob.id)
@@ -258,7 +258,7 @@ def _files(root: Path, importer: Importer) -> Iterator[tuple[str, str, Checkpoin
             checkpoint = _checkpoint(parse_json(data))
             blob = CheckpointBlob(checkpoint.checkpoint_id, data, checkpoint.graph_hash, checkpoint.created_at)
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            what = error.what if isinstance(error, BackstayError) else type(error).__name__
+            what = getattr(error, "what", type(error).__name__)
             importer.missing.append(Note(f"is not a checkpoint: {what}", str(path), trace))
             continue
         yield str(path), trace, blob

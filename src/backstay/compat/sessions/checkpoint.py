@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -179,19 +179,10 @@ class CheckpointData:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as the JSON object that is stored."""
-        return {
-            "checkpoint_id": str(self.checkpoint_id),
-            "session_id": str(self.session_id),
-            "created_at": moment_text(self.created_at),
-            "trigger": self.trigger,
-            "iteration": self.iteration,
-            "messages": self.messages,
-            "tool_calls_pending": self.tool_calls_pending,
-            "tool_results": self.tool_results,
-            "tokens_used": self.tokens_used,
-            "cost_estimate": float(self.cost_estimate),
-            "resume_hint": self.resume_hint,
-        }
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain.update(checkpoint_id=str(self.checkpoint_id), session_id=str(self.session_id))
+        plain.update(created_at=moment_text(self.created_at), cost_estimate=float(self.cost_estimate))
+        return plain
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CheckpointData:

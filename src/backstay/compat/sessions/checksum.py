@@ -111,9 +111,7 @@ def to_tree(value: object, where: str, depth: int = 1) -> Tree:
         raise EncodeError(
             f"{where} is nested more than {DEPTH_MAX} levels deep", hint="Use a flatter structure, or text"
         )
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, Number):
+    if value is None or isinstance(value, bool | Number):
         return value
     if type(value) is int or type(value) is float:
         return Number(number_text(value, where))

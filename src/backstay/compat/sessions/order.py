@@ -123,11 +123,6 @@ class OrderKey(NamedTuple):
     linked: bool = False
     created_at: str = ""
 
-    @property
-    def is_known(self) -> bool:
-        """Return whether the file could be read."""
-        return self.rank != _UNREADABLE
-
 
 class Entry(NamedTuple):
     """A checkpoint: its file, its backup, or both. The greater is newer."""
@@ -190,7 +185,7 @@ class Index:
         for name, checkpoint_id in {**backups, **present}.items():
             # The file decides, or its backup if the file cannot be read.
             places = [known[each][1] for each in (name, name + BACKUP) if each in known]
-            place = next((place for place in places if place.is_known), OrderKey())
+            place = next((place for place in places if place.rank != _UNREADABLE), OrderKey())
             if name == linked and place.rank == _UNNUMBERED:
                 place = place._replace(linked=True)
             found.append(Entry(place, name, checkpoint_id, name in present, name in backups))
@@ -292,7 +287,7 @@ class _Attempts:
     def read_others(self, look: Look, newest: Entry) -> list[str]:
         """Look at files that may be newer than the newest intact one; return remarks about ``latest.json``."""
         for entry in look.entries:  # a file whose place cannot be read may be the newest, and damaged
-            if not entry.place.is_known and entry.has_file and entry.name not in self.tried:
+            if entry.place.rank == _UNREADABLE and entry.has_file and entry.name not in self.tried:
                 self.read(entry.name)
         linked = look.linked
         if linked is None or linked == newest.name or linked in self.tried:
