@@ -310,7 +310,7 @@ def random_records(rng: random.Random) -> Records:
         keys = rng.sample(known, rng.randrange(1, 4))
         edits = []
         for key in keys:
-            size = old[key].size if key in old else 0
+            size = old[key].entry.size if key in old else 0
             prefix = rng.choice([0, size, rng.randint(0, size)])
             suffix = rng.randint(0, size - prefix)
             edits.append(Edit(key, "b", 0, prefix, suffix, rng.choice([0, 1, 3000, 400_000, 900_000])))

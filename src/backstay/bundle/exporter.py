@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from backstay.bundle import records
 from backstay.bundle.blocks import BlockWriter
 from backstay.bundle.records import CheckpointRecord, Edit
 from backstay.bundle.report import ExportReport, Note, Progress, ProgressReporter
-from backstay.bundle.state import STATE_BYTES_MAX, State, Value, Window, edit_between, natural_order
+from backstay.bundle.state import STATE_BYTES_MAX, State, Window, add_part, copy_of, edit_between, natural_order
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations import interrupts, ledger
@@ -132,7 +132,7 @@ def export_bundle(
     on_damage: OnDamage = "report",
     progress: Progress | bool | None = None,
 ) -> ExportReport:
-    """Write threads of a store, or its whole namespace, into one file. The file appears complete or not at all.
+    """Write threads of a store, or its whole namespace, into one file. The file appears only when it is complete.
 
     The same content gives the same bytes from every kind of store. Leases and sessions are left out: they belong to
     processes. With ``on_damage="refuse"`` a damaged checkpoint raises an error; by default it is left out and the
@@ -186,26 +186,16 @@ class _ExportedThread:
 
 
 @dataclass(slots=True)
-class _Change:
-    """The difference between a checkpoint's state and its base."""
-
-    state: State
-    edits: list[tuple[Edit, bytes]]
-    removed: list[Key]
-    order: list[Key] | None
-
-
 class _Export:
-    def __init__(
-        self, backend: Backend, namespace: str, writer: BlockWriter, on_damage: OnDamage, reporter: ProgressReporter
-    ) -> None:
-        self.backend = backend
-        self.namespace = namespace
-        self.writer = writer
-        self.on_damage = on_damage
-        self.reporter = reporter
-        self.damaged: list[Note] = []
-        self.checkpoints = self.interrupts = self.effects = 0
+    backend: Backend
+    namespace: str
+    writer: BlockWriter
+    on_damage: OnDamage
+    reporter: ProgressReporter
+    damaged: list[Note] = field(default_factory=list)
+    checkpoints: int = 0
+    interrupts: int = 0
+    effects: int = 0
 
     def run(self, threads: dict[str, ThreadPages | BackstayError]) -> bytes:
         """Write all threads and return the digest of the bundle."""
@@ -262,15 +252,18 @@ class _Export:
     def _export_row(self, thread: _ExportedThread, row: Row) -> None:
         # The base is the branch's previous state; for the first checkpoint of a branch, the state of its parent's.
         own = thread.numbers.get(row.branch)
-        base = own
-        if base is None and row.parent_id is not None and row.parent_id not in thread.damaged:
+        number = own
+        if number is None and row.parent_id is not None and row.parent_id not in thread.damaged:
             found = self.backend.find(Query(self.namespace, ids=(row.parent_id,)))
             if found and found[0].seq < row.seq:
-                base = thread.numbers.get(found[0].branch)
-        before = None if base is None else thread.window.get(base)
-        if before is None:
-            base = None
-        change = self._change(row, before or {}, in_place=base is not None and base == own)
+                number = thread.numbers.get(found[0].branch)
+        base = None if number is None else thread.window.get(number)
+        if base is None:
+            number, base = None, {}
+        state = _verified_values(self.backend, row)
+        edits = self._load(state, base, in_place=number is not None and number == own)
+        removed = [key for key in base if key not in state]
+        natural = natural_order(base, removed, [edit for edit, _ in edits])
         # All reads are done: from here on only writing the file can fail.
         if own is None:
             own = thread.numbers[row.branch] = len(thread.numbers)
@@ -282,83 +275,68 @@ class _Export:
             follows=follows,
             parent_id=None if follows else row.parent_id,
             parent_digest=None if follows or row.parent_id is None else row.parent_digest,
-            base=base,
+            base=number,
             step=row.step,
             created_us=row.created_us,
             digest=row.digest,
             notes=row.notes,
             tags=row.tags,
-            order=change.order,
-            removed=change.removed,
-            edits=[edit for edit, _ in change.edits],
+            order=None if natural == list(state) else list(state),
+            removed=removed,
+            edits=[edit for edit, _ in edits],
             writes=len(row.writes),
         )
         self.writer.add(records.CHECKPOINT, record.pack())
-        for edit, between in change.edits:
+        for edit, between in edits:
             if edit.length:
                 self.writer.add(records.VALUE_BYTES, between)
         for write in row.writes:
             self.writer.add(records.WRITE, records.pack_write(write))
         thread.last[row.branch] = (row.id, row.digest)
-        thread.window.put(own, change.state)
+        thread.window.put(own, state)
         self.checkpoints += 1
 
-    def _change(self, row: Row, before: State, in_place: bool) -> _Change:
-        """Return the change that a checkpoint makes to its base, verified. An error leaves the base as it was."""
-        values = _verified_values(self.backend, row)
-        fetched = self._fetch_changed(before, values)
-        edits: list[tuple[Edit, bytes]] = []
-        state: State = {}
-        for key, value in values.items():
-            old, entry = before.get(key), value.entry
-            if key not in fetched:
-                assert old is not None
-                state[key] = old if in_place else old.copy()
-                state[key].pieces = value.pieces
-                continue
-            hasher, data, grown = fetched[key]
-            if old is not None and grown and old.kind == entry.kind:
-                edits.append((Edit(key, entry.kind, entry.count, old.size, 0, len(data)), data))
-                state[key] = old if in_place else old.copy()
-                state[key].grow(entry.count, [data], hasher)
-                state[key].pieces = value.pieces
-                continue
-            if old is not None and grown:
-                data = old.data() + data
-            edits.append(edit_between(key, b"" if old is None else old.data(), entry.kind, entry.count, data))
-            state[key] = Value(entry.kind, entry.count, len(data), hasher, [data], value.pieces)
-        removed = [key for key in before if key not in state]
-        natural = natural_order(before, removed, [edit for edit, _ in edits])
-        return _Change(state, edits, removed, None if natural == list(state) else list(state))
+    def _load(self, state: State, base: State, in_place: bool) -> list[tuple[Edit, bytes]]:
+        """Bring the values of a state into memory and return how they differ from the base, with the bytes between.
 
-    def _fetch_changed(self, base: State, values: dict[Key, StoredValue]) -> dict[Key, tuple[Any, bytes, bool]]:
-        """Return for every changed value: a hasher of all its bytes, its new bytes, and whether it only grew."""
-        plans: list[tuple[Key, StoredValue, list[Piece], Value | None]] = []
-        ranges: list[Range] = []
-        for key, value in values.items():
-            old = base.get(key)
-            if old is not None and old.is_same(value.entry):
+        Of a value that only grew, only the new bytes are read. With ``in_place`` the state takes over the base's parts.
+        """
+        if not in_place:
+            base = copy_of(base)
+        changed: list[tuple[Key, Sequence[Piece], StoredValue | None]] = []  # what to read, and what that extends
+        for key, value in state.items():
+            old, identity = base.get(key), (value.entry.kind, value.entry.count, value.entry.digest)
+            if old is not None and (old.entry.kind, old.entry.count, old.entry.digest) == identity:
+                value.parts, value.hasher = old.parts, old.hasher
                 continue
             rest = None if old is None or value.parts is not None else grown_by(old.pieces, value.pieces)
-            pieces = [] if value.parts is not None else value.pieces if rest is None else rest
-            ranges += [piece for piece in pieces if isinstance(piece, Range)]
-            plans.append((key, value, pieces, None if rest is None else old))
+            changed.append((key, value.parts or value.pieces, None) if rest is None else (key, rest, old))
+        ranges = [piece for _, pieces, _ in changed for piece in pieces if isinstance(piece, Range)]
         found = iter(self.backend.fetch(ranges)) if ranges else iter(())
-        fetched = {}
-        for key, value, pieces, grown in plans:
-            parts = value.parts
-            if parts is None:
-                parts = [part for piece in pieces for part in (next(found) if isinstance(piece, Range) else (piece,))]
+        edits = []
+        grown: list[tuple[list[bytes], bytes]] = []
+        for key, pieces, extended in changed:
+            value, entry, old = state[key], state[key].entry, base.get(key)
+            parts = [part for piece in pieces for part in (next(found) if isinstance(piece, Range) else (piece,))]
             data = b"".join(parts)
-            hasher = hashlib.sha256() if grown is None else grown.hasher.copy()
-            hasher.update(data)
-            if hasher.digest() != value.entry.digest:
+            value.hasher = hashlib.sha256() if extended is None else extended.hasher.copy()
+            value.hasher.update(data)
+            if value.hasher.digest() != entry.digest:
                 raise Corrupted(f"the bytes of {key!r} do not match their digest")
-            fetched[key] = (hasher, data, grown is not None)
-        return fetched
+            if extended is not None and extended.entry.kind == entry.kind:
+                edits.append((Edit(key, entry.kind, entry.count, extended.entry.size, 0, len(data)), data))
+                value.parts = extended.parts or []
+                grown.append((value.parts, data))
+                continue
+            before = b"" if old is None else b"".join(old.parts or ())
+            value.parts = [data if extended is None else before + data]
+            edits.append(edit_between(key, before, entry.kind, entry.count, value.parts[0]))
+        for parts, data in grown:  # all bytes are right: until now, an error would have left the base as it was
+            add_part(parts, data)
+        return edits
 
 
-def _verified_values(backend: Backend, row: Row) -> dict[Key, StoredValue]:
+def _verified_values(backend: Backend, row: Row) -> State:
     """Return the values of a checkpoint; raise Corrupted unless its digest covers them and its description."""
     state = open_head_state(backend, row, {})
     parent = parent_digest(row)

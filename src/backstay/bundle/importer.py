@@ -91,21 +91,22 @@ class _ImportedThread:
     refused: BackstayError | None = None
 
 
+@dataclass(slots=True)
 class _Import:
-    def __init__(
-        self, backend: Backend, reader: BundleReader, wanted: set[str] | None, reporter: ProgressReporter
-    ) -> None:
-        self.backend = backend
-        self.reader = reader
-        self.reporter = reporter
-        self.wanted = wanted
-        self.names: set[str] = set()
-        self.thread = _ImportedThread("", iter(()))
-        self.streams: list[int] = []
-        self.stored = self.present = self.interrupts = self.effects = 0
-        self.refused: list[Refused] = []
-        self.missing: list[Note] = []
-        self.notes: list[Note] = []
+    backend: Backend
+    reader: BundleReader
+    wanted: set[str] | None
+    reporter: ProgressReporter
+    names: set[str] = field(default_factory=set)
+    thread: _ImportedThread = field(default_factory=lambda: _ImportedThread("", iter(())))
+    streams: list[int] = field(default_factory=list)
+    stored: int = 0
+    present: int = 0
+    interrupts: int = 0
+    effects: int = 0
+    refused: list[Refused] = field(default_factory=list)
+    missing: list[Note] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def run(self) -> ImportReport:
         """Store everything and report it."""
@@ -171,7 +172,7 @@ class _Import:
             self.present += 1
             return
         thread.compared = True
-        branch = thread.branches.get(event.number)
+        branch = thread.branches.get(event.record.branch)
         if branch is None or any(each.waiting for each in thread.branches.values() if each is not branch):
             self._flush()  # sequence numbers follow the order of the bundle, also between branches
         if branch is None:
@@ -190,7 +191,7 @@ class _Import:
             thread.branches.pop(number, None)
 
     def _is_present(self, event: BundleCheckpoint) -> bool:
-        """Tell whether the store has this checkpoint next; raise Conflict if it has another one in its place."""
+        """Return whether the store has this checkpoint next; raise Conflict if it has another one in its place."""
         stored = next(self.thread.present, None)
         if stored is None:
             return False
@@ -234,7 +235,7 @@ class _Import:
             found = find_row(self.backend, row.branch.namespace, row.parent_id)
             if found is not None and found.digest == row.parent_digest:
                 parent, head_state = found, open_head_state(self.backend, found, {})
-        branch = self.thread.branches[event.number] = _ImportedBranch(base, head_state)
+        branch = self.thread.branches[event.record.branch] = _ImportedBranch(base, head_state)
         return branch, _whole_change(event, head_state), parent
 
     def _new_stream(self) -> int:
@@ -342,7 +343,7 @@ class _Import:
 
 def _change(event: BundleCheckpoint, head_state: HeadState) -> Change:
     """Return the change that a checkpoint makes to the state of its branch."""
-    if event.record.base != event.number:
+    if event.record.base != event.record.branch:
         return _whole_change(event, head_state)
     change = Change(delete=set(event.record.removed), order=list(event.state))
     for edit in event.record.edits:
@@ -357,5 +358,5 @@ def _change(event: BundleCheckpoint, head_state: HeadState) -> Change:
 
 def _whole_change(event: BundleCheckpoint, head_state: HeadState) -> Change:
     """Return the change from any state to that of a checkpoint. Equal values are recognized by their digests."""
-    put = {key: Body(value.kind, value.count, value.data()) for key, value in event.state.items()}
+    put = {key: Body(value.entry.kind, value.entry.count, value.data()) for key, value in event.state.items()}
     return Change(put=put, delete={key for key in head_state.values if key not in put}, order=list(event.state))

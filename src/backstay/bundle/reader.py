@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +24,9 @@ from backstay.model.checkpoint import Checkpoint, CheckpointMeta, unchecked
 from backstay.operations import interrupts, ledger
 from backstay.operations.interrupts import InterruptRow
 from backstay.operations.ledger import EffectRow
-from backstay.operations.load import assemble
-from backstay.operations.rows import NO_PARENT, checkpoint_digest, values_of
-from backstay.pieces.body import from_body
-from backstay.pieces.manifest import Key, root_digest
+from backstay.operations.load import assemble, decode_value, expected_digest
+from backstay.operations.rows import NO_PARENT, values_of
+from backstay.pieces.manifest import Key
 from backstay.store.atomic import failure
 from backstay.store.base import BranchKey, Row, WriteRow
 
@@ -43,7 +43,6 @@ class BundleCheckpoint:
     """One checkpoint with its whole state."""
 
     row: Row  # without payload; ``seq`` is its place in the thread
-    number: int  # of its branch, in the order in which branches appear
     origin: str | None  # the checkpoint that the branch was forked from
     record: CheckpointRecord
     state: State
@@ -63,6 +62,9 @@ class Totals:
     damaged: int  # checkpoints that could not be exported
     digest: bytes
 
+
+_COUNTED = (records.THREAD, records.CHECKPOINT, records.INTERRUPT, records.EFFECT, records.DAMAGE)
+"""The records whose number is at the end of a bundle."""
 
 Event = ThreadStarted | BundleCheckpoint | InterruptRow | EffectRow | Note | Totals
 
@@ -91,7 +93,7 @@ class BundleReader:
         self._branches: list[_BundleBranch] = []
         self._keys: set[BranchKey] = set()  # of the branches
         self._window = Window()
-        self._counts = [0, 0, 0, 0, 0]
+        self._counts: Counter[int] = Counter()  # by type of record
         try:
             self._file = self.path.open("rb")
             self.size = os.fstat(self._file.fileno()).st_size
@@ -132,11 +134,11 @@ class BundleReader:
                     self._position, self._branches, self._keys, self._window = 0, [], set(), Window()
                     skipping = self._threads is not None and self._thread not in self._threads
                     if not skipping:
-                        self._counts[0] += 1
+                        self._counts[kind] += 1
                         yield ThreadStarted(self._thread)
                 elif kind == END:
                     counts = records.unpack_numbers(data[DIGEST_BYTES:], 5)
-                    if self._threads is None and counts != self._counts:
+                    if self._threads is None and counts != [self._counts[each] for each in _COUNTED]:
                         raise DecodeError("it does not hold as many records as its end says")
                     threads, checkpoints, interrupts, effects, damaged = counts
                     yield Totals(threads, checkpoints, interrupts, effects, damaged, data[:DIGEST_BYTES])
@@ -169,6 +171,7 @@ class BundleReader:
     def _event(self, kind: int, data: bytes) -> Event:
         assert self._thread is not None
         place = (self.namespace, self._thread)
+        self._counts[kind] += 1
         match kind:
             case records.BRANCH:
                 key, origin = records.unpack_branch(data, *place)
@@ -176,19 +179,17 @@ class BundleReader:
                     raise DecodeError("a branch starts twice")
                 self._keys.add(key)
                 self._branches.append(_BundleBranch(key, origin))
+                self._counts[records.CHECKPOINT] += 1
                 return self._checkpoint(b"".join(self._next(records.CHECKPOINT)))
             case records.CHECKPOINT:
                 return self._checkpoint(data)
             case records.INTERRUPT:
-                self._counts[2] += 1
                 stored = records.unpack_record(data, "interrupt", *place)
                 interrupts.record_of(stored)  # verifies every byte
                 return interrupts.row_of(stored)
             case records.EFFECT:
-                self._counts[3] += 1
                 return ledger.row_of(records.unpack_record(data, "effect", *place))
             case records.DAMAGE:
-                self._counts[4] += 1
                 checkpoint, what = records.unpack_damage(data)
                 return Note(what, "damaged when it was exported", self._thread, checkpoint)
         raise DecodeError("it holds a record of an unknown type")
@@ -211,11 +212,10 @@ class BundleReader:
             writes.append(records.unpack_write(data))
         state = follow(base, record, between, in_place)
         self._position += 1
-        self._counts[1] += 1
         row = _verified_row(branch, record, state, self._position, tuple(writes))
         before, branch.last = branch.last, (row.id, row.digest)
         left = self._window.put(record.branch, state)
-        return BundleCheckpoint(row, record.branch, branch.origin, record, state, between, left, before)
+        return BundleCheckpoint(row, branch.origin, record, state, between, left, before)
 
 
 def _verified_row(
@@ -247,10 +247,7 @@ def _verified_row(
     except (Corrupted, OverflowError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DecodeError(f"the description of checkpoint {row.id} cannot be read") from error
     meta = unchecked(CheckpointMeta, values)
-    root = root_digest(entries_of(state))
-    if record.digest != checkpoint_digest(
-        parent_digest or NO_PARENT, root, list(state), meta, row.created_us, row.notes
-    ):
+    if record.digest != expected_digest(row, meta, entries_of(state), parent_digest or NO_PARENT):
         raise DecodeError(f"checkpoint {row.id} does not match its digest")
     return row
 
@@ -262,9 +259,7 @@ def read_bundle(
     with BundleReader(path, threads, limits) as reader:
         for event in reader.events():
             if isinstance(event, BundleCheckpoint):
-                payload = {
-                    key: partial(from_body, value.kind, value.count, value.parts) for key, value in event.state.items()
-                }
+                payload = {key: partial(decode_value, value) for key, value in event.state.items()}
                 yield assemble(event.row, values_of(event.row), payload)
 
 

@@ -29,7 +29,7 @@ from backstay.store.layout import uuid_bytes, uuid_text
 from backstay.store.records import Kind, Record
 
 HEADER, THREAD, BRANCH, CHECKPOINT, VALUE_BYTES, WRITE, INTERRUPT, EFFECT, DAMAGE = b"HTLCVWIEX"
-"""The types of records, besides the end."""
+"""The types of records, without the end."""
 
 _KINDS = {VALUE, LIST, MAP, TEXT, BYTES}
 _INT_MAX = 2**63 - 1
@@ -96,23 +96,9 @@ class CheckpointRecord:
     @classmethod
     def unpack(cls, data: bytes) -> CheckpointRecord:
         """Decode a record; raise DecodeError if the bytes are not one."""
-        plain = _unpack(data, 14)
-        (
-            branch,
-            name,
-            parent,
-            parent_digest,
-            base,
-            step,
-            created_us,
-            digest,
-            notes,
-            tags,
-            order,
-            removed,
-            edits,
-            writes,
-        ) = plain
+        fields = _unpack(data, 14)
+        branch, name, parent, parent_digest, base, step, created_us = fields[:7]
+        digest, notes, tags, order, removed, edits, writes = fields[7:]
         follows = type(parent) is int and parent == 0
         record = cls(
             _number(branch),
@@ -187,15 +173,8 @@ def pack_write(row: WriteRow) -> bytes:
 def unpack_write(data: bytes) -> WriteRow:
     """Return a pending write."""
     task, index, channel, kind, count, path, body = _unpack(data, 7)
-    return WriteRow(
-        _of(task, str),
-        _of(index, int),
-        _of(channel, str),
-        _kind(kind),
-        _number(count),
-        _of(body, bytes),
-        _of(path, str),
-    )
+    name = (_of(task, str), _of(index, int), _of(channel, str))
+    return WriteRow(*name, _kind(kind), _number(count), _of(body, bytes), _of(path, str))
 
 
 def pack_record(record: Record) -> bytes:

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from backstay.bundle.blocks import KEY_WORK, Budget
 from backstay.bundle.records import CheckpointRecord, Edit
 from backstay.codec.msgpack import VALUE_BYTES_MAX
 from backstay.errors import DecodeError
 from backstay.operations.arguments import KEYS_MAX
-from backstay.pieces.head_state import PART_BYTES_MIN
-from backstay.pieces.manifest import SYSTEM_NAMES, Entries, Entry, Key, Piece
+from backstay.pieces.head_state import PART_BYTES_MIN, StoredValue
+from backstay.pieces.manifest import SYSTEM_NAMES, Entries, Entry, Key
 from backstay.pieces.splice import common_prefix, common_suffix
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
@@ -33,75 +33,37 @@ STATE_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
 """Bytes of one state: a few kilobytes of a bundle can claim any size, and the state must fit into memory."""
 
 
-@dataclass(slots=True)
-class Value:
-    """One value's bytes in parts, with their running SHA-256. ``pieces``: where the exporting store keeps them."""
-
-    kind: str
-    count: int
-    size: int
-    hasher: Any
-    parts: list[bytes]
-    pieces: list[Piece] = field(default_factory=list)
-    digest: bytes = b""
-
-    def __post_init__(self) -> None:
-        self.digest = self.hasher.digest()
-
-    def data(self) -> bytes:
-        """Return all bytes."""
-        return b"".join(self.parts)
-
-    def cut(self, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes from ``start`` to ``stop``, in parts."""
-        at = 0
-        for part in self.parts:
-            if at >= stop:
-                return
-            end = at + len(part)
-            if end > start:
-                yield part if start <= at and end <= stop else part[max(start - at, 0) : stop - at]
-            at = end
-
-    def copy(self) -> Value:
-        """Return the same value for another state; the bytes are shared."""
-        return Value(self.kind, self.count, self.size, self.hasher.copy(), list(self.parts), list(self.pieces))
-
-    def grow(self, count: int, parts: Sequence[bytes], hasher: Any) -> None:
-        """Add bytes at the end; ``hasher`` covers them already."""
-        self.count, self.hasher, self.digest = count, hasher, hasher.digest()
-        self.size += sum(map(len, parts))
-        for part in parts:
-            _add(self.parts, part)
-
-    def is_same(self, entry: Entry) -> bool:
-        """Tell whether an entry describes this value."""
-        return (self.kind, self.count, self.digest) == (entry.kind, entry.count, entry.digest)
+State = dict[Key, StoredValue]
+"""The values of a checkpoint, all of them in memory. ``pieces`` says where the exporting store keeps a value."""
 
 
-State = dict[Key, Value]
+def whole(kind: str, count: int, data: bytes) -> StoredValue:
+    """Return a value made of all its bytes."""
+    hasher = hashlib.sha256(data)
+    return StoredValue(Entry(kind, count, len(data), hasher.digest()), [], [data], hasher)
 
 
-def _add(parts: list[bytes], part: bytes) -> None:
+def add_part(parts: list[bytes], part: bytes) -> None:
+    """Add bytes at the end of a value's parts."""
     if parts and len(parts[-1]) + len(part) <= PART_BYTES_MIN:
         parts[-1] += part  # one object for each short part would take many times its length
     elif part:
         parts.append(part)
 
 
-def whole(kind: str, count: int, data: bytes) -> Value:
-    """Return a value made of all its bytes."""
-    return Value(kind, count, len(data), hashlib.sha256(data), [data])
+def copy_of(state: Mapping[Key, StoredValue]) -> State:
+    """Return the same values for another state; the bytes are shared, but not the lists of parts, which may grow."""
+    return {key: replace(value, parts=list(value.parts or ())) for key, value in state.items()}
 
 
-def size_of(state: Mapping[Key, Value]) -> int:
+def size_of(state: Mapping[Key, StoredValue]) -> int:
     """Return the bytes of a state."""
-    return sum(value.size for value in state.values())
+    return sum(value.entry.size for value in state.values())
 
 
-def entries_of(state: Mapping[Key, Value]) -> Entries:
+def entries_of(state: Mapping[Key, StoredValue]) -> Entries:
     """Return the entries of a state, which its digest covers."""
-    return {key: Entry(value.kind, value.count, value.size, value.digest) for key, value in state.items()}
+    return {key: value.entry for key, value in state.items()}
 
 
 def edit_between(key: Key, old: bytes, kind: str, count: int, new: bytes) -> tuple[Edit, bytes]:
@@ -112,26 +74,26 @@ def edit_between(key: Key, old: bytes, kind: str, count: int, new: bytes) -> tup
     return Edit(key, kind, count, prefix, suffix, len(between)), between
 
 
-def natural_order(base: Mapping[Key, Value], record_removed: Sequence[Key], edits: Sequence[Edit]) -> list[Key]:
+def natural_order(base: Mapping[Key, StoredValue], record_removed: Sequence[Key], edits: Sequence[Edit]) -> list[Key]:
     """Return the order of keys that a record has if it names none."""
     gone = set(record_removed)
     kept = [key for key in base if key not in gone]
     return [*kept, *(edit.key for edit in edits if edit.key not in base)]
 
 
-def check_size(base: Mapping[Key, Value], record: CheckpointRecord, in_place: bool, budget: Budget) -> int:
+def check_size(base: Mapping[Key, StoredValue], record: CheckpointRecord, in_place: bool, budget: Budget) -> int:
     """Return how many bytes a record's state has; raise an error if that is too many. Call this before reading them.
 
     The budget pays for building the state: for all of it if it starts as a copy of another branch's state.
     """
-    sizes = {key: value.size for key, value in base.items()}
+    sizes = {key: value.entry.size for key, value in base.items()}
     for key in record.removed:
         sizes.pop(key, None)
     rebuilt = 0
     for edit in record.edits:
         size = sizes[edit.key] = edit.prefix + edit.suffix + edit.length
         old = base.get(edit.key)
-        if old is None or edit.prefix != old.size or old.kind != edit.kind:
+        if old is None or edit.prefix != old.entry.size or old.entry.kind != edit.kind:
             rebuilt += size
     total = sum(sizes.values())
     if len(sizes) > KEYS_MAX + len(SYSTEM_NAMES) or total > STATE_BYTES_MAX:
@@ -145,7 +107,7 @@ def check_size(base: Mapping[Key, Value], record: CheckpointRecord, in_place: bo
 
 def follow(base: State, record: CheckpointRecord, between: Mapping[Key, Sequence[bytes]], in_place: bool) -> State:
     """Return the state of a record. With ``in_place`` it may change the base, which is not needed any more."""
-    state = dict(base) if in_place else {key: value.copy() for key, value in base.items()}
+    state = dict(base) if in_place else copy_of(base)
     for key in record.removed:
         if state.pop(key, None) is None:
             raise DecodeError("a checkpoint in the bundle removes a key that does not exist")
@@ -157,22 +119,33 @@ def follow(base: State, record: CheckpointRecord, between: Mapping[Key, Sequence
     return {key: state[key] for key in order}
 
 
-def _edited(old: Value | None, edit: Edit, between: Sequence[bytes]) -> Value:
-    size = 0 if old is None else old.size
+def _edited(old: StoredValue | None, edit: Edit, between: Sequence[bytes]) -> StoredValue:
+    """Return the value after an edit. A value that only grew keeps its list of parts, and the list grows too."""
+    size, parts = (0, []) if old is None else (old.entry.size, old.parts or [])
     if edit.prefix + edit.suffix > size or sum(map(len, between)) != edit.length:
         raise DecodeError("a value in the bundle claims more bytes of its base than that has")
-    hasher = hashlib.sha256()
-    if old is None:
-        old = Value(edit.kind, 0, 0, hasher, [])
-    elif edit.prefix != size or old.kind != edit.kind:
-        kept: list[bytes] = []
-        for part in (*old.cut(0, edit.prefix), *between, *old.cut(size - edit.suffix, size)):
-            _add(kept, part)
-        old, between = Value(edit.kind, 0, 0, hasher, []), kept
-    for part in between:
-        old.hasher.update(part)
-    old.grow(edit.count, between, old.hasher)
-    return old
+    if old is not None and edit.prefix == size and edit.kind == old.entry.kind:
+        hasher, added = old.hasher.copy(), between
+    else:
+        added = [*_cut(parts, 0, edit.prefix), *between, *_cut(parts, size - edit.suffix, size)]
+        hasher, parts = hashlib.sha256(), []
+    for part in added:
+        hasher.update(part)
+        add_part(parts, part)
+    size = edit.prefix + edit.length + edit.suffix
+    return StoredValue(Entry(edit.kind, edit.count, size, hasher.digest()), [], parts, hasher)
+
+
+def _cut(parts: Iterable[bytes], start: int, stop: int) -> Iterator[bytes]:
+    """Yield the bytes from ``start`` to ``stop``, in parts."""
+    at = 0
+    for part in parts:
+        if at >= stop:
+            return
+        end = at + len(part)
+        if end > start:
+            yield part if start <= at and end <= stop else part[max(start - at, 0) : stop - at]
+        at = end
 
 
 class Window:

@@ -25,9 +25,27 @@ from backstay.thread.store import AsyncStore, Store, async_twin, make_services
 # different (a tuple, a NaN, a number as a key) is refused, with its path, before anything is stored.
 
 
-def copied(value: object, path: str) -> Any:
+def copied(value: object, path: str, depth: int = DEPTH_MAX) -> Any:
     """Return a deep copy of a JSON value. EncodeError names the path of a part that JSON cannot express."""
-    return _copied(value, path, DEPTH_MAX)
+    kind = type(value)
+    if value is None or kind is bool or kind is int:
+        return value
+    if type(value) is str:
+        return _text(value, path)
+    if type(value) is float:
+        if not math.isfinite(value):
+            _refuse(path, f"is {value}, which JSON does not have", "Use None, or leave it out")
+        return value
+    if depth == 0:
+        _refuse(path, f"is nested more than {DEPTH_MAX} levels deep", "Use a flatter structure")
+    if type(value) is list:
+        return [copied(item, f"{path}[{index}]", depth - 1) for index, item in enumerate(value)]
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                _refuse(path, f"has a key of type {type(key).__name__}", "Use text keys: JSON has no others")
+        return {_text(key, path): copied(item, f"{path}.{key}", depth - 1) for key, item in value.items()}
+    _refuse(path, f"is {kind.__name__}, which JSON does not have", "Convert it to text, a number, a list or a dict")
 
 
 def copied_object(value: object, path: str) -> dict[str, Any]:
@@ -53,28 +71,6 @@ def parse_json(data: bytes | str) -> Any:
 
 def _not_json(text: str) -> NoReturn:
     raise ValueError(text)
-
-
-def _copied(value: object, path: str, depth: int) -> Any:
-    kind = type(value)
-    if value is None or kind is bool or kind is int:
-        return value
-    if type(value) is str:
-        return _text(value, path)
-    if type(value) is float:
-        if not math.isfinite(value):
-            _refuse(path, f"is {value}, which JSON does not have", "Use None, or leave it out")
-        return value
-    if depth == 0:
-        _refuse(path, f"is nested more than {DEPTH_MAX} levels deep", "Use a flatter structure")
-    if type(value) is list:
-        return [_copied(item, f"{path}[{index}]", depth - 1) for index, item in enumerate(value)]
-    if type(value) is dict:
-        for key in value:
-            if type(key) is not str:
-                _refuse(path, f"has a key of type {type(key).__name__}", "Use text keys: JSON has no others")
-        return {_text(key, path): _copied(item, f"{path}.{key}", depth - 1) for key, item in value.items()}
-    _refuse(path, f"is {kind.__name__}, which JSON does not have", "Convert it to text, a number, a list or a dict")
 
 
 def _text(text: str, path: str) -> str:

@@ -22,16 +22,16 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import apsw
 
-from backstay.bundle.report import ImportReport, Progress
+from backstay.bundle.report import ImportReport, Note, Progress
 from backstay.compat import upsert
 from backstay.compat.adapter import (
     AdapterStore,
@@ -43,7 +43,7 @@ from backstay.compat.adapter import (
     copied_object,
     parse_json,
 )
-from backstay.compat.importer import Importer, Item, group_by_thread, put_item
+from backstay.compat.importer import Importer, put_item
 from backstay.compat.upsert import Draft, Found, join_state, split_state
 from backstay.errors import BackstayError, DecodeError, InvalidInput, StoreRefused
 from backstay.model.checkpoint import MAIN, CheckpointFields
@@ -198,7 +198,7 @@ class CheckpointBackend(ABC):
     async def close(self) -> None:  # noqa: B027  # most backends have nothing to close
         """Release all resources. Closing twice is fine."""
 
-    async def __aenter__(self) -> CheckpointBackend:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -264,14 +264,12 @@ class StoreBackend(CheckpointBackend):
         if type(before_step) is not int:
             raise InvalidInput(f"before_step must be a whole number, not {type(before_step).__name__}")
         to_delete = [item.checkpoint_id async for item in self.checkpoints(thread_id) if item.step < before_step]
-        return (await self._opened.run(upsert.delete, to_delete, protect=True)).checkpoints
+        removed = await self._opened.run(lambda store, services: store.delete(services.namespace, to_delete, True))
+        return removed.checkpoints
 
     async def close(self) -> None:
         """Close the store if this backend opened it."""
         await self._opened.close()
-
-    async def __aenter__(self) -> StoreBackend:
-        return self
 
     def __repr__(self) -> str:
         return f"<StoreBackend {getattr(self._opened.given, 'url', self._opened.given)}>"
@@ -332,14 +330,12 @@ def _draft(plain: dict[str, Any]) -> Draft:
     upsert.check_names(tags, "tag")
     upsert.check_names(extra, "metadata key")
     others = {"messages": plain["messages"], "tool_results": plain["tools_result"]}
-    state, renamed = join_state(plain["state"], others)
     original: dict[str, Any] = {}
+    state = join_state(plain["state"], others, original)
     if created_at.isoformat() != metadata["created_at"]:
         original["created_at"] = metadata["created_at"]
     if sorted(set(tags)) != tags:
         original["tags"] = tags
-    if renamed:
-        original["renamed"] = True
     unknown = {key: value for key, value in plain.items() if key not in (*_PAYLOAD, "metadata")}
     if unknown:
         original["extra"] = unknown
@@ -379,15 +375,16 @@ def _moment(text: object) -> datetime:
 
 def _checkpoint(found: Found) -> Checkpoint:
     if found.as_dict is not None:
-        return _replaced(found.as_dict, found.parent)
-    whole = dict(found.checkpoint.state)
+        metadata = {**found.as_dict["metadata"], "parent_checkpoint_id": found.parent}
+        return Checkpoint.from_dict({**found.as_dict, "metadata": metadata})
+    whole = found.checkpoint.state
     # A checkpoint that was saved by other means may hold other types under these names; then they stay in the state.
     kinds = {"messages": list, "tool_results": dict}
     others: dict[str, Any] = {name: whole[name] for name, kind in kinds.items() if isinstance(whole.get(name), kind)}
     return Checkpoint(
         metadata=_metadata(found),
         messages=others.get("messages", []),
-        state=split_state(whole, others, bool(found.original.get("renamed"))),
+        state=split_state(found, others),
         tools_result=others.get("tool_results", {}),
         next_node=found.meta.next_node or "",
         extra=copied_object(found.original.get("extra", {}), "extra"),
@@ -396,7 +393,7 @@ def _checkpoint(found: Found) -> Checkpoint:
 
 def _metadata(found: Found) -> CheckpointMetadata:
     if found.as_dict is not None:
-        return _replaced(found.as_dict, found.parent).metadata
+        return _checkpoint(found).metadata
     meta = found.meta
     return CheckpointMetadata(
         thread_id=meta.thread_id,
@@ -419,36 +416,21 @@ def _without_parent(plain: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "metadata": metadata}
 
 
-def _replaced(as_dict: dict[str, Any], parent: str | None) -> Checkpoint:
-    return Checkpoint.from_dict({**as_dict, "metadata": {**as_dict["metadata"], "parent_checkpoint_id": parent}})
-
-
 # Importing --------------------------------------------------------------------------------------------------------
 
 _ORDER = "a parent before its children, then the step, then the place in the source"
 _SQLITE = b"SQLite format 3\0"
-_METADATA_COLUMNS = {
-    "thread_id": ("thread_id", "thread"),
-    "checkpoint_id": ("checkpoint_id",),
-    "parent_checkpoint_id": ("parent_checkpoint_id", "parent_id", "parent"),
-    "step": ("step",),
-    "created_at": ("created_at",),
-    "tags": ("tags",),
-    "summary": ("summary",),
+_OTHER_COLUMNS = {
+    "thread_id": ("thread",),
+    "parent_checkpoint_id": ("parent_id", "parent"),
+    "messages": ("messages_json",),
+    "state": ("state_json",),
+    "tools_result": ("tools", "tool_results"),
 }
-_PAYLOAD_COLUMNS = {
-    "messages": ("messages", "messages_json"),
-    "state": ("state", "state_json"),
-    "tools_result": ("tools_result", "tools", "tool_results"),
-    "next_node": ("next_node",),
-}
+"""Fields whose column may have another name than the field."""
+
 _JSON_COLUMNS = ("tags", "messages", "state", "tools_result")
 _ROW_NUMBERS = ("id", "rowid")
-
-
-class _ImportedRecord(NamedTuple):
-    draft: Draft
-    where: str
 
 
 def import_agentos(
@@ -465,23 +447,24 @@ def import_agentos(
     because a replaced row gets a new one.
     """
     importer = Importer(store, _ORDER)
-    found: list[_ImportedRecord] = []
+    found: list[tuple[Draft, str]] = []
     for where, plain in _records(source, importer):
         try:
-            found.append(_ImportedRecord(_draft(_checked(Checkpoint.from_dict(plain))), where))
+            found.append((_draft(_checked(Checkpoint.from_dict(plain))), where))
         except (BackstayError, TypeError) as error:
-            importer.add_missing(where, f"is not a checkpoint: {getattr(error, 'what', error)}")
+            importer.missing.append(Note(f"is not a checkpoint: {getattr(error, 'what', error)}", where))
     # Parents before their children, else by step and then as given. In a cycle of parents the first one comes first.
-    waiting = {each.draft.id: each for each in sorted(found, key=lambda each: each.draft.step)}
-    ordered: list[_ImportedRecord] = []
+    found.sort(key=lambda each: each[0].step)
+    waiting = {draft.id: (draft, where) for draft, where in found}
+    items = []
     while waiting:
-        each = next(iter(waiting.values()))
-        ancestry = {each.draft.id: each}
-        while (parent := each.draft.parent) in waiting and parent not in ancestry:
-            each = ancestry[parent] = waiting[parent]
-        ordered += [waiting.pop(name) for name in reversed(ancestry)]
-    items = ((draft.thread, Item(draft.id, where, put_item(draft, _as_dict))) for draft, where in ordered)
-    return importer.import_all(group_by_thread(items), progress)
+        ancestry: dict[str, Draft] = {}
+        name: str | None = next(iter(waiting))
+        while name in waiting and name not in ancestry:
+            ancestry[name] = waiting[name][0]
+            name = ancestry[name].parent
+        items += [put_item(*waiting.pop(each), _as_dict) for each in reversed(ancestry)]
+    return importer.import_all(items, progress)
 
 
 def _records(
@@ -507,7 +490,7 @@ def _records(
                 if line.strip():
                     yield where, _parsed(line)
             except DecodeError as error:
-                importer.add_missing(where, error.what)
+                importer.missing.append(Note(error.what, where))
 
 
 def _rows(path: Path, importer: Importer) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -522,9 +505,9 @@ def _rows(path: Path, importer: Importer) -> Iterator[tuple[str, Mapping[str, An
                 where = f"{path}: row {number} of {table}"
                 row = dict(zip(columns, values, strict=True))
                 try:
-                    metadata, payload = _taken(row, _METADATA_COLUMNS), _taken(row, _PAYLOAD_COLUMNS)
+                    metadata, payload = _taken(row, _METADATA), _taken(row, _PAYLOAD)
                 except DecodeError as error:
-                    importer.add_missing(where, error.what)
+                    importer.missing.append(Note(error.what, where))
                     continue
                 # Columns that this version does not know are kept in the metadata.
                 others = {key: value for key, value in row.items() if key not in _ROW_NUMBERS and value is not None}
@@ -540,8 +523,7 @@ def _checkpoint_table(connection: apsw.Connection, path: Path) -> tuple[str, lis
     names = [str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     for name in sorted(names, key=lambda name: name != "checkpoints"):
         columns = [str(column) for (column,) in connection.execute("SELECT name FROM pragma_table_info(?)", (name,))]
-        needed = [_METADATA_COLUMNS[column] for column in ("thread_id", "checkpoint_id", "step")]
-        if all(any(known in columns for known in alternatives) for alternatives in needed):
+        if all(_column_of(field, columns) for field in ("thread_id", "checkpoint_id", "step")):
             return name, columns
     raise StoreRefused(
         f"{path} has no table of checkpoints",
@@ -550,11 +532,15 @@ def _checkpoint_table(connection: apsw.Connection, path: Path) -> tuple[str, lis
     )
 
 
-def _taken(row: dict[str, Any], columns: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Remove the known columns from a row and return their values by field."""
+def _column_of(field: str, columns: Collection[str]) -> str | None:
+    return next((name for name in (field, *_OTHER_COLUMNS.get(field, ())) if name in columns), None)
+
+
+def _taken(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Remove the columns of these fields from a row and return their values by field."""
     taken: dict[str, Any] = {}
-    for name, alternatives in columns.items():
-        column = next((column for column in alternatives if column in row), None)
+    for name in names:
+        column = _column_of(name, row)
         value = None if column is None else row.pop(column)
         if value is not None:
             taken[name] = _parsed(value) if name in _JSON_COLUMNS and isinstance(value, str | bytes) else value

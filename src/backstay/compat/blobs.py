@@ -14,13 +14,12 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from backstay.bundle.report import ImportReport, Progress
+from backstay.bundle.report import ImportReport, Note, Progress
 from backstay.compat.adapter import copied, parse_json
-from backstay.compat.importer import Importer, Item, fit_fields, group_by_thread, save_item
+from backstay.compat.importer import Importer
 from backstay.errors import BackstayError, Corrupted, DecodeError, GraphMismatch, InvalidInput
 from backstay.model.checkpoint import EPOCH, Checkpoint
 from backstay.model.fields import check_fields
@@ -111,7 +110,7 @@ class JsonCheckpointCodec:
             plain = parse_json(blob.data)
             checkpoint = _checkpoint(plain)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            what = error.what if isinstance(error, BackstayError) else type(error).__name__
+            what = getattr(error, "what", type(error).__name__)
             raise Corrupted(f"blob {blob.id} is not a checkpoint: {what}", checkpoint=blob.id) from error
         if checkpoint.graph_hash != expected_hash:
             raise GraphMismatch(expected_hash, checkpoint.graph_hash, checkpoint=blob.id)
@@ -161,7 +160,7 @@ class CheckpointBlobStore:
         return [blob for blob in found if blob is not None]
 
     def delete(self, id: str) -> bool:
-        """Delete a blob; tell whether there was one."""
+        """Delete a blob; return whether there was one."""
         found = self._store.get(check_id(id, "checkpoint id"))
         return (
             found is not None and self._store.thread(found.thread_id, branch=found.branch).delete_checkpoint(found) > 0
@@ -227,23 +226,23 @@ def import_blobs(
         try:
             checkpoint = (codec or JsonCheckpointCodec()).deserialize(blob, blob.graph_hash)
         except BackstayError as error:
-            importer.add_missing(where, error.what, trace, blob.id)
+            importer.missing.append(Note(error.what, where, trace, blob.id))
             continue
         name = checkpoint.checkpoint_id
-        note = partial(importer.add_note, where, trace, name)
         state = checkpoint.state
         if not isinstance(state, dict):
-            note("its state is not an object, so it is kept under the key 'state'")
+            what = "its state is not an object, so it is kept under the key 'state'"
+            importer.notes.append(Note(what, where, trace, name))
             state = {"state": state}
         values = {
             "next_node": checkpoint.current_node or None,
             "graph_hash": checkpoint.graph_hash,
             "created_at": checkpoint.created_at,
         }
-        item = Item(name, where, save_item(trace, name, state, fit_fields(values, checkpoint.extra, note)))
-        found.append((checkpoint.created_at, trace, item))
+        item = importer.saved_item(trace, name, where, state, values, checkpoint.extra)
+        found.append((checkpoint.created_at, item))
     found.sort(key=lambda each: each[0])
-    return importer.import_all(group_by_thread((trace, item) for _, trace, item in found), progress)
+    return importer.import_all((item for _, item in found), progress)
 
 
 def _files(root: Path, importer: Importer) -> Iterator[tuple[str, str, CheckpointBlob]]:
@@ -259,7 +258,7 @@ def _files(root: Path, importer: Importer) -> Iterator[tuple[str, str, Checkpoin
             checkpoint = _checkpoint(parse_json(data))
             blob = CheckpointBlob(checkpoint.checkpoint_id, data, checkpoint.graph_hash, checkpoint.created_at)
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            what = error.what if isinstance(error, BackstayError) else type(error).__name__
-            importer.add_missing(str(path), f"is not a checkpoint: {what}", trace)
+            what = getattr(error, "what", type(error).__name__)
+            importer.missing.append(Note(f"is not a checkpoint: {what}", str(path), trace))
             continue
         yield str(path), trace, blob

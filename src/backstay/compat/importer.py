@@ -14,7 +14,6 @@ from typing import Any
 from backstay.bundle.report import ExportReport, ImportReport, Note, Progress, ProgressReporter, Refused
 from backstay.compat import upsert
 from backstay.errors import BackstayError, Conflict, Corrupted, DecodeError, Fenced, InvalidInput, StoreError
-from backstay.model.checkpoint import CheckpointFields
 from backstay.model.fields import check_fields
 from backstay.model.ids import check_id
 from backstay.thread.access import access_of
@@ -25,9 +24,10 @@ from backstay.thread.store import Store
 class Item:
     """A checkpoint to import. ``where`` names the file or row that it came from."""
 
+    thread: str
     id: str
     where: str
-    save: Callable[[Store], None]
+    save: Callable[[Store], object]
 
 
 @dataclass(slots=True)
@@ -38,39 +38,51 @@ class Importer:
     order: str
     stored: int = 0
     present: int = 0
-    threads: int = 0
     refused: list[Refused] = field(default_factory=list)
-    missing: list[Note] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    missing: list[Note] = field(default_factory=list)  # records that could not be read or stored
+    notes: list[Note] = field(default_factory=list)  # checkpoints that are stored differently from the source
 
-    def add_missing(self, where: str, what: str, thread: str | None = None, checkpoint: str | None = None) -> None:
-        """Report a record that could not be read or stored."""
-        self.missing.append(Note(what, where, thread, checkpoint))
+    def saved_item(
+        self,
+        thread: str,
+        name: str,
+        where: str,
+        state: Mapping[str, Any],
+        values: Mapping[str, Any],
+        others: Mapping[str, Any],
+    ) -> Item:
+        """Return a checkpoint to save under its own id. Saving the same again changes nothing.
 
-    def add_note(self, where: str, thread: str, checkpoint: str | None, what: str) -> None:
-        """Report a checkpoint that is stored differently from the source."""
-        self.notes.append(Note(what, where, thread, checkpoint))
+        ``values`` are its fields. ``others``, which have no field, and values that are invalid go into its metadata.
+        """
+        metadata = dict(others)
+        fields: dict[str, Any] = {"metadata": metadata}
+        for each, value in values.items():
+            try:
+                fields.update(check_fields({each: value}))
+            except InvalidInput as error:
+                metadata[each] = value
+                self.notes.append(Note(f"{error.what}: kept in the metadata", where, thread, name))
+        return Item(thread, name, where, lambda store: store.thread(thread).save(state, id=name, **fields))
 
-    def import_all(self, threads: Mapping[str, Sequence[Item]], progress: Progress | bool | None) -> ImportReport:
+    def import_all(self, items: Iterable[Item], progress: Progress | bool | None) -> ImportReport:
         """Store the checkpoints of each thread in the given order."""
+        threads: dict[str, list[Item]] = {}
+        for item in items:
+            threads.setdefault(item.thread, []).append(item)
         reporter = ProgressReporter(progress, "importing", sum(map(len, threads.values())), "checkpoints")
         done = 0
-        for thread, items in threads.items():
-            self.threads += 1
+        for thread, wanted in threads.items():
             before = self.stored
             try:
-                check_id(thread, "thread_id")
-                stored = {meta.id for meta in self.store.thread(thread).history(branch="*")}
-                self._check_strangers(thread, stored, {item.id for item in items})
-                for item in items:
-                    self._store(thread, item, item.id in stored)
+                self._import_thread(thread, wanted)
             except (Conflict, Fenced, Corrupted, InvalidInput) as error:
                 self.refused.append(Refused(thread, error, self.stored - before))
-            done += len(items)
+            done += len(wanted)
             reporter.update(done)
         reporter.finish()
         return ImportReport(
-            self.threads,
+            len(threads),
             self.stored,
             self.present,
             refused=tuple(self.refused),
@@ -79,37 +91,29 @@ class Importer:
             order=self.order,
         )
 
-    def _check_strangers(self, thread: str, stored: set[str], wanted: set[str]) -> None:
-        """Raise Conflict if a thread has other checkpoints than the source, and not yet all of the source."""
+    def _import_thread(self, thread: str, items: Sequence[Item]) -> None:
+        """Store the checkpoints of one thread and count them; one that cannot be stored is reported as missing."""
+        check_id(thread, "thread_id")
+        stored = {meta.id for meta in self.store.thread(thread).history(branch="*")}
+        wanted = {item.id for item in items}
         if stored - wanted and wanted - stored:
             raise Conflict(
                 f"the store has other checkpoints in thread {thread!r}, for example {min(stored - wanted)}",
                 thread=thread,
                 hint="Import into another store or namespace, or rename the thread",
             )
-
-    def _store(self, thread: str, item: Item, was_present: bool) -> None:
-        """Store one checkpoint and count it; if it cannot be stored, report it as missing."""
-        try:
-            item.save(self.store)
-        except (InvalidInput, DecodeError) as error:
-            self.add_missing(item.where, f"cannot be stored: {error.what}", thread, item.id)
-            return
-        self.stored += not was_present
-        self.present += was_present
+        for item in items:
+            try:
+                item.save(self.store)
+            except (InvalidInput, DecodeError) as error:
+                self.missing.append(Note(f"cannot be stored: {error.what}", item.where, thread, item.id))
+                continue
+            self.stored += item.id not in stored
+            self.present += item.id in stored
 
 
-def save_item(thread: str, name: str, state: Mapping[str, Any], fields: CheckpointFields) -> Callable[[Store], None]:
-    """Return a function that saves a checkpoint under its own id. Saving the same again changes nothing."""
-
-    def save(store: Store) -> None:
-        store.thread(thread).save(state, id=name, **fields)
-
-    return save
-
-
-def put_item(draft: upsert.Draft, as_dict: upsert.AsDict) -> Callable[[Store], None]:
-    """Return a function that puts a checkpoint through an adapter. It never replaces one with other content."""
+def put_item(draft: upsert.Draft, where: str, as_dict: upsert.AsDict) -> Item:
+    """Return a checkpoint to put through an adapter. It never replaces one with other content."""
 
     def put(store: Store) -> None:
         access = access_of(store)
@@ -124,29 +128,7 @@ def put_item(draft: upsert.Draft, as_dict: upsert.AsDict) -> Callable[[Store], N
                 hint="The import keeps the stored one. If the source is right, delete it and import again",
             )
 
-    return put
-
-
-def fit_fields(values: Mapping[str, Any], others: Mapping[str, Any], report: Callable[[str], None]) -> CheckpointFields:
-    """Return fields as a save takes them. Unknown fields and invalid values go into the metadata."""
-    fields: dict[str, Any] = {}
-    metadata = dict(others)
-    for name, value in values.items():
-        try:
-            fields.update(check_fields({name: value}))
-        except InvalidInput as error:
-            metadata[name] = value
-            report(f"{error.what}: kept in the metadata")
-    fields["metadata"] = metadata
-    return fields  # type: ignore[return-value]  # every name is a field of a record, and its value is checked
-
-
-def group_by_thread(items: Iterable[tuple[str, Item]]) -> dict[str, list[Item]]:
-    """Return items by thread, in their order."""
-    threads: dict[str, list[Item]] = {}
-    for thread, item in items:
-        threads.setdefault(thread, []).append(item)
-    return threads
+    return Item(draft.thread, draft.id, where, put)
 
 
 def export_checkpoints(

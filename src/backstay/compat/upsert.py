@@ -27,7 +27,7 @@ from backstay.operations.arguments import branch_key
 from backstay.operations.cursor import Base, Cursor, Services
 from backstay.operations.listing import EVERY_BRANCH, Listing, listing_of_thread, raise_or_mark
 from backstay.operations.rows import Damaged
-from backstay.store.base import Backend, BranchKey, Query, Removed
+from backstay.store.base import Backend, BranchKey, Query
 
 RESERVED = "backstay."
 """Metadata keys and tags with this prefix belong to Backstay; callers cannot set them."""
@@ -117,7 +117,7 @@ class Found:
 
 
 AsDict = Callable[[Found], dict[str, Any]]
-"""Returns a stored checkpoint in an adapter's form, to compare it with the one that is put."""
+"""Returns a stored checkpoint in an adapter's form, to compare it with the draft of a put."""
 
 
 def check_names(names: Iterable[str], what: str) -> None:
@@ -290,30 +290,25 @@ def _branch(services: Services, thread: str, name: str) -> BranchKey:
     return branch_key(services.namespace, thread, name, "")
 
 
-def delete(store: Backend, services: Services, names: Collection[str], protect: bool) -> Removed:
-    """Delete checkpoints in one transaction; ``protect`` spares the newest of each branch and those that wait."""
-    return store.delete(services.namespace, names, protect)
-
-
 # Other fields in the state ----------------------------------------------------------------------------------------
 #
 # Backstay keeps messages, tool results and the like as keys of the state, under the same names, so that both sides can
 # read them. A key of the caller's state with one of these names is renamed, and the record says so.
 
 
-def join_state(state: Mapping[str, Any], others: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the state and the other fields as one mapping, and whether keys of the state were renamed."""
-    clashing = {key for key in state if key in others}
-    if not clashing:
-        return {**others, **state}, False
-    # Keys that already look renamed must be renamed too, or ``split_state`` could not tell them apart.
+def join_state(state: Mapping[str, Any], others: Mapping[str, Any], original: dict[str, Any]) -> dict[str, Any]:
+    """Return the state and the other fields as one mapping; ``original`` records whether keys were renamed."""
+    if not any(key in others for key in state):
+        return {**others, **state}
+    original["renamed"] = True
+    # Keys that already look renamed must be renamed too, or ``split_state`` could not undo it.
     renamed = {
-        STATE_PREFIX + key if key in clashing or key.startswith(STATE_PREFIX) else key: state[key] for key in state
+        STATE_PREFIX + key if key in others or key.startswith(STATE_PREFIX) else key: state[key] for key in state
     }
-    return {**others, **renamed}, True
+    return {**others, **renamed}
 
 
-def split_state(whole: Mapping[str, Any], names: Collection[str], renamed: bool) -> dict[str, Any]:
-    """Return the state without the fields of these names: the reverse of ``join_state``."""
-    state = {key: value for key, value in whole.items() if key not in names}
-    return {key.removeprefix(STATE_PREFIX): value for key, value in state.items()} if renamed else state
+def split_state(found: Found, names: Collection[str]) -> dict[str, Any]:
+    """Return the state of a checkpoint without the fields of these names: the reverse of ``join_state``."""
+    prefix = STATE_PREFIX if found.original.get("renamed") else ""
+    return {key.removeprefix(prefix): value for key, value in found.checkpoint.state.items() if key not in names}

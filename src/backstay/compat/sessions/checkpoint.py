@@ -1,7 +1,7 @@
 """The record of a session's checkpoint, its ids, and its summary, as the session files have them.
 
-A record accepts any values; ``check`` tells whether it can be saved. Reading a file checks only the types of its
-fields: a record that was accepted once must not become unreadable because a rule became stricter.
+A record accepts any values; ``check`` refuses a record that cannot be saved. Reading a file checks only the types of
+its fields: a record that was accepted once must not become unreadable because a rule became stricter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", 
 _maker = IdMaker(lambda: time.time_ns() // 1_000_000, os.urandom)
 
 I = TypeVar("I", bound="Identifier")  # noqa: E741
+T = TypeVar("T")
 
 
 class Identifier(str):
@@ -178,34 +179,25 @@ class CheckpointData:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as the JSON object that is stored."""
-        return {
-            "checkpoint_id": str(self.checkpoint_id),
-            "session_id": str(self.session_id),
-            "created_at": moment_text(self.created_at),
-            "trigger": self.trigger,
-            "iteration": self.iteration,
-            "messages": self.messages,
-            "tool_calls_pending": self.tool_calls_pending,
-            "tool_results": self.tool_results,
-            "tokens_used": self.tokens_used,
-            "cost_estimate": float(self.cost_estimate),
-            "resume_hint": self.resume_hint,
-        }
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain.update(checkpoint_id=str(self.checkpoint_id), session_id=str(self.session_id))
+        plain.update(created_at=moment_text(self.created_at), cost_estimate=float(self.cost_estimate))
+        return plain
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CheckpointData:
         """Rebuild a record. DecodeError names a field that is missing or has the wrong type."""
         reader = FieldReader(record)
         return cls(
-            checkpoint_id=reader.text("checkpoint_id"),
-            session_id=reader.text("session_id"),
+            checkpoint_id=reader.of("checkpoint_id", str),
+            session_id=reader.of("session_id", str),
             created_at=reader.moment("created_at"),
-            trigger=reader.text("trigger"),
-            iteration=reader.integer("iteration"),
-            messages=reader.items("messages"),
-            tool_calls_pending=reader.items("tool_calls_pending"),
+            trigger=reader.of("trigger", str),
+            iteration=reader.of("iteration", int),
+            messages=reader.of("messages", list),
+            tool_calls_pending=reader.of("tool_calls_pending", list),
             tool_results=reader.value("tool_results"),
-            tokens_used=reader.integer("tokens_used"),
+            tokens_used=reader.of("tokens_used", int),
             cost_estimate=reader.number("cost_estimate"),
             resume_hint=reader.optional_text("resume_hint"),
         )
@@ -229,6 +221,9 @@ def moment_text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
+_NOT_OF = {str: "not text", int: "not a whole number", bool: "neither true nor false", list: "not a list"}
+
+
 class FieldReader:
     """Reads fields of a stored object and checks their types."""
 
@@ -241,23 +236,16 @@ class FieldReader:
             raise DecodeError(f"has no field {name!r}")
         return self._record[name]
 
-    def text(self, name: str) -> str:
-        """Return a text."""
+    def of(self, name: str, kind: type[T]) -> T:
+        """Return a field of this type. In Python a bool is an int; here it is not."""
         value = self.value(name)
-        if not isinstance(value, str):
-            raise DecodeError(f"{name} is not text")
+        if not isinstance(value, kind) or (kind is int and type(value) is not int):
+            raise DecodeError(f"{name} is {_NOT_OF[kind]}")
         return value
 
     def optional_text(self, name: str) -> str | None:
         """Return a text, None if it is null or missing."""
-        return None if self._record.get(name) is None else self.text(name)
-
-    def integer(self, name: str) -> int:
-        """Return a whole number."""
-        value = self.value(name)
-        if type(value) is not int:
-            raise DecodeError(f"{name} is not a whole number")
-        return value
+        return None if self._record.get(name) is None else self.of(name, str)
 
     def number(self, name: str) -> float:
         """Return a number."""
@@ -266,23 +254,9 @@ class FieldReader:
             raise DecodeError(f"{name} is not a number")
         return float(value)
 
-    def boolean(self, name: str) -> bool:
-        """Return true or false."""
-        value = self.value(name)
-        if not isinstance(value, bool):
-            raise DecodeError(f"{name} is neither true nor false")
-        return value
-
-    def items(self, name: str) -> list[Any]:
-        """Return a list."""
-        value = self.value(name)
-        if not isinstance(value, list):
-            raise DecodeError(f"{name} is not a list")
-        return value
-
     def moment(self, name: str) -> datetime:
         """Return a time. One without a time zone, as the older writer stored, counts as UTC."""
-        text = self.text(name)
+        text = self.of(name, str)
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from backstay.errors import DecodeError, EncodeError, InvalidInput
@@ -110,9 +111,7 @@ def to_tree(value: object, where: str, depth: int = 1) -> Tree:
         raise EncodeError(
             f"{where} is nested more than {DEPTH_MAX} levels deep", hint="Use a flatter structure, or text"
         )
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, Number):
+    if value is None or isinstance(value, bool | Number):
         return value
     if type(value) is int or type(value) is float:
         return Number(number_text(value, where))
@@ -150,7 +149,11 @@ def number_text(value: int | float, where: str = "number") -> str:
         return str(value)
     if not math.isfinite(value):
         raise EncodeError(f"{where} is {value}", hint="JSON has no NaN and no infinity: pass None or text")
-    sign, digits, exponent = _shortest(value)
+    if value == 0:
+        return repr(value)
+    shortest = Decimal(repr(value)).as_tuple()
+    digits = "".join(map(str, shortest.digits)).rstrip("0")
+    exponent = int(shortest.exponent) + len(shortest.digits) - len(digits)
     before = len(digits) + exponent  # digits before the point
     if exponent >= 0 and before <= _FIXED_DIGITS_MAX:
         text = f"{digits}{'0' * exponent}.0"
@@ -161,63 +164,36 @@ def number_text(value: int | float, where: str = "number") -> str:
     else:
         point = f".{digits[1:]}" if len(digits) > 1 else ""
         text = f"{digits[0]}{point}e{before - 1}"
-    return sign + text
-
-
-def _shortest(value: float) -> tuple[str, str, int]:
-    """Return the sign, the shortest digits of a float, and their power of ten."""
-    mantissa, _, power = repr(value).partition("e")
-    sign = "-" if mantissa.startswith("-") else ""
-    whole, _, fraction = mantissa.removeprefix("-").partition(".")
-    if fraction == "0":
-        fraction = ""
-    digits = (whole + fraction).lstrip("0")
-    exponent = int(power or "0") - len(fraction)
-    stripped = digits.rstrip("0")
-    if not stripped:
-        return sign, "0", 0
-    return sign, stripped, exponent + len(digits) - len(stripped)
+    return f"-{text}" if value < 0 else text
 
 
 def canonical(tree: Tree) -> str:
     """Return the form that checksums cover: keys sorted, no spaces."""
-    return "".join(_print(tree, [], None, 0))
+    return _print(tree, None)
 
 
 def pretty(tree: Tree) -> str:
     """Return the form for people: keys sorted, two spaces per level, one item per line."""
-    return "".join(_print(tree, [], "  ", 0)) + "\n"
+    return _print(tree, "\n") + "\n"
 
 
-def _print(tree: Tree, out: list[str], indent: str | None, level: int) -> list[str]:
-    """Append the parts of a tree's text."""
+def _print(tree: Tree, line: str | None) -> str:
+    """Return a tree's text. ``line`` is the line break and the indentation of its level; None means no spaces."""
     if isinstance(tree, str):
-        out.append(_quoted(tree))
-    elif isinstance(tree, Number):
-        out.append(tree.text)
-    elif isinstance(tree, list | dict):
-        _print_items(tree, out, indent, level)
+        return _quoted(tree)
+    if isinstance(tree, Number):
+        return tree.text
+    if not isinstance(tree, list | dict):
+        return _CONSTANTS[tree]
+    inner, colon = (None, ":") if line is None else (line + "  ", ": ")
+    if isinstance(tree, list):
+        start, end, items = "[", "]", [_print(item, inner) for item in tree]
     else:
-        out.append(_CONSTANTS[tree])
-    return out
-
-
-def _print_items(tree: list[Tree] | dict[str, Tree], out: list[str], indent: str | None, level: int) -> None:
-    start, end = ("[", "]") if isinstance(tree, list) else ("{", "}")
-    before, after, colon = "", "", ":"
-    if indent is not None:
-        colon = ": "
-        if tree:
-            before, after = f"\n{indent * (level + 1)}", f"\n{indent * level}"
-    for item in tree if isinstance(tree, list) else sorted(tree):
-        out.append(start + before)
-        start = ","
-        if isinstance(tree, list):
-            _print(item, out, indent, level + 1)
-        else:
-            out.append(_quoted(item) + colon)
-            _print(tree[item], out, indent, level + 1)
-    out.append((after if start == "," else start) + end)
+        start, end = "{", "}"
+        items = [f"{_quoted(key)}{colon}{_print(tree[key], inner)}" for key in sorted(tree)]
+    if line is None or inner is None or not items:
+        return start + ",".join(items) + end
+    return start + inner + f",{inner}".join(items) + line + end
 
 
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
@@ -267,7 +243,7 @@ class ChecksumUtils:
 
     @staticmethod
     def verify_checksum(record: object) -> tuple[bool, str | None]:
-        """Tell whether a record matches its checksum, and if not, why."""
+        """Return whether a record matches its checksum, and if not, why."""
         problem = find_problem(to_tree(record, "record"))
         return problem is None, problem
 
@@ -296,5 +272,5 @@ def find_problem(record: Tree) -> str | None:
 
 
 def is_of_another_version(record: Tree) -> bool:
-    """Tell whether a record has a version that this program does not know. That is not damage."""
+    """Return whether a record has a version that this program does not know. That is not damage."""
     return isinstance(record, dict) and VERSION_FIELD in record and record[VERSION_FIELD] != VERSION

@@ -26,14 +26,12 @@ from backstay.compat.sessions.checksum import (
     ChecksumUtils,
     Number,
     Tree,
-    Verdict,
     canonical,
     find_problem,
     is_of_another_version,
     parse,
     plain,
     pretty,
-    to_tree,
 )
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput, StoreError, StoreRefused
 from backstay.store import atomic
@@ -46,7 +44,8 @@ OLD_BACKUP = LATEST + BACKUP
 
 LINK_PREFIX = ".tmp_latest_"
 _CHECKPOINT = re.compile(rf"cp_\d{{8}}_\d{{6}}_({SAFE_ID})\.json")
-_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+READ_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Follow no link, and do not wait for a pipe."""
 
 
 def file_name(data: CheckpointData) -> str:
@@ -79,7 +78,7 @@ class SessionFolder:
             atomic.sync_directory(directory.parent)
 
     def exists(self) -> bool:
-        """Tell whether there is a directory of checkpoints."""
+        """Return whether there is a directory of checkpoints."""
         self.refuse_links()
         return self.checkpoints.is_dir()
 
@@ -127,7 +126,7 @@ def leftovers_among(names: list[str]) -> list[str]:
 def read_file(path: Path, size: int = -1) -> bytes | None:
     """Return the first ``size`` bytes of a regular file, or all; None if it does not exist."""
     try:
-        descriptor = os.open(path, _READ)
+        descriptor = os.open(path, READ_FLAGS)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -146,7 +145,7 @@ def read_file(path: Path, size: int = -1) -> bytes | None:
 
 
 class AtomicFileWriter:
-    """Writes files atomically: a file is replaced completely or not at all.
+    """Writes files atomically: a file is replaced completely, or stays as it was.
 
     With ``sync_on_write`` the file survives a power failure once the call returns. With ``verify_write`` it is read
     back and compared before it replaces the old file.
@@ -205,11 +204,6 @@ class Stored:
         )
 
 
-def to_record(data: CheckpointData) -> dict[str, Tree]:
-    """Return a copy of a record as JSON. EncodeError names the path of a value that JSON cannot hold."""
-    return {name: to_tree(value, name, depth=2) for name, value in data.to_dict().items()}
-
-
 def encode(record: dict[str, Tree], seq: int) -> bytes:
     """Return the file of a record."""
     return pretty(ChecksumUtils.add_checksum({**record, SEQ_FIELD: Number(str(seq))})).encode()
@@ -250,20 +244,6 @@ def decode(path: Path, content: bytes) -> Stored:
     if seq is not None and (type(seq) is not int or seq < 1):
         raise DecodeError(f"has an invalid {SEQ_FIELD}")
     return Stored(path, seq, record[CHECKSUM_FIELD], CheckpointData.from_dict(record), tree)
-
-
-def verdict_on(path: Path) -> Verdict:
-    """Tell whether the file at a path is intact; raise an error if it cannot be read."""
-    if path.name == LATEST and path.is_symlink() and id_in(os.readlink(path)):
-        path = path.with_name(os.readlink(path))
-    content = read_file(path)
-    if content is None:
-        return Verdict(False, "it does not exist")
-    try:
-        problem = find_problem(parse(content))
-    except DecodeError as error:
-        problem = f"it {error.what}"
-    return Verdict(problem is None, problem)
 
 
 # latest.json ------------------------------------------------------------------------------------------------------

@@ -13,26 +13,15 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from backstay.compat.sessions import files
 from backstay.compat.sessions.checkpoint import CheckpointData, CheckpointMeta, FieldReader, moment_text
 from backstay.compat.sessions.checksum import Number, parse
-from backstay.compat.sessions.files import (
-    BACKUP,
-    LATEST,
-    OLD_BACKUP,
-    SEQ_FIELD,
-    SessionFolder,
-    Stored,
-    decode,
-    id_in,
-    linked_name,
-    read_file,
-    read_stored,
-)
+from backstay.compat.sessions.files import BACKUP, LATEST, OLD_BACKUP, SEQ_FIELD, SessionFolder, Stored
 from backstay.errors import BackstayError
 from backstay.store import atomic
 
@@ -134,11 +123,6 @@ class OrderKey(NamedTuple):
     linked: bool = False
     created_at: str = ""
 
-    @property
-    def is_known(self) -> bool:
-        """Tell whether the file could be read."""
-        return self.rank != _UNREADABLE
-
 
 class Entry(NamedTuple):
     """A checkpoint: its file, its backup, or both. The greater is newer."""
@@ -148,6 +132,21 @@ class Entry(NamedTuple):
     checkpoint_id: str
     has_file: bool
     has_backup: bool
+
+    @property
+    def files(self) -> list[str]:
+        """Return the names of its file and its backup, as far as they exist."""
+        exists = {self.name: self.has_file, self.name + BACKUP: self.has_backup}
+        return [name for name in exists if exists[name]]
+
+
+class Look(NamedTuple):
+    """The content of a session's directory at one time."""
+
+    names: list[str]
+    entries: list[Entry]  # newest first
+    linked: str | None  # the file that ``latest.json`` names
+    warning: str | None  # what is wrong with ``latest.json``
 
 
 _Known = tuple[tuple[int, int, int], OrderKey]
@@ -161,18 +160,20 @@ class Index:
         self._prefix = f"{folder.checkpoints}{os.sep}"
         self._known: dict[str, _Known] = {}
 
-    def entries(self, names: list[str], linked: str | None = None) -> list[Entry]:
-        """Return the checkpoints among these names, newest first. ``linked`` is the file that ``latest.json`` names."""
-        files: dict[str, str] = {}
+    def look(self) -> Look:
+        """List the directory; it may not exist."""
+        names = self.folder.names() if self.folder.exists() else []
+        linked, warning = files.linked_name(self.folder, names)
+        present: dict[str, str] = {}
         backups: dict[str, str] = {}
         # A new table replaces the old one in one step, because other threads may be reading it.
         known: dict[str, _Known] = {}
         for name in names:
             file = name.removesuffix(BACKUP)
-            checkpoint_id = id_in(file)
+            checkpoint_id = files.id_in(file)
             if checkpoint_id is None:
                 continue
-            (files if file == name else backups)[file] = checkpoint_id
+            (present if file == name else backups)[file] = checkpoint_id
             with contextlib.suppress(OSError):  # the file was deleted
                 status = os.lstat(self._prefix + name)
                 stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -181,23 +182,23 @@ class Index:
                 known[name] = before if unchanged and before else (stamp, self._read(name))
         self._known = known
         found = []
-        for name, checkpoint_id in {**backups, **files}.items():
+        for name, checkpoint_id in {**backups, **present}.items():
             # The file decides, or its backup if the file cannot be read.
             places = [known[each][1] for each in (name, name + BACKUP) if each in known]
-            place = next((place for place in places if place.is_known), OrderKey())
+            place = next((place for place in places if place.rank != _UNREADABLE), OrderKey())
             if name == linked and place.rank == _UNNUMBERED:
                 place = place._replace(linked=True)
-            found.append(Entry(place, name, checkpoint_id, name in files, name in backups))
+            found.append(Entry(place, name, checkpoint_id, name in present, name in backups))
         found.sort(reverse=True)
-        return found
+        return Look(names, found, linked, warning)
 
     def _read(self, name: str) -> OrderKey:
         path = self.folder.checkpoints / name
         with contextlib.suppress(BackstayError):  # loading the file reports the problem
-            head = _HEAD.match(read_file(path, _HEAD_BYTES) or b"")
+            head = _HEAD.match(files.read_file(path, _HEAD_BYTES) or b"")
             if head is not None:
                 return OrderKey(_NUMBERED, int(head[1]))
-            tree = parse(read_file(path) or b"")  # another layout than ours
+            tree = parse(files.read_file(path) or b"")  # another layout than ours
             if isinstance(tree, dict):
                 seq = tree.get(SEQ_FIELD)
                 if isinstance(seq, Number) and isinstance(seq.value, int):
@@ -211,11 +212,6 @@ def numbered(name: str, checkpoint_id: str, seq: int) -> Entry:
     return Entry(OrderKey(_NUMBERED, seq), name, checkpoint_id, has_file=True, has_backup=False)
 
 
-def next_seq(entries: list[Entry]) -> int:
-    """Return the number of the next checkpoint."""
-    return 1 + max((entry.place.seq for entry in entries), default=0)
-
-
 # Backups ----------------------------------------------------------------------------------------------------------
 #
 # A backup is a copy of one checkpoint's file. Only intact files are copied, and atomically: neither damage nor a crash
@@ -224,12 +220,12 @@ def next_seq(entries: list[Entry]) -> int:
 
 def back_up(folder: SessionFolder, name: str) -> None:
     """Copy a checkpoint's file to its backup, unless that is up to date; raise an error if the file is damaged."""
-    content = read_file(folder.checkpoints / name)
-    if content is None or read_stored(folder, name) is None:
+    content = files.read_file(folder.checkpoints / name)
+    if content is None or files.read_stored(folder, name) is None:
         return
     target = folder.checkpoints / (name + BACKUP)
     try:
-        present = read_file(target)
+        present = files.read_file(target)
     except BackstayError:  # not a regular file
         present = None
     if present != content:
@@ -245,8 +241,8 @@ def prune_backups(folder: SessionFolder, entries: list[Entry], keep: int) -> int
 def read_old_backup(folder: SessionFolder) -> Stored | None:
     """Return the older writer's backup, None if there is none; raise an error if it is damaged."""
     path = folder.checkpoints / OLD_BACKUP
-    content = read_file(path)
-    return None if content is None else decode(path, content)
+    content = files.read_file(path)
+    return None if content is None else files.decode(path, content)
 
 
 def remove_old_backup(folder: SessionFolder, checkpoint_id: str | None) -> None:
@@ -268,43 +264,35 @@ LOOKS_MAX = 20
 """How often the directory is listed again because it changed meanwhile."""
 
 
-@dataclass(slots=True)
-class _NewestSearch:
-    """One pass through the checkpoints, newest first."""
+class _Attempts:
+    """The files that were tried in one pass through the checkpoints, and those that were skipped."""
 
-    folder: SessionFolder
-    skipped: list[Skipped] = field(default_factory=list)
-    tried: set[str] = field(default_factory=set)
-    vanished: bool = False
+    def __init__(self, folder: SessionFolder) -> None:
+        self.folder = folder
+        self.skipped: list[Skipped] = []
+        self.tried: set[str] = set()
+        self.vanished = False
 
-    def first_intact(self, entries: list[Entry]) -> tuple[Entry, Stored] | None:
-        for entry in entries:
-            stored = self.attempt(entry.name) if entry.has_file else None
-            if stored is None and entry.has_backup:
-                stored = self.attempt(entry.name + BACKUP)
-            if stored is not None:
-                return entry, stored
-        return None
-
-    def attempt(self, name: str) -> Stored | None:
+    def read(self, name: str) -> Stored | None:
         """Return a file if it is intact; otherwise record why it is skipped."""
         self.tried.add(name)
         try:
-            stored = read_stored(self.folder, name)
+            stored = read_old_backup(self.folder) if name == OLD_BACKUP else files.read_stored(self.folder, name)
         except BackstayError as error:
             self.skipped.append(Skipped(name, error.what))
             return None
         self.vanished = self.vanished or stored is None
         return stored
 
-    def attempt_others(self, entries: list[Entry], newest: Entry, linked: str | None) -> list[str]:
+    def read_others(self, look: Look, newest: Entry) -> list[str]:
         """Look at files that may be newer than the newest intact one; return remarks about ``latest.json``."""
-        for entry in entries:  # a file whose place cannot be read may be the newest, and damaged
-            if not entry.place.is_known and entry.has_file and entry.name not in self.tried:
-                self.attempt(entry.name)
+        for entry in look.entries:  # a file whose place cannot be read may be the newest, and damaged
+            if entry.place.rank == _UNREADABLE and entry.has_file and entry.name not in self.tried:
+                self.read(entry.name)
+        linked = look.linked
         if linked is None or linked == newest.name or linked in self.tried:
             return []
-        stored = self.attempt(linked)
+        stored = self.read(linked)
         if stored is None:
             return []
         if stored.seq is not None:  # a save is in progress, or failed to replace the link
@@ -313,39 +301,27 @@ class _NewestSearch:
         self.skipped.append(Skipped(linked, why))
         return []
 
-    def attempt_old_backup(self) -> Stored | None:
-        """Return the older writer's backup if it is intact and belongs to this session."""
-        try:
-            stored = read_old_backup(self.folder)
-        except BackstayError as error:
-            self.skipped.append(Skipped(OLD_BACKUP, error.what))
-            return None
-        if stored is not None and stored.data.session_id != self.folder.session:
-            self.skipped.append(Skipped(OLD_BACKUP, f"belongs to session {stored.data.session_id!r}"))
-            return None
-        return stored
-
 
 def newest_intact(index: Index) -> RecoveryReport[CheckpointData]:
     """Return the newest intact checkpoint of a session, and what is wrong with newer ones."""
     folder = index.folder
     for _ in range(LOOKS_MAX):
-        names = folder.names()
-        linked, warning = linked_name(folder, names)
-        entries = index.entries(names, linked)
-        search = _NewestSearch(folder)
-        found = search.first_intact(entries)
-        is_newer = linked is not None and linked not in names  # saved since the directory was listed
-        if not is_newer and (found is not None or not search.vanished):
+        look = index.look()
+        attempts = _Attempts(folder)
+        found = ((entry, attempts.read(name)) for entry in look.entries for name in entry.files)
+        newest, stored = next(((entry, stored) for entry, stored in found if stored is not None), (None, None))
+        is_newer = look.linked is not None and look.linked not in look.names  # saved since the directory was listed
+        if not is_newer and (stored is not None or not attempts.vanished):
             break
-    notes = [] if warning is None else [warning]
-    stored: Stored | None = None
-    if found is not None:
-        entry, stored = found
-        notes += search.attempt_others(entries, entry, linked)
-    elif OLD_BACKUP in names:
-        stored = search.attempt_old_backup()
-    skipped = tuple(search.skipped)
+    notes = [] if look.warning is None else [look.warning]
+    if newest is not None:
+        notes += attempts.read_others(look, newest)
+    elif OLD_BACKUP in look.names:
+        stored = attempts.read(OLD_BACKUP)
+        if stored is not None and stored.data.session_id != folder.session:
+            attempts.skipped.append(Skipped(OLD_BACKUP, f"belongs to session {stored.data.session_id!r}"))
+            stored = None
+    skipped = tuple(attempts.skipped)
     if stored is None:
         return RecoveryReport(folder.session, skipped=skipped, notes=tuple(notes))
     is_backup = stored.path.name.endswith(BACKUP)

@@ -63,7 +63,9 @@ class SessionDirectories:
             except BackstayError as error:
                 skipped.append(Skipped(name, error.what))
                 continue
-            if meta is not None and meta.is_unclean and meta.is_gone(utc_now(), self._silence):
+            if meta is None or not meta.is_active or meta.termination_reason is not None:
+                continue  # it has no record, or it ended
+            if meta.is_gone(utc_now(), self._silence):
                 found.append(
                     InterruptedSession(
                         session_id=meta.session_id,
@@ -78,8 +80,7 @@ class SessionDirectories:
 
     def recover(self, session_id: str, branch: str) -> RecoveryReport[CheckpointData]:
         """Return the newest intact checkpoint. Session directories have only one branch."""
-        folder = SessionFolder(self._root, session_id)
-        return newest_intact(Index(folder)) if folder.exists() else RecoveryReport(folder.session)
+        return newest_intact(Index(SessionFolder(self._root, session_id)))
 
     def activate(self, session_id: str, owner: str | None, task: str) -> None:
         """Record that this process runs a session from now on; create its directory if necessary."""
@@ -190,7 +191,7 @@ class StoreSessions:
 class _Detector:
     """Looks for interrupted sessions in a directory or a store."""
 
-    def __init__(self, source: Store | str | os.PathLike[str], silence: float) -> None:
+    def __init__(self, source: Store | str | os.PathLike[str], *, silence: float = SILENCE_S) -> None:
         self._source: StoreSessions | SessionDirectories
         if isinstance(source, Store):
             self._source = StoreSessions(source)
@@ -221,7 +222,7 @@ class CrashRecovery(_Detector, Generic[T]):
     ) -> None: ...
 
     def __init__(self, source: Store | str | os.PathLike[str], *, silence: float = SILENCE_S) -> None:
-        super().__init__(source, silence)
+        super().__init__(source, silence=silence)
 
     def detect_unclean_shutdown(self) -> list[InterruptedSession]:
         """Return all active sessions without a reason for an end whose process is dead, last active first.
@@ -250,9 +251,6 @@ class CrashRecovery(_Detector, Generic[T]):
 
 class SessionRecovery(_Detector):
     """Shows the interrupted sessions. ``source`` and ``silence`` are as in ``CrashRecovery``."""
-
-    def __init__(self, source: Store | str | os.PathLike[str], *, silence: float = SILENCE_S) -> None:
-        super().__init__(source, silence)
 
     def detect_interrupted_sessions(self) -> list[InterruptedSession]:
         """Return the interrupted sessions, last active first. ``problems`` names those that could not be read."""

@@ -44,24 +44,16 @@ class SessionMeta:
     task_description: str | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_unclean(self) -> bool:
-        """Tell whether it has no recorded end. Its process may still be alive."""
-        return self.is_active and self.termination_reason is None
-
     def is_gone(self, now: datetime, silence: timedelta) -> bool:
-        """Tell whether its process is dead: the kernel knows on this host; elsewhere a long silence decides."""
+        """Return whether its process is dead: the kernel knows on this host; elsewhere a long silence decides."""
         if self.process is None:  # written by the older system, without a process
             return True
         alive = is_alive(self.process)
         if alive is not None:
             return not alive
         other, here = Process.parse(self.process), this_process()
-        if other is not None and other.host == here.host and UNKNOWN not in (other.boot, here.boot):
-            return other.boot != here.boot or self._is_silent(now, silence)  # after a reboot the process is dead
-        return self._is_silent(now, silence)
-
-    def _is_silent(self, now: datetime, silence: timedelta) -> bool:
+        if other is not None and other.host == here.host and UNKNOWN != here.boot != other.boot != UNKNOWN:
+            return True  # this host was rebooted since
         return now - self.last_updated > silence
 
 
@@ -75,18 +67,9 @@ def read_meta(folder: SessionFolder) -> SessionMeta | None:
 
 def write_meta(folder: SessionFolder, meta: SessionMeta) -> None:
     """Replace a session's record in one step."""
-    record: dict[str, Any] = {
-        **meta.others,
-        "session_id": meta.session_id,
-        "is_active": meta.is_active,
-        "termination_reason": meta.termination_reason,
-        "last_updated": moment_text(meta.last_updated),
-        "last_iteration": meta.last_iteration,
-        "owner": meta.owner,
-        "process": meta.process,
-        "started_at": None if meta.started_at is None else moment_text(meta.started_at),
-        "task_description": meta.task_description,
-    }
+    record = {**meta.others, **{name: getattr(meta, name) for name in _KNOWN}}
+    for name in ("last_updated", "started_at"):
+        record[name] = None if record[name] is None else moment_text(record[name])
     atomic.write_whole(folder.path / META, pretty(to_tree(record, META)).encode())
 
 
@@ -115,10 +98,10 @@ def _from_meta(session: str, record: dict[str, Any]) -> SessionMeta:
     reader = FieldReader(record)
     return SessionMeta(
         session_id=session,
-        is_active=reader.boolean("is_active"),
+        is_active=reader.of("is_active", bool),
         termination_reason=reader.optional_text("termination_reason"),
         last_updated=reader.moment("last_updated"),
-        last_iteration=reader.integer("last_iteration"),
+        last_iteration=reader.of("last_iteration", int),
         owner=reader.optional_text("owner"),
         process=reader.optional_text("process"),
         started_at=None if record.get("started_at") is None else reader.moment("started_at"),
@@ -129,13 +112,13 @@ def _from_meta(session: str, record: dict[str, Any]) -> SessionMeta:
 
 def _from_old_state(session: str, record: dict[str, Any]) -> SessionMeta:
     reader = FieldReader(record)
-    status, completed = reader.text("status"), record.get("completed") is True
+    status, completed = reader.of("status", str), record.get("completed") is True
     return SessionMeta(
         session_id=session,
         is_active=status.lower() == "running" and not completed,
         termination_reason="completed" if completed else None,
         last_updated=reader.moment("last_updated"),
-        last_iteration=reader.integer("iteration"),
+        last_iteration=reader.of("iteration", int),
         task_description=reader.optional_text("task_description"),
     )
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backstay.bundle.report import ExportReport, ImportReport, Progress
-from backstay.compat.importer import Importer, Item, export_checkpoints, fit_fields, save_item
+from backstay.bundle.report import ExportReport, ImportReport, Note, Progress
+from backstay.compat.importer import Importer, Item, export_checkpoints
 from backstay.compat.sessions.checkpoint import CheckpointData
 from backstay.compat.sessions.checksum import parse, plain
-from backstay.compat.sessions.files import BACKUP, SessionFolder, Stored, linked_name, read_stored
+from backstay.compat.sessions.files import SessionFolder, Stored, read_stored
 from backstay.compat.sessions.order import Index
 from backstay.compat.sessions.writer import SyncCheckpointWriter
 from backstay.errors import BackstayError
@@ -52,44 +51,41 @@ def import_sessions(
     for session in names:
         try:
             folder = SessionFolder(top, session)
-            found = list(_read(folder, importer)) if folder.exists() else []
+            found = list(_read(folder, importer))
         except BackstayError as error:
-            importer.add_missing(str(top / str(session)), error.what, str(session))
+            importer.missing.append(Note(error.what, str(top / str(session)), str(session)))
             continue
         if found:
             threads[folder.session] = [_item(stored, importer) for stored in found]
         elif sessions is not None:
-            importer.add_missing(str(folder.checkpoints), "the session has no checkpoints", folder.session)
-    return importer.import_all(threads, progress)
+            importer.missing.append(Note("the session has no checkpoints", str(folder.checkpoints), folder.session))
+    return importer.import_all((item for items in threads.values() for item in items), progress)
 
 
 def _read(folder: SessionFolder, importer: Importer) -> Iterator[Stored]:
     """Yield a session's checkpoints, oldest first, from their files or else their backups."""
-    names = folder.names()
-    linked, warning = linked_name(folder, names)
-    if warning is not None:
-        importer.add_note(str(folder.checkpoints), folder.session, None, warning)
-    for entry in reversed(Index(folder).entries(names, linked)):
+    look = Index(folder).look()
+    if look.warning is not None:
+        importer.notes.append(Note(look.warning, str(folder.checkpoints), folder.session))
+    for entry in reversed(look.entries):
         where, checkpoint = str(folder.checkpoints / entry.name), str(entry.checkpoint_id)
         problem = "the file is missing"
         stored: Stored | None = None
-        for name, exists in ((entry.name, entry.has_file), (entry.name + BACKUP, entry.has_backup)):
-            if exists and stored is None:
-                try:
-                    stored = read_stored(folder, name)
-                except BackstayError as error:
-                    problem = error.what
+        for name in entry.files:
+            try:
+                stored = stored or read_stored(folder, name)
+            except BackstayError as error:
+                problem = error.what
         if stored is None:
-            importer.add_missing(where, problem, folder.session, checkpoint)
+            importer.missing.append(Note(problem, where, folder.session, checkpoint))
             continue
         if stored.path.name != entry.name:
-            importer.add_note(where, folder.session, checkpoint, f"read from its backup: {problem}")
+            importer.notes.append(Note(f"read from its backup: {problem}", where, folder.session, checkpoint))
         yield stored
 
 
 def _item(stored: Stored, importer: Importer) -> Item:
-    data, where = stored.data, str(stored.path)
-    session, name = str(data.session_id), str(data.checkpoint_id)
+    data = stored.data
     record: dict[str, Any] = plain(parse(stored.content.encode()))
     others = {key: value for key, value in record.items() if key not in data.to_dict()}
     state = {
@@ -98,8 +94,7 @@ def _item(stored: Stored, importer: Importer) -> Item:
         "tool_results": data.tool_results,
     }
     values = {field: getattr(data, field) for field in _SHARED}
-    fields = fit_fields(values, others, partial(importer.add_note, where, session, name))
-    return Item(name, where, save_item(session, name, state, fields))
+    return importer.saved_item(str(data.session_id), str(data.checkpoint_id), str(stored.path), state, values, others)
 
 
 def export_sessions(

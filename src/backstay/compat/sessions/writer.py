@@ -21,45 +21,13 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from backstay.compat.adapter import in_worker
-from backstay.compat.sessions import state
-from backstay.compat.sessions.checkpoint import (
-    CheckpointData,
-    CheckpointId,
-    CheckpointMeta,
-    check_safe,
-    check_twins,
-    utc_now,
-)
-from backstay.compat.sessions.checksum import Tree, Verdict, canonical
-from backstay.compat.sessions.files import (
-    BACKUP,
-    LATEST,
-    AtomicFileWriter,
-    SessionFolder,
-    encode,
-    file_name,
-    leftovers_among,
-    linked_name,
-    point_latest,
-    read_stored,
-    to_record,
-    verdict_on,
-)
-from backstay.compat.sessions.order import (
-    Entry,
-    Index,
-    RecoveryReport,
-    Scan,
-    Skipped,
-    back_up,
-    newest_intact,
-    next_seq,
-    numbered,
-    prune_backups,
-    remove_old_backup,
-)
+from backstay.compat.sessions import checkpoint, files, order, state
+from backstay.compat.sessions.checkpoint import CheckpointData, CheckpointId, CheckpointMeta, check_safe, check_twins
+from backstay.compat.sessions.checksum import Tree, Verdict, canonical, find_problem, parse, to_tree
+from backstay.compat.sessions.files import BACKUP, LATEST, AtomicFileWriter, SessionFolder
+from backstay.compat.sessions.order import Entry, Index, RecoveryReport, Scan, Skipped
 from backstay.compat.sessions.state import SessionSummary
-from backstay.errors import BackstayError, Corrupted, IdTaken, InvalidInput
+from backstay.errors import BackstayError, Corrupted, DecodeError, IdTaken, InvalidInput
 from backstay.model.ids import check_count
 from backstay.store import atomic
 
@@ -74,7 +42,6 @@ LOCK_TIMEOUT_S = 30.0
 # These have names because inside the classes ``list`` is a method.
 Entries = list[Entry]
 Metas = list[CheckpointMeta]
-Names = list[str]
 Problems = list[Skipped]
 
 _log = logging.getLogger("backstay.compat.sessions")
@@ -95,7 +62,7 @@ class SyncCheckpointWriter:
         max_checkpoints: int | None = None,
         links: bool = sys.platform != "win32",
         lock_timeout: float = LOCK_TIMEOUT_S,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = checkpoint.utc_now,
     ) -> None:
         self.storage_path = Path(storage_path).expanduser()
         self.with_max_backups(max_backups)
@@ -130,15 +97,16 @@ class SyncCheckpointWriter:
         if not isinstance(data, CheckpointData):
             raise InvalidInput(f"save needs a CheckpointData, not {type(data).__name__}")
         data.check()
-        record = to_record(data)
+        record = {name: to_tree(value, name, depth=2) for name, value in data.to_dict().items()}
         index = self._index(data.session_id)
         folder = index.folder
         if folder.session not in self._made or not folder.exists():
             folder.make()
             self._made.add(folder.session)
         with folder.locked(self._lock_timeout):
-            names, entries = self._look(index)
-            if leftovers_among(names):
+            look = index.look()
+            entries = look.entries
+            if files.leftovers_among(look.names):
                 self._try("clean up after a crash", folder.sweep)
             present = next((entry for entry in entries if entry.checkpoint_id == data.checkpoint_id), None)
             if present is None:
@@ -146,8 +114,9 @@ class SyncCheckpointWriter:
             else:
                 self._compare(folder, present, record)
                 newest = next(entry.name for entry in entries if entry.has_file or entry is present)
-                if linked_name(folder, names)[0] != newest:  # an earlier writer died or failed before this step
-                    self._try(f"update {LATEST}", lambda: point_latest(folder, newest, link=self._links))
+                linked, _ = files.linked_name(folder, look.names)
+                if linked != newest:  # an earlier writer died or failed before this step
+                    self._try(f"update {LATEST}", lambda: files.point_latest(folder, newest, link=self._links))
         return CheckpointId(data.checkpoint_id)
 
     def _add(self, folder: SessionFolder, entries: Entries, data: CheckpointData, record: dict[str, Tree]) -> None:
@@ -155,14 +124,14 @@ class SyncCheckpointWriter:
         place = next((place for place, entry in enumerate(entries) if entry.has_file), None)
         if self.max_backups > 0 and place is not None:
             newest = entries[place]
-            if self._try(f"back up {newest.name}", lambda: back_up(folder, newest.name)):
+            if self._try(f"back up {newest.name}", lambda: order.back_up(folder, newest.name)):
                 entries = [*entries[:place], newest._replace(has_backup=True), *entries[place + 1 :]]
-        name, seq = file_name(data), next_seq(entries)
-        self.atomic_writer.write_atomic(folder.checkpoints / name, encode(record, seq))
+        name, seq = files.file_name(data), 1 + max((entry.place.seq for entry in entries), default=0)
+        self.atomic_writer.write_atomic(folder.checkpoints / name, files.encode(record, seq))
         # The checkpoint is saved. The steps that follow may fail without harm.
-        self._try(f"update {LATEST}", lambda: point_latest(folder, name, link=self._links))
-        entries = [numbered(name, data.checkpoint_id, seq), *entries]
-        self._try("remove old backups", lambda: prune_backups(folder, entries, self.max_backups))
+        self._try(f"update {LATEST}", lambda: files.point_latest(folder, name, link=self._links))
+        entries = [order.numbered(name, data.checkpoint_id, seq), *entries]
+        self._try("remove old backups", lambda: order.prune_backups(folder, entries, self.max_backups))
         most = self.max_checkpoints
         if most is not None and len(entries) > most:
             self._try("remove old checkpoints", lambda: self._remove(folder, entries[most:], entries[:most]))
@@ -170,7 +139,7 @@ class SyncCheckpointWriter:
 
     def _compare(self, folder: SessionFolder, present: Entry, record: dict[str, Tree]) -> None:
         """Accept a checkpoint that was saved before; raise IdTaken if the content differs."""
-        stored = read_stored(folder, _files_of(present)[0])
+        stored = files.read_stored(folder, present.files[0])
         if stored is None or stored.content != canonical(record):
             raise IdTaken(
                 f"checkpoint {present.checkpoint_id!r} exists with other content",
@@ -190,9 +159,9 @@ class SyncCheckpointWriter:
         if not index.folder.exists():
             return False
         with index.folder.locked(self._lock_timeout):
-            _, entries = self._look(index)
+            entries = index.look().entries
             gone = [entry for entry in entries if entry.checkpoint_id == wanted]
-            remove_old_backup(index.folder, wanted)
+            order.remove_old_backup(index.folder, wanted)
             # Also if it does not exist: a process that deleted it may have died before that was on the disk.
             self._remove(index.folder, gone, [entry for entry in entries if entry.checkpoint_id != wanted])
         return bool(gone)
@@ -203,8 +172,8 @@ class SyncCheckpointWriter:
         if not index.folder.exists():
             return 0
         with index.folder.locked(self._lock_timeout):
-            _, entries = self._look(index)
-            remove_old_backup(index.folder, None)
+            entries = index.look().entries
+            order.remove_old_backup(index.folder, None)
             self._remove(index.folder, entries, [])
             index.folder.sweep()
         return len(entries)
@@ -212,11 +181,11 @@ class SyncCheckpointWriter:
     def _remove(self, folder: SessionFolder, gone: Entries, left: Entries) -> None:
         """Remove checkpoints: the link, then backups, then files, so that a crash leaves each one complete or gone."""
         names = {entry.name for entry in gone}
-        linked, _ = linked_name(folder, folder.names())
+        linked, _ = files.linked_name(folder, folder.names())
         if linked is None or linked in names:
             newest = next((entry.name for entry in left if entry.has_file), None)
             if newest is not None:
-                self._try(f"update {LATEST}", lambda: point_latest(folder, newest, link=self._links))
+                self._try(f"update {LATEST}", lambda: files.point_latest(folder, newest, link=self._links))
             else:
                 atomic.remove(folder.checkpoints / LATEST)
         for entry in gone:
@@ -244,15 +213,12 @@ class SyncCheckpointWriter:
             return report.data
         wanted = check_safe(checkpoint_id, "checkpoint_id")
         index = self._index(session_id)
-        if not index.folder.exists():
-            return None
-        _, entries = self._look(index)
-        entry = next((entry for entry in entries if entry.checkpoint_id == wanted), None)
+        entry = next((entry for entry in index.look().entries if entry.checkpoint_id == wanted), None)
         if entry is None:
             return None
-        name = _files_of(entry)[0]
+        name = entry.files[0]
         try:
-            stored = read_stored(index.folder, name)
+            stored = files.read_stored(index.folder, name)
         except Corrupted as error:
             hint = f"{entry.name}{BACKUP} is a backup of it" if entry.has_backup else None
             raise Corrupted(
@@ -268,10 +234,7 @@ class SyncCheckpointWriter:
 
     def load_report(self, session_id: str) -> RecoveryReport[CheckpointData]:
         """Return the newest intact checkpoint, with the newer ones that were skipped and why."""
-        index = self._index(session_id)
-        if not index.folder.exists():
-            return RecoveryReport(index.folder.session)
-        report = newest_intact(index)
+        report = order.newest_intact(self._index(session_id))
         self._note(report.skipped)
         return report
 
@@ -287,15 +250,11 @@ class SyncCheckpointWriter:
     def scan(self, session_id: str) -> Scan:
         """Read everything of a session and report intact checkpoints, damaged files and leftovers."""
         index = self._index(session_id)
-        if not index.folder.exists():
-            return Scan()
-        names = index.folder.names()
-        linked, warning = linked_name(index.folder, names)
+        look = index.look()
         good, damaged = [], []
-        entries = index.entries(names, linked)
-        for name in (name for entry in entries for name in _files_of(entry)):
+        for name in (name for entry in look.entries for name in entry.files):
             try:
-                stored = read_stored(index.folder, name)
+                stored = files.read_stored(index.folder, name)
             except BackstayError as error:
                 damaged.append(Skipped(name, error.what))
             else:
@@ -304,15 +263,14 @@ class SyncCheckpointWriter:
         return Scan(
             good=tuple(good),
             damaged=tuple(damaged),
-            leftovers=tuple(leftovers_among(names)),
-            backups=tuple(entry.name + BACKUP for entry in entries if entry.has_backup),
-            notes=() if warning is None else (warning,),
+            leftovers=tuple(files.leftovers_among(look.names)),
+            backups=tuple(entry.name + BACKUP for entry in look.entries if entry.has_backup),
+            notes=() if look.warning is None else (look.warning,),
         )
 
     def has_checkpoints(self, session_id: str) -> bool:
-        """Tell whether a session has any checkpoint, intact or not."""
-        index = self._index(session_id)
-        return index.folder.exists() and bool(self._look(index)[1])
+        """Return whether a session has any checkpoint, intact or not."""
+        return bool(self._index(session_id).look().entries)
 
     def summary(self, session_id: str) -> SessionSummary | None:
         """Return a summary of a session, None if it does not exist. This reads every file, as ``list`` does."""
@@ -323,19 +281,25 @@ class SyncCheckpointWriter:
         return state.summarize(folder.session, state.read_meta(folder), scan.good, newest)
 
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
-        """Tell whether the file at a path is intact. The verdict is false, with a reason, if not.
+        """Check whether the file at a path is intact. The verdict is false, with a reason, if not.
 
         A file that exists and cannot be read raises StoreError: it may be intact or not.
         """
-        return verdict_on(Path(path))
+        file = Path(path)
+        if file.name == LATEST and file.is_symlink() and files.id_in(os.readlink(file)):
+            file = file.with_name(os.readlink(file))
+        content = files.read_file(file)
+        if content is None:
+            return Verdict(False, "it does not exist")
+        try:
+            problem = find_problem(parse(content))
+        except DecodeError as error:
+            problem = f"it {error.what}"
+        return Verdict(problem is None, problem)
 
     def _index(self, session_id: str) -> Index:
         folder = SessionFolder(self.storage_path, session_id)
         return self._indexes.setdefault(folder.session, Index(folder))
-
-    def _look(self, index: Index) -> tuple[Names, Entries]:
-        names = index.folder.names()
-        return names, index.entries(names, linked_name(index.folder, names)[0])
 
     def _try(self, what: str, function: Callable[[], object]) -> bool:
         """Run a step that may fail without harm; log a failure."""
@@ -351,12 +315,6 @@ class SyncCheckpointWriter:
             if problem not in self._problems:  # every list finds the same damaged file again
                 _log.warning("%s", problem)
                 self._problems.append(problem)
-
-
-def _files_of(entry: Entry) -> list[str]:
-    """Return the names of a checkpoint's file and backup, as far as they exist."""
-    backup = [entry.name + BACKUP] if entry.has_backup else []
-    return [entry.name, *backup] if entry.has_file else backup
 
 
 # The same, awaited ------------------------------------------------------------------------------------------------
@@ -379,7 +337,7 @@ class CheckpointSystem(Protocol):
         """Delete a checkpoint; return whether it existed."""
 
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
-        """Tell whether the file at a path is intact."""
+        """Check whether the file at a path is intact."""
 
 
 def _awaited(
@@ -409,7 +367,7 @@ class CheckpointWriter:
         max_checkpoints: int | None = None,
         links: bool = sys.platform != "win32",
         lock_timeout: float = LOCK_TIMEOUT_S,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = checkpoint.utc_now,
     ) -> None:
         self.sync = SyncCheckpointWriter(
             storage_path,
@@ -447,7 +405,7 @@ class CheckpointWriter:
     summary = _awaited(SyncCheckpointWriter.summary)
 
     def verify(self, path: str | os.PathLike[str]) -> Verdict:
-        """Tell whether the file at a path is intact. The verdict is false, with a reason, if not.
+        """Check whether the file at a path is intact. The verdict is false, with a reason, if not.
 
         This is not awaited, as in the original system. It reads the file in the caller's thread, so a coroutine should
         call it in a worker thread.

@@ -75,8 +75,26 @@ class Checkpoint:
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the checkpoint as a new JSON object; raise an error if it could not be read back."""
-        return {**copied_object(self.extra, "extra"), **_checked(self)}
+        """Return the checkpoint as a new JSON object. InvalidInput or EncodeError names the first invalid field."""
+        extra = copied_object(self.extra, "extra")
+        clash = next((name for name in extra if name in _NAMES), None)
+        if clash is not None:
+            raise InvalidInput(f"extra must not hold {clash!r}, which is a field", hint=f"Set {clash} instead")
+        check_fields({"step": self.step_count, "created_at": self.created_at, "run_id": self.run_id})
+        path = copied_list(self.path, "path")
+        plain = {
+            **extra,
+            "id": check_id(self.id, "checkpoint id"),
+            "graph_name": check_label(self.graph_name, "graph_name"),
+            "current_node": check_label(self.current_node, "current_node"),
+            "state_snapshot": copied(self.state_snapshot, "state_snapshot"),
+            "path": [check_label(node, f"path[{index}]") for index, node in enumerate(path)],
+            "step_count": self.step_count,
+            "created_at": moment_text(self.created_at),
+            "pending_action": copied(self.pending_action, "pending_action"),
+            "interrupt_type": _kind(self.interrupt_type).value,
+        }
+        return plain if self.run_id is None else {**plain, "run_id": self.run_id}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Checkpoint:
@@ -139,24 +157,3 @@ def _kind(given: object) -> InterruptType:
         raise InvalidInput(
             f"interrupt_type {given!r:.40} is unknown", hint=f"Use one of {', '.join(InterruptType)}"
         ) from None
-
-
-def _checked(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the known fields in their JSON form. InvalidInput or EncodeError names the first invalid one."""
-    clash = next((name for name in checkpoint.extra if name in _NAMES), None)
-    if clash is not None:
-        raise InvalidInput(f"extra must not hold {clash!r}, which is a field", hint=f"Set {clash} instead")
-    check_fields({"step": checkpoint.step_count, "created_at": checkpoint.created_at, "run_id": checkpoint.run_id})
-    path = copied_list(checkpoint.path, "path")
-    plain = {
-        "id": check_id(checkpoint.id, "checkpoint id"),
-        "graph_name": check_label(checkpoint.graph_name, "graph_name"),
-        "current_node": check_label(checkpoint.current_node, "current_node"),
-        "state_snapshot": copied(checkpoint.state_snapshot, "state_snapshot"),
-        "path": [check_label(node, f"path[{index}]") for index, node in enumerate(path)],
-        "step_count": checkpoint.step_count,
-        "created_at": moment_text(checkpoint.created_at),
-        "pending_action": copied(checkpoint.pending_action, "pending_action"),
-        "interrupt_type": _kind(checkpoint.interrupt_type).value,
-    }
-    return plain if checkpoint.run_id is None else {**plain, "run_id": checkpoint.run_id}

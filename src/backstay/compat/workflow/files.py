@@ -3,7 +3,7 @@
 A file is written under a hidden, unique name, synced and renamed (``store.atomic``). So a crash leaves the old file or
 the new one, and at most a temporary file, which never ends in ``.json`` and is removed by a later save or clear.
 Reading changes nothing and creates no directory. Files of other programs, recognized by their content, are reported and
-never touched.
+never touched. ``import_workflow`` and ``export_workflow`` copy such files into a store and back.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backstay.bundle.report import ExportReport, ImportReport, Note, Progress
+from backstay.compat import upsert
 from backstay.compat.adapter import Listed, Problem, in_worker, parse_json
+from backstay.compat.importer import Importer, export_checkpoints, put_item
 from backstay.compat.sessions.checkpoint import check_safe
-from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo
-from backstay.compat.workflow.store import CheckpointStore, selected
+from backstay.compat.sessions.files import READ_FLAGS
+from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo, InterruptType
+from backstay.compat.workflow.store import CheckpointStore, as_dict, draft_of, is_ours, selected
 from backstay.errors import BackstayError, Corrupted, DecodeError, EncodeError, InvalidInput, StoreError, StoreRefused
 from backstay.store import atomic
+from backstay.thread.access import access_of
+from backstay.thread.store import Store
 
 # The content of a file --------------------------------------------------------------------------------------------
 #
@@ -36,14 +43,6 @@ VERSION = 1
 _OURS = ("_version", "_checksum")
 _ZEROS = b"0" * 64
 _CHECKSUM = re.compile(rb'"_checksum": "sha256:([0-9a-f]{64})"\n}\n\Z')
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """The checkpoint in a file, and whether a checksum covers it."""
-
-    checkpoint: Checkpoint
-    checked: bool
 
 
 def to_bytes(plain: dict[str, Any]) -> bytes:
@@ -62,8 +61,8 @@ def to_bytes(plain: dict[str, Any]) -> bytes:
     return blank[: found.start(1)] + digest + blank[found.end(1) :]
 
 
-def from_bytes(data: bytes, name: str) -> Document:
-    """Return the content of the file of checkpoint ``name``.
+def from_bytes(data: bytes, name: str) -> tuple[Checkpoint, bool]:
+    """Return the checkpoint in the file of checkpoint ``name``, and whether a checksum covers it.
 
     Raises DecodeError if it cannot be parsed, Corrupted if it fails its checksum, StoreRefused if it is something else.
     """
@@ -102,20 +101,17 @@ def from_bytes(data: bytes, name: str) -> Document:
             f"{name}.json holds checkpoint {checkpoint.id!r}",
             hint=f"It was copied or renamed: rename it to {checkpoint.id}.json",
         )
-    return Document(checkpoint, found is not None)
+    return checkpoint, found is not None
 
 
 def starts_like_ours(data: bytes, name: str) -> bool:
-    """Tell whether the start of a damaged file shows that it was the file of this checkpoint."""
+    """Return whether the start of a damaged file shows that it was the file of this checkpoint."""
     return re.match(rb'\{\s*"id":\s*"%s"' % re.escape(name.encode()), data) is not None
 
 
 # The directory ----------------------------------------------------------------------------------------------------
 
 _SUFFIX = ".json"
-_READ = os.O_RDONLY
-for _flag in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"):  # follow no link, and do not wait for a pipe
-    _READ |= getattr(os, _flag, 0)
 
 
 class FileCheckpointStore(CheckpointStore):
@@ -142,15 +138,14 @@ class FileCheckpointStore(CheckpointStore):
         StoreRefused if it is not a checkpoint.
         """
         name = check_safe(id, "checkpoint id")
-        found = await in_worker(lambda: self._files.read(name))
-        return None if found is None else found.checkpoint
+        return await in_worker(lambda: self._files.read(name))
 
     async def list(
         self, *, graph_name: str | None = None, run_id: str | None = None, limit: int | None = None
     ) -> Listed[CheckpointInfo]:
         """Return summaries, newest first. This reads whole files, because a checksum covers the whole file."""
         entries = await in_worker(self._files.scan)
-        infos = [CheckpointInfo.of(entry.document.checkpoint) for entry in entries if entry.document is not None]
+        infos = [CheckpointInfo.of(entry.checkpoint) for entry in entries if entry.checkpoint is not None]
         problems = [entry.problem for entry in entries if entry.problem is not None]
         return selected(infos, problems, graph_name, run_id, limit)
 
@@ -172,10 +167,10 @@ class FileCheckpointStore(CheckpointStore):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One file of the directory: its content, or its problem."""
+    """One file of the directory: its checkpoint, or its problem. A checkpoint without a checksum has both."""
 
     path: Path
-    document: Document | None
+    checkpoint: Checkpoint | None
     problem: Problem | None = None
     ours: bool = True
 
@@ -204,9 +199,9 @@ class _Files:
             doing = "Failed to rename checkpoint file" if renaming else "Failed to write temp checkpoint"
             raise _with_context(error, doing) from error
 
-    def read(self, name: str) -> Document | None:
+    def read(self, name: str) -> Checkpoint | None:
         data = _read(self._path(name))
-        return None if data is None else from_bytes(data, name)
+        return None if data is None else from_bytes(data, name)[0]
 
     def scan(self) -> list[_Entry]:
         """Return all entries of the directory, by name."""
@@ -285,7 +280,7 @@ class _Files:
             if (read := _read(path)) is None:  # it was deleted just now
                 return None
             data = read
-            found = from_bytes(data, check_safe(checkpoint_id, "checkpoint id"))
+            checkpoint, is_checked = from_bytes(data, check_safe(checkpoint_id, "checkpoint id"))
         except (StoreRefused, InvalidInput) as error:
             return _Entry(path, None, Problem("foreign", name, error.what), ours=False)
         except StoreError as error:
@@ -293,15 +288,14 @@ class _Files:
         except (Corrupted, DecodeError) as error:
             ours = isinstance(error, Corrupted) or starts_like_ours(data, checkpoint_id)
             return _Entry(path, None, Problem("damaged", name, error.what), ours)
-        if found.checked:
-            return _Entry(path, found)
-        return _Entry(path, found, Problem("unchecked", name, "it has no checksum: another program wrote it"))
+        what = "it has no checksum: another program wrote it"
+        return _Entry(path, checkpoint, None if is_checked else Problem("unchecked", name, what))
 
 
 def _read(path: Path) -> bytes | None:
     """Return a regular file's bytes, or None if it does not exist."""
     try:
-        with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
+        with open(path, "rb", opener=lambda name, _: os.open(name, READ_FLAGS)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
             return file.read()
@@ -315,3 +309,72 @@ def _with_context(error: StoreError, doing: str) -> StoreError:
     """Return the same error with the operation that failed."""
     where: dict[str, Any] = {"path": error.path, "hint": error.hint}
     return type(error)(f"{doing}: {error.what}", **where)
+
+
+# Import and export ------------------------------------------------------------------------------------------------
+#
+# Imported checkpoints can be used through this package and with ``backstay.open``. A file names its graph and, if a
+# newer version wrote it, its run. A run becomes a thread; files without a run go into the given thread, or into one
+# with the name of their graph. The files have no order but their creation time: that decides, then the step count.
+
+_ORDER = "created_at, then step_count: the files hold nothing else"
+_NOT_IN_FILES = ("tags", "label", "summary", "writes", "frames")
+
+
+def import_workflow(
+    base: str | os.PathLike[str], store: Store, *, thread: str | None = None, progress: Progress | bool | None = None
+) -> ImportReport:
+    """Store the checkpoint files of a directory. ``thread`` is for files without a run; None uses the graph's name."""
+    importer = Importer(store, _ORDER)
+    found: list[tuple[Path, Checkpoint]] = []
+    for entry in _Files(Path(base)).scan():
+        if entry.checkpoint is None:
+            what = "cannot be read" if entry.problem is None else entry.problem.what
+            importer.missing.append(Note(what, str(entry.path)))
+            continue
+        if entry.problem is not None:
+            importer.notes.append(Note("has no checksum, so damage cannot be detected", str(entry.path)))
+        found.append((entry.path, entry.checkpoint))
+    found.sort(key=lambda pair: (pair[1].created_at, pair[1].step_count, pair[1].id))
+    items = []
+    for path, checkpoint in found:
+        owner = checkpoint.run_id or thread or checkpoint.graph_name or checkpoint.id
+        items.append(put_item(draft_of(checkpoint, owner), str(path), as_dict))
+    return importer.import_all(items, progress)
+
+
+def export_workflow(
+    store: Store, base: str | os.PathLike[str], *, threads: Iterable[str] | None = None
+) -> ExportReport:
+    """Write the checkpoints of these threads, or of all, as files of a directory. The report names what is left out."""
+    files = _Files(Path(base))
+    access = access_of(store)
+
+    def write(name: str) -> list[str] | None:
+        found = upsert.get(access.store, access.services, name)
+        if found is None:
+            return None
+        files.write(check_safe(name, "checkpoint id"), to_bytes(_file_content(found)))
+        return [field for field in _NOT_IN_FILES if getattr(found.checkpoint, field)]
+
+    return export_checkpoints(store, threads, "*", write)
+
+
+def _file_content(found: upsert.Found) -> dict[str, object]:
+    """Return a checkpoint in the form of the files. One that was saved through this interface stays as it came."""
+    if is_ours(found.meta):
+        return as_dict(found)
+    checkpoint = found.checkpoint
+    return Checkpoint(
+        id=checkpoint.id,
+        graph_name=checkpoint.graph or checkpoint.thread_id,
+        current_node=checkpoint.next_node or "",
+        state_snapshot={key: value for key, value in checkpoint.state.items() if key != "pending_action"},
+        path=list(checkpoint.path),
+        step_count=checkpoint.step,
+        created_at=checkpoint.created_at,
+        pending_action=checkpoint.pending_action,
+        interrupt_type=checkpoint.interrupt.kind if checkpoint.interrupt else InterruptType("userrequest"),
+        run_id=checkpoint.run_id,
+        extra=dict(checkpoint.metadata),
+    ).to_dict()

@@ -48,7 +48,7 @@ class SharedState:
             return deepcopy(self._values.get(key))
 
     def contains(self, key: str) -> bool:
-        """Tell whether there is a value; None counts."""
+        """Return whether there is a value; None counts."""
         with self._lock:
             return key in self._values
 

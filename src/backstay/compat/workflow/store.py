@@ -103,7 +103,8 @@ class StoreCheckpointStore(CheckpointStore):
         await self._opened.close()
 
     async def _delete(self, names: Collection[str]) -> int:
-        return (await self._opened.run(upsert.delete, names, protect=False)).checkpoints
+        removed = await self._opened.run(lambda store, services: store.delete(services.namespace, names, False))
+        return removed.checkpoints
 
 
 class MemoryCheckpointStore(StoreCheckpointStore):
@@ -151,9 +152,7 @@ def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
     snapshot, original = plain["state_snapshot"], {}
     if type(snapshot) is not dict:
         snapshot, original = {_BARE: snapshot}, {"bare": True}
-    state, renamed = join_state(snapshot, {"pending_action": plain["pending_action"]})
-    if renamed:
-        original["renamed"] = True
+    state = join_state(snapshot, {"pending_action": plain["pending_action"]}, original)
     upsert.check_names(checkpoint.extra, "key")
     node = checkpoint.current_node or None
     fields: CheckpointFields = {
@@ -180,7 +179,7 @@ def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
 
 
 def is_ours(meta: CheckpointMeta) -> bool:
-    """Tell whether a checkpoint was saved through this interface."""
+    """Return whether a checkpoint was saved through this interface."""
     return meta.metadata.get(ADAPTER) == _ADAPTER
 
 
@@ -188,12 +187,10 @@ def as_dict(found: Found) -> dict[str, Any]:
     """Return a stored checkpoint in the form of ``Checkpoint.to_dict``."""
     if found.as_dict is not None:
         return found.as_dict
-    checkpoint, original = found.checkpoint, found.original
-    state = split_state(checkpoint.state, ("pending_action",), bool(original.get("renamed")))
-    info = _info(found)
+    checkpoint, state = found.checkpoint, split_state(found, ("pending_action",))
     return Checkpoint(
-        **info.__dict__,
-        state_snapshot=state[_BARE] if original.get("bare") else state,
+        **_info(found).__dict__,
+        state_snapshot=state[_BARE] if found.original.get("bare") else state,
         path=list(checkpoint.path),
         pending_action=checkpoint.pending_action,
         extra=found.metadata,
