@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -45,6 +46,15 @@ def test_a_blob_carries_four_fields_and_nothing_of_the_format() -> None:
     for wrong in ({"id": ""}, {"graph_hash": 2**64}, {"created_at": datetime(2026, 1, 1)}, {"data": "text"}):
         with pytest.raises(InvalidInput):
             replace(blob, **wrong)
+
+
+def test_a_new_graph_checkpoint_has_an_id_of_its_own_and_the_current_time() -> None:
+    before = datetime.now(UTC)
+    one, two = (GraphCheckpoint("write", {"n": 1}, HASH) for _ in range(2))
+
+    assert before <= one.created_at <= two.created_at <= datetime.now(UTC)
+    assert uuid.UUID(one.checkpoint_id).version == 4
+    assert one.checkpoint_id != two.checkpoint_id
 
 
 def test_the_usual_codec_is_json_and_gives_back_what_it_was_given() -> None:

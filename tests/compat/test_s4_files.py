@@ -322,6 +322,15 @@ def test_one_damaged_file_hides_no_other_and_is_not_hidden(store: FileCheckpoint
     assert problems(store) == []
 
 
+def test_a_file_that_cannot_be_read_hides_no_other(store: FileCheckpointStore, base: Path) -> None:
+    save_all(store, "a", "b", "c")
+    (base / "b.json").unlink()
+    (base / "b.json").mkdir()
+
+    assert {info.id for info in run(store.list())} == {"a", "c"}
+    assert problems(store) == [("unreadable", "b.json")]
+
+
 def test_a_damaged_checkpoint_can_be_saved_again(store: FileCheckpointStore, base: Path) -> None:
     for damaged in (slice(0, 60), slice(0, 0)):
         kept = made("a")

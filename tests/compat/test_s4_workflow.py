@@ -11,6 +11,7 @@ import pickle
 import threading
 import uuid
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -180,6 +181,7 @@ def test_states_merge_in_three_ways(how: str, result: dict[str, object]) -> None
 def test_a_new_checkpoint_has_a_fresh_id_and_keeps_what_it_is_given() -> None:
     state = state_of(test_key="test_value")
     path = ["start", "node1"]
+    before = datetime.now(UTC)
 
     made = Checkpoint.new("test_graph", "node1", state, path, 2, InterruptType.BEFORE_NODE)
     path.append("later")
@@ -194,6 +196,7 @@ def test_a_new_checkpoint_has_a_fresh_id_and_keeps_what_it_is_given() -> None:
     )
     assert (made.interrupt_type, made.pending_action) == (InterruptType.BEFORE_NODE, None)
     assert made.created_at.utcoffset() == timedelta(0)
+    assert before <= made.created_at <= datetime.now(UTC)
     assert made.state_snapshot["values"] == {"test_key": "test_value"}
 
 
@@ -389,6 +392,35 @@ def test_many_tasks_save_at_once_and_nothing_is_lost_or_torn(store: CheckpointSt
 
     assert run(store.load(same.id)) in versions
     assert {info.id for info in run(store.list())} == {same.id, *(each.id for each in others)}
+
+
+def test_threads_share_a_store_and_read_it_while_others_write(store: CheckpointStore) -> None:
+    """Each thread has an event loop of its own. A reader sees one of the versions, never a mixture."""
+    same = made()
+    versions = [made(id=same.id, step_count=number, path=[f"n{number}"] * number) for number in range(8)]
+    run(store.save(versions[0]))
+    done = threading.Event()
+    wrong: list[Checkpoint | None] = []
+
+    def read() -> None:
+        while not done.is_set():
+            found = run(store.load(same.id))
+            if found not in versions or [info.id for info in run(store.list())] != [same.id]:
+                wrong.append(found)
+
+    with ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        writers = [pool.submit(run, store.save(each)) for each in versions[1:]]
+        try:
+            for writer in writers:
+                writer.result()
+        finally:
+            done.set()
+        for reader in readers:
+            reader.result()
+
+    assert wrong == []
+    assert run(store.load(same.id)) in versions[1:]
 
 
 # Together with the rest of Backstay -------------------------------------------------------------------------------

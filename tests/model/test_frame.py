@@ -45,6 +45,12 @@ def test_a_frame_holds_its_graph_node_cursor_and_state_and_can_be_printed() -> N
     assert "graph_id='research'" in repr(made)
 
 
+def test_a_stack_can_be_printed() -> None:
+    shown = repr(FrameStack((frame("outer"), frame("inner"))))
+
+    assert shown.index("node_id='outer'") < shown.index("node_id='inner'")
+
+
 def test_a_position_tells_rounds_of_a_loop_and_parallel_runs_apart() -> None:
     made = frame(visit=2, fanout_key="doc-7")
 

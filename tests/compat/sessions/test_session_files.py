@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from backstay.compat.sessions import (
     SyncCheckpointWriter,
 )
 from backstay.errors import IdTaken, InvalidInput, StoreError
-from support.session_records import START, damage, file_of, fill, folder, names, record
+from support.session_records import START, Fault, damage, file_of, fill, folder, names, record
 
 
 def text_of(root: Path, number: int) -> str:
@@ -229,6 +230,18 @@ def test_there_are_as_many_backups_as_there_may_be(tmp_path: Path, most: int) ->
     assert writer.problems == []
 
 
+def test_the_backup_is_made_before_the_new_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = fill(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        fault = Fault(patch, "replace", lambda path: path.endswith("id-2.json"))
+        with pytest.raises(StoreError):
+            writer.save(record(2))
+        assert fault.fired
+
+    assert names(tmp_path, ending=".backup") == [f"{file_of(tmp_path, 1).name}.backup"]
+    assert writer.load("s1") == record(1)
+
+
 def test_pruning_touches_nothing_but_backups(tmp_path: Path) -> None:
     writer = fill(tmp_path, 3)
     strange = ["notes.txt", "cp_x.backup.txt", "notes.json"]
@@ -415,6 +428,21 @@ def test_a_session_keeps_the_newest_so_many_if_it_is_told_to(tmp_path: Path) -> 
 
 
 # Without links ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("platform", "is_link"), [("linux", True), ("darwin", True), ("win32", False)])
+def test_the_reference_is_a_link_except_on_windows(platform: str, is_link: bool) -> None:
+    code = f"""
+import importlib, inspect, sys
+from backstay.compat.sessions import writer
+sys.platform = {platform!r}
+importlib.reload(writer)
+made = (writer.CheckpointWriter, writer.SyncCheckpointWriter)
+print([inspect.signature(each).parameters["links"].default for each in made])
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert shown.strip() == str([is_link, is_link])
 
 
 def test_without_links_the_reference_is_a_plain_copy_that_never_serves_deleted_data(tmp_path: Path) -> None:
