@@ -1,8 +1,8 @@
 """The demo's agent and its child process: ``python -m backstay.cli.worker run|race STORE ...``.
 
-``run STORE LEDGER PAUSE`` works as the agent; in step PAUSE it blocks on its stdin (0: never).
-``race STORE NAME`` loads the newest checkpoint, blocks on its stdin, then books on top of what it loaded.
-Each line on stdout is one JSON object. If stdin ends while it blocks, the demo has ended, and the worker ends too.
+``run STORE LEDGER PAUSE`` works as the agent; in step PAUSE it blocks on its stdin (0: never). ``race STORE NAME``
+loads the newest checkpoint, blocks on its stdin, then books on top of what it loaded. Each line on stdout is one JSON
+object. If stdin ends while the worker blocks, the demo has ended, and the worker ends too.
 
 The agent is a plain loop around a fake model that costs "money" and a tool; saving each step makes it durable. It asks
 five suppliers for a price, one per turn, and names the cheapest. It computes everything from the state alone, so the
@@ -28,7 +28,7 @@ PRICES = {"north": (31, 30), "south": (29, 28), "east": (35, 33), "west": (33, 2
 
 
 def work(thread: backstay.Thread, ledger: Path) -> Iterator[dict[str, Any]]:
-    """Continue from the newest checkpoint until there is an answer; yield what it does and what it has saved."""
+    """Continue from the newest checkpoint until there is an answer; yield each action and each saved step."""
     checkpoint = thread.latest()
     if checkpoint is None:
         question = {"role": "user", "content": "Who sells us these bolts cheapest?"}
@@ -64,7 +64,7 @@ def model(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def look_up(supplier: str) -> dict[str, Any]:
-    """Return a supplier's price page, a long text as tools return them."""
+    """Return a supplier's price page, a long text like the results of real tools."""
     rng = random.Random(supplier)
     rows = [f"bolt {rng.randrange(16**6):06x}  {rng.randrange(10, 999)} cents" for _ in range(PAGE_ROWS)]
     page = "\n".join(rows)
