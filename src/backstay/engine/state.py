@@ -376,7 +376,7 @@ _UNSHARED = _reference_count({"key": []}, "key")
 class RunState:
     """The values of one running graph, and when each was last replaced.
 
-    ``plan`` may refuse updates and changes nothing; ``apply`` cannot fail. So a commit is applied completely or not. A
+    ``plan`` may refuse updates and changes nothing; ``apply`` cannot fail. So a commit takes full effect or none. A
     list that only grows is extended in place. Because each key has the version that last replaced it, a sink can save
     what is new since its last save, however long ago.
     """

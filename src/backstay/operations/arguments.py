@@ -186,7 +186,8 @@ def encode_step(step: StepChange) -> Change:
     """Return the change of a step, encoded now, because its values may change later."""
     change = Change()
     if step.run is not None:
-        change.put[RUN] = to_body(step.run, "run")  # first: what stays as it is is described in the order of its keys
+        # The run comes first: it hardly ever changes, so it moves to the base, and the keys of a base come first.
+        change.put[RUN] = to_body(step.run, "run")
     for key, value in step.append.items():
         change.append[key] = to_body(value, f"append.{key}")
     for key, value in step.put.items():
