@@ -1,8 +1,8 @@
 """The demo's agent and its child process: ``python -m backstay.cli.worker run|race STORE ...``.
 
-``run STORE LEDGER PAUSE`` works as the agent; in step PAUSE it blocks on its stdin (0: never). ``race STORE NAME``
-loads the newest checkpoint, blocks on its stdin, then books on top of what it loaded. Each line on stdout is one JSON
-object. If stdin ends while the worker blocks, the demo has ended, and the worker ends too.
+``run STORE LEDGER PAUSE`` works as the agent; in step PAUSE it blocks on its stdin (0: never).
+``race STORE NAME`` loads the newest checkpoint, blocks on its stdin, then books on top of what it loaded.
+Each line on stdout is one JSON object. If stdin ends while it blocks, the demo has ended, and the worker ends too.
 
 The agent is a plain loop around a fake model that costs "money" and a tool; saving each step makes it durable. It asks
 five suppliers for a price, one per turn, and names the cheapest. It computes everything from the state alone, so the

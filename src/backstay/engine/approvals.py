@@ -154,7 +154,7 @@ class Approvals:
         recorder.emit(events.Interrupted(record))
         raise Paused([record], deferred=record.decision is not None)
 
-    # Acting on them ------------------------------------------------------------------------------------------------
+    # Acting on answers ----------------------------------------------------------------------------------------------
 
     async def ask_before(self, activation: Activation, job: Job, question: Question) -> None:
         """Ask the question before a job; return once the job may run."""

@@ -168,7 +168,7 @@ def _name(annotation: Any) -> str:
     return str(named) if module in ("builtins", "typing") else f"{module}.{named}"
 
 
-# How a difference affects a frame - -------------------------------------------------------------------------------
+# How a difference affects a frame ---------------------------------------------------------------------------------
 #
 # ``blockers`` finds parts that certainly stop the run: a missing node or fan-out, a state that the schema cannot take.
 # ``changed_meaning`` finds parts that would run, but may mean something else now. ``other_changes`` names the rest.

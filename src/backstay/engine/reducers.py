@@ -1,7 +1,7 @@
 """Reducers: how a node's update of one key changes the state.
 
 Declare a reducer on a field of the state (``messages: Annotated[list, reducers.append]``) or pass it to the graph. The
-engine applies it, so if values were only added, it knows that and saves only these.
+engine itself applies it, so it knows when items were only added, and saves just those.
 
 A reducer also decides whether two parallel branches may both write a key, and finds the update that leads from one
 value to another (for a subgraph, whose result is a state and not an update).

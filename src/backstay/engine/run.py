@@ -110,7 +110,7 @@ class Runner:
         """Store the commits since the last checkpoint, which the trigger had skipped."""
         if self.recorder.sink is None or self.recorder.is_current or self.recorder.store is None:
             return
-        if self.recorder.is_damaged:  # a node changed the state in place, so only the stored state is right
+        if self.recorder.is_damaged:  # a node changed the state in place: only the stored state can be trusted
             return
         root = self.recorder.root
         saving = self.recorder.notify(root, root.here, cause, interrupt=interrupt)

@@ -126,7 +126,7 @@ class EffectRecord:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of an effect, as a hook or a person found out. Use one of the three class methods."""
+    """The outcome of an effect, as found by a hook or a person. Use one of the three class methods."""
 
     status: EffectStatus
     result: Any = field(default=None, hash=False, repr=False)

@@ -119,7 +119,7 @@ def payload_in_memory(cursor: Cursor, name: str) -> dict[str, Any] | None:
 
 
 def payload(store: Backend, namespace: str, name: str) -> dict[str, Any]:
-    """Load the payload of a checkpoint that was just saved, once it is used."""
+    """Load the payload of a checkpoint that was just saved. Called only when the payload is first used."""
     found = get(store, namespace, name)
     if found is None:
         raise NotFound(f"checkpoint {name} does not exist", checkpoint=name, hint="It was deleted after it was saved")

@@ -128,7 +128,7 @@ def replacing(
             file.close()
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):  # not another file
+        if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):  # about this file
             raise failure(error, "write", path) from error
         raise
     with _translated("close", path):

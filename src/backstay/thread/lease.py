@@ -231,7 +231,7 @@ class LeaseBase:
             held.finish_release()
 
     def _renew_or_release(self, store: Backend) -> None:
-        """Renew a lease that was taken before its block starts; release it if that fails."""
+        """Renew a lease that was taken before its block was entered; release it if that fails."""
         try:
             self._renew(store)
         except Exception:

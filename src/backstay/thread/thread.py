@@ -237,9 +237,10 @@ class Thread:
         Entering the block takes the lease. If another worker still holds it after ``wait_s`` seconds, this raises
         Fenced with the owner's name; the lease of a killed process expires after its ttl. Leaving the block releases
         it. Only saves through this handle carry the lease. Until it ends, all other saves are refused with Fenced; so
-        are its own after another worker took it over. It lasts ``ttl`` seconds (0.05 to 86,400) after each save and
-        renewal; a ``heartbeat`` thread of the store renews it. When it is lost, ``lease.lost`` becomes True, that
-        thread calls ``on_lost`` with it, the body of an ``async with`` block is cancelled, and leaving raises Fenced.
+        are saves under this lease after another worker took it over. It lasts ``ttl`` seconds (0.05 to 86,400) after
+        each save and renewal; a ``heartbeat`` thread of the store renews it. When it is lost, ``lease.lost`` becomes
+        True, that thread calls ``on_lost`` with it, the body of an ``async with`` block is cancelled, and leaving
+        raises Fenced.
         """
         return Lease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait_s))
 

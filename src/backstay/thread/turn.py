@@ -50,7 +50,7 @@ class LoopRun:
     was_loop: bool = True  # False: no loop has run on this thread
 
     def metadata(self) -> dict[str, Any]:
-        """Return the part of it that checkpoints store as metadata; the rest is in the fields of the checkpoint."""
+        """Return the part of the run that its checkpoints store as metadata; the rest is in their other fields."""
         return {LOOP_POSITION: {"round": self.number, "grants": sorted(self.grants)}}
 
     def allows(self, tool: str) -> bool:
