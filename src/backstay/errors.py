@@ -108,7 +108,8 @@ class BackstayError(Exception):
         return f"{self.summary}: {self.what}{place}{advice}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword-only constructors do not survive the default protocol; process pools must be able to carry our errors.
+        # The default protocol cannot call a constructor with keyword-only arguments, and process pools pickle our
+        # errors.
         return (_rebuild, (type(self), self.__dict__.copy(), self.args))
 
 
@@ -144,7 +145,7 @@ class InvalidGraph(InvalidInput):
 
 
 class NodeFailed(BackstayError):
-    """A node raised an error (the cause) in its last attempt. Nothing of it was committed."""
+    """A node raised an error (the cause) in its last attempt. None of its changes were committed."""
 
     summary = "node failed"
 
@@ -158,7 +159,7 @@ class NodeFailed(BackstayError):
 
 
 class BadUpdate(BackstayError):
-    """A node returned an update that the state cannot take; nothing of it was committed."""
+    """A node returned an update that the state cannot take. None of it was committed."""
 
     summary = "bad update"
 
@@ -184,7 +185,7 @@ class MergeConflict(BackstayError):
 
 
 class Unrecovered(BackstayError):
-    """An operation has no result: it failed in an earlier process, whose error is gone, or waits for a decision.
+    """An operation has no result: it failed in an earlier process, whose error is gone, or it waits for a decision.
 
     ``interrupt`` is the open question (an ``InterruptRecord``), or None.
     """
@@ -245,7 +246,7 @@ class StepsExceeded(BackstayError):
 
 
 class LimitExceeded(BackstayError):
-    """A file from outside needs more memory or work than allowed. ``limit`` is the name of the limit."""
+    """An external file needs more memory or work than allowed. ``limit`` is the name of the limit."""
 
     summary = "limit exceeded"
 
@@ -257,7 +258,7 @@ class LimitExceeded(BackstayError):
 class Rejected(BackstayError):
     """A person or a timeout rejected the action; it was not done.
 
-    ``reason`` is the reason of the decision, ``by`` who made it: "timeout" if no one decided in time.
+    ``reason`` is the reason for the decision. ``by`` is the person who made it, or "timeout" if no one decided in time.
     """
 
     summary = "rejected"
@@ -316,10 +317,10 @@ class Fenced(BackstayError):
 
 
 class OutcomeUnknown(BackstayError):
-    """The store failed while committing: the checkpoint may be stored or not.
+    """The store failed while committing: the checkpoint may or may not be stored.
 
-    Saving again with the same ``checkpoint`` id and content settles it: the store answers with the first result if
-    it was applied, and applies it otherwise.
+    Saving again with the same ``checkpoint`` id and content settles it: if the first save was applied, the store
+    returns its result; otherwise it applies this one.
     """
 
     summary = "outcome unknown"
@@ -353,7 +354,7 @@ class StoreBusy(StoreError):
 
 
 class StoreFull(StoreError):
-    """The store has no space left; nothing of this call was stored."""
+    """The store has no space left; this call stored nothing."""
 
     retry_safe = True
 

@@ -37,7 +37,7 @@ WORKERS = ("worker A", "worker B")
 
 
 class DemoFailed(Exception):
-    """A child process ended too early, or the store misses a step."""
+    """A child process ended too early, or a step is missing in the store."""
 
 
 class DemoProcess:
@@ -61,7 +61,7 @@ class DemoProcess:
         self._process.communicate()
 
     def facts(self) -> Iterator[dict[str, Any]]:
-        """Iterate over what it reports until it ends; raise DemoFailed if it fails."""
+        """Iterate over the worker's reports until it ends; raise DemoFailed if it fails."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         for line in self._process.stdout:
@@ -71,13 +71,13 @@ class DemoProcess:
             raise DemoFailed(f"process {self.pid} ended with {self._process.returncode}: {lines[-1]}")
 
     def next_fact(self) -> dict[str, Any]:
-        """Return the next thing it reports."""
+        """Return the worker's next report."""
         for fact in self.facts():
             return fact
         raise DemoFailed(f"process {self.pid} ended without a report")
 
     def resume(self) -> None:
-        """Let it continue."""
+        """Let the worker continue."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()

@@ -28,7 +28,7 @@ PRICES = {"north": (31, 30), "south": (29, 28), "east": (35, 33), "west": (33, 2
 
 
 def work(thread: backstay.Thread, ledger: Path) -> Iterator[dict[str, Any]]:
-    """Continue from the newest checkpoint until there is an answer; yield what it does and what it has saved."""
+    """Continue from the newest checkpoint until there is an answer; yield each action and each saved step."""
     checkpoint = thread.latest()
     if checkpoint is None:
         question = {"role": "user", "content": "Who sells us these bolts cheapest?"}
@@ -64,7 +64,7 @@ def model(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def look_up(supplier: str) -> dict[str, Any]:
-    """Return a supplier's price page, a long text as tools return them."""
+    """Return a supplier's price page, a long text like the results of real tools."""
     rng = random.Random(supplier)
     rows = [f"bolt {rng.randrange(16**6):06x}  {rng.randrange(10, 999)} cents" for _ in range(PAGE_ROWS)]
     page = "\n".join(rows)

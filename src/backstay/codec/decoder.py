@@ -57,7 +57,7 @@ def decode(*parts: bytes) -> Any:
 
 
 def decode_stored(data: bytes) -> Any:
-    """Decode short bytes that a store has verified: as ``decode``, without guarding against forged ones.
+    """Decode short bytes that a store has verified: like ``decode``, but without guarding against forged bytes.
 
     Lists of checkpoints decode a record for each row, nearly always of plain types.
     """

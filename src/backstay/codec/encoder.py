@@ -10,7 +10,7 @@ second look, and only they cost more:
 - any failure starts the slow search for the path of the value, and that error is raised. The search walks the value as
   its owner sees it and tries each leaf alone. It names keys and types but never shows a value: states hold secrets.
 
-One limit is known: ``ormsgpack.Ext`` and ``ormsgpack.Fragment`` objects are written as they are unless one of these
+There is one known gap: ``ormsgpack.Ext`` and ``ormsgpack.Fragment`` objects are written as they are unless one of these
 searches meets them. They are tools for building msgpack and do not belong in a state.
 """
 
@@ -69,7 +69,7 @@ def encode(value: object, path: str = "value") -> bytes:
     except (TypeError, ValueError, RecursionError):
         data = _encode_with_ext(value, path)
     else:
-        # It has only types that msgpack has too; only bytes may have been another type.
+        # It has only types that msgpack has too. Only bytes may have been of another type.
         if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_silently_changed(value):
             _raise_unencodable(value, path, Unencodable("bytearray or memoryview"))
     if len(data) > VALUE_BYTES_MAX:

@@ -1,6 +1,6 @@
 """Approvals: the questions before, after and inside nodes, and what each answer does.
 
-A guarded node never runs before its question is answered with a yes. A question belongs to one visit of one node in one
+A guarded node never runs before its question is answered with yes. A question belongs to one visit of one node in one
 run, so an answer counts exactly once. While the run waits, its position and the question are stored.
 """
 
@@ -23,7 +23,7 @@ from backstay.operations.interrupts import InterruptRecord, is_pause
 from backstay.operations.question import Question
 
 DEFERRALS_MAX = 20
-"""How many deferrals of a question its answer removes from the list of open questions."""
+"""How many deferrals of a question are removed from the list of open questions when it is answered."""
 
 
 class Approvals:
@@ -98,7 +98,7 @@ class Approvals:
             await self._store(activation, question, self.interrupt_of(question))
         try:
             found = await durable.settle(recorder.head_id, question)
-        except InvalidInput:  # the answer has the wrong type: it is closed, and the question waits again
+        except InvalidInput:  # the answer has the wrong type: close it and ask again
             with contextlib.suppress(Paused):
                 await self._settle(activation, question)
             raise
@@ -107,7 +107,7 @@ class Approvals:
                 await self._store(activation, question, found.interrupt)
             recorder.emit(events.Interrupted(found))
             raise Paused([found])
-        # The run waits no longer for this question, nor for any of its deferrals.
+        # The run no longer waits for this question, nor for any of its deferrals.
         answered = self.interrupt_of(question).id
         for number in range(DEFERRALS_MAX):
             each = question.interrupt(durable.cursor.branch, number).id
@@ -154,7 +154,7 @@ class Approvals:
         recorder.emit(events.Interrupted(record))
         raise Paused([record], deferred=record.decision is not None)
 
-    # What answers do ------------------------------------------------------------------------------------------------
+    # Acting on answers ----------------------------------------------------------------------------------------------
 
     async def ask_before(self, activation: Activation, job: Job, question: Question) -> None:
         """Ask the question before a job; return once the job may run."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class BuiltGraph:
-    """A graph that was checked. It does not change any more."""
+    """A graph that was checked. It no longer changes."""
 
     name: str
     schema: Schema
@@ -140,7 +140,7 @@ def _fan_out_problems(source: str, branches: tuple[str, ...], join: str) -> Iter
 
 
 def _only_in_parallel(nodes: Sequence[Node], edges: Sequence[Edge], starts: Sequence[str]) -> set[str]:
-    """Return the nodes that only ever run in parallel: they need no edge of their own, the join comes after them."""
+    """Return the nodes that only ever run in parallel. They need no edge of their own: the join comes after them."""
     parallel: set[str] = set()
     alone = {*starts, *(node.wait.on_reject for node in nodes if node.wait is not None)}
     for edge in edges:

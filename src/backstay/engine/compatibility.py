@@ -1,12 +1,12 @@
-"""Whether a stored run can resume on the current graph, judged frame by frame before anything runs.
+"""Decide whether a stored run can resume on the current graph, frame by frame, before anything runs.
 
 Graphs are deployed while runs wait. A run that resumed on a changed graph could silently skip work or repeat it. So the
-shape of the graph is stored with each run, and each frame of the position is compared with it. The same fingerprint
-resumes. A change that the position does not depend on needs the caller's consent, a change that it depends on needs a
-migration, and a position of another graph is refused.
+shape of the graph is stored with each run, and each frame of the position is compared with it. With the same
+fingerprint, the run resumes. A change that the position does not depend on needs the caller's consent, a change that it
+depends on needs a migration, and a position of another graph is refused.
 
-``judge`` compares only. ``migrate`` applies the registered migrations first, and returns the new position and state;
-it does not change its arguments.
+``judge`` only compares. ``migrate`` applies the registered migrations first, and returns the new position and state; it
+does not change its arguments.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
     @property
     def severity(self) -> int:
-        """How bad it is; 0 for ``SAME``."""
+        """The rank of the verdict: higher is worse, 0 for ``SAME``."""
         return list(Verdict).index(self)
 
 
@@ -109,7 +109,7 @@ def _hash(hash: int | None) -> str:
 
 
 def require(judgement: Judgement, accept_compatible: bool) -> None:
-    """Raise GraphMismatch, with everything a person needs to decide, unless the run may resume."""
+    """Raise GraphMismatch, with everything that a person needs to decide, unless the run may resume."""
     stopped = [frame for frame in judgement.frames if not frame.passes(accept_compatible)]
     if not stopped:
         return
@@ -216,7 +216,7 @@ class _FramePlace:
 
 
 def _compare(built: BuiltGraph, checkpoint: Checkpoint, migrates: bool) -> tuple[tuple[Frame, ...], list[FrameVerdict]]:
-    """Return the frames of a position, migrated if wanted, and a verdict on each."""
+    """Return the frames of a position, migrated if requested, and a verdict on each."""
     kept = checkpoint.run.get("shape")
     stored = kept if isinstance(kept, dict) and kept.get("format") == FORMAT else None
     computed = None if stored is None else fingerprint(stored)
@@ -326,7 +326,7 @@ class _Comparison:
         return replace(new, tasks=tuple(inner)) if inner else new, steps
 
     def judge_rest(self) -> None:
-        """Judge finished jobs that belong to no frame: under another name they would be missed, and run again."""
+        """Judge finished jobs that belong to no frame: under another name they would not be found, and run again."""
         if self.finished and any(verdict.verdict is not Verdict.SAME for verdict in self.verdicts):
             reason = f"{', '.join(self.finished)} has finished, but its place is unknown: resume with the old graph"
             outermost = self.verdicts[0]
@@ -334,7 +334,7 @@ class _Comparison:
             self.verdicts[0] = replace(outermost, verdict=worse, reasons=(*outermost.reasons, reason))
 
     def _with_finished(self, frame: Frame, place: _FramePlace) -> Frame:
-        """Return a frame with its jobs that finished since: they are stored by position, and must move with it."""
+        """Return a frame with its jobs that finished later: they are stored by position, and must move with it."""
         if not isinstance(frame.continuation, FanOut):
             return frame
         tasks = {task.key: task for task in frame.tasks}

@@ -29,7 +29,7 @@ from backstay.store.base import Backend
 from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, arguments_digest, arun_effect, run_effect
 
 BY_DECISION = "decision"
-"""Recorded as the one who settled an effect, if a person did by answering the run."""
+"""The name under which an effect is settled when a person settles it by answering the run."""
 
 _POSITION_LENGTH_MAX = 600
 
@@ -117,7 +117,7 @@ class BaseContext:
         return None if self._durable is None else self._durable.cursor.branch.thread
 
     def emit(self, data: Any) -> None:
-        """Show data, such as a token, to those who watch the run. It is not stored."""
+        """Show data, such as a token, to observers of the run. It is not stored."""
         self._check_open()
         self._emit(events.Token(self._job.position, self._job.node, data))
 
@@ -127,7 +127,7 @@ class BaseContext:
         self._usage = (self._usage[0] + used.tokens_used, self._usage[1] + used.cost_estimate)
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint when this node is done, whatever the trigger."""
+        """Ask for a checkpoint when this node is done, with any trigger."""
         self._wants_checkpoint = True
 
     def approve(
@@ -232,7 +232,7 @@ class BaseContext:
         return EffectCall(name, fn, args, kwargs, reconcile, idempotent, tuple(unknown_on))
 
     def _earlier(self, store: Backend, durable: DurableRun, call: EffectCall) -> EffectRecord | None:
-        """Return the effect that the branch this run was forked from did here, with the same arguments."""
+        """Return the effect that the source branch of this fork did here with the same arguments."""
         branch, request = durable.cursor.branch, arguments_digest(call)
         for name in self._options.effects_from:
             row = ledger.find(store, branch._replace(name=name), call.key)
@@ -242,7 +242,7 @@ class BaseContext:
         return None
 
     def _tracked(self, call: EffectCall, earlier: EffectRecord | None) -> EffectCall:
-        """Return a call that reuses an earlier result, or that tells afterwards whether its function was called."""
+        """Return a call that reuses an earlier result, or that knows afterwards whether its function was called."""
         if earlier is not None:
             self._emit(events.EffectReplayed(self._job.position, call.key))
             return replace(call, fn=_KnownResult(earlier.result))
@@ -290,7 +290,7 @@ class Context(BaseContext):
         """Call a function that must not run twice, and return its result; after a restart, return the stored result.
 
         ``key`` names the effect within this visit of the node. If a crash left its outcome unknown, ``reconcile`` is
-        asked; without it a person is, unless the effect is ``idempotent``. A function with a parameter
+        called. Without it a person is asked, unless the effect is ``idempotent``. A function with a parameter
         ``idempotency_key`` gets one to pass on to the provider.
         """
         call = self._effect_call(key, fn, args, kwargs, reconcile, idempotent, unknown_on)

@@ -1,4 +1,4 @@
-"""How a run leaves a node without an error, and how a program cancels a run.
+"""Signals that let a run leave a node without an error, and the cancellation of runs.
 
 The signals are not ``Exception``s, so that ``except Exception`` in a node does not keep its run from pausing.
 """
@@ -84,7 +84,7 @@ class Cancellation:
                 loop.call_soon_threadsafe(end)
 
     def check(self) -> None:
-        """End the run here if it was cancelled. A run that never awaits would not notice otherwise."""
+        """End the run here if it was cancelled. Otherwise a run that never awaits would not notice."""
         if self._cancelled:
             raise asyncio.CancelledError(self.reason)
 

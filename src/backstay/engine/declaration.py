@@ -122,10 +122,10 @@ class Declaration:
     ) -> Any:
         """Add a node: as ``@graph.node``, ``@graph.node("name", timeout=5)`` or ``graph.node("name", function)``.
 
-        The function takes the state, and the run's context if it has a second parameter. It returns the keys to
-        update, or None. It may be a coroutine function. ``timeout`` is in seconds, for each attempt. ``fallback`` is
-        another such function, called when no attempts are left; it finds the error in ``ctx.error``. With
-        ``on_failure="pause"`` the run then asks a person instead of failing.
+        The function takes the state, and the run's context if it has a second parameter. It returns a mapping of the
+        keys to update, or None. It may be a coroutine function. ``timeout`` is in seconds, for each attempt.
+        ``fallback`` is another such function, called when no attempts are left; it finds the error in ``ctx.error``.
+        With ``on_failure="pause"`` the run then asks a person instead of failing.
         """
         options = {"retry": retry, "timeout": timeout, "fallback": fallback, "on_failure": on_failure, **notes}
         if callable(name):
@@ -196,7 +196,7 @@ class Declaration:
     ) -> None:
         """Add a node that runs nothing and waits for a person's decision.
 
-        ``payload`` is a function of the state and returns what the person is shown. An approval continues the run, a
+        ``payload`` is a function of the state. It returns what to show to the person. An approval continues the run, a
         modification updates the state first, a rejection goes to ``on_reject`` or ends the run. After ``timeout``
         seconds the run takes ``on_timeout``, "reject" or "defer": a timeout never approves.
         """
@@ -220,7 +220,7 @@ class Declaration:
         name: str | None = None,
         fallback: bool = False,
     ) -> None:
-        """Go from one node to another (or to ``END``) if ``when`` holds; a ``fallback`` if no other edge does.
+        """Go from one node to another (or to ``END``) if ``when`` holds, or, as a ``fallback``, if no other edge holds.
 
         ``when`` is a function of the state without side effects; ``name`` is its name in the fingerprint and in
         drawings. Conditions are tried in the order in which they were declared.
@@ -242,7 +242,7 @@ class Declaration:
         when: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Run several nodes in parallel, then ``join``. Each sees the state as it was before any of them.
+        """Run several nodes in parallel, then ``join``. Each node sees the state as it was before any of them ran.
 
         With ``on_error="fail_fast"`` the first failure cancels the others; with "collect_all" all run to their end. In
         both cases, finished branches are stored and do not run again.

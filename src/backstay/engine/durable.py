@@ -1,4 +1,4 @@
-"""The durable side of a run: its stored options, and the store operations it needs besides saving checkpoints."""
+"""The durable side of a run: its stored options, and all store operations that it needs except saving checkpoints."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ UPDATE, ATTEMPT = "update", "attempt"
 
 
 class DurableRun:
-    """Decisions, finished jobs, failed attempts and pause requests of a run. A run without a thread has none.
+    """Stored decisions, finished jobs, failed attempts and pause requests. A run without a thread has none.
 
     In the caller's event loop, operations run in worker threads; ``run_sync`` runs them directly. Nodes that are plain
-    functions always run them directly: no event loop waits in their thread.
+    functions always run them directly, because no event loop waits in their thread.
     """
 
     def __init__(self, thread: Thread | AsyncThread, pause_check_s: float) -> None:
@@ -78,7 +78,7 @@ def finished(writes: Iterable[Write]) -> dict[str, Mapping[str, Any]]:
 
 
 def attempts(writes: Iterable[Write]) -> dict[str, int]:
-    """Return the number of failed attempts by position; 0 for a job that used up all attempts, which may try again."""
+    """Return the number of failed attempts by position. A job that used up all attempts may try again and counts 0."""
     counts: dict[str, tuple[int, bool]] = {}
     for write in writes:
         if write.channel == ATTEMPT:
@@ -97,7 +97,7 @@ class RunOptions:
     graph_hash: int
     shape: Mapping[str, Any]
     attempt: int = 1  # 1 for the start, one more for each resume
-    limit: int | None = None  # of nodes; None = the graph's own
+    limit: int | None = None  # the limit of nodes; None = the graph's own
     before: frozenset[str] = frozenset()
     after: frozenset[str] = frozenset()
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class RunOptions:
 # Notify the sink of a run's checkpoints, each with everything that is needed to resume from it.
 #
 # All graphs and branches of a run share one recorder, so a checkpoint always holds the whole position. Every state in
-# it was committed: a commit awaits nothing halfway.
+# it was committed, because a commit never awaits anything halfway.
 
 
 class RunRecorder:
@@ -181,11 +181,11 @@ class RunRecorder:
         self._moves_stored = -1
 
     def mark_moved(self) -> None:
-        """Note that the position differs from the last one that the sink received."""
+        """Record that the position differs from the last one that the sink received."""
         self._moves += 1
 
     def mark_stored(self) -> None:
-        """Note that the newest stored checkpoint has the run's position."""
+        """Record that the newest stored checkpoint has the run's position."""
         self._moves_stored = self._moves
 
     @property
@@ -211,7 +211,7 @@ class RunRecorder:
         at_barrier: bool = False,
         interrupt: Interrupt | None = None,
     ) -> None:
-        """Send the position to the sink, if the trigger wants it."""
+        """Send the position to the sink if the trigger asks for it."""
         if self.sink is None:
             return
         event = CheckpointEvent(
@@ -255,7 +255,7 @@ class RunRecorder:
         return FrameStack.from_plain(frames)
 
     def record(self, cause: Cause, interrupt: Interrupt | None) -> StepRecord:
-        """Return everything that a checkpoint stores besides the state."""
+        """Return everything that a checkpoint stores except the state."""
         options, root = self.options, self.root
         fields: CheckpointFields = {
             "run_id": options.run_id,

@@ -1,8 +1,8 @@
-"""What a run reports: its events while it runs, and its result.
+"""The reports of a run: its events while it runs, and its result.
 
 The events of a run start with ``RunStarted`` and end with exactly one ``RunEnded``, however the run ends. They name
-nodes, keys and error types, never values of the state, so a log of them holds no secrets. Only ``Token`` carries data,
-and its node chose to show it.
+nodes, keys and error types, never values of the state, so a log of them contains no secrets. Only ``Token`` carries
+data, which its node chose to show.
 
 A **position** names one visit of one node in one run: it is the same after a restart, and differs from the position of
 every other node, visit and parallel branch.
@@ -70,7 +70,7 @@ class NodeFinished:
 
 @dataclass(frozen=True, slots=True)
 class NodeAttemptFailed:
-    """A node raised an error. Nothing of this attempt is stored."""
+    """A node raised an error. No result of this attempt is stored."""
 
     position: str
     node: str
@@ -171,7 +171,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The outcome of a run. The state is the last committed state, whatever the status."""
+    """The outcome of a run. The state is the last committed state, for every status."""
 
     status: Status
     run_id: str
@@ -185,7 +185,7 @@ class Result:
     reason: str = ""  # of a rejection or cancellation
 
     def raise_for_status(self) -> Result:
-        """Return this result if the run completed; otherwise raise the reason why it did not."""
+        """Return this result if the run completed; otherwise raise the error that says why it did not."""
         if self.error is not None:
             raise self.error
         if self.status is Status.REJECTED:

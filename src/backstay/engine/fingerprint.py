@@ -1,4 +1,4 @@
-"""The shape and the fingerprint of a graph, and what the difference between two shapes means to a stored position.
+"""The shape and the fingerprint of a graph, and what a difference between two shapes means for a stored position.
 
 The **shape** of a graph is everything that decides where a run goes and what its state means: names, kinds, edges in
 the order in which they are tried, conditions by name, nested graphs, the keys of the state. It is stored with a run, so
@@ -108,7 +108,7 @@ def _projection(given: Mapping[str, str] | Projection | None) -> Any:
 
 
 def _called(function: Callable[..., Any]) -> Shape:
-    """Return a function by its name, as a dict, so that it cannot be confused with a key of that name."""
+    """Return a function by its name, in a dict, so that it cannot be confused with a key of the same name."""
     return {"function": name_of(function)}
 
 
@@ -168,9 +168,9 @@ def _name(annotation: Any) -> str:
     return str(named) if module in ("builtins", "typing") else f"{module}.{named}"
 
 
-# What a difference means to a frame -------------------------------------------------------------------------------
+# How a difference affects a frame ---------------------------------------------------------------------------------
 #
-# ``blockers`` finds what certainly stops the run: a missing node or fan-out, a state that the schema cannot take.
+# ``blockers`` finds parts that certainly stop the run: a missing node or fan-out, a state that the schema cannot take.
 # ``changed_meaning`` finds parts that would run, but may mean something else now. ``other_changes`` names the rest.
 
 
@@ -214,7 +214,7 @@ def blockers(frame: Frame, present: BuiltGraph) -> Iterator[str]:
     yield from _fan_out_blockers(frame, present)
     schema = present.schema
     if schema.snapshots:
-        return  # the state's own class makes and reads what is stored
+        return  # the state's own class writes and reads the stored form
     for key in frame.state:
         if not schema.knows(key):
             yield f"the stored state has the key {key!r}, which no longer exists: rename or drop it with state="

@@ -51,13 +51,13 @@ T = TypeVar("T")
 
 
 class RunKeywords(TypedDict, total=False):
-    """Options of every way to run a graph. None of them is stored.
+    """Options that every way to run a graph takes. None of them is stored.
 
-    ``sink`` receives every checkpoint besides the thread, or is a function from the thread's own sink to the sink to
-    use; ``trigger`` decides when. ``on_event`` is called with each event. ``runtime`` has values for fields that are
-    not stored. ``lease_s`` is how long the lease of the thread lasts without a save (None: the caller makes sure that
-    no other process runs the thread), ``wait_s`` how long to wait for a lease that a killed process left behind.
-    ``pause_check_s`` is how often the run looks for a request to pause. ``cancel`` ends the run.
+    ``sink`` receives every checkpoint in addition to the thread, or is a function that takes the thread's own sink and
+    returns the sink to use; ``trigger`` decides when. ``on_event`` is called with each event. ``runtime`` has values
+    for fields that are not stored. ``lease_s`` is how long the lease of the thread lasts without a save (None: the
+    caller makes sure that no other process runs the thread), ``wait_s`` how long to wait for a lease that a killed
+    process left behind. ``pause_check_s`` is how often the run looks for a request to pause. ``cancel`` ends the run.
     """
 
     sink: CheckpointSink | Compose | None
@@ -71,7 +71,7 @@ class RunKeywords(TypedDict, total=False):
 
 
 class Graph(Declaration):
-    """A graph of nodes over one state. Declare it once; run it many times, also in parallel."""
+    """A graph of nodes over one state. Declare it once; run it many times, even in parallel."""
 
     @property
     def fingerprint(self) -> int:
@@ -122,9 +122,9 @@ class Graph(Declaration):
     ) -> Result:
         """Start a run on a thread that is new, or whose last run is over; return how it ended or why it waits.
 
-        The input is the initial state, or an update of the state that the thread has. ``limit``, ``before`` and
-        ``after`` add to the graph's own; they and ``metadata`` are stored with the run. Without a thread nothing is
-        stored, and the run cannot pause. For ``how``, see ``RunKeywords``.
+        The input is the initial state, or an update of the thread's current state. ``limit``, ``before`` and ``after``
+        add to the graph's own; they and ``metadata`` are stored with the run. Without a thread nothing is stored, and
+        the run cannot pause. For ``how``, see ``RunKeywords``.
         """
         options = self._options(thread, limit, before, after, metadata)
         return await start(self._setup(thread, how), {} if input is None else input, options)
@@ -157,10 +157,11 @@ class Graph(Declaration):
     ) -> Result:
         """Resume the run of a thread after a crash, a pause, a failure or a cancellation.
 
-        ``answers`` is the decision on the only open question, or a mapping of interrupt ids to decisions; ``by`` is who
-        decided. Without answers, the run uses decisions made with ``thread.decide``, and waits again if there are none.
-        ``update`` is applied to the state first. If the graph has changed, the run is refused with GraphMismatch unless
-        a migration covers the change, or the position does not depend on it and ``compatible=True``.
+        ``answers`` is the decision on the only open question, or a mapping of interrupt ids to decisions; ``by`` is the
+        person who decided. Without answers, the run uses decisions made with ``thread.decide``, and waits again if
+        there are none. ``update`` is applied to the state first. If the graph has changed, the run is refused with
+        GraphMismatch unless a migration covers the change, or the position does not depend on it and
+        ``compatible=True``.
         """
         request = ResumeRequest(
             answers=answers,

@@ -111,7 +111,7 @@ def migration_chain(built: BuiltGraph, from_hash: int) -> tuple[Migration, ...] 
 
 
 def migrate_frame(frame: Frame, steps: Sequence[Migration], over_items: bool) -> Frame:
-    """Return a frame after these steps; raise MigrationStepFailed and leave the frame unchanged.
+    """Return a frame after these steps. Raises MigrationStepFailed if one fails; the given frame does not change.
 
     ``over_items``: its fan-out runs one node for each item, so its tasks are identified by numbers, not by nodes.
     Frames inside its tasks belong to other graphs and stay unchanged.
@@ -163,7 +163,7 @@ def _renamed(frame: Frame, names: Mapping[str, str], over_items: bool) -> Frame:
 
 
 def _renamed_task(task: Task, rename: Callable[[str], str], branches: Sequence[str]) -> Task:
-    """Rename a task's node, and its key if that names a branch: a reroute may have put another node there."""
+    """Rename a task's node, and its key if that names a branch; after a reroute, the two may be different nodes."""
     key = task.key
     task = replace(task, node=rename(task.node), left={rename(node): visit for node, visit in task.left.items()})
     if key is None or key not in branches:

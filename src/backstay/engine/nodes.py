@@ -78,7 +78,7 @@ class Barrier:
     """The question of a barrier node, and what happens on a timeout or a rejection."""
 
     prompt: str = ""
-    payload: Callable[[Any], Any] | None = None  # of the state: what the person who decides is shown
+    payload: Callable[[Any], Any] | None = None  # of the state; returns what to show to the person who decides
     timeout_s: float | None = None
     on_timeout: DecisionKind = DecisionKind.REJECT
     on_reject: str | None = None  # the node to go to; None = the run ends, rejected

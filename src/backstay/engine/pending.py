@@ -59,7 +59,7 @@ def _is_pending(built: BuiltGraph, meta: CheckpointMeta) -> bool:
 
 
 def _judged(store: Backend, built: BuiltGraph, branch: Branch) -> list[PendingRun]:
-    """Load the newest checkpoint of a branch, which may be another one by now, and judge it."""
+    """Load the newest checkpoint of a branch, which may have moved by now, and judge it."""
     thread_id, checkpoint_id, step = branch.key.thread, branch.head or "?", 0
     try:
         checkpoint = latest(store, Cursor(branch.key))

@@ -1,7 +1,7 @@
 """The position of a run: a tree of running graphs, stored as frames and restored from them.
 
-An ``Activation`` is one running graph, with its state, its loop counters, what runs next and the jobs of that: one job,
-or several in parallel. A job of a subgraph has an activation inside. A position is named by the whole path to it,
+An ``Activation`` is one running graph, with its state, its loop counters, and the jobs that run next: one job, or
+several in parallel. The job of a subgraph has an activation inside. The name of a position is the whole path to it,
 ``outer/node#visit[key]>inner/node#visit``: so the second round of a loop, the third branch of a fan-out and the same
 node in two graphs are never confused.
 """
@@ -37,7 +37,7 @@ class Job:
     looked: bool = False  # the question after it is answered
     edited: Mapping[str, Any] = field(default_factory=dict)  # the update that this answer makes to the state
     path: list[str] = field(default_factory=list)  # nodes finished in the graph inside
-    left: Mapping[str, int] = field(default_factory=dict)  # nodes it was rerouted from, with the visit
+    left: Mapping[str, int] = field(default_factory=dict)  # the nodes that it was rerouted from, each with the visit
     inner: Activation | None = None
 
     @property
@@ -46,7 +46,7 @@ class Job:
         return self.node if self.key is None or self.key == self.node else f"{self.node}[{self.key}]"
 
     def has_started(self) -> bool:
-        """Return whether there is anything to store of this job."""
+        """Return whether this job has anything to store."""
         return self.done or self.passed or bool(self.tries or self.left) or self.inner is not None
 
 
@@ -221,8 +221,8 @@ def enter_subgraph(activation: Activation, job: Job) -> Activation:
 def leave_subgraph(activation: Activation, job: Job, inner: Activation) -> Mapping[str, Any]:
     """Return the update that a finished inner graph makes.
 
-    It is the difference between what the inner graph was given and what it has now. A list that grew comes back as what
-    was appended, so parallel branches do not overwrite each other with old copies.
+    The update is the difference between the input of the inner graph and its state now. For a list that grew, it is
+    only the new items, so parallel branches do not overwrite each other with old copies.
     """
     node = activation.graph.nodes[job.node]
     assert node.inner is not None
@@ -243,7 +243,7 @@ def leave_subgraph(activation: Activation, job: Job, inner: Activation) -> Mappi
     for left, right in out.items():
         before, after = given.get(left, MISSING), inner.state.values.get(left, MISSING)
         try:
-            # The outer reducer knows the update that leads from one value to the other.
+            # The outer reducer finds the update that leads from one value to the other.
             change = DELETE if after is MISSING else outer.reducer(right).update(before, after)
         except CannotReduce as refusal:
             raise BadUpdate(job.writer, right, str(refusal)) from None
@@ -271,14 +271,14 @@ def _given(activation: Activation, job: Job) -> Mapping[str, Any]:
     return {right: values[left] for left, right in into.items() if left in values}
 
 
-# What runs next, computed from the graph and the state alone: without a clock, without a store.
+# The next nodes are computed from the graph and the state alone: without a clock, without a store.
 #
 # Conditions are functions of the state without side effects. Their result is stored with the position, so a run that
 # resumes after a crash never evaluates them again.
 
 
 def route(built: BuiltGraph, node: str, state: RunState) -> Continuation:
-    """Return what comes after a node. Raise NodeFailed if a condition raises, BadUpdate if none holds."""
+    """Return the continuation after a node. Raises NodeFailed if a condition raises, BadUpdate if none holds."""
     view = state.schema.view(state.values)
     for edge in built.edges[node]:
         if edge.when is None or _evaluate(f"{node} (condition {edge.when.name})", edge.when.function, view):
@@ -359,7 +359,7 @@ def fails_fast(activation: Activation) -> bool:
 
 
 def plan_commit(activation: Activation) -> CommitPlan:
-    """Return the effect of the finished jobs on the state; raise BadUpdate or MergeConflict and change nothing."""
+    """Return the effect of the finished jobs on the state, or raise BadUpdate or MergeConflict. Changes nothing."""
     updates = [
         (job.writer, update) for job in activation.jobs for update in (job.given, job.update, job.edited) if update
     ]

@@ -1,7 +1,7 @@
 """Reducers: how a node's update of one key changes the state.
 
 Declare a reducer on a field of the state (``messages: Annotated[list, reducers.append]``) or pass it to the graph. The
-engine applies it, so it knows what was only added and saves no more than that.
+engine itself applies it, so it knows when items were only added, and saves just those.
 
 A reducer also decides whether two parallel branches may both write a key, and finds the update that leads from one
 value to another (for a subgraph, whose result is a state and not an update).
@@ -32,7 +32,7 @@ class _Sentinel:
 
 
 class _Delete(Enum):
-    """An enum with one member, so that it is still itself after an update was stored and loaded."""
+    """An enum with one member, so that it is still the same object after an update was stored and loaded."""
 
     DELETE = "DELETE"
 
@@ -92,7 +92,7 @@ class Append:
     name = "append"
 
     def fold(self, old: Any, new: Any) -> Any:
-        """Return a longer list; ``LiveState`` extends the one it has instead, which costs what is new."""
+        """Return a longer list. ``RunState`` extends its list in place instead, at the cost of the new items only."""
         return [*([] if old is MISSING else old), *self.tail(old, new)]
 
     def tail(self, old: Any, new: Any) -> list[Any]:
@@ -183,7 +183,7 @@ class CustomReducer:
         return first is DELETE or second is DELETE
 
     def update(self, before: Any, after: Any) -> Any:
-        """Return the value if it changed. What the function would make of it is unknown."""
+        """Return the value if it changed. It is unknown how the function would merge it."""
         return MISSING if _same(before, after) else after
 
 

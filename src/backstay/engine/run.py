@@ -1,9 +1,9 @@
 """The run loop: execute, commit, checkpoint, route. Only this file decides the order.
 
-The next node is computed from the committed state alone and stored with it, and it runs only after that is stored. The
+The next node is computed from the committed state alone and stored with it, and it runs only after both are stored. The
 nodes of a graph run one after the other, or in parallel where an edge says so; the nodes of a subgraph run inside their
-node. A commit awaits nothing halfway, so every checkpoint is consistent. Failures of nodes and decisions of people
-become a ``Result``; exceptions that leave this file come from the store or from another writer.
+node. A commit never awaits anything halfway, so every checkpoint is consistent. Failures of nodes and decisions of
+people become a ``Result``; exceptions that leave this file come from the store or from another writer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Runner:
         self._finished = dict(finished)  # updates of jobs that finished after the checkpoint was saved
 
     async def run(self, first: Cause | None) -> Result:
-        """Run to the end or to the next pause. ``first`` is the cause of a checkpoint before anything runs, if any."""
+        """Run to the end or to the next pause. ``first`` is the cause of a checkpoint to save before anything runs."""
         recorder, root = self.recorder, self.recorder.root
         try:
             if first is not None:
@@ -110,7 +110,7 @@ class Runner:
         """Store the commits since the last checkpoint, which the trigger had skipped."""
         if self.recorder.sink is None or self.recorder.is_current or self.recorder.store is None:
             return
-        if self.recorder.is_damaged:  # a node changed the state in place, so the stored state is better
+        if self.recorder.is_damaged:  # a node changed the state in place: only the stored state can be trusted
             return
         root = self.recorder.root
         saving = self.recorder.notify(root, root.here, cause, interrupt=interrupt)
@@ -146,7 +146,7 @@ class Runner:
                     contexts = [await self._job(activation, activation.jobs[0])]
             except Rerouted as reroute:
                 alone = activation.jobs[0]
-                activation.visits[alone.node] = alone.visit  # it was entered: the next visit asks and acts again
+                activation.visits[alone.node] = alone.visit  # it was entered, so the next visit asks and acts again
                 await self._reroute(activation, reroute.target)
                 continue
             await self._commit(activation, [each for each in contexts if each is not None])
@@ -184,7 +184,7 @@ class Runner:
         try:
             plan = plan_commit(activation)
         except (BadUpdate, MergeConflict) as error:
-            # The jobs run again when the run resumes: once they are fixed, they return another update.
+            # The jobs run again when the run resumes, because after a fix they return another update.
             writers = error.writers if isinstance(error, MergeConflict) else (error.node,)
             for job in activation.jobs:
                 if job.writer in writers:
@@ -213,7 +213,7 @@ class Runner:
             if question is None:
                 try:
                     activation.todo = route(activation.graph, node, activation.state)
-                except _NODE_ERRORS as error:  # the node is done all the same, and is stored as done
+                except _NODE_ERRORS as error:  # the node is done nevertheless, and is stored as done
                     failure = error
         if isinstance(activation.todo, NextNode):
             activation.jobs = [activation.job(activation.todo.node)]
@@ -241,7 +241,7 @@ class Runner:
     # One node -------------------------------------------------------------------------------------------------------
 
     async def _job(self, activation: Activation, job: Job) -> BaseContext | None:
-        """Ask the question before a job, then run its node. The update is in the job then."""
+        """Ask the question before a job, then run its node. Afterwards the job has the update."""
         stored = None if job.done else self._finished.pop(job.position, None)
         if stored is not None:
             job.update, job.path, job.done = stored["update"], list(stored["path"]), True
@@ -256,7 +256,7 @@ class Runner:
         if kind is NodeKind.SUBGRAPH:
             await self._subgraph(activation, job)
         answers: dict[str, Decision] = {}
-        while kind is NodeKind.TASK:  # again from the start of the node, whenever it got an answer
+        while kind is NodeKind.TASK:  # start the node again whenever it got an answer
             try:
                 context = await self.tasks.run(activation, job, answers)
                 break
@@ -286,7 +286,7 @@ class Runner:
     # Several nodes --------------------------------------------------------------------------------------------------
 
     async def _parallel(self, activation: Activation) -> list[BaseContext | None]:
-        """Run jobs in parallel. A waiting job does not hold up the others, and each finished job is stored at once."""
+        """Run jobs in parallel. A waiting job does not block the others, and each finished job is stored at once."""
         pauses: list[Paused] = []
         failures: list[Exception] = []
         fast = fails_fast(activation)
@@ -346,12 +346,12 @@ class Runner:
 
 
 async def _finish_even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Await work to its end, even if the caller is cancelled: a finished branch is stored whichever branch fails."""
+    """Await work to its end, even if the caller is cancelled: a finished branch is stored even if another one fails."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
             await asyncio.shield(task)
-        except asyncio.CancelledError as error:  # maybe several times: raise it when the work is done
+        except asyncio.CancelledError as error:  # may come several times; raise it when the work is done
             cancelled = error
     task.result()
     if cancelled is not None:

@@ -1,6 +1,6 @@
 """Sinks: where the checkpoints of a run go.
 
-    graph.run_sync(thread, input, sink=sinks.MemorySink())                            # besides the thread
+    graph.run_sync(thread, input, sink=sinks.MemorySink())                            # in addition to the thread
     graph.run_sync(thread, input, sink=lambda own: sinks.EveryN(5, own))              # around the thread's own sink
 
 The engine calls ``on_checkpoint`` after a commit and before it routes to the next node, and waits until the sink is
@@ -8,8 +8,8 @@ done: a sink receives events in order, and its errors reach the run. The state i
 the fields that are not stored, and valid until the call is done. A sink that keeps it must copy it.
 
 Wrappers pass on some events, and always the start, the pauses and the end of a run (``event.forced``). They remember
-each run separately, so one sink may serve many runs. They remember only what their sink took without an error, so after
-a failure the next event is due at once.
+each run separately, so one sink may serve many runs. They remember only events that their sink took without an error,
+so after a failure the next event is due at once.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def notify(sink: CheckpointSink, state: State, event: CheckpointEvent) -> 
 
 
 def check_sink(sink: object) -> CheckpointSink:
-    """Return a sink. The class of a sink, passed without calling it, is not one."""
+    """Return a sink, checked. The class of a sink, passed without calling it, is not a sink."""
     if isinstance(sink, type) or not isinstance(sink, CheckpointSink):
         shown = sink.__qualname__ if isinstance(sink, type) else type(sink).__qualname__
         raise InvalidInput(f"{shown} is not a sink", hint="Pass an object with on_checkpoint(state, event)")
@@ -104,11 +104,11 @@ class NoSink:
 
 
 class StoreSink:
-    """Saves each event as the next checkpoint of a thread, and each time only what is new.
+    """Saves each event as the next checkpoint of a thread, and writes only what is new.
 
-    It remembers when each key was last replaced and how long its value was, so it may miss events: wrapped in
+    It remembers when each key was last replaced and how long its value was, so it need not see every event: wrapped in
     ``EveryN`` it saves the changes of several events at once. It encodes the change before it awaits anything, because
-    parallel branches of the run continue meanwhile.
+    parallel branches of the run continue in the meantime.
     """
 
     def __init__(self, thread: Thread | AsyncThread) -> None:
@@ -201,8 +201,8 @@ class StoreSink:
 class Retained:
     """Saves checkpoints in a thread, and after every ``n``-th deletes those that ``Keep`` does not protect.
 
-    So the thread does not grow with its run. The newest checkpoint and those with tags, forks or pending interrupts
-    always stay. Pass it to a run as ``sink=lambda own: Retained(Keep(last=10), own)``.
+    So the thread does not grow with the length of the run. The newest checkpoint and those with tags, forks or pending
+    interrupts always stay. Pass it to a run as ``sink=lambda own: Retained(Keep(last=10), own)``.
     """
 
     def __init__(self, keep: Keep, sink: StoreSink, n: int = 1) -> None:
@@ -214,7 +214,7 @@ class Retained:
         self._events = 0
 
     def on_checkpoint(self, state: State, event: CheckpointEvent) -> MaybeAwaitable:
-        """Save, then prune. An error of either ends the run; a saved checkpoint stays saved."""
+        """Save, then prune. An error in either ends the run; a saved checkpoint stays saved."""
         answer = self._sink.on_checkpoint(state, event)
         thread = self._sink.thread
         if answer is not None:
@@ -257,7 +257,7 @@ class MemorySink:
     """Stores a frame of each commit in memory, with the state of its graph: for debugging and tests.
 
     States are stored encoded, and values that did not change are stored once. Frames are decoded for each caller and
-    share nothing with the run. With ``max_frames`` the oldest go first.
+    share nothing with the run. With ``max_frames``, the oldest frames are dropped first.
     """
 
     def __init__(self, max_frames: int | None = None) -> None:
@@ -290,7 +290,7 @@ class MemorySink:
         return [each.frame() for each in frames]
 
     def into_frames(self) -> list[Frame]:
-        """Return the frames and forget them."""
+        """Return the frames and drop them from the sink."""
         with self._lock:
             empty: deque[_EncodedFrame] = deque(maxlen=self.max_frames)
             frames, self._frames = self._frames, empty
@@ -320,7 +320,7 @@ class MemorySink:
 
 
 class _Wrapper:
-    """Around one sink."""
+    """A sink around one other sink."""
 
     def __init__(self, sink: CheckpointSink) -> None:
         self.sink = check_sink(sink)
@@ -340,7 +340,7 @@ class _Filter(_Wrapper, Generic[T]):
         self._lock = threading.RLock()  # reentrant: a signal handler may call a method
 
     def due(self, state: State, event: CheckpointEvent, known: T | None) -> tuple[bool, T | None, T | None]:
-        """Return whether to pass an event on, the value to remember until then, and the value once it was taken."""
+        """Return whether to pass an event on, the value to remember until then, and the value once the sink took it."""
         raise NotImplementedError
 
     def on_checkpoint(self, state: State, event: CheckpointEvent) -> MaybeAwaitable:
@@ -462,14 +462,14 @@ class OnlyNodes(_Wrapper):
 class Tee:
     """Notifies several sinks, one after the other. A failing sink does not keep the others from being notified.
 
-    When all were notified, the errors are raised as one ExceptionGroup.
+    After all sinks were notified, the errors are raised as one ExceptionGroup.
     """
 
     def __init__(self, *sinks: CheckpointSink) -> None:
         self.inside = tuple(map(check_sink, sinks))
 
     def on_checkpoint(self, state: State, event: CheckpointEvent) -> MaybeAwaitable:
-        """Notify all sinks; asynchronous from the first asynchronous sink on."""
+        """Notify all sinks; from the first asynchronous sink on, this is asynchronous too."""
         rest, errors = iter(self.inside), list[Exception]()
         for sink in rest:
             try:
@@ -511,7 +511,7 @@ def _raise_all(errors: list[Exception]) -> None:
 
 
 class Then:
-    """Notifies two sinks, the second only if the first succeeded: nothing is shown that is not stored."""
+    """Notifies two sinks, the second only if the first succeeded, so that nothing is shown that is not stored."""
 
     def __init__(self, first: CheckpointSink, second: CheckpointSink) -> None:
         self.inside = (check_sink(first), check_sink(second))
@@ -599,7 +599,7 @@ class OnFailure(_Wrapper):
         return self.fallback.on_checkpoint(state, event) if self.degraded and self.fallback is not None else None
 
     def _failed(self, error: Exception, event: CheckpointEvent) -> None:
-        """Note an error; raise it if the run must get it."""
+        """Record an error; raise it if the run must get it."""
         self.failures.append(SinkFailure(event.node_id, event.step, event.trigger, error))
         self.failure_count += 1
         decisive = (Fenced, Conflict)

@@ -1,7 +1,7 @@
 """Start a run, resume one, or replay one from an earlier checkpoint.
 
 A run holds the lease of its thread, so a second worker is refused before any of its nodes run. The stored position is
-judged before anything runs, too: a position of another graph, or of a changed graph, is refused with the reasons.
+also judged before anything runs: a position of another graph, or of a changed graph, is refused with the reasons.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ REPLAY, AGAIN = "replay", "again"
 """``effects`` of a replay: use the results of effects that were done after its checkpoint, or do them again."""
 
 _COPIES = ("fork", "rewind")
-"""Triggers of checkpoints that copy another position: the run asks the questions after that position again."""
+"""Triggers of checkpoints that copy another position. Their run asks all questions after that position again."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Setup:
-    """How to run a graph. None of this is stored."""
+    """The options for running a graph. None of them is stored."""
 
     built: BuiltGraph
     thread: AnyThread | None
@@ -188,7 +188,7 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         edit = _planned(root, "update", built.schema.given(request.update or {}, built.name))
         store = StoreSink(setup.thread)
         recorder = _recorder(setup, root, options, store)
-        # Record the decisions last, once nothing else can fail: a decision is final.
+        # Record the decisions last, when nothing else can fail, because a decision is final.
         for record, decision in _match_answers(durable.cursor.branch.thread, waiting, request.answers):
             await durable.run(interrupts.decide, durable.services, durable.cursor, record, decision, request.by)
         is_migrated = judgement.overall is not Verdict.SAME
@@ -203,7 +203,7 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         runner = _runner(setup, recorder, durable, checkpoint)
         asked = [record.interrupt for record in waiting]
         if not is_copy and checkpoint.interrupt is not None:
-            asked.append(checkpoint.interrupt)  # a process may have died after storing it and before recording it
+            asked.append(checkpoint.interrupt)  # a process may have died after storing it but before recording it
         runner.tasks.incidents.update(incidents(asked))
         setup.emit(events.RunStarted(options.run_id, built.name, options.attempt, True))
         first: Cause | None = "manual" if is_migrated or request.update else None
@@ -215,7 +215,7 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
 def _with_finished(checkpoint: Checkpoint, source: Checkpoint, is_edited: bool) -> Checkpoint:
     """Return a fork's checkpoint with the finished jobs of its source, unless its state was edited."""
     if not is_edited:
-        # A job that finished while the run waited may rest on the answer, which does not count in the fork.
+        # A job that finished while the run waited may depend on the answer, which does not count in the fork.
         writes = () if source.frames.frames[0].waits else source.writes
         return unchecked(Checkpoint, {**checkpoint.__dict__, "writes": writes})
     outermost, *inner = checkpoint.frames
@@ -372,7 +372,7 @@ async def _finish(setup: Setup, runner: Runner, first: Cause | None) -> Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What a replay from a checkpoint would do. Making the plan runs and writes nothing."""
+    """The actions that a replay from a checkpoint would take. Making the plan runs and writes nothing."""
 
     checkpoint: CheckpointMeta
     judgement: Judgement  # whether the graph fits the position
@@ -391,7 +391,7 @@ class ReplayPlan:
 
 
 async def plan_of(setup: Setup, which: CheckpointMeta | str) -> ReplayPlan:
-    """Return what a replay from a checkpoint would do."""
+    """Return the plan of a replay from a checkpoint."""
     durable = setup.durable("replay")
     checkpoint = await _load_checkpoint(durable, which)
     newest = await durable.run(latest, durable.cursor)
@@ -457,7 +457,7 @@ async def _load_checkpoint(durable: DurableRun, which: CheckpointMeta | str) -> 
 def _effects_after(store: Backend, durable: DurableRun, checkpoint: Checkpoint) -> list[EffectRecord]:
     """Return the effects that the run did after a checkpoint, on its branch.
 
-    The visits of the outermost graph's nodes tell which effects come later.
+    The visits of the outermost graph's nodes show which effects come later.
     """
     if not checkpoint.frames:
         return []

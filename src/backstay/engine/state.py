@@ -2,7 +2,8 @@
 
 A state is a dataclass, a TypedDict, a pydantic model or a plain dict. Nodes get an instance of the declared class; the
 engine works on a dict of values. Fields that only exist while the program runs (clients, caches, locks) are marked
-``Annotated[Client, transient]`` and not stored. A class with ``snapshot()`` and ``restore()`` stores what it likes.
+``Annotated[Client, transient]`` and not stored. A class with ``snapshot()`` and ``restore()`` decides itself what to
+store.
 
 Building a graph checks that the declared types can be stored, and registers the declared classes.
 """
@@ -121,7 +122,7 @@ class Schema:
     def _fields(self, defaults: Mapping[str, Callable[[], Any] | None], required: frozenset[str]) -> None:
         try:
             hints = typing.get_type_hints(self.declared, include_extras=True)
-        except NameError as error:  # the annotation is text, and names a class of a function's body
+        except NameError as error:  # the annotation is text that names a class defined in a function
             hints = {}
             self.problems.append(
                 f"state {self.declared.__qualname__} names {error.name!r}, which cannot be found: define it at the "
@@ -239,7 +240,7 @@ def undo_growth(values: Mapping[str, Any], sizes: Mapping[str, int]) -> str | No
 def unstorable(annotation: Any, around: frozenset[type] = frozenset()) -> Iterator[str]:
     """Yield the parts of a declared type that can never be stored. Register classes with fields on the way.
 
-    ``around`` are the classes around it: a class may hold others of its own kind.
+    ``around`` are the classes around it, because a class may contain instances of itself.
     """
     origin = typing.get_origin(annotation)
     if origin in _WRAPPERS:
@@ -309,7 +310,7 @@ def _notes(annotation: Any) -> tuple[Any, ...]:
 
 
 def _bare_maker(cls: type) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that makes an instance without ``__post_init__``: the engine made its values."""
+    """Return a function that makes an instance without ``__post_init__``, because the engine made its values."""
     assign = object.__setattr__
 
     def make(values: dict[str, Any]) -> Any:
@@ -375,9 +376,9 @@ _UNSHARED = _reference_count({"key": []}, "key")
 class RunState:
     """The values of one running graph, and when each was last replaced.
 
-    ``plan`` may refuse updates and changes nothing; ``apply`` cannot fail. So a commit is applied as a whole or not at
-    all. A list that only grows is extended in place. Because each key has the version that last replaced it, a sink can
-    save what is new since its last save, however long ago.
+    ``plan`` may refuse updates and changes nothing; ``apply`` cannot fail. So a commit takes full effect or none. A
+    list that only grows is extended in place. Because each key has the version that last replaced it, a sink can save
+    what is new since its last save, however long ago.
     """
 
     def __init__(self, schema: Schema, values: dict[str, Any]) -> None:
@@ -388,7 +389,7 @@ class RunState:
         self.gone: dict[str, int] = {}  # key -> the version that deleted it
 
     def plan(self, updates: Updates) -> CommitPlan:
-        """Return the effect of updates made one after the other; raise BadUpdate if one is wrong. Changes nothing."""
+        """Return the effect of updates made one after another; raise BadUpdate if one is wrong. Changes nothing."""
         plan = CommitPlan()
         for writer, update in updates:
             for key, value in update.items():

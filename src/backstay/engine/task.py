@@ -42,7 +42,7 @@ POSITION = "position"
 FIX = "Fix the cause, then call graph.resume(thread)"
 
 _STORE_ERRORS = (Conflict, Fenced, OutcomeUnknown, StoreError, Corrupted)
-"""Errors of the store and of other writers: they end the run unchanged, whichever node met them."""
+"""Errors of the store and of other writers. They end the run as they are, in any node."""
 
 
 def incidents(asked: Iterable[Interrupt]) -> dict[str, Mapping[str, Any]]:
@@ -58,18 +58,18 @@ class TaskRunner:
     recorder: RunRecorder
     durable: DurableRun | None
     emit: Callable[[events.Event], None]
-    blocking: bool  # no event loop of the caller waits
+    blocking: bool  # the caller has no event loop that waits
     attempts: dict[str, int]  # failed attempts since the checkpoint that the run resumed from
     chance: random.Random = field(default_factory=random.Random)
     incidents: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # payloads of the questions on failed nodes
 
     async def run(self, activation: Activation, job: Job, answers: Mapping[str, Decision]) -> BaseContext | None:
-        """Run a node until it succeeds or no attempts are left. Its update is in the job then.
+        """Run a node until it succeeds or no attempts are left. Afterwards the job has its update.
 
         If the run paused because this node failed, carry out the decision first.
         """
         node = activation.graph.nodes[job.node]
-        is_resumed = bool(answers)  # it stopped at a question and continues: observers saw it start
+        is_resumed = bool(answers)  # it stopped at a question and now continues: observers saw it start
         if job.position in self.incidents:
             update = self._decided(job, answers)
             if update is not None:
@@ -156,7 +156,7 @@ class TaskRunner:
 
         When no attempts are left, fail or ask a person. The question is an incident: the node, the attempts and the
         kind of error, but no values of the state. It is stored with the position, so the run waits there until a person
-        decides, in whichever process.
+        decides, in this or another process.
         """
         attempt, kind = job.tries + 1, type(error).__name__
         if node_error is not None:
@@ -225,7 +225,7 @@ class TaskRunner:
         job.tries = 0 if is_last else attempt
         if self.durable is None:
             return
-        async with self.recorder.saving:  # a save under way would make another checkpoint the newest
+        async with self.recorder.saving:  # otherwise a save under way would make another checkpoint the newest
             if self.recorder.is_current:
                 await self.durable.record_attempt(self.recorder.head_id, job.position, attempt, error, is_last)
 
@@ -239,14 +239,14 @@ async def _call(body: NodeFunction, arguments: tuple[Any, ...], alone: bool) -> 
     def in_thread() -> Any:
         try:
             return body.function(*arguments)
-        except StopIteration as error:  # a future cannot hold one, and its waiter would wait for ever
+        except StopIteration as error:  # a future cannot hold one, and its waiter would wait forever
             raise RuntimeError("the function raised StopIteration") from error
 
     return await asyncio.to_thread(in_thread)
 
 
 def _add_context(error: BaseException, earlier: BaseException) -> None:
-    """Add an earlier error to the end of an error's context, as if it had been raised while handling that one."""
+    """Append an earlier error to an error's context, as if the error had been raised while handling it."""
     chain = [error]
     while chain[-1].__context__ is not None and chain[-1].__context__ not in chain:
         chain.append(chain[-1].__context__)

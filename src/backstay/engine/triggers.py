@@ -33,7 +33,7 @@ FORCED: Final[frozenset[Cause]] = frozenset({"input", "interrupt", "end", "rejec
 
 @dataclass(slots=True)
 class StepRecord:
-    """The stored fields of a checkpoint besides the state."""
+    """The stored fields of a checkpoint, without the state."""
 
     frames: list[dict[str, Any]]  # plain, the outermost without its state
     path: Sequence[str]  # all nodes finished in the outermost graph
@@ -46,7 +46,7 @@ class StepRecord:
 class CheckpointEvent:
     """One consistent state and its place in the run. Like the state, it is valid until the sink returns.
 
-    ``frames`` and ``record`` are functions because they cost something: a sink calls them only if it needs them.
+    ``frames`` and ``record`` are functions because they take time: a sink calls them only if it needs the result.
     """
 
     node_id: str  # the node that just committed; the start node at the start
@@ -129,14 +129,14 @@ def any_of(*triggers: Trigger) -> Trigger:
 
 
 def check_every(n: object) -> int:
-    """Return ``n`` if it is a whole number of at least 1."""
+    """Return ``n``, checked: a whole number of at least 1."""
     if type(n) is not int or n < 1:
         raise InvalidInput(f"n must be a whole number of at least 1, not {n!r:.40}")
     return n
 
 
 def check_seconds(seconds: object) -> float:
-    """Return ``seconds`` if it is a finite number of at least 0."""
+    """Return ``seconds``, checked: a finite number of at least 0."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise InvalidInput(f"seconds must be a number of at least 0, not {seconds!r:.40}")
     return seconds

@@ -1,8 +1,8 @@
 """Check a store, a thread or a checkpoint, byte by byte. A check changes nothing and continues after every problem.
 
-Every checkpoint is compared with its digest, and every digest with its parent's. The cost follows the bytes stored, not
-the sum of the states: of a value that only grew since the checkpoint before, only the new bytes are read. A check also
-reads pending writes, effects, interrupts and sessions. It reads all lists page by page, so its memory is bounded.
+Every checkpoint is compared with its digest, and every digest with its parent's. The cost depends on the bytes stored,
+not on the sum of the states: if a value only grew since the checkpoint before, only its new bytes are read. A check
+also reads pending writes, effects, interrupts and sessions. It reads all lists page by page, so its memory is bounded.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ class _StoreCheck:
                 verified.clear()
                 continue
             for row in reversed(page):
-                # A deletion during the check moves older rows into this page: they were checked before.
+                # A deletion during the check moves older rows into this page. They were checked before.
                 if newest is None or row.seq > newest.seq:
                     newest = row
                     self.add_checkpoint(row, check_row(self.store, row, verified))
         if newest is None or (newest.id, newest.seq) == (branch.head, branch.head_seq):
             return
-        if not _head_is_newest(self.store, branch.key):  # else it moved during the check
+        if not _head_is_newest(self.store, branch.key):  # otherwise it only moved during the check
             self.findings.append(head_is_not_newest(branch.key))
 
     def check_records(self, kind: Kind, thread: str | None) -> None:
@@ -166,7 +166,7 @@ def page_ends(store: Backend, branch: BranchKey, rows: int) -> list[int]:
 
 
 def _head_is_newest(store: Backend, key: BranchKey) -> bool:
-    """Tell whether a branch's head is its newest checkpoint. Looks again until no writer moved the head meanwhile."""
+    """Return whether a branch's head is its newest checkpoint. Reads again until no writer moved the head meanwhile."""
 
     def head() -> tuple[str, int] | None:
         branches = store.branches(key.namespace, key.thread, key.scope)
@@ -195,7 +195,7 @@ class _VerifiedValue:
 
 
 def check_row(store: Backend, row: Row, verified: dict[Key, _VerifiedValue] | None = None) -> list[Finding]:
-    """Check one checkpoint. ``verified`` holds the values of the one before it, and then those of this one."""
+    """Check one checkpoint. ``verified`` has the values of the checkpoint before it, and afterwards its own."""
     verified = {} if verified is None else verified
     try:
         state = open_head_state(store, row, {})

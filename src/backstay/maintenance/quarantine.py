@@ -1,7 +1,7 @@
-"""Quarantine files: a damaged checkpoint taken out of a store, with everything of it that is still readable, and why.
+"""Quarantine files: a damaged checkpoint taken out of a store, with everything in it that is still readable, and why.
 
 A file is ``BSQ1``, the SHA-256 of the rest, and the rest: a msgpack map, described in docs/repair.md. Its name is made
-of hashes, so that no id becomes a path, and quarantining the same checkpoint twice gives the same file.
+from hashes, so that no id becomes a path, and quarantining the same checkpoint twice gives the same file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Quarantined:
 
 
 def describe(store: Overlay, row: Row, findings: Sequence[Finding]) -> Quarantined:
-    """Return everything of a checkpoint that can be read."""
+    """Return everything in a checkpoint that can be read."""
     checkpoint = {name: value for name, value in row._asdict().items() if name not in ("branch", "writes")}
     checkpoint["branch"], checkpoint["tags"] = list(row.branch), list(row.tags)
     values: list[dict[str, Any]] | None
@@ -59,7 +59,7 @@ def describe(store: Overlay, row: Row, findings: Sequence[Finding]) -> Quarantin
     except BackstayError:
         values = None
     interrupts: list[dict[str, Any]] = []
-    with contextlib.suppress(BackstayError):  # if the list breaks off, those before the break are kept
+    with contextlib.suppress(BackstayError):  # if the list ends with an error, the interrupts before it are kept
         for each in all_records(store, "interrupt", row.branch.namespace, row.branch.thread):
             if each.checkpoint == row.id:
                 interrupts.append({**asdict(each), "branch": list(each.branch)})

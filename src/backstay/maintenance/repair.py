@@ -46,7 +46,7 @@ def repair(
             f"the report is about namespace {before.namespace!r}, but the store was opened with {namespace!r}",
             hint="Call store.check() and pass its report",
         )
-    # A store that cannot read a part of itself, but can rebuild it, does only that: the rest is not known before.
+    # If the store cannot read a part of itself but can rebuild it, do only that: what else is needed is not known yet.
     unread = [finding for finding in before.findings if finding.kind == DAMAGED and finding.repair == REBUILD]
     if before.thread is None and unread:
         actions = tuple(map(_rebuild_action, unread))
@@ -57,10 +57,10 @@ def repair(
         return replace(check(store, access.services), before=before, actions=actions, applied=True)
     plan = plan_restore(access, before.damaged, backup)
     to_quarantine = [] if quarantine_dir is None else plan.unrepairable
-    # Unneeded bytes are known only when no checkpoint is damaged any more, and none can be hidden.
+    # It is known which bytes are unneeded only when no checkpoint is damaged any more, and none can be hidden.
     hidden = bool(plan.unreadable) or any(map(may_hide_checkpoints, before.findings))
     drop = not hidden and len(to_quarantine) == len(plan.unrepairable)
-    rebuild = _rebuildable(store, drop) if before.thread is None else []  # a rebuild concerns the whole store
+    rebuild = _rebuildable(store, drop) if before.thread is None else []  # a rebuild changes the whole store
     quarantines = [
         RepairAction(QUARANTINE, f"checkpoint {row.id}", _MOVED_OUT, row.branch.thread, row.id, row.branch.name)
         for row in to_quarantine
@@ -78,7 +78,7 @@ def repair(
         assert quarantine_dir is not None
         make_directory(Path(quarantine_dir))
         why = [finding for finding in before.findings if finding.checkpoint == row.id]
-        # The file is durable before the checkpoint leaves the store: a crash in between leaves both.
+        # The file is durable before the checkpoint leaves the store, so a crash in between leaves both.
         files.append(str(write_quarantine(Path(quarantine_dir), describe(plan.overlay, row, why))))
         store.quarantine(namespace, row.id, force)
     # Rewritten and quarantined checkpoints may leave bytes behind that only they needed.
@@ -107,7 +107,7 @@ def _left(before: Report, plan: RestorePlan, to_quarantine: list[Row], rebuild: 
     def is_left(finding: Finding) -> bool:
         if is_about_checkpoint(finding):
             return finding.checkpoint not in solved
-        if finding.repair == RESTORE:  # bytes that checkpoints are missing; each of those has its own finding
+        if finding.repair == RESTORE:  # bytes that checkpoints are missing; each checkpoint has its own finding
             return not all_solved
         return finding not in rebuild
 

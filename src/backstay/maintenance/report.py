@@ -1,4 +1,4 @@
-"""What a check or a repair reports: one type for both, readable by people and by programs. The names are stable."""
+"""The report of a check or a repair: one type for both, readable by people and by programs. The names are stable."""
 
 from __future__ import annotations
 
@@ -112,11 +112,11 @@ class Report:
 
 
 def is_about_checkpoint(finding: Finding) -> bool:
-    """Tell whether a finding is about a checkpoint's own record, which can be restored or quarantined."""
+    """Return whether a finding is about a checkpoint's own record, which can be restored or quarantined."""
     return finding.checkpoint is not None and finding.where.startswith("checkpoint ")
 
 
 def may_hide_checkpoints(finding: Finding) -> bool:
-    """Tell whether a part of the store is unreadable, so that it may hold checkpoints that no list shows."""
+    """Return whether a part of the store is unreadable, so that it may hold checkpoints that no list shows."""
     is_other_record = finding.where.startswith(("effect ", "session "))
     return finding.kind == DAMAGED and finding.checkpoint is None and not is_other_record

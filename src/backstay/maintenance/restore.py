@@ -2,7 +2,7 @@
 
 First the bytes: the plan looks for missing bytes by their digest, in the same store and then in the backup. Then the
 rows: a damaged row is rewritten if its digest can be proven. The plan tries everything out on an ``Overlay``, so it
-states what a repair will achieve, not what it may achieve.
+states what a repair will achieve, not what it might achieve.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from backstay.pieces.manifest import INLINE_BYTES_MAX, Entries, Entry, Key, enco
 from backstay.store.base import Backend, Query, Row
 
 ROUNDS_MAX = 3
-"""The first round finds lost bases, the second the tables that they name, the third the values of those."""
+"""The first round finds lost bases, the second the tables that they name, the third the values in these tables."""
 
 RESTORE, RESTORE_FROM_BACKUP = "restore", "restore from backup"
 
@@ -114,7 +114,7 @@ class _RestoreSearch:
                 self._children.setdefault(str(row.parent_id), []).append(row)
 
     def restore_bytes(self, rows: list[Row]) -> None:
-        """Put all bytes that are found anywhere into the overlay."""
+        """Put all missing bytes that are found, here or in the backup, into the overlay."""
         for _ in range(ROUNDS_MAX):
             missing = []
             for row in rows:
@@ -148,13 +148,13 @@ class _RestoreSearch:
         return Evidence(twins, self._children, ancestors)
 
     def read_value(self, digest: bytes) -> bytes | None:
-        """Return the bytes with this digest from wherever they are found; None if they are lost."""
+        """Return the bytes with this digest from any place that has them; None if they are lost."""
         if digest not in self._looked_for:
             self._look_for({digest})
         return self._found.get(digest)
 
     def used_backup(self, row: Row) -> bool:
-        """Tell whether any bytes that a checkpoint was missing came from the backup."""
+        """Return whether any bytes that a checkpoint was missing came from the backup."""
         return not self._from_backup.isdisjoint(self._missing.get(row.id, ()))
 
     def _twin(self, name: str) -> Row | None:
@@ -178,20 +178,20 @@ class _RestoreSearch:
 
 
 def is_good(store: Overlay, row: Row) -> bool:
-    """Tell whether a row passes its check with the bytes of the overlay."""
+    """Return whether a row passes its check with the bytes of the overlay."""
     return not check_row(cast(Backend, store), with_base(store, row))
 
 
 # Rewriting rows ---------------------------------------------------------------------------------------------------
 #
-# No source is trusted for itself. A rewritten row is right only if the digest computed from all of it is the
-# checkpoint's own; and that is proven only by the row's digest column, by one of its children, or by its twin in a
-# backup.
+# No source is trusted by itself. A rewritten row is right only if the digest computed from all of it is the
+# checkpoint's own digest, and only the row's digest column, one of its children, or its twin in a backup can prove
+# that.
 
 
 @dataclass(slots=True)
 class Evidence:
-    """What other rows prove about damaged checkpoints. All mappings are by checkpoint id."""
+    """The facts that other rows prove about damaged checkpoints. All mappings are by checkpoint id."""
 
     twins: Mapping[str, Row]  # the same checkpoints in a backup, verified there
     children: dict[str, list[Row]]  # in this store
@@ -199,7 +199,7 @@ class Evidence:
     restored: dict[str, bytes] = field(default_factory=dict)  # digests of rows that were rewritten
 
     def learn(self, row: Row) -> None:
-        """Add a rewritten row: its digest is known now, and it may confirm its parent's."""
+        """Add a rewritten row: its digest is known now, and it may confirm its parent's digest."""
         self.restored[row.id] = row.digest
         if row.parent_id is not None:
             self.children.setdefault(row.parent_id, []).append(row)
@@ -218,7 +218,7 @@ class Evidence:
         return list(dict.fromkeys(digest for digest in candidates if digest is not None))
 
     def confirms(self, row: Row, digest: bytes, source: Row) -> bool:
-        """Tell whether any row other than ``source``, which supplied the content, confirms the row's digest."""
+        """Return whether any row other than ``source``, which supplied the content, confirms the row's digest."""
         twin = self.twins.get(row.id)
         if digest == row.digest or (twin is not None and twin is not source and digest == twin.digest):
             return True
@@ -269,7 +269,7 @@ def _digest(row: Row, entries: Entries, parent: bytes) -> bytes | None:
 
 
 def _with_manifest(store: Overlay, row: Row, own: Entries, wanted: Entries, search: _RestoreSearch) -> Row | None:
-    """Return the row with a manifest of the wanted entries: intact ones as they are, all others in blobs."""
+    """Return the row with a manifest of the wanted entries: intact entries as they are, all others in blobs."""
     intact, opens = _intact_entries(store, row, own)
     if opens and list(intact.items()) == list(wanted.items()):
         return row
@@ -292,7 +292,7 @@ def _with_manifest(store: Overlay, row: Row, own: Entries, wanted: Entries, sear
 
 
 def _intact_entries(store: Overlay, row: Row, own: Entries) -> tuple[dict[Key, Entry], bool]:
-    """Return the entries of a row whose bytes are where it says, and whether the whole row can be opened."""
+    """Return the entries of a row whose bytes are where the row says, and whether the whole row can be opened."""
     opens = True
     try:
         values = state_of(store, row).values

@@ -133,7 +133,7 @@ def read_value(store: Overlay | Backend, pieces: Sequence[Piece]) -> bytes:
 
 
 def is_intact(store: Overlay | Backend, pieces: Sequence[Piece], digest: bytes) -> bool:
-    """Tell whether these pieces exist and have this digest."""
+    """Return whether these pieces exist and have this digest."""
     try:
         return hashlib.sha256(read_value(store, pieces)).digest() == digest
     except BackstayError:
@@ -157,7 +157,7 @@ class MissingBytes:
 
 
 def find_missing(store: Overlay, row: Row) -> MissingBytes:
-    """Return what a row is missing; raise DecodeError or Corrupted if its own manifest cannot be read."""
+    """Return the bytes that a row is missing; raise DecodeError or Corrupted if its own manifest cannot be read."""
     missing = MissingBytes()
     row = with_base(store, row)
     if row.base is not None and hashlib.sha256(row.base_data or b"").digest() != row.base:
@@ -171,8 +171,8 @@ def find_missing(store: Overlay, row: Row) -> MissingBytes:
     for value in state_of(store, row).values.values():
         if value.entry.body is None and not is_intact(store, value.pieces, value.entry.digest):
             missing.values[value.entry.digest] = value.pieces
-            # If the value is one whole blob, that blob is missing. If it is a part of a blob, it may be; restoring an
-            # intact blob does no harm.
+            # If the value is one whole blob, that blob is missing. If it is a part of a blob, the blob may be missing;
+            # restoring an intact blob does no harm.
             missing.blobs.update(
                 piece.source for piece in value.pieces if isinstance(piece, Range) and isinstance(piece.source, bytes)
             )
@@ -180,7 +180,7 @@ def find_missing(store: Overlay, row: Row) -> MissingBytes:
 
 
 def find_bytes(backend: Backend, namespace: str, wanted: set[bytes]) -> dict[bytes, bytes]:
-    """Return the bytes with these digests, as far as a store has them. Every byte is verified."""
+    """Return the bytes with these digests that a store has. Every byte is verified."""
     found: dict[bytes, bytes] = {}
     tried: set[tuple[bytes, tuple[Piece, ...]]] = set()
 
@@ -233,7 +233,7 @@ class OccupiedRanges:
                 self._streams[piece.source] = merge_ranges([*known, (piece.start, piece.start + piece.length)])
 
     def split(self, stream: int, start: int, end: int) -> list[tuple[int, int, bool]]:
-        """Cut a range into parts, each with whether good checkpoints use it."""
+        """Split a range into parts, each with a flag: whether good checkpoints use it."""
         parts: list[tuple[int, int, bool]] = []
         position = start
         for low, high in self._streams.get(stream, []):

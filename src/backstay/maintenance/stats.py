@@ -22,13 +22,13 @@ class ThreadStats:
     checkpoints: int
     branches: int
     stored_bytes: int
-    full_copy_bytes: int  # what full copies of all states would take
+    full_copy_bytes: int  # the size of full copies of all states
     keys: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a store holds, and how many bytes it takes."""
+    """The content of a store in numbers, and how many bytes it takes."""
 
     total_bytes: int
     checkpoints: int

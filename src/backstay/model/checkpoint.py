@@ -27,7 +27,7 @@ M = TypeVar("M", bound="CheckpointMeta")
 
 
 class CheckpointFields(TypedDict, total=False):
-    """The fields of a checkpoint that a caller may set besides its state; all optional."""
+    """The fields of a checkpoint that a caller may set in addition to its state; all are optional."""
 
     step: int
     iteration: int
@@ -103,7 +103,7 @@ class CheckpointMeta:
         return hash(self._identity())
 
     def __repr__(self) -> str:
-        # Never the state: it may be huge, and it may be secret.
+        # Never show the state: it may be huge, and it may be secret.
         where = self.thread_id if self.branch == MAIN else f"{self.thread_id}@{self.branch}"
         kind = "CheckpointMeta" if type(self) is CheckpointMeta else "Checkpoint"
         return f"<{kind} {self.id} of {where!r}, step {self.step}, seq {self.seq}>"
@@ -198,7 +198,7 @@ class SavedCheckpoint(Checkpoint):
     def __getattr__(self, name: str) -> Any:
         if name not in PAYLOAD_FIELDS:
             raise AttributeError(name)
-        # A state that the caller has seen, and may have changed, stays.
+        # A state that the caller has seen, and may have changed, stays as it is.
         self.__dict__.update({**self.__dict__["_load"](name), **self.__dict__})
         return self.__dict__[name]
 
@@ -296,7 +296,7 @@ def fields_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(meta: CheckpointMeta) -> list[tuple[str, str]]:
-    """Return what a person wants to see of a checkpoint, as rows of name and text."""
+    """Return the facts about a checkpoint that a person wants to see, as rows of name and text."""
     rows = [
         ("checkpoint", meta.id),
         ("thread", meta.thread_id + (f" ({meta.branch})" if meta.branch != MAIN else "")),

@@ -21,7 +21,7 @@ QUESTION_BYTES_MAX = 1024 * 1024
 
 
 class InterruptKind(StrEnum):
-    """Why a run paused; the value is the stored name."""
+    """The reason why a run paused; the value is the stored name."""
 
     BEFORE_NODE = "beforenode"  # about to enter a node that has not run
     AFTER_NODE = "afternode"  # a node ran and its result is committed; the next one has not started
@@ -68,7 +68,7 @@ class Interrupt:
         """Make an interrupt from the result of ``to_plain``; refuse missing and unknown fields."""
         try:
             return cls(**plain)
-        except TypeError as error:  # only the call itself can raise it: __post_init__ refuses with InvalidInput
+        except TypeError as error:  # only the call itself raises it: __post_init__ raises InvalidInput
             raise InvalidInput(f"not an interrupt: {error}", hint="Pass the result of Interrupt.to_plain()") from None
 
 
@@ -76,7 +76,7 @@ REASON_LENGTH_MAX = 65_536  # characters
 
 
 class DecisionKind(StrEnum):
-    """What happens next; the value is the stored name."""
+    """The kinds of decisions; the value is the stored name."""
 
     APPROVE = "approve"  # continue as proposed
     MODIFY = "modify"  # continue with another value
@@ -133,7 +133,7 @@ class Decision:
         """Make a decision from the result of ``to_plain``; refuse missing and unknown fields."""
         try:
             return cls(**plain)
-        except TypeError as error:  # only the call itself can raise it: __post_init__ refuses with InvalidInput
+        except TypeError as error:  # only the call itself raises it: __post_init__ raises InvalidInput
             raise InvalidInput(f"not a decision: {error}", hint="Pass the result of Decision.to_plain()") from None
 
 

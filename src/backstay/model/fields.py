@@ -29,7 +29,7 @@ def check_cost(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a run has consumed so far, in tokens and in money; two of them add up."""
+    """The tokens and the money that a run has used so far; two of them can be added."""
 
     tokens_used: int = 0
     cost_estimate: float = 0.0  # in the caller's currency; an int becomes a float
@@ -54,7 +54,7 @@ Check = Callable[[Any, str], Any]
 
 
 def check_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in their stored form; raise InvalidInput that names the first invalid one."""
+    """Return the fields in their stored form; raise InvalidInput, which names the first invalid one."""
     return {name: CHECKS[name](value, name) if name in CHECKS else value for name, value in values.items()}
 
 

@@ -104,7 +104,7 @@ def continuation_from_plain(plain: Mapping[str, Any]) -> Continuation:
 
 
 class HasSnapshot(Protocol):
-    """A run-time state that decides which part of it is stored."""
+    """A run-time state that decides itself which part of it is stored."""
 
     def snapshot(self) -> Mapping[str, Any]:
         """Return the part of this state to store; every value in it must be storable."""
@@ -195,7 +195,7 @@ class Frame:
                 if name in fields:
                     fields[name] = tuple(fields[name])
             return cls(**fields)
-        except TypeError as error:  # only the call itself can raise it: __post_init__ refuses with InvalidInput
+        except TypeError as error:  # only the call itself raises it: __post_init__ raises InvalidInput
             raise InvalidInput(f"not a frame: {error}", hint="Pass the result of Frame.to_plain()") from None
 
 

@@ -36,7 +36,7 @@ def check_id(value: object, what: str) -> str:
 
 
 def check_label(value: object, what: str, *, length_max: int = LABEL_LENGTH_MAX) -> str:
-    """Return ``value`` if it is a valid text for people: as an id, but it may be empty and has its own limit."""
+    """Return ``value`` if it is a valid text for people: like an id, but it may be empty and has its own limit."""
     return _check_text(value, what, length_max)
 
 

@@ -18,7 +18,7 @@ DRAW_DEPTH_MAX = 32  # forks of forks; deeper ones are drawn, but not indented f
 
 
 class LineageNode(Protocol):
-    """What a lineage needs to know about a checkpoint."""
+    """The facts about a checkpoint that a lineage needs."""
 
     @property
     def id(self) -> str:
@@ -34,7 +34,7 @@ class LineageNode(Protocol):
 
     @property
     def branch(self) -> str:
-        """The line it belongs to; only drawing uses it."""
+        """The branch it belongs to; only drawing uses it."""
 
 
 N = TypeVar("N", bound=LineageNode)

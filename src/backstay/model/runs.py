@@ -115,7 +115,7 @@ class EffectRecord:
         return self.status is EffectStatus.INTENDED
 
     def __str__(self) -> str:
-        # Never the result: it may be huge, and it may be secret.
+        # Never show the result: it may be huge, and it may be secret.
         state = "outcome unknown" if self.outcome_unknown else self.status.value
         settled = "" if self.settled_by is None else f", says {self.settled_by!r}"
         return f"effect {self.key!r} of thread {self.thread_id!r}: {state}{settled} (attempt {self.attempt})"
@@ -126,7 +126,7 @@ class EffectRecord:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a hook or a person found out about an effect. Use one of the three class methods."""
+    """The outcome of an effect, as found by a hook or a person. Use one of the three class methods."""
 
     status: EffectStatus
     result: Any = field(default=None, hash=False, repr=False)

@@ -148,7 +148,7 @@ def append_change(
     for key, value in append.items():
         body = to_body(value, f"append.{key}")
         stored = head_state.values.get(key)
-        # One comparison if everything fits: an append must be fast.
+        # A single comparison if everything fits, because an append must be fast.
         fits = body.kind in _GROWING and (stored is None or stored.entry.kind == body.kind)
         if not fits or type(key) is not str or len(key) > KEY_LENGTH_MAX or not key.isascii():
             _check_append(head_state, key, value, body)
@@ -174,7 +174,7 @@ def append_change(
 
 @dataclass(slots=True)
 class StepChange:
-    """What one step of an engine changed, known without comparing anything."""
+    """The changes of one step of an engine, known without comparing anything."""
 
     append: Mapping[str, Any] = field(default_factory=dict)
     put: Mapping[str, Any] = field(default_factory=dict)
@@ -189,7 +189,8 @@ def encode_step(step: StepChange) -> Change:
     """Return the change of a step, encoded now, because its values may change later."""
     change = Change()
     if step.run is not None:
-        change.put[RUN] = to_body(step.run, "run")  # first: what stays as it is is described in the order of its keys
+        # The run comes first: it hardly ever changes, so it moves to the base, and the keys of a base come first.
+        change.put[RUN] = to_body(step.run, "run")
     for key, value in step.append.items():
         change.append[key] = to_body(value, f"append.{key}")
     for key, value in step.put.items():

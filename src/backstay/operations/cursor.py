@@ -1,11 +1,11 @@
-"""What a thread handle remembers between calls, and what all handles of a store share.
+"""The state that a thread handle keeps between calls, and the services that all handles of a store share.
 
 A cursor builds on the head it last loaded or wrote. An operation that changes the head state takes it out of the
-cursor, and puts it back when the store is known to have the same. So after an error, Ctrl-C, or a signal handler that
-saves through the same handle, the cursor has no head state and the next call reads the store. The ``base`` stays, so
-that the next save cannot silently build on another writer's checkpoint.
+cursor, and puts it back only when the store is known to hold the same. So after an error, Ctrl-C, or a signal handler
+that saves through the same handle, the cursor has no head state and the next call reads the store. The ``base`` stays,
+so that the next save cannot silently build on another writer's checkpoint.
 
-A signal handler may run at any call. So fields that belong together are assigned in one statement without a call.
+A signal handler may run at any call, so fields that belong together are assigned in one statement without a call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STREAMS_AT_ONCE = 16
 
 
 class Services:
-    """What all threads of an open store share: namespace, clock, id maker, heartbeat and a supply of stream numbers."""
+    """Shared by all threads of an open store: namespace, clock, id maker, heartbeat and a supply of stream numbers."""
 
     def __init__(self, namespace: str, now: Callable[[], datetime], new_id: Callable[[], str]) -> None:
         self.namespace = namespace
@@ -43,14 +43,14 @@ class Services:
         _reset_after_fork.add(self)
 
     def reset(self) -> None:
-        """Start again in a forked process: the parent keeps the reserved stream numbers."""
+        """Start from scratch in a forked process: the parent keeps the reserved stream numbers."""
         self._streams = deque()
         self.heartbeat.reset()
 
     def new_stream(self, store: Backend) -> int:
         """Return an unused stream number; they are reserved a few at a time.
 
-        Each is taken in one step, so that none is used twice. An interrupt may lose some, which is harmless.
+        Each is taken in one step, so that none is used twice. An interrupt may lose some numbers, which is harmless.
         """
         try:
             return self._streams.popleft()
@@ -88,7 +88,7 @@ class Base:
         return cls() if head is None else cls(head.number, head.last_seq, head.epoch, head.row)
 
     def same_place(self, other: Base) -> bool:
-        """Return whether nothing was written between the two."""
+        """Return whether nothing was written between this base and the other."""
         if not self.last_seq and not other.last_seq:
             return True  # nothing was ever written; a lease taken in between changes nothing
         mine, theirs = self.head, other.head
@@ -97,7 +97,7 @@ class Base:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Cursor:
-    """One handle's place in one branch."""
+    """The place of one handle in its branch."""
 
     branch: BranchKey
     base: Base | None = None
@@ -131,7 +131,7 @@ class Cursor:
             self.leftovers.pop()(store)
 
     def reset(self) -> None:
-        """Start again in a forked process, where no other thread can release the lock."""
+        """Start from scratch in a forked process, where no other thread can release the lock."""
         self.lock = threading.RLock()
         self.lease = None  # it belongs to the parent
         self.leftovers = []
@@ -139,7 +139,7 @@ class Cursor:
 
 
 class Handle:
-    """What the operations of one handle need, and the lock that runs them one at a time."""
+    """Everything that the operations of one handle need, and the lock that runs them one at a time."""
 
     def __init__(self, access: Access, cursor: Cursor, blocking: bool = True) -> None:
         self.access = access

@@ -1,16 +1,16 @@
-"""What changed between two states, as a JSON Patch (RFC 6902): ``diff`` makes it, ``apply_patch`` plays it back.
+"""The changes between two states, as a JSON Patch (RFC 6902): ``diff`` makes a patch, ``apply_patch`` applies it.
 
-The law: ``apply_patch(a, diff(a, b).patch)`` is ``b``, exact in every type and bit (1, True and 1.0 are three values,
--0.0 is not 0.0, a tuple is no list), but for the order of dict keys. NaN is taken as unchanged where it was NaN.
+The rule: ``apply_patch(a, diff(a, b).patch)`` equals ``b`` in every type and bit (1, True and 1.0 are three values,
+-0.0 is not 0.0, a tuple is not a list), except for the order of dict keys. A NaN that replaces a NaN is not a change.
 
-Dicts with text keys and lists are gone into; every other value is a leaf and replaced as a whole, text too. A patch may
-therefore hold values that JSON has no word for; ``Diff.to_json`` refuses those, by their path.
+Dicts with text keys and lists are compared item by item. Every other value, text too, is a leaf: it is replaced as a
+whole. So a patch may contain values that JSON cannot represent; ``Diff.to_json`` refuses them and names their path.
 
 Lists are compared in three steps, each of bounded cost: the common start and end are skipped; the items between them
 are matched by ``id`` if every item has a unique one, else by content; the longest run of matches in order stays, and
-the other items are removed and added. An item's index in the patch is thus its index in the new list.
+the other items are removed and added. So an item's index in the patch is its index in the new list.
 
-Nothing here does I/O or knows of stores.
+Nothing here does I/O or knows about stores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from backstay.model.checkpoint import Checkpoint, shorten
 
 
 LINES_MAX: Final = 1000
-"""Operations shown; the rest are counted."""
+"""The most operations to show; the rest are only counted."""
 
 VALUE_CHARS_MAX: Final = 120
 PATH_CHARS_MAX: Final = 200
@@ -87,7 +87,7 @@ def summary(patch: Sequence[dict[str, Any]], lists: frozenset[str]) -> str:
         if word == "edited":
             item = (parts[0], parts[1])
             if item in edited:
-                continue  # one more change within the same item
+                continue  # another change to the same item
             edited.add(item)
         words = counts.setdefault(key, {})
         words[word] = words.get(word, 0) + (len(parts) > 1)
@@ -114,7 +114,7 @@ def _word(op: str, parts: list[str], is_list: bool) -> str:
 
 
 def _rows(patch: Sequence[dict[str, Any]], gone: Sequence[Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield sign, path and what changed, ready to be seen."""
+    """Yield the sign, the path and the change of each operation, safe to display."""
     for number, operation in enumerate(patch[:LINES_MAX]):
         known = number < len(gone)
         old = _shown(gone[number]) if known and operation["op"] != "add" else ""
@@ -136,7 +136,7 @@ class _Short(reprlib.Repr):
         self.maxlevel = 4
 
     def repr_int(self, x: int, level: int) -> str:
-        # Python refuses to write very long ints in decimal.
+        # Python refuses to convert very long ints to decimal.
         return repr(x) if x.bit_length() <= _INT_BITS_SHOWN_MAX else f"<int of {x.bit_length()} bits>"
 
     def repr_bytes(self, x: bytes, level: int) -> str:
@@ -151,12 +151,12 @@ def _shown(value: Any) -> str:
 
 
 # ``==`` is too lenient for a diff: it treats 1 as True, 0.0 as -0.0, and two times in different zones as one. It is
-# also too strict: a NaN never equals itself. When in doubt values count as different: a reported change that is none
-# costs a line, a missed change costs the state.
+# also too strict: a NaN never equals itself. When in doubt, values count as different: a false change costs a line, a
+# missed change costs the state.
 
 
 NAN_ITEMS_MAX: Final = 64
-"""Items of a set that hold a NaN and so cannot be looked up; with more of them, two sets count as different."""
+"""The most items of a set that cannot be looked up because of a NaN; with more, two sets count as different."""
 
 
 def exact(old: Any, new: Any) -> bool:
@@ -192,7 +192,7 @@ def _exact_dict(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
         return False
     for key, value in old.items():
         if type(key) is not str:
-            # A lookup would take True for the key 1 and not find NaN, so these are compared in their order.
+            # A lookup would take True for the key 1 and would not find NaN, so such dicts are compared in order.
             return all(map(exact, old, new)) and all(map(exact, old.values(), new.values()))
         if key not in new or not exact(value, new[key]):
             return False
@@ -227,7 +227,7 @@ def _exact_time(old: Any, new: Any) -> bool:
 
 
 def _exact_object(old: Any, new: Any) -> bool:
-    """Compare instances of one class by what would be stored of them, else by their own word."""
+    """Compare two instances of a class by their stored form or their bytes, else by the ``==`` of the class."""
     cls = type(old)
     entry = BY_CLASS.get(cls)
     try:
@@ -239,7 +239,7 @@ def _exact_object(old: Any, new: Any) -> bool:
     except RecursionError:
         raise
     except Exception:
-        # The class's own code failed, or answered with an array; nothing is known, so it counts as changed.
+        # The class's own code failed, or ``==`` returned an array. Nothing is known, so the value counts as changed.
         return False
 
 
@@ -263,7 +263,7 @@ _MUTABLE: Final = frozenset({set, bytearray})
 Operation: TypeAlias = dict[str, Any]
 
 BLOCK_ITEMS_MAX: Final = 256
-"""List items compared in one pass of the C encoder before looking closer at which of them differs."""
+"""The most list items to compare in one pass of the C encoder, before searching for the item that differs."""
 
 _INDEX_DIGITS_MAX: Final = 15
 _TOO_DEEP: Final = "a state contains itself, or is nested too deep to be compared or changed"
@@ -277,9 +277,9 @@ class Diff:
     patch: tuple[Operation, ...]
     before: str = "before"
     after: str = "after"
-    # What each operation takes away, for people to see: a patch alone does not say.
+    # The values that each operation removes, to show to people: a patch alone does not contain them.
     gone: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
-    # The top-level keys that hold a list: from a path alone, an index looks like a key.
+    # The top-level keys that hold a list: in a path, an index looks like a key.
     lists: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __iter__(self) -> Iterator[Operation]:
@@ -289,7 +289,7 @@ class Diff:
         return len(self.patch)
 
     def __repr__(self) -> str:
-        # Never the values: they may be huge, and they may be secret.
+        # Never show the values: they may be huge, and they may be secret.
         return f"<Diff {self.before!r} to {self.after!r}, {len(self.patch)} operations>"
 
     def __str__(self) -> str:
@@ -303,19 +303,19 @@ class Diff:
         return summary(self.patch, self.lists)
 
     def to_json(self) -> list[Operation]:
-        """Return the patch as plain JSON values; raise InvalidInput by the path of one that JSON cannot carry."""
+        """Return the patch as plain JSON values. InvalidInput names the path of a value that JSON cannot represent."""
         for operation in self.patch:
             if "value" in operation:
                 _check_json(operation["value"], operation["path"])
         return [copied(operation) for operation in self.patch]
 
     def apply(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of the state with this change made; see ``apply_patch``."""
+        """Return a copy of the state with this diff applied; see ``apply_patch``."""
         return apply_patch(state, self.patch)
 
 
 def diff(a: Checkpoint | Mapping[str, Any], b: Checkpoint | Mapping[str, Any]) -> Diff:
-    """Return what turns ``a`` into ``b``, each a checkpoint or a state. Neither is changed or kept."""
+    """Return the diff that turns ``a`` into ``b``, each a checkpoint or a state. Neither is changed or kept."""
     before, old = _labelled(a, "before")
     after, new = _labelled(b, "after")
     writer = _Writer()
@@ -393,7 +393,7 @@ class _Writer:
                 self.edit(old[i_next], new[j_next], f"{path}/{start + j_next}")
 
     def _gap(self, old: list[Any], new: list[Any], place: tuple[str, int], *, last: bool, whole: bool) -> None:
-        """Write what became of the items between two that stay. Items with ids of their own are replaced ``whole``."""
+        """Write the changes of the items between two items that stay. Items that have ids are replaced ``whole``."""
         path, at = place
         common = min(len(old), len(new))
         change = self.replace if whole else self.edit
@@ -406,7 +406,7 @@ class _Writer:
 
 
 class _Alignment:
-    """Which items of two lists are the same item, perhaps edited: pairs of indices, rising in both lists."""
+    """Pairs of indices, rising in both lists, of items that are the same item, perhaps edited."""
 
     def __init__(self, old: list[Any], new: list[Any]) -> None:
         self.pairs: list[tuple[int, int]] = []
@@ -420,12 +420,12 @@ class _Alignment:
         self.pairs = _rising([(where[name], j) for j, name in enumerate(self._new_names) if name in where])
 
     def may_differ(self, index: int) -> bool:
-        """Return whether the new list's item, one that stays, could still have been edited."""
+        """Return whether an item of the new list that stays could still have been edited."""
         return type(self._new_names[index][0]) is not bytes
 
 
 def _ids(items: list[Any]) -> list[tuple[Any, ...]] | None:
-    """Return each item's id, with its type since 1 is no True; None unless all have one and no two the same."""
+    """Return each item's id with its type, because 1 is not True; None unless all have an id and no two are equal."""
     ids = [item.get("id") if type(item) is dict else getattr(item, "id", None) for item in items]
     try:
         names = [(type(name), name) for name in ids]
@@ -436,7 +436,7 @@ def _ids(items: list[Any]) -> list[tuple[Any, ...]] | None:
 
 
 def _contents(items: list[Any]) -> list[tuple[Any, ...]]:
-    """Return each item's encoding, numbered among its equals; what has none is known by its type alone."""
+    """Return each item's encoding, numbered among equal items. An item without an encoding is known by its type."""
     seen: Counter[Any] = Counter()
     names = []
     for item in items:
@@ -450,10 +450,10 @@ def _contents(items: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def _rising(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest run of pairs whose first numbers rise; the second ones do already."""
-    ends: list[int] = []  # by length of run: the least first number that one ends with
-    last: list[int] = []  # by length of run: the pair which that is
-    previous: list[int] = []  # by pair: the one before it in its run
+    """Return the longest subsequence of pairs whose first numbers rise; the second numbers already do."""
+    ends: list[int] = []  # by length of the run: the smallest first number that such a run ends with
+    last: list[int] = []  # by length of the run: the index of that pair
+    previous: list[int] = []  # by pair: the index of the pair before it in its run
     for at, (first, _) in enumerate(pairs):
         length = bisect_left(ends, first)
         previous.append(last[length - 1] if length else -1)
@@ -468,7 +468,7 @@ def _rising(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _shared(old: list[Any], new: list[Any]) -> int:
-    """Return how many items two lists have in common from the start on: by blocks, halved where one differs."""
+    """Return how many items two lists share at their start. Compares blocks, which are halved where one differs."""
     most = min(len(old), len(new))
     at, step = 0, BLOCK_ITEMS_MAX
     while at < most and step:
@@ -481,9 +481,10 @@ def _shared(old: list[Any], new: list[Any]) -> int:
 
 
 def _same_block(old: list[Any], new: list[Any]) -> bool:
-    """Return whether two lists of one length are the same.
+    """Return whether two lists of the same length are the same.
 
-    May say no where a NaN is in another place among the keys or bits; going into the items then finds no change.
+    May return False if a NaN has other bits, or is in a dict whose keys are in another order. Comparing the items then
+    finds no change.
     """
     if all(map(is_, old, new)):
         return True
@@ -491,16 +492,17 @@ def _same_block(old: list[Any], new: list[Any]) -> bool:
         if ormsgpack.packb(old, option=EXACT) == ormsgpack.packb(new, option=EXACT):
             return True
     except (TypeError, ValueError, RecursionError):
-        return all(map(exact, old, new))  # holds a type the C encoder has no word for
-    # Equal lists with different bytes have keys in another order, or 1 for True; a full comparison decides.
+        return all(map(exact, old, new))  # a type that the C encoder does not know
+    # Lists that are equal but have different bytes have keys in another order, or 1 for True. A full comparison
+    # decides.
     return old == new and all(map(exact, old, new))
 
 
 def apply_patch(state: Mapping[str, Any], patch: Sequence[Operation]) -> dict[str, Any]:
-    """Return a copy of the state with the operations made in turn: add, remove and replace.
+    """Return a copy of the state with the operations applied in order: add, remove and replace.
 
-    Lists, dicts, tuples and sets are copied, so that neither the state nor the patch shares one with the result; other
-    objects are not. Raises InvalidInput naming the operation that does not fit, and then nothing has changed.
+    Lists, dicts, tuples and sets are copied, so that the result shares none of them with the state or the patch; other
+    objects are shared. Raises InvalidInput, which names the operation, if one does not fit.
     """
     try:
         result: dict[str, Any] = copied(_state(state))
@@ -519,7 +521,7 @@ def apply_patch(state: Mapping[str, Any], patch: Sequence[Operation]) -> dict[st
 
 
 class _Misfit(Exception):
-    """Why one operation cannot be made."""
+    """The reason why an operation cannot be applied."""
 
 
 def _perform(state: dict[str, Any], operation: Operation) -> None:
@@ -556,7 +558,7 @@ def _existing(target: Any, part: str) -> Any:
 
 
 def _index(part: str, most: int) -> int:
-    # Only as RFC 6901 writes them: int() would also take "-1", "01", " 1" and digits of other scripts.
+    # Accept them only as RFC 6901 writes them: int() would also take "-1", "01", " 1" and digits of other scripts.
     if not (part.isascii() and part.isdigit()) or (part[0] == "0" and part != "0") or len(part) > _INDEX_DIGITS_MAX:
         raise _Misfit(f"{part!r:.40} is not an index of a list")
     if int(part) > most:

@@ -1,4 +1,4 @@
-"""Run operations for event loops, and functions of the user between calls of the store.
+"""Run operations for event loops, and functions of the user between calls to the store.
 
 A whole operation runs in a worker thread, so the event loop never waits for a disk, and each operation costs one hop
 instead of one per store call.
@@ -58,14 +58,14 @@ def in_event_loop() -> bool:
 
 
 async def async_sleep(seconds: float) -> None:
-    """Let others run for a while."""
+    """Sleep while the event loop runs other tasks."""
     await asyncio.sleep(seconds)
 
 
 class TaskCancellation:
     """Cancels the task that runs the body of an ``async with`` block, from another thread.
 
-    That task creates it. Others may cancel the task too: ``end`` returns whether this was the only cause.
+    The task itself creates it. Other code may cancel the task too: ``end`` returns whether this was the only cause.
     """
 
     def __init__(self) -> None:
@@ -95,8 +95,8 @@ class TaskCancellation:
             self._task.cancel()
 
 
-# A function that calls user code between calls of the store is a generator of *steps*: functions without arguments.
-# It is sent the result of each. A step may return an awaitable; ``arun_steps`` awaits it. No lock is held in between.
+# A function that calls user code between calls to the store is a generator of *steps*: functions without arguments. It
+# is sent the result of each step. A step may return an awaitable; ``arun_steps`` awaits it. No lock is held in between.
 
 
 Steps = Generator[Callable[[], Any], Any, T]

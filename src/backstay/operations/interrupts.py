@@ -1,8 +1,8 @@
 """Stored interrupts: recorded, decided once, consumed once.
 
 A decision is bound to the record that the person saw: its digest covers the thread, the checkpoint and every byte of
-the question. A decision about anything else is refused. Deciding and consuming are compare-and-swap in the store, so
-one of two approvers, or of two workers, wins, and the other sees which.
+the question. A decision about anything else is refused. Deciding and consuming are compare-and-swap operations in the
+store, so one of two approvers, or of two workers, wins, and the other one sees who did.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class InterruptRecord:
         return self.consumed_at is None
 
     def __str__(self) -> str:
-        # Never the payload: it may be huge, and it may be secret.
+        # Never show the payload: it may be huge, and it may be secret.
         if self.decision is None or self.decided_at is None:
             state = f"waiting for a decision since {_moment(self.created_at)}"
         else:
@@ -138,7 +138,8 @@ def record(
             "prompt": prompt,
         }
     )
-    body_of(question)  # refused before anything is read
+    # Encode it now, so that a question that cannot be stored is refused before anything is read.
+    body_of(question)
     branch = _branch_of(store, cursor, checkpoint)
     return _record(store, services, branch, checkpoint, question)
 
@@ -182,7 +183,7 @@ def _branch_of(store: Backend, cursor: Cursor, checkpoint: str) -> BranchKey:
 def reserved_id(what: str, place: Iterable[str], body: bytes = b"") -> str:
     """Return the id of an interrupt, made from its place and, if given, its bytes, so that it can be found again.
 
-    The id contains ``what`` kind of interrupt it is, so that it need not be read to find out.
+    The id contains the kind of the interrupt (``what``), so that the kind is known without reading the record.
     """
     return f"{RESERVED}{what}:{digest_of(*(part.encode() for part in place), body).hex()}"
 
@@ -246,7 +247,7 @@ def pending_checkpoints(store: Backend, namespace: str, thread: str | None) -> t
 def check_decision(
     decision: Decision | DecisionKind | str, scope: str | None, value: Any, reason: str, target: str | None
 ) -> Decision:
-    """Return a decision given as itself or by its name and details."""
+    """Return a decision that was given as an object, or as a name and details."""
     if isinstance(decision, Decision):
         if scope is not None or value is not None or reason != "" or target is not None:
             raise InvalidInput("a Decision already has its details", hint="Pass a Decision, or a name with details")
@@ -261,7 +262,7 @@ def decide(
     check_id(by, "by")
     body = _bounded(decision.to_plain(), "decision")
     row = _stored_as_shown(store, cursor, shown)
-    # A decision that could never be carried out would count, and block the run for ever.
+    # Refuse a decision that could never be carried out: it would count, and block the run forever.
     unfit = None
     if decision.kind is DecisionKind.REROUTE and shown.interrupt.node is None:
         unfit = "this pause is not about a node, so there is nothing to reroute"
@@ -295,7 +296,7 @@ def consume(store: Backend, services: Services, cursor: Cursor, shown: Interrupt
     epoch = lease.epoch if lease is not None and lease.branch == row.stored.branch else 0
     if by is not None:
         name = check_id(by, "by")
-    else:  # a name that no other worker ever has
+    else:  # a name that no other worker will ever have
         name = str(this_process()) if lease is None else f"{lease.request.owner} {lease.request.token}"
     row = put(store, row, lambda row: consumed(row, name, epoch, to_microseconds(services.now())))
     _check_place(shown, row)
@@ -319,7 +320,7 @@ def consume(store: Backend, services: Services, cursor: Cursor, shown: Interrupt
 
 
 def _stored_as_shown(store: Backend, cursor: Cursor, shown: InterruptRecord) -> InterruptRow:
-    """Return the stored interrupt if it is the one that was shown, unchanged, and belongs to this thread."""
+    """Return the stored interrupt if it belongs to this thread and has not changed since it was shown."""
     if not isinstance(shown, InterruptRecord) or not isinstance(shown.interrupt, Interrupt):
         raise InvalidInput(
             f"interrupt must be an InterruptRecord, not {type(shown).__name__}",
@@ -337,7 +338,7 @@ def _stored_as_shown(store: Backend, cursor: Cursor, shown: InterruptRecord) -> 
         )
     row = row_of(stored)
     _check_place(shown, row)
-    # Both are encoded now, so that a class that was registered again since is written alike on both sides.
+    # Encode both now, so that a class that was registered again in between is written the same way on both sides.
     if body_of(shown.interrupt) != body_of(_shown(row).interrupt):
         raise _something_else(shown, "the stored question differs from the one shown")
     return row

@@ -26,8 +26,8 @@ from backstay.store.leases import WALL_CLOCK, LeaseGrant, LeaseRequest, boot_id
 # Identify a process, so that a dead process can be distinguished from a slow one.
 #
 # Process ids are reused. Together with the start time of the process, the boot of the machine and the namespaces of
-# both numbers, an id identifies one process for ever. Within the same boot and namespaces the kernel knows whether the
-# other process is alive; elsewhere only its renewals show it.
+# both numbers, an id identifies one process forever. Within the same boot and namespaces the kernel knows whether the
+# other process is alive; elsewhere only its renewals show whether it is.
 
 
 _PROC = Path("/proc")
@@ -78,7 +78,7 @@ def is_alive(name: str) -> bool | None:
         return None
     stat = _stat(int(other.pid))
     if stat is None:
-        # It may be hidden from us; a signal that does nothing still finds it.
+        # The process may be hidden from us; a signal that does nothing still finds it.
         return None if _exists(int(other.pid)) else False
     return stat[_STARTED] == other.started and stat[_STATE] not in _DEAD
 
@@ -86,7 +86,7 @@ def is_alive(name: str) -> bool | None:
 def _namespaces(pid: int) -> str | None:
     try:
         if os.readlink(_PROC / "self") != str(pid):
-            return None  # this /proc belongs to other namespaces than this process
+            return None  # this /proc belongs to namespaces other than this process's
         return f"{os.readlink(_PROC / 'self/ns/pid')}+{_time_namespace()}"
     except OSError:
         return None
@@ -96,7 +96,7 @@ def _time_namespace() -> str:
     try:
         return os.readlink(_PROC / "self/ns/time")
     except FileNotFoundError:
-        return UNKNOWN  # a kernel older than these: all have the same
+        return UNKNOWN  # an older kernel, where all processes have the same one
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -104,7 +104,7 @@ def _stat(pid: int) -> list[str] | None:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the command's name may hold anything, also spaces and brackets
+    fields = text.rpartition(")")[2].split()  # the command's name may contain anything, even spaces and brackets
     return fields if len(fields) > _STARTED else None
 
 
@@ -187,25 +187,26 @@ class Heartbeat:
 
     def reset(self) -> None:
         """Forget everything, in a forked process: its parent renews what it holds."""
-        # A signal handler may use both while they are in use, and neither stays locked if it raises.
+        # A signal handler may use both while the code that it interrupted does, and neither stays locked if it raises.
         self._lock = threading.RLock()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._renewals: set[Renewal] = set()
         self._thread: threading.Thread | None = None
 
     def add(self, renewal: Renewal) -> None:
-        """Renew it from now on."""
+        """Renew this lease or session from now on."""
         with self._lock:
             if self._closed:
                 return
             self._renewals.add(renewal)
             if self._thread is None:
-                # Thread.start waits: if it is interrupted there, it leaves a lock taken that the new thread needs.
+                # Thread.start waits. An interrupt there would leave a lock taken that the new thread needs, so a helper
+                # calls it.
                 _thread.start_new_thread(self._start, ())
         self._wake.put(None)
 
     def remove(self, renewal: Renewal) -> None:
-        """Stop renewing it."""
+        """Stop renewing this lease or session."""
         with self._lock:
             self._renewals.discard(renewal)
         self._wake.put(None)
@@ -246,7 +247,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLoss:
-    """Why a lease was lost. ``called``: a call of the holder met the loss, so the holder already knows."""
+    """Why a lease was lost. ``called``: a call of the holder found out, so the holder already knows."""
 
     error: Fenced
     called: bool
@@ -256,7 +257,7 @@ class HeldLease:
     """The right to write one branch.
 
     ``owner`` returns the lease object, or None once it is gone. An interrupt in the first line of leaving a ``with``
-    block keeps the lease from being released; without its object it is no longer renewed, and expires.
+    block keeps the lease from being released; once its object is gone it is no longer renewed, and expires.
     """
 
     def __init__(
@@ -328,7 +329,7 @@ class HeldLease:
             self._ending = False
 
     def finish_release(self) -> None:
-        """Record that it is released."""
+        """Record that the lease is released."""
         with self._lock:
             self.is_over = True
 

@@ -2,7 +2,7 @@
 
 An effect is an intent until a receipt ends it. The next attempt follows a failed one, or one without a receipt if the
 caller asks to retry exactly that one. Only its owner, or a person who found out the outcome, ends an attempt. Every
-write names the version that was read, so one of two writers wins, and both see which.
+write names the version that was read, so one of two writers wins, and both see who did.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EffectRow:
 
 
 def check_key(key: object) -> str:
-    """Return the key if an effect can have it."""
+    """Return the key of an effect, checked."""
     if key == "":
         raise InvalidInput("the key of the effect is empty", hint=f"Pass text of 1 to {KEY_LENGTH_MAX} characters")
     return check_label(key, "the key of an effect", length_max=KEY_LENGTH_MAX)

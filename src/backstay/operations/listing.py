@@ -85,7 +85,7 @@ E = TypeVar("E", bound=CheckpointMeta | Damaged)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What listed checkpoints must match; None matches anything."""
+    """The conditions that listed checkpoints must match; None matches anything."""
 
     tag: str | None = None
     graph: str | None = None
@@ -187,7 +187,7 @@ def listing_of_threads(namespace: str, limit: int | None = None, wanted: Filter 
 
 
 def check_limit(limit: int | None) -> int | None:
-    """Return the limit if it is one."""
+    """Return the limit, checked."""
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidInput(f"limit must be a whole number, 0 or more, or None for all, not {limit!r:.40}")
     return limit

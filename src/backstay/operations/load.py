@@ -100,7 +100,7 @@ def branches(store: Backend, branch: BranchKey) -> list[Branch | Damaged]:
 
 
 def payload_in_memory(cursor: Cursor, name: str) -> dict[str, Any] | None:
-    """Return the payload of a checkpoint just saved if the handle still has all of it in memory; reads nothing.
+    """Return the payload of a checkpoint that was just saved if the handle still has all of it in memory; read nothing.
 
     The writes are not included: another process may have stored some. Does not wait for the handle's lock.
     """
@@ -119,7 +119,7 @@ def payload_in_memory(cursor: Cursor, name: str) -> dict[str, Any] | None:
 
 
 def payload(store: Backend, namespace: str, name: str) -> dict[str, Any]:
-    """Load the payload of a checkpoint just saved, which is loaded only when it is used."""
+    """Load the payload of a checkpoint that was just saved. Called only when the payload is first used."""
     found = get(store, namespace, name)
     if found is None:
         raise NotFound(f"checkpoint {name} does not exist", checkpoint=name, hint="It was deleted after it was saved")
@@ -146,7 +146,7 @@ def find_row(store: Backend, namespace: str, name: str) -> Row | None:
 
 
 def at_step(store: Backend, branch: BranchKey, step: int) -> Checkpoint | None:
-    """Load the newest checkpoint at or before a step; before a fork's own first step, from where it was forked."""
+    """Load the newest checkpoint at or before a step; before a fork's first step, from its source branch."""
     before: int | None = None
     visited: set[BranchKey] = set()
     while branch not in visited:  # branch names that were deleted and reused can form a cycle
@@ -184,7 +184,7 @@ def open_head_state(store: Backend, row: Row, owned: Mapping[int, int]) -> HeadS
 
 
 def load_values(store: Backend, head_state: HeadState, keys: Iterable[Key], row: Row) -> None:
-    """Bring the bytes of these values into memory, checked against their digests."""
+    """Load the bytes of these values into memory and check them against their digests."""
     wanted = [(key, head_state.values[key]) for key in keys if head_state.values[key].parts is None]
     ranges = [piece for _, stored in wanted for piece in stored.pieces if isinstance(piece, Range)]
     if not wanted:

@@ -1,9 +1,9 @@
-"""Questions of a run, asked again after every crash and answered once; and requests to pause it.
+"""Questions of a run, which are asked again after every crash and answered once; and requests to pause a run.
 
-A run that is started again reaches the same place and asks the same question. The id of a question is made of its place
-and every byte of it, so it finds the same interrupt with its decision. Another place, visit, branch or payload gives
-another id, so an old decision is never used for a new question. A deferred question is closed; asking it again makes a
-new interrupt.
+A run that is started again reaches the same place and asks the same question. The id of a question is made from its
+place and all its bytes, so the run finds the same interrupt with its decision. Another place, visit, branch or payload
+gives another id, so an old decision is never used for a new question. A deferred question is closed; asking it again
+makes a new interrupt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backstay.store.base import Backend, BranchKey, Query
 from backstay.store.records import Record
 
 BY_TIMEOUT = "timeout"
-"""Who decided, if no one did in time."""
+"""The name under which a question is decided if no one decided in time."""
 
 TIMEOUT_S_MAX = 10 * 365 * 86_400.0
 _ON_TIMEOUT = (DecisionKind.REJECT, DecisionKind.DEFER, DecisionKind.REROUTE)
@@ -44,7 +44,7 @@ class Question:
     prompt: str = ""
     timeout_s: float | None = None  # after this long without a decision ...
     on_timeout: DecisionKind = DecisionKind.REJECT  # ... this is decided
-    timeout_target: str | None = None  # the node it goes to, if that is a reroute
+    timeout_target: str | None = None  # the node to go to, if that is a reroute
     answer: type | None = None  # the answer must be a value of this type; any other closes the question
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ def _asked(store: Backend, services: Services, cursor: Cursor, checkpoint_id: st
         return found
     try:
         return interrupts.keep(store, services, cursor, checkpoint_id, asked)
-    except IdTaken:  # by the same question, meanwhile, on another checkpoint
+    except IdTaken:  # the same question was asked meanwhile on another checkpoint
         found = interrupts.find(store, cursor, asked)
         if found is None:
             raise
@@ -216,9 +216,9 @@ def _decided_by_now(
 # Requests to pause a run ------------------------------------------------------------------------------------------
 #
 # Any process may ask, without the lease; the run stops at its next boundary. A request is an interrupt on the branch's
-# newest checkpoint. It blocks the run until it is decided: approved, the run continues; deferred, it stays paused and
-# asks again; rejected, it stops for good in this branch. Only one request is open at a time: its id is made from the
-# previous one, so only one of two simultaneous requests is recorded.
+# newest checkpoint. It blocks the run until it is decided: if approved, the run continues; if deferred, it stays paused
+# and asks again; if rejected, it stops for good in this branch. Only one request is open at a time: its id is made from
+# the previous one, so only one of two simultaneous requests is recorded.
 
 
 def request_pause(store: Backend, services: Services, cursor: Cursor, reason: str, by: str) -> InterruptRecord:
@@ -278,7 +278,7 @@ def _record_pause(
             return None
         except NotFound:
             if (_newest(store, cursor)) == newest:
-                raise  # else it was deleted meanwhile, and another checkpoint is the newest
+                raise  # otherwise it was deleted meanwhile, and another checkpoint is the newest
 
 
 def _newest(store: Backend, cursor: Cursor) -> str:

@@ -1,4 +1,4 @@
-"""Retention: rules for what to keep, and the deletes that follow them. The store never deletes what is needed."""
+"""Retention: rules for what to keep, and the deletes that follow from them. The store never deletes needed bytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a prune deleted, or would delete."""
+    """The result of a prune: everything that it deleted, or would delete."""
 
     deleted: int
     kept: int
@@ -110,7 +110,7 @@ def prune(
     token: str | None,
     keep_ancestors: bool = True,
 ) -> Pruned:
-    """Delete what the rules do not keep, branch by branch, except checkpoints that were tagged or forked meanwhile.
+    """Delete what the rules do not keep, branch by branch, but no checkpoints that were tagged or forked meanwhile.
 
     ``keep_ancestors`` keeps the ancestors whose writes a remaining checkpoint is rebuilt from. Checkpoints that cannot
     be read stay and are reported; so do their parents, and all checkpoints of a thread with an unreadable interrupt.
@@ -167,7 +167,7 @@ def protect_ancestors(branch: Sequence[CheckpointMeta], to_delete: Sequence[str]
 
 
 def delete_before(store: Backend, services: Services, cursor: Cursor, step: int) -> int:
-    """Delete a branch's checkpoints before a step, except its newest and those with open interrupts; return how many.
+    """Delete a branch's checkpoints before a step, but not its newest and those with open interrupts; return how many.
 
     Checkpoints that cannot be read stay; after deleting the others, Corrupted reports them.
     """
@@ -236,7 +236,7 @@ def delete_all(store: Backend, services: Services) -> Removed:
     named += [row.branch.thread for row in leases] + [row.branch.thread for row in sessions]
     for name in dict.fromkeys(named):
         removed += store.delete_thread(services.namespace, name)
-    # Or only effects; the thread is then known by its effects alone.
+    # Or it leaves only effects, and then the thread can be found only by them.
     while left := (store.records("effect", services.namespace, None, False, 0, 1)):
         removed += store.delete_thread(services.namespace, left[0].branch.thread)
     return removed

@@ -34,7 +34,7 @@ from backstay.store.base import Backend, BranchKey, Row, WriteRow
 from backstay.store.layout import UNREADABLE, uuid_bytes, uuid_text
 
 OnDamage = Literal["raise", "mark"]
-"""What a list does with an entry that cannot be read: raise its error, or return a ``Damaged`` in its place."""
+"""How a list handles an entry that cannot be read: raise its error, or return a ``Damaged`` in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Damaged:
 
 
 def check_on_damage(on_damage: object) -> OnDamage:
-    """Return it if it is one of the two words."""
+    """Return ``on_damage``, checked."""
     if on_damage not in ("raise", "mark"):
         raise InvalidInput(f"on_damage is {on_damage!r:.40}", hint='Pass "raise" or "mark"')
     return "mark" if on_damage == "mark" else "raise"
@@ -71,7 +71,7 @@ def to_microseconds(moment: datetime) -> int:
 def from_microseconds(count: int) -> datetime:
     """Return the UTC moment of ``to_microseconds``."""
     if 0 <= count < _EXACT_US:
-        return _from_timestamp(count / 1_000_000, UTC)  # a third of the other way's time
+        return _from_timestamp(count / 1_000_000, UTC)  # three times as fast as the other way
     try:
         return EPOCH + timedelta(microseconds=count)
     except (OverflowError, TypeError) as error:
@@ -100,8 +100,8 @@ def new_meta(
 def encode_fields(meta: CheckpointMeta, created_us: int, described: bool = True) -> bytes:
     """Return the encoded fields that differ from their defaults, and a checksum over everything that lists show.
 
-    If it has no such fields (``described=False``), only the checksum. The digest of a checkpoint covers more but needs
-    the manifest; a list of thousands must detect damage without it.
+    If it has no such fields (``described=False``), return only the checksum. The digest of a checkpoint covers more but
+    needs the manifest, and a list of thousands must detect damage without reading it.
     """
     plain = fields_to_plain(meta.__dict__) if described else {}
     run_id = plain.get(_RUN_ID)
@@ -325,7 +325,7 @@ def read_frames(stored: Sequence[Any], state: Mapping[str, Any]) -> FrameStack:
 def _derived(
     following: Any, last: str | None, cursor: int, visits: Mapping[str, int], is_outermost: bool
 ) -> dict[str, Any]:
-    """Return the fields that follow from the others."""
+    """Return the fields that can be derived from the others."""
     steps = cursor if is_outermost else 0
     if isinstance(following, str):
         return {"node_id": following, "visit": visits.get(following, 0) + 1, "steps": steps}

@@ -1,8 +1,8 @@
 """Save, append, fork and rewind: all end in one commit.
 
 A save encodes the change (and may refuse it), reads the head (once; later saves know it), plans what is new, and calls
-one verb of the store. The commit names the head it builds on; if that head has moved, nothing is stored and the caller
-gets Conflict with the winner.
+one method of the store. The commit names the head it builds on; if that head has moved, nothing is stored and the
+caller gets Conflict with the winner.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def fork(
 
 
 def rewind(store: Backend, services: Services, cursor: Cursor, source: str, request: SaveRequest) -> SavedCheckpoint:
-    """Append a checkpoint with the content of an earlier one; nothing is destroyed."""
+    """Append a checkpoint with the content of an earlier one; nothing is deleted."""
     row = _find_or_raise(store, services, source)
     if row.branch[:3] != cursor.branch[:3]:
         raise InvalidInput(
@@ -256,7 +256,7 @@ def _read_base(
 
 
 def _conflict_unless_there(store: Backend, cursor: Cursor, row: Row) -> None:
-    """Raise Conflict if the checkpoint that a save builds on was deleted or replaced, and its bytes with it."""
+    """Raise Conflict if the checkpoint that a save builds on was deleted or replaced, together with its bytes."""
     if not is_stored(store, row):
         raise _conflict(store, cursor, f"checkpoint {row.id} no longer exists", None) from None
 
@@ -431,7 +431,7 @@ def _find_same(
             checkpoint=stored.id,
             hint="Give each checkpoint its own id, or none",
         )
-    try:  # an empty write: the answer must be as durable as the first save was, on a standby too
+    try:  # write nothing: the answer must be as durable as the first save was, on a standby too
         store.tag(stored.branch.namespace, stored.id, (), ())
     except NotFound:
         return _find_same(store, services, cursor, make, request)  # it was deleted meanwhile

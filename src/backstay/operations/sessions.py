@@ -1,4 +1,4 @@
-"""Sessions as they are stored: rows, lists, and whether the process of a session is gone.
+"""Stored sessions: their rows and lists, and whether the process of a session is gone.
 
 A session records that a run is under way. It gives no right to write; a lease does. ``thread.session`` starts it, keeps
 it alive and ends it.
@@ -21,7 +21,7 @@ from backstay.store.base import Backend, Query
 from backstay.store.records import Record
 
 local_sessions: dict[str, weakref.ref[Any]] = {}
-"""The sessions of this process. If the object is gone, an interrupt kept its end from being recorded."""
+"""The sessions of this process. If the object of one is gone, an interrupt kept its end from being recorded."""
 
 _TYPES = (str, str, str, int, int, (int, type(None)), (str, type(None)))
 
@@ -32,7 +32,7 @@ class SessionRow:
 
     stored: Record
     owner: str
-    process: str  # identifies the process; see ``operations.process``
+    process: str  # identifies the process; see ``operations.leases``
     note: str
     started_us: int
     seen_us: int  # time of the last renewal
@@ -78,7 +78,7 @@ def sessions(store: Backend, namespace: str, active: bool) -> list[Session | Dam
 
 
 def interrupted(store: Backend, namespace: str) -> list[InterruptedRun | Damaged]:
-    """Return the runs that did not end and whose process is gone, last seen first."""
+    """Return the runs that did not end and whose process is gone, most recently seen first."""
     lost = unreadable(store, namespace, None)
     rows = read_each(all_records(store, "session", namespace, None, open_only=True), row_of, _place)
     broken = [row for row in rows if isinstance(row, Damaged)]

@@ -62,7 +62,7 @@ NewStream = Callable[[], int]
 
 @dataclass(slots=True)
 class Change:
-    """What a save does to the state, already encoded. ``order`` names all keys of the new state, or None to keep it."""
+    """The change that a save makes, already encoded. ``order`` has all keys of the new state; None keeps the order."""
 
     put: dict[Key, Body] = field(default_factory=dict)
     append: dict[Key, Body] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Change:
 
 @dataclass(slots=True)
 class Draft:
-    """What one save must write: new blobs, new stretches of streams, new references, and the manifest."""
+    """Everything that one save must write: new blobs, new ranges of streams, new references, and the manifest."""
 
     blobs: dict[bytes, bytes] = field(default_factory=dict)
     chunks: list[tuple[int, int, bytes]] = field(default_factory=list)
@@ -105,7 +105,7 @@ class StoredValue:
         return self.parts[0]
 
     def fill(self, parts: list[bytes]) -> None:
-        """Bring the value's bytes into memory."""
+        """Load the value's bytes into memory."""
         self.parts = parts
         self.hasher = hashlib.sha256()
         for part in parts:
@@ -200,7 +200,7 @@ class HeadState:
         return draft
 
     def _write_manifest(self, before: Entries, draft: Draft) -> None:
-        """Describe the new state; what stays the same moves to a base once repeating it has cost more than a base."""
+        """Describe the new state. Unchanged entries move to a base once repeating them has cost more than a base."""
         entries = {key: stored.entry for key, stored in self.values.items()}
         unchanged = {key: entry for key, entry in entries.items() if before.get(key) is entry}
         repeated = 0  # bytes

@@ -1,4 +1,4 @@
-"""A manifest: what a checkpoint's state consists of and where each value's bytes are.
+"""Manifests: the values that make up a checkpoint's state, and where the bytes of each value are.
 
 A **piece** says where some consecutive bytes of a value are. It is either a **range** of a source (an append-only
 stream, named by an integer, or an immutable blob, named by the SHA-256 of its bytes) or, for bytes shorter than an
@@ -184,7 +184,7 @@ def encode_manifest(entries: Mapping[Key, Entry], base: Mapping[Key, Entry]) -> 
     changed: Entries = {}
     for key, entry in entries.items():
         known = base.get(key)
-        if known is not entry and known != entry:  # mostly it is the very same, or there is none
+        if known is not entry and known != entry:  # usually it is the same object, or there is none
             changed[key] = entry
     removed = [key for key in base if key not in entries]
     natural = [key for key in base if key in entries] + [key for key in changed if key not in base]

@@ -14,7 +14,7 @@ RUN_BYTES_MIN = 256
 ANCHOR_BYTES = 48
 ANCHOR_OFFSETS = (0, 8, 64, 512, 4096)
 ANCHOR_SPREAD = 12
-"""Besides the fixed offsets, this many samples spread evenly over the old bytes."""
+"""In addition to the fixed offsets, this many samples are spread evenly over the old bytes."""
 
 SEARCHES_MAX = 96
 """``bytes.find`` calls per comparison: bounds the cost of two byte strings that have nothing in common."""

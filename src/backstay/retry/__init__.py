@@ -1,6 +1,6 @@
 """Retries, fallbacks and questions to a person for operations that fail.
 
-category    the kinds of errors, and the rules that tell them apart
+category    the kinds of errors, and the rules that distinguish them
 policy      when to retry, and how long to wait; graph nodes use it too
 fallback    what to do instead, and caches of earlier results
 incident    what a person is asked, and the actions to choose from

@@ -109,7 +109,7 @@ _WORDS = {
     ErrorCategory.RESOURCE: r"memory|disks?|resources?",
     ErrorCategory.USER_INTERRUPT: r"interrupt(?:ed|s)?|cancel(?:led|ed)?|abort(?:ed)?",
 }
-"""In this order: a message about an invalid timeout parameter is about the parameter."""
+"""The order matters: a message about an invalid timeout parameter is about the parameter."""
 
 _PATTERNS = {
     category: re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE | re.ASCII)
@@ -117,7 +117,7 @@ _PATTERNS = {
 }
 
 CAUSES_MAX = 20
-"""How many causes are followed; a chain of causes may be a circle."""
+"""How many causes are followed, because a chain of causes may be a circle."""
 
 Matcher = type[BaseException] | Callable[[BaseException], bool]
 
@@ -163,7 +163,7 @@ class Rules:
         return next((each for each, pattern in _PATTERNS.items() if pattern.search(words)), ErrorCategory.SYSTEM)
 
     def _classify_one(self, error: BaseException) -> ErrorCategory | None:
-        """Return the category of an error without its causes and its message; None if the rest does not decide."""
+        """Return the category of an error, ignoring its causes and its message; None if nothing else decides."""
         for matcher, category in self.own:
             if isinstance(error, matcher) if isinstance(matcher, type) else matcher(error):
                 return category
@@ -176,7 +176,8 @@ class Rules:
             found = _BY_TYPE.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
             if found is not None:
                 return found
-            # Subclasses whose errno is not the system's, such as SSLError, come before OSError and are in the table.
+            # Subclasses whose errno is not the system's, such as SSLError, are in the table and were found before
+            # OSError.
             if isinstance(error, OSError) and kind is OSError:
                 return _BY_ERRNO.get(error.errno or 0)
         return None
@@ -191,7 +192,7 @@ def classify(error: BaseException) -> ErrorCategory:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status (400 to 599) that an error or its response carries, in any library; None without one."""
+    """Return the HTTP status (400 to 599) of an error or its response, from any library; None if there is none."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("status_code", "status", "code"):
             value = getattr(holder, name, None)

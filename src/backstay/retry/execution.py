@@ -42,7 +42,7 @@ from backstay.thread.thread import AsyncThread, Thread
 T_co = TypeVar("T_co", covariant=True)
 
 CHOICES_MAX = 100
-"""How often the callback may choose in one execution, so that one that always answers "retry" does not loop forever."""
+"""How often the callback may choose in one execution: a callback that always answers "retry" must not loop forever."""
 
 UNKNOWN_HINT = "It may have been done: find out first, and retry only if it was not"
 
@@ -96,7 +96,7 @@ class RecoveryResult(Generic[T_co]):
 
     @property
     def suggested_action(self) -> str | None:
-        """What a person can do about the failure; None after a success."""
+        """Advice on what a person can do about the failure; None after a success."""
         if self.success or self.failure is None:
             return None
         if self.interrupt is not None:
@@ -141,7 +141,7 @@ _COUNTER_OF_LAYER = {
 
 
 class Tally:
-    """Counts for several threads."""
+    """Counters that several threads may use at once."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -161,7 +161,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The argument of an operation that takes one: facts about this call."""
+    """Facts about one call: the argument of an operation that takes one."""
 
     number: int  # from 1; with a thread, calls of earlier processes count too
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the settings, with the changes people made
@@ -273,7 +273,8 @@ class Execution:
             layer = RecoveryLayer.USER_INTERVENTION if chosen else RecoveryLayer.FALLBACK
             return self._succeeded(layer, value, fallback=name, replayed=True)
         if effect is not None and effect.status is EffectStatus.DONE:
-            self._tried = 0  # one more attempt returns the stored value, without a call
+            # One more attempt returns the stored value without calling the operation.
+            self._tried = 0
             self._action = action if action is not None and action.tries_again else None
             return None
         if stored.incident is not None:
@@ -432,7 +433,7 @@ class Execution:
         return (yield from self._instead(strategy, RecoveryLayer.USER_INTERVENTION))
 
     def _may_ask(self) -> bool:
-        """Return whether a person could help: not if a person said no, or another process owns the branch."""
+        """Return whether a person could help: not if one has said no, or if another process owns the branch."""
         interrupted = self._failure is not None and self._failure.category is ErrorCategory.USER_INTERRUPT
         return not interrupted and not isinstance(self._error, Conflict | Fenced | Rejected)
 

@@ -102,7 +102,7 @@ class ThreadCache:
 
 
 class FallbackKind(StrEnum):
-    """What a fallback does."""
+    """The kinds of fallbacks."""
 
     NONE = "none"
     CALL = "call"  # calls a function
@@ -128,7 +128,7 @@ class FallbackStrategy:
 
     @classmethod
     def none(cls) -> FallbackStrategy:
-        """Do nothing: the operation has failed."""
+        """Do nothing instead: the operation has failed."""
         return cls(FallbackKind.NONE, "none")
 
     @classmethod
@@ -194,7 +194,7 @@ def _check(function: object) -> None:
 
 
 def check_strategies(given: object) -> tuple[FallbackStrategy, ...]:
-    """Return the fallbacks in their order. The ledger finds them by name, so no two may share one."""
+    """Return the fallbacks in their order. The ledger finds them by name, so no two may have the same name."""
     strategies = given if isinstance(given, Iterable) else (given,)
     wanted: list[FallbackStrategy] = []
     for each in strategies:

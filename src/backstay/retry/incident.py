@@ -26,7 +26,7 @@ from backstay.store.base import Backend, Query
 
 
 class ActionKind(StrEnum):
-    """What to do about a failed operation; the value is the stored name."""
+    """The kinds of actions after a failure; the value is the stored name."""
 
     RETRY = "retry"  # retry it, with all attempts
     SKIP = "skip"  # continue without it
@@ -187,7 +187,7 @@ def is_incident(payload: object) -> bool:
 
 @dataclass(slots=True)
 class OperationState:
-    """What the store knows about an operation."""
+    """Everything that the store knows about an operation."""
 
     effect: EffectRecord | None = None  # its entry in the ledger
     instead: tuple[str, Any] | None = None  # the fallback that succeeded, and its result
@@ -214,7 +214,8 @@ def load_operation_state(
     store: Backend, services: Services, cursor: Cursor, key: str, fallbacks: tuple[str, ...]
 ) -> OperationState:
     """Read the state of an operation and consume the decision on it; ask again if that decision decides nothing."""
-    _newest_checkpoint(store, cursor)  # refuse now what could not be recorded later
+    # An incident needs a checkpoint. If there is none, refuse now, not after the failure.
+    _newest_checkpoint(store, cursor)
     stored = OperationState(effect=_effect(store, cursor, effect_key(key)))
     note = _read_decisions(store, services, cursor, key, stored)
     for name in fallbacks:
@@ -286,7 +287,7 @@ def record_incident(
             return found
         except NotFound:
             if _newest_checkpoint(store, cursor) == newest:
-                raise  # otherwise another process has deleted that checkpoint, and there is a newer one
+                raise  # otherwise another process deleted that checkpoint, and there is a newer one
 
 
 def settle_unknown(store: Backend, services: Services, cursor: Cursor, key: str, base: int) -> None:

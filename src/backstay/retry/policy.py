@@ -58,7 +58,7 @@ class RetryPolicy:
 
     @property
     def attempts(self) -> int:
-        """The number of attempts in all."""
+        """The total number of attempts."""
         return self.retries + 1
 
     def wants(self, attempt: int, error: Exception) -> bool:

@@ -8,7 +8,7 @@
     answer = recovery.execute(call_model).unwrap()
 
 With ``thread=`` and a ``key``, the thread's ledger of effects records the attempts. After a crash the next process
-continues to count where the last one stopped, and never repeats what is done.
+continues the count where the last one stopped, and never repeats a finished effect.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Recovery(Generic[ThreadT]):
         sleep: Callable[[float], Any] | None = None,
         chance: random.Random | None = None,
     ) -> None:
-        """Set how to recover operations.
+        """Configure how to recover operations.
 
         ``on_exhausted`` gets a text and the list of possible ``RecoveryAction`` and returns one of them, or None for
         no answer. ``config`` holds settings that a person may change; an operation that takes an argument reads them

@@ -1,14 +1,14 @@
-"""Files that are written completely or not at all, and survive a power failure.
+"""Files that are written completely or stay unchanged, and survive a power failure.
 
 A file is written next to its path under a hidden, random name, synced, checked, and renamed; then the directory is
 synced, because the name is stored there. Before the rename nothing has changed; after the last sync nothing can be
 lost.
 
 A killed writer leaves its temporary file behind. A writer holds a lock on its temporary file, which the kernel releases
-when the process dies. So ``sweep`` can tell leftovers of a crash from files being written now.
+when the process dies. So ``sweep`` can distinguish leftovers of a crash from files that are being written now.
 
 An error of the operating system becomes a StoreError with the path. After a failed sync the kernel may have dropped the
-data without reporting an error again, so the descriptor is closed and not used any more.
+data without reporting an error again, so the descriptor is closed and not used again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _translated(doing: str, path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path, mode: int = DIRECTORY_MODE) -> None:
-    """Create a directory and its missing parents, each with this mode whatever the umask, and sync their parents."""
+    """Create a directory and its missing parents, each with this mode despite the umask, and sync their parents."""
     missing = []
     place = path
     while not place.is_dir():
@@ -109,8 +109,8 @@ def replacing(
     """Yield a file to write; if the block succeeds, the file replaces ``path`` in one step.
 
     ``check`` is called with the temporary file's path after everything is written and synced, and may raise. If
-    anything fails, the old file stays and the temporary file is removed. Only if the last step fails, the sync of the
-    directory, the new file is in place but a power failure may undo that: then OutcomeUnknown is raised.
+    anything fails, the old file stays and the temporary file is removed. If only the last step fails, the sync of the
+    directory, the new file is in place but a power failure may undo that, so OutcomeUnknown is raised.
     """
     temporary, file = _temporary(path, mode)
     try:
@@ -120,7 +120,7 @@ def replacing(
             os.fsync(file.fileno())
         if check is not None:
             check(temporary)
-        # The file is still open and so locked: no sweep removes it before it has its name.
+        # The file is still open, and therefore locked: no sweep removes it before it has its name.
         os.replace(temporary, path)
     except BaseException as error:
         # Closing may fail too, because buffered data cannot be written; the descriptor is closed even then.
@@ -128,7 +128,7 @@ def replacing(
             file.close()
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):  # else: not this file's
+        if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):  # about this file
             raise failure(error, "write", path) from error
         raise
     with _translated("close", path):
@@ -184,7 +184,7 @@ def _temporary(path: Path, mode: int) -> tuple[Path, BinaryIO]:
             file = os.fdopen(descriptor, "wb")
             try:
                 if hasattr(os, "fchmod"):
-                    os.fchmod(descriptor, mode)  # whatever the umask is
+                    os.fchmod(descriptor, mode)  # despite the umask
                 if _lock(descriptor) and os.fstat(descriptor).st_nlink > 0:
                     return temporary, file
             except BaseException:
@@ -235,7 +235,7 @@ def sweep(directory: Path) -> list[Path]:
 
 def _take(path: Path) -> bool:
     """Remove a temporary file if no process holds its lock."""
-    if sys.platform == "win32":  # without locks, running writers cannot be told from dead ones
+    if sys.platform == "win32":  # without locks, a running writer looks like a dead one
         return False
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | _NO_FOLLOW | _CLOSE_ON_EXEC)

@@ -5,15 +5,15 @@ manifests point to), and small *records*. It knows nothing about values, keys or
 bytes to it, except that a delete reads manifests to find out which bytes are still needed.
 
 Order      Each commit gets a sequence number that rises within its thread and is never reused, even after deletes. Only
-           a deleted thread takes its numbers along. Newest always means the highest number, never a clock.
+           a deleted thread loses its numbers. Newest always means the highest number, never a clock.
 One writer A commit names the branch, its last seq, the head it builds on, and its epoch. If one of them is out of date,
            nothing is stored. A deleted branch that is created again under its old name is another branch. While a lease
            runs, only its holder writes.
-Atomic     A verb happens completely or not at all, even if the process or the machine dies in the middle.
+Atomic     A verb happens completely or has no effect, even if the process or the machine dies in the middle.
 Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power failure (except in
            ``memory:``).
 Fresh      A read sees every commit that returned before the read started, from any process.
-Errors     Only those of ``backstay.errors``. If the outcome is uncertain, the error is ``OutcomeUnknown``.
+Errors     Verbs raise only errors of ``backstay.errors``. If the outcome is uncertain, the error is ``OutcomeUnknown``.
 Threads    Every verb may be called from any thread at any time. No verb holds a lock after it returns.
 """
 
@@ -25,14 +25,14 @@ from typing import NamedTuple, Protocol
 
 from backstay.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
 from backstay.pieces.manifest import Range, Source
-from backstay.store.finding import Finding as Finding  # every user of the contract needs it
+from backstay.store.finding import Finding as Finding  # re-exported, because every user of the contract needs it
 from backstay.store.layout import UNREADABLE
-from backstay.store.leases import BranchKey as BranchKey  # and this
+from backstay.store.leases import BranchKey as BranchKey  # so is this
 from backstay.store.leases import LeaseGrant, LeaseRequest, LeaseStatus
 from backstay.store.records import Fence, Kind, Record
 
 PAGE_ROWS_MAX = 1000
-"""The most rows that ``find`` returns at once, whatever the limit."""
+"""The most rows that ``find`` returns at once, even if the limit is higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ def lost_head(branch: BranchKey, thread_number: int) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a writer must know about a branch. ``row`` is None if it was only leased and has no checkpoint yet."""
+    """The facts about a branch that a writer needs. ``row`` is None if it was only leased and has no checkpoint yet."""
 
     row: Row | None
     number: int  # the branch's number, never reused
     last_seq: int  # the highest seq ever used in this branch; the next commit must name it
     epoch: int
-    owned: Mapping[int, int]  # the streams that this branch may extend, with their ends
+    owned: Mapping[int, int]  # the streams that this branch may extend, each with its end
 
 
 @dataclass(slots=True)
@@ -99,9 +99,9 @@ class Commit:
     """One checkpoint to add at the end of a branch, with all new bytes."""
 
     branch: BranchKey
-    number: int  # the branch that the writer saw,
+    number: int  # the number of the branch that the writer saw,
     last_seq: int  # its last seq,
-    head_seq: int  # and its head's, which is lower if later ones were deleted; all three 0 = a new branch
+    head_seq: int  # and its head's seq, which is lower if later ones were deleted; all three 0 = a new branch
     epoch: int
     id: str
     parent_id: str | None
@@ -238,7 +238,7 @@ StoredPlace = tuple[int, int, bytes]  # its branch's number, its seq, its digest
 
 
 def first_results(commits: Sequence[Commit], stored: Mapping[str, StoredPlace], number: int) -> list[Committed] | None:
-    """Return the results of the ``commit_all`` that stored these commits; None if none of them is stored."""
+    """Return the results of the ``commit_all`` call that stored these commits; None if none of them is stored."""
     if not stored:
         return None
     for commit in commits:
@@ -303,14 +303,14 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a delete removed."""
+    """The numbers of what a delete removed."""
 
     checkpoints: int = 0
     branches: int = 0
     bytes: int = 0  # of blobs and streams
 
     def __add__(self, other: Removed) -> Removed:
-        """Return the sum of both."""
+        """Return the sum of two deletes."""
         return Removed(self.checkpoints + other.checkpoints, self.branches + other.branches, self.bytes + other.bytes)
 
 
@@ -358,23 +358,23 @@ class Backend(Protocol):
     # Writing ------------------------------------------------------------------------------------------------------
 
     def reserve(self, count: int) -> int:
-        """Return the first of ``count`` stream numbers that were never given out and never will be again."""
+        """Return the first of ``count`` stream numbers. They were never given out before and never will be again."""
 
     def commit(self, commit: Commit) -> Committed:
         """Add a checkpoint at the end of a branch.
 
         The branch is created if ``number`` is 0. If the id exists with the same digest, nothing changes and the first
-        result is returned again; with another digest: IdTaken. Fenced if the epoch is another, if the lease's token is
-        not the claim's, or if a lease runs and there is no claim. Conflict if the branch moved. NotFound if
+        result is returned again; with another digest: IdTaken. Fenced if the epoch is not the branch's, if the lease's
+        token is not the claim's, or if a lease runs and there is no claim. Conflict if the branch moved. NotFound if
         ``requires`` does not exist.
         """
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
         """Add many checkpoints at the end of one branch, in order, all or none. Used by imports.
 
-        The first is checked as by ``commit``. Each of the others builds on the one before it, so their number, seqs,
-        epoch, claim and ``requires`` are ignored; none replaces a head. If all are stored already in this branch with
-        these digests, the first results are returned. If only some are, or with another digest: IdTaken.
+        The first is checked as by ``commit``. Each later one builds on the commit before it, so their number, seqs,
+        epoch, claim and ``requires`` are ignored; none of them replaces a head. If all are already stored in this
+        branch with these digests, the first results are returned. If only some are, or with another digest: IdTaken.
         """
 
     def write(self, branch: BranchKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
@@ -425,9 +425,9 @@ class Backend(Protocol):
         """
 
     def renew(self, branch: BranchKey, epoch: int, request: LeaseRequest) -> None:
-        """Extend the lease by the requested time from now on, even if it expired, as long as no other holder took it.
+        """Extend the lease by the requested time from now, even if it expired, as long as no other holder took it.
 
-        Fenced if the epoch or the token is another, or if the branch does not exist.
+        Fenced if the epoch or the token differs, or if the branch does not exist.
         """
 
     def release(self, branch: BranchKey, epoch: int, token: str) -> None:
@@ -456,13 +456,13 @@ class Backend(Protocol):
 
         Version 0 means that the record must not exist. The returned record shows whether this writer won. The steps:
 
-        1. If the stored version is one higher and the body the same, this write was stored before: return the record,
-           whatever the fence says.
+        1. If the stored version is one higher and the body the same, this write was stored before: return the record
+           without checking the fence.
         2. Check the fence like a commit's, even if nothing would be stored: Fenced.
         3. NotFound if a version is named and the record does not exist, or if a new record names a checkpoint that is
            not in the branch's thread and scope.
         4. Store it with the next version, unless another writer was faster. With ``ttl_us`` its time to live starts
-           now; without, it has none. The thread is created if it does not exist.
+           now; without it, the record has none. The thread is created if it does not exist.
         """
 
     def records(
@@ -482,9 +482,9 @@ class Backend(Protocol):
         """Derive heads, sequence numbers and references again from rows and manifests; return what was wrong.
 
         ``drop`` also removes unreferenced bytes, and tags and interrupts without a checkpoint. If a manifest cannot be
-        read, its needs are unknown, so nothing is dropped. ``dry_run`` changes nothing. Every finding has ``repair`` =
-        "rebuild"; a sound store has none. If not all of the store's own files can be read, a rebuild may repair only
-        those (kind "damaged"), and the next one the rest.
+        read, it is unknown which bytes it needs, so nothing is dropped. ``dry_run`` changes nothing. Every finding has
+        ``repair`` = "rebuild"; a sound store has none. If some of the store's own files cannot be read, a rebuild may
+        repair only those (kind "damaged"), and the next rebuild the rest.
         """
 
     def restore(
@@ -492,15 +492,15 @@ class Backend(Protocol):
     ) -> None:
         """Put these bytes at exactly these addresses, and replace the rows with these branches and ids.
 
-        The caller has checked them: this verb compares nothing with a digest. ``chunks`` are (stream, offset, bytes).
-        Existing bytes are overwritten, missing ones added, all others left alone; where the bytes of a stream can no
-        longer be decompressed, the rest of that row is lost. Rows keep their seq, tags and writes, and their branch
-        refers to what their manifests need; NotFound if there is no row with the id. A writer that saw a head before it
-        was restored gets a Conflict, because it relies on the old addresses.
+        The caller has checked them: this verb does not compare anything with a digest. ``chunks`` are (stream, offset,
+        bytes). Existing bytes are overwritten, missing ones added, all others left alone; where the bytes of a stream
+        can no longer be decompressed, the rest of that row is lost. Rows keep their seq, tags and writes, and their
+        branch refers to what their manifests need; NotFound if there is no row with the id. A writer that saw a head
+        before it was restored gets a Conflict, because it relies on the old addresses.
         """
 
     def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
-        """Take a checkpoint out, with its tags, writes and interrupts, even if its manifest cannot be read.
+        """Remove a checkpoint with its tags, writes and interrupts, even if its manifest cannot be read.
 
         As with ``delete``, the next older checkpoint becomes the head, children keep the digest, and a branch without a
         checkpoint is removed; but no bytes and no effects are deleted. NotFound if there is no such checkpoint. Fenced
@@ -508,4 +508,4 @@ class Backend(Protocol):
         """
 
     def close(self) -> None:
-        """Release everything. Closing twice is fine; any other verb then raises StoreError."""
+        """Release everything. Closing twice does nothing; after that any other verb raises StoreError."""

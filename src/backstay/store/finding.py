@@ -1,4 +1,4 @@
-"""Findings: what a check reports, one problem in one place, for every store.
+"""Findings: the entries of a check's report, each one problem in one place, the same for every store.
 
 A finding names the place as exactly as possible, describes the problem, and names the repair that would help. It never
 holds a value of a state, so it may be logged and shared.

@@ -1,4 +1,4 @@
-"""How both SQL stores lay values out: keys, addresses, compressed bodies. Bytes only, no I/O."""
+"""The layout of values in both SQL stores: keys, addresses, compressed bodies. Bytes only, no I/O."""
 
 from __future__ import annotations
 

@@ -2,14 +2,15 @@
 
 A lease is stored in the branch's own row: owner, token, expiry, and an epoch that rises by one with every new holder
 and never falls. **Safety is the epoch**: every commit carries it, and the store compares it inside the commit. So a
-holder that slept while another one took over cannot write, whatever any clock says. The clock only decides when a lease
-may be taken from a holder that no longer renews it. The token identifies one acquisition, so a verb that is repeated
-after a lost answer returns the first result again.
+holder that slept while another one took over cannot write, even if a clock is wrong. The clock only decides when a
+lease may be taken from a holder that no longer renews it. The token identifies one acquisition, so a verb that is
+repeated after a lost answer returns the first result again.
 
 PostgreSQL uses its own clock. The other stores use the host's boot clock: one clock for all processes of a machine,
-which cannot be set and also counts while the machine sleeps. The boot's id tells it from the clock of another boot, and
-a lease from an earlier boot has expired. Linux has both. Where either is missing (another system, or no ``/proc``) the
-wall clock is used. If that is set, leases end too early or too late, but the epoch still decides who may write.
+which cannot be set and also counts while the machine sleeps. The boot's id distinguishes it from the clock of another
+boot, and a lease from an earlier boot has expired. Linux has both. Where either is missing (another system, or no
+``/proc``) the wall clock is used. If that is set, leases end too early or too late, but the epoch still decides who may
+write.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def boot_id(path: Path = BOOT_ID_PATH) -> str:
 
 
 class LeaseRequest(NamedTuple):
-    """What a holder sends: its name for people, the token of this acquisition, and the requested time."""
+    """The request of a holder: its name for people, the token of this acquisition, and the requested time."""
 
     owner: str
     token: str

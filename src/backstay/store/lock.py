@@ -37,7 +37,7 @@ if sys.platform != "win32":
     _WAIT, _NOW = fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB
 
 _CLOSED_IN_CHILDREN: set[int] = set()
-"""Descriptors of waiting helper threads. A forked process that kept one open would share its lock for ever."""
+"""Descriptors of waiting helper threads. A forked process that kept one open would share its lock forever."""
 
 
 class HeldLock(AbstractContextManager[object], Protocol):
@@ -179,7 +179,7 @@ def _open_private(path: str, flags: int) -> int:
         return os.open(path, flags)
     except FileNotFoundError:
         descriptor = os.open(path, flags | os.O_CREAT, 0o600)
-        os.fchmod(descriptor, 0o600)  # whatever the umask: it is opened again for every transaction
+        os.fchmod(descriptor, 0o600)  # despite the umask: it is opened again for every transaction
         return descriptor
 
 

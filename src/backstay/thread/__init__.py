@@ -1,4 +1,4 @@
-"""What the methods of stores and threads return: import the names for annotations from here."""
+"""The types that methods of stores and threads return. Import them from here for annotations."""
 
 from backstay.model.checkpoint import Write
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind

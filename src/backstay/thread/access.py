@@ -1,7 +1,7 @@
-"""How the packages above reach the operations behind a thread or a store.
+"""Give higher packages access to the operations behind a thread or a store.
 
 An operation is a plain function that takes the store first: ``save_append(store, services, cursor, …)``. ``access_of``
-and ``handle_of`` return what is needed to run one. ``awaited`` derives a method of an async twin.
+and ``handle_of`` return what you need to run one. ``awaited`` derives a method of an async twin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Twin(Protocol[S]):
-    """The async twin of a class: it has the object whose methods it runs, and the workers that run them."""
+    """The async twin of a class: it holds the object whose methods it calls, and the workers that run them."""
 
     _access: Access
     _sync: S

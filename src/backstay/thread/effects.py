@@ -1,8 +1,8 @@
 """Run effects once: the intent is stored before the call, the receipt after it.
 
 An effect that is done is not done again: its result is replayed. An intent without a receipt means that the outcome is
-unknown, and is never blindly retried: a hook or a person must find out, unless the caller says that doing it twice with
-the same idempotency key does no harm.
+unknown. Such an effect is never blindly retried: a hook or a person must find out, unless the caller says that doing it
+twice with the same idempotency key does no harm.
 
 A call is one generator of steps, ``_execution``: operations on the store and functions of the caller. ``run_effect``
 and ``arun_effect`` pass it to one of the two drivers in ``operations.drivers``. No lock is held between steps.
@@ -68,7 +68,7 @@ IDEMPOTENCY_KEY = "idempotency_key"
 """A function with a parameter of this name gets the effect's idempotency key."""
 
 RECONCILED = "reconcile"
-"""Who settled an effect, if a hook did."""
+"""The name under which a hook settles an effect."""
 
 CANCELLED = b"CancelledError"
 """The error of an effect whose caller was cancelled before it ran."""
@@ -112,14 +112,14 @@ def idempotency_key_of(cursor: Cursor, key: str) -> str:
 
 
 class RunOperation(Protocol):
-    """Runs an operation on a handle, here and now or, for an event loop, in a worker; ``undo`` if its caller leaves."""
+    """Runs an operation of a handle, directly or (for an event loop) in a worker; ``undo`` runs if its caller left."""
 
     def __call__(self, operation: Callable[[Backend], Any], undo: Callable[[Backend], object] | None, /) -> Any:
-        """Return the answer, or what to await for it."""
+        """Return the result, or an awaitable for it."""
 
 
 def run_effect(handle: Handle, call: EffectCall) -> Any:
-    """Run an effect once and return its result, or the result of the first time."""
+    """Run an effect once and return its result, or the stored result if it is already done."""
     if inspect.iscoroutinefunction(call.fn) or inspect.iscoroutinefunction(call.reconcile):
         raise _asynchronous(call.key)
     return run_steps(_execution(handle, _run_directly(handle), call), lambda: _asynchronous(call.key))
@@ -160,7 +160,7 @@ class _EffectRun:
         receipt = ended(row, status, payload, self._now_us()).sealed()
 
         def store_again(store: Backend) -> None:
-            with contextlib.suppress(BackstayError):  # then the outcome stays unknown, and the next caller finds out
+            with contextlib.suppress(BackstayError):  # if this fails, the outcome stays unknown
                 store.put_record(receipt)
 
         stored: EffectRow = yield lambda: self.run(lambda store: row_of(store.put_record(receipt)), store_again)
@@ -219,7 +219,7 @@ def _resolve_unknown(attempts: _EffectRun, row: EffectRow, record: EffectRecord)
     if outcome.status is EffectStatus.INTENDED:
         raise _unknown(record)
     if outcome.status is EffectStatus.FAILED:
-        # In one write: a caller that has lost the lease meanwhile must neither settle nor start it.
+        # Settle it and start it again in one write: a caller that has lost the lease meanwhile must do neither.
         return (yield from attempts.start(row))
     return (yield from attempts.settle(row, outcome))
 

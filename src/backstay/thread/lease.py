@@ -1,8 +1,8 @@
 """Leases: the right to write a branch, taken for a time, renewed while in use, and released.
 
 Only saves through the handle that took the lease carry it. The store checks inside every save that no other worker
-writes; a lease object only tells its holder early to stop. ``LeaseBase`` holds what both kinds share: ``Lease`` and
-``AsyncLease`` differ in how they reach the store, and a lost ``AsyncLease`` cancels the body of its block.
+writes; a lease object only lets its holder know early that it must stop. ``LeaseBase`` is the common part: ``Lease``
+and ``AsyncLease`` differ in how they reach the store, and a lost ``AsyncLease`` cancels the body of its block.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ CLAIMS_MAX = 1000
 
 
 def check_ttl(ttl: object) -> float:
-    """Return the seconds if they can be the ttl of a lease or session."""
+    """Return the ttl of a lease or session in seconds, checked."""
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not TTL_S_MIN <= ttl <= TTL_S_MAX:
         raise InvalidInput(f"ttl must be a number of seconds from {TTL_S_MIN:g} to {TTL_S_MAX:g}, not {ttl!r:.40}")
     return float(ttl)
 
 
 def check_owner(owner: str | None) -> str:
-    """Return the owner's name; by default host and process."""
+    """Return the owner's name, by default host and process."""
     return short_name() if owner is None else check_label(owner, "owner")
 
 
@@ -98,7 +98,7 @@ def claim(
 
 
 class LeaseBase:
-    """One lease, before it is taken until after it is released. It is used once."""
+    """One lease, from before it is taken until after it is released. An object can be used only once."""
 
     def __init__(self, handle: Handle, options: LeaseOptions) -> None:
         self._handle = handle
@@ -112,26 +112,26 @@ class LeaseBase:
 
     @property
     def owner(self) -> str:
-        """Return the holder's name, for people."""
+        """Return the owner's name, for people to read."""
         return self._options.owner
 
     @property
     def ttl(self) -> float:
-        """Return how many seconds it lasts after each renewal."""
+        """Return how many seconds the lease lasts after each renewal."""
         return self._options.ttl
 
     @property
     def epoch(self) -> int:
-        """Return its epoch, which rises with every lease of the branch; 0 before it is taken."""
+        """Return the epoch, which rises with every lease of the branch; 0 before the lease is taken."""
         return 0 if self._held is None else self._held.epoch
 
     @property
     def lost(self) -> bool:
-        """Return whether it is lost, or may be: the store refused it, or it was not renewed within its ttl."""
+        """Return whether the lease is or may be lost: the store refused it, or it was not renewed within its ttl."""
         return self._held is not None and self._held.refusal() is not None
 
     def raise_if_lost(self) -> None:
-        """Raise Fenced if the lease is lost. An error raised by ``on_lost`` comes first, once."""
+        """Raise Fenced if the lease is lost. If ``on_lost`` raised an error, the first call raises that one instead."""
         held = self._taken()
         self._raise_loss(held)
         refusal = held.refusal()
@@ -141,7 +141,7 @@ class LeaseBase:
             raise InvalidInput("the lease was released", thread=held.branch.thread, hint="Take a new one")
 
     def _take(self, grant: LeaseGrant, request: LeaseRequest, started: float) -> None:
-        """Become the lease that the store granted to a call that started at this moment."""
+        """Hold the lease that the store granted to a call; ``started`` is when that call started."""
         me = weakref.ref(self)
 
         def on_loss(loss: LeaseLoss) -> None:
@@ -220,18 +220,18 @@ class LeaseBase:
         self._raise_loss(held)
 
     def _undo(self, store: Backend) -> None:
-        """Release a lease that an interrupted caller may have taken without knowing."""
+        """Release a lease that an interrupted caller may have taken without knowing it."""
         request, held, branch = self._request, self._held, self._cursor.branch
         if request is not None:
             with contextlib.suppress(BackstayError):
-                # If the answer was lost: the same token gets the same lease again, and so its epoch.
+                # If the answer was lost, asking again with the same token returns the same lease, and so its epoch.
                 taken = held or (store.acquire(branch, request))
                 store.release(branch, taken.epoch, request.token)
         if held is not None:
             held.finish_release()
 
     def _renew_or_release(self, store: Backend) -> None:
-        """Make sure, before its block starts, that a lease taken earlier is still held."""
+        """Renew a lease that was taken before its block was entered; release it if that fails."""
         try:
             self._renew(store)
         except Exception:
@@ -265,7 +265,7 @@ class LeaseBase:
         if self._options.on_lost is not None:
             try:
                 self._options.on_lost(self)
-            except BaseException as failure:  # raised later, where the holder sees it: see raise_if_lost()
+            except BaseException as failure:  # raise_if_lost() raises it, where the holder sees it
                 self._failure = failure
         if not loss.called:
             self._stop_body()
@@ -297,11 +297,11 @@ class Lease(LeaseBase):
         self.thread = thread
 
     def renew(self) -> None:
-        """Extend it by its ttl from now on, even if it expired and no one took it. Raises Fenced if it is lost."""
+        """Extend the lease by its ttl from now, even if it expired and no one took it. Raises Fenced if it is lost."""
         self._renew(self._handle.access.store)
 
     def release(self) -> None:
-        """Release it. Raises Fenced if it was lost. Releasing twice does nothing."""
+        """Release the lease. Raises Fenced if it was lost. Releasing twice does nothing."""
         self._handle.run(self._release)
 
     def __enter__(self) -> Lease:
@@ -339,7 +339,7 @@ class Lease(LeaseBase):
             raise
 
     def _release_after_interrupt(self) -> None:
-        """Make sure that an interrupt leaves no lease behind. If a second one comes here, the lease expires."""
+        """Make sure that an interrupt leaves no lease behind. If a second one comes here, the lease has to expire."""
         held, cursor = self._held, self._cursor
         if held is not None:
             held.renewal.stopped = True
@@ -360,11 +360,11 @@ class AsyncLease(LeaseBase):
         self._body: TaskCancellation | None = None
 
     async def renew(self) -> None:
-        """Extend it by its ttl from now on, even if it expired and no one took it. Raises Fenced if it is lost."""
+        """Extend the lease by its ttl from now, even if it expired and no one took it. Raises Fenced if it is lost."""
         await self._handle.access.arun(self._renew)
 
     async def release(self) -> None:
-        """Release it. Raises Fenced if it was lost. Releasing twice does nothing."""
+        """Release the lease. Raises Fenced if it was lost. Releasing twice does nothing."""
         await self._handle.arun(self._release)
 
     async def __aenter__(self) -> AsyncLease:
@@ -380,7 +380,7 @@ class AsyncLease(LeaseBase):
         elif self.lost:
             await self._handle.arun(self._renew_or_release)
         self._body = TaskCancellation()
-        if self._taken().loss is not None:  # too early for the body to be cancelled
+        if self._taken().loss is not None:  # the body could not be cancelled yet
             self._body.end(None)
             await self.release()
         return self
@@ -405,5 +405,5 @@ class AsyncLease(LeaseBase):
 
 
 def add_failure_note(error: BaseException, failure: Exception) -> None:
-    """Add a failure while leaving a block to the error that ended the block."""
+    """Attach a failure that happened while leaving a block to the error that ended the block."""
     error.add_note(f"While leaving the block: {type(failure).__name__}: {failure}")

@@ -1,4 +1,4 @@
-"""A loop that is as durable as a graph: saved after every turn, continued where it stopped, by one process at a time.
+"""A loop as durable as a graph: saved after every turn, resumed where it stopped, run by one process at a time.
 
     with thread.loop({"messages": [user]}, limit=50) as loop:  # takes the lease; continues where it stopped
         for turn in loop:                                       # one checkpoint per turn, when its body ends
@@ -7,9 +7,9 @@
             if reply["done"]:
                 loop.finish()
 
-A turn is stored as one change when the loop asks for the next one, or when it was the last. If its body is left in any
-other way, nothing of it is stored and it runs again: the results of finished effects are replayed, and decided
-questions are not asked again. ``LoopBase`` holds what both kinds of loop share.
+A turn is stored as one change when the loop asks for the next turn, or after the last one. If its body is left in any
+other way, nothing is stored and the turn runs again: the results of finished effects are replayed, and decided
+questions are not asked again. ``LoopBase`` is the common part of both kinds of loop.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_loop_options(
 
 
 class LoopBase:
-    """One run of a loop. It is used once."""
+    """One run of a loop. An object can be used only once."""
 
     def __init__(self, handle: Handle, options: LoopOptions) -> None:
         self.status = LoopStatus.RUNNING
@@ -114,12 +114,12 @@ class LoopBase:
 
     @property
     def iteration(self) -> int:
-        """Return how many turns are saved since the last input."""
+        """Return how many turns have been saved since the last input."""
         return self._run.iteration
 
     @property
     def usage(self) -> Usage:
-        """Return the usage of the thread so far, with the current turn."""
+        """Return the usage of the thread so far, including the current turn."""
         return self._usage if self._turn is None else self._usage + self._turn._used
 
     def finish(self, /, **values: Any) -> None:
@@ -266,7 +266,7 @@ class LoopBase:
     # State -------------------------------------------------------------------------------------------------------
 
     def _enter(self) -> bool:
-        """Return whether the loop must take a lease: not if the handle already holds one."""
+        """Return whether the loop must take a lease, because the handle does not hold one yet."""
         if self._entered:
             raise InvalidInput("a loop can be entered only once", hint="Start another: thread.loop(…)")
         self._entered = True
@@ -280,7 +280,7 @@ class LoopBase:
         return {**self._options.metadata, **now.metadata()}
 
     def _restart_turn(self) -> None:
-        """Start to iterate: a turn that an earlier ``for`` left early runs again."""
+        """Start iterating: a turn that an earlier ``for`` left early runs again."""
         if self._turn is not None and not self._finishing:
             self._turn._over, self._turn = True, None
 

@@ -1,7 +1,7 @@
-"""Sessions: a record that a run is under way, so that a run that died differs from one that ended.
+"""Sessions: records that a run is under way, so that a run that died can be distinguished from one that ended.
 
 A session gives no right to write; take a lease for that. The store's heartbeat keeps it alive until it ends with a
-reason. ``operations.sessions`` has the stored rows and the lists.
+reason. The stored rows and the lists are in ``operations.sessions``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME_LENGTH_MAX = 200
 
 
 class SessionBase:
-    """One run of one branch, from its start to its end. It is used once."""
+    """One run of one branch, from its start to its end. An object can be used only once."""
 
     def __init__(self, handle: Handle, owner: str | None, note: str, ttl: float) -> None:
         self.id = handle.services.new_id()
@@ -58,13 +58,14 @@ class SessionBase:
         self._process = os.getpid()
 
     def _start(self, store: Backend) -> None:
-        """Start it, and end earlier sessions of this branch whose process is gone. Needs the handle's lock."""
+        """Start the session, and end earlier sessions of this branch whose process is gone. Needs the handle's lock."""
         if self._ended:  # the caller was cancelled
             return
         started, now_us = time.monotonic(), self._now_us()
         fresh = Record("session", self._branch, self.id, b"", True)
         row = SessionRow(fresh, self.owner, str(this_process()), self.note, now_us, now_us)
-        me = weakref.ref(self)  # if the object is gone, no code can end the session: it must not be renewed for ever
+        # A weak reference: once the object is gone, no code can end the session, so it must not be renewed forever.
+        me = weakref.ref(self)
         local_sessions[self.id] = me
         self._renewal = Renewal(self.ttl, started, lambda: (run := me()) is not None and run._renew())
         self._row = row_of(store.put_record(row.sealed(), to_us(self.ttl)))
@@ -72,7 +73,7 @@ class SessionBase:
         try:
             for stored in all_records(store, "session", self._branch.namespace, self._branch.thread, open_only=True):
                 if stored.branch == self._branch and stored.key != self.id:
-                    with contextlib.suppress(Corrupted):  # lists of sessions and check() report it
+                    with contextlib.suppress(Corrupted):  # a damaged one is reported by lists and by check()
                         earlier = row_of(stored)
                         if is_gone(earlier):
                             end_session(store, earlier, self._now_us(), TAKEN_OVER)
@@ -103,7 +104,7 @@ class SessionBase:
         return reason
 
     def _renew(self) -> bool:
-        """Record that it is alive; return False if it was deleted or has ended."""
+        """Record that the run is alive; return False if the session was deleted or has ended."""
         row, now_us = self._row, self._now_us()
         with contextlib.suppress(NotFound):
             while row is not None and row.reason is None:
@@ -128,7 +129,7 @@ class RunSession(SessionBase):
         self.thread = thread
 
     def end(self, reason: str) -> None:
-        """End it with a reason of your own. The end of the block then changes nothing."""
+        """End the session with a reason of your own. The end of the block then changes nothing."""
         self._handle.run(self._end, self._check_reason(reason))
 
     def __enter__(self) -> RunSession:
@@ -151,7 +152,7 @@ class RunSession(SessionBase):
             if error is None:
                 raise
             add_failure_note(error, failure)
-        except BaseException as interrupt:  # try again: else it would look alive as long as the process lives
+        except BaseException as interrupt:  # try again, or it would look alive as long as the process lives
             self._handle.run(self._end, _reason(interrupt))
             raise
 
@@ -164,7 +165,7 @@ class AsyncRunSession(SessionBase):
         self.thread = thread
 
     async def end(self, reason: str) -> None:
-        """End it with a reason of your own. The end of the block then changes nothing."""
+        """End the session with a reason of your own. The end of the block then changes nothing."""
         await self._handle.arun(self._end, self._check_reason(reason))
 
     async def __aenter__(self) -> AsyncRunSession:

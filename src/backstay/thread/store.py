@@ -44,7 +44,7 @@ from backstay.thread.thread import AsyncOnLost, AsyncThread, OnLost, Thread
 
 
 def make_services(namespace: str, clock: Callable[[], datetime] | None) -> Services:
-    """Return what all threads of a store share."""
+    """Return the services that all threads of a store share."""
     if namespace != "":
         check_id(namespace, "namespace")
     if clock is not None and (
@@ -58,7 +58,7 @@ def make_services(namespace: str, clock: Callable[[], datetime] | None) -> Servi
 def open(url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None) -> Store:
     """Open a store: the path of a SQLite file, ``dir:path``, ``postgresql://…`` or ``memory:``. Creates it if missing.
 
-    The store only sees its ``namespace``: the same ids in another namespace are other threads. ``clock`` gives the
+    The store sees only its ``namespace``: the same ids in another namespace are other threads. ``clock`` gives the
     creation time of checkpoints; nothing else depends on it.
     """
     services = make_services(namespace, clock)
@@ -106,9 +106,9 @@ class Store:
         interrupt: bool | InterruptKind | str | None = None,
         where: Mapping[str, Any] | None = None,
     ) -> History[Any]:
-        """Iterate over threads, newest first, each shown by its newest checkpoint; filters apply to that.
+        """Iterate over threads, newest first, each shown by its newest checkpoint. Filters apply to that checkpoint.
 
-        At one that cannot be read it raises Corrupted; with ``on_damage="mark"`` it gives a ``Damaged`` in its place.
+        A thread that cannot be read raises Corrupted; with ``on_damage="mark"`` a ``Damaged`` is returned in its place.
         """
         listing = listing_of_threads(self.namespace, limit, Filter(tag, graph, trigger, interrupt, where))
         return history_of(self._access, listing, check_on_damage(on_damage))
@@ -122,7 +122,7 @@ class Store:
         return retention.delete_all(self._access.store, self._access.services)
 
     def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
-        """Delete what the rules do not keep, in all threads; ``dry_run`` only reports it."""
+        """Delete the checkpoints that the rules do not keep, in all threads. With ``dry_run``, only report them."""
         return retention.prune(self._access.store, self._access.services, None, keep, dry_run, None)
 
     @overload
@@ -167,7 +167,7 @@ class Store:
     def sessions(self, *, on_damage: Literal["mark"], active: bool = ...) -> list[Session | Damaged]: ...
 
     def sessions(self, *, on_damage: OnDamage = "raise", active: bool = True) -> list[Any]:
-        """Return the sessions of all threads, oldest first; ``active``: only those that have not ended."""
+        """Return the sessions of all threads, oldest first; with ``active``, only those that have not ended."""
         return list(
             raise_or_mark(sessions.sessions(self._access.store, self.namespace, active), check_on_damage(on_damage))
         )
@@ -179,7 +179,7 @@ class Store:
     def interrupted(self, *, on_damage: Literal["mark"]) -> list[InterruptedRun | Damaged]: ...
 
     def interrupted(self, *, on_damage: OnDamage = "raise") -> list[Any]:
-        """Return the runs that did not end and whose process is gone, last seen first.
+        """Return the runs that did not end and whose process is gone, most recently seen first.
 
         On the same machine a sleeping process counts as alive. Elsewhere a run counts as interrupted when its
         heartbeats are overdue.
@@ -193,14 +193,14 @@ class Store:
     def interrupts(self, *, on_damage: Literal["mark"], pending: bool = ...) -> Iterator[InterruptRecord | Damaged]: ...
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
-        """Iterate over the interrupts of all threads, oldest first; ``pending``: only those not consumed yet."""
+        """Iterate over the interrupts of all threads, oldest first; with ``pending``, only those not consumed yet."""
         return read_pages(self._access, inbox_of(self.namespace, None, pending), check_on_damage(on_damage))
 
     def check(self, *, thread: str | None = None, every: bool = False) -> Report:
-        """Check every byte of the namespace and of the store below it, or only of one thread; report all damage.
+        """Check every byte of the namespace and of the store below it, or only of one thread, and report all damage.
 
-        A check changes nothing. It covers checkpoints, pending writes, effects, interrupts and sessions. ``every`` also
-        lists each good record in the report.
+        A check changes nothing. It covers checkpoints, pending writes, effects, interrupts and sessions. With
+        ``every``, the report also lists each good record.
         """
         return check(self._access.store, self._access.services, thread, every=every)
 
@@ -215,11 +215,11 @@ class Store:
     ) -> Report:
         """Plan the repair of what a check found. By default this only reports the plan; ``dry_run=False`` applies it.
 
-        ``report`` is the report of an earlier check, of the store or of one thread; without it the store is checked
-        first. The repair looks for the right bytes in the store itself, then in ``backup``. Checkpoints that it cannot
-        restore are moved to files in ``quarantine_dir``, if given. If the store cannot read a part of itself, this call
-        rebuilds only that part: call it again for the rest. It raises Fenced, and changes nothing, if a process holds a
-        lease on a branch that would change, unless ``force``.
+        ``report`` is the report of an earlier check, of the store or of one thread; without it, this call checks the
+        store first. The repair looks for the right bytes in the store itself, then in ``backup``. Checkpoints that it
+        cannot restore are moved to files in ``quarantine_dir``, if given. If the store cannot read a part of itself,
+        this call rebuilds only that part: call it again for the rest. It raises Fenced, and changes nothing, if a
+        process holds a lease on a branch that would change, unless ``force``.
         """
         if report is not None and not isinstance(report, Report):
             raise InvalidInput(
@@ -239,13 +239,13 @@ class Store:
     ) -> NewestGood | None:
         """Return the newest checkpoint of a branch that passes its check; None if none does.
 
-        Use it when the newest checkpoint is damaged. If all are, it looks in ``backup``. It changes nothing.
+        Use it when the newest checkpoint is damaged. If all of them are, it looks in ``backup``. It changes nothing.
         """
         key = branch_key(self.namespace, thread_id, branch, scope)
         return newest_good(self._access, key, _backup_access(backup))
 
     def stats(self) -> Stats:
-        """Return how much the store holds, by thread and key, and what full copies would take."""
+        """Return how much the store holds, by thread and key, and how much full copies would take."""
         return stats(self._access.store, self._access.services, None)
 
     def compact(self) -> int:
@@ -268,7 +268,7 @@ class Store:
         return f"<Store {self.url}>"
 
 
-# ``AsyncStore``: ``Store`` for callers with an event loop. Same names, same arguments, same functions; awaited.
+# ``AsyncStore``: ``Store`` for callers with an event loop. Same names, same arguments, same functions, but awaited.
 
 
 async def aopen(
@@ -371,7 +371,7 @@ class AsyncStore:
         heartbeat: bool = True,
         on_lost: AsyncOnLost | None = None,
     ) -> list[AsyncLease]:
-        """Take over up to ``n`` expired leases and return them, taken; see ``Store.claim``."""
+        """Take over up to ``n`` expired leases and return them; see ``Store.claim``."""
         options = check_lease_options(owner, ttl, heartbeat, on_lost)
         leases = []
         for taken in await self._access.arun(claim, self.namespace, n, options):
@@ -416,7 +416,8 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Close the store. Closing twice does nothing."""
-        await asyncio.to_thread(self._sync.close)  # not by one of the workers, which it waits for
+        # Not in one of the store's workers, because closing waits for them.
+        await asyncio.to_thread(self._sync.close)
 
     async def __aenter__(self) -> AsyncStore:
         return self

@@ -81,8 +81,8 @@ class Thread:
         """Save the whole state as the next step; only what changed since the last one is written.
 
         ``id`` makes the save repeatable: the same id with the same content returns the first result again. ``on`` is
-        the checkpoint that must be the newest. ``frozen`` promises that saved list items were not changed in place, so
-        that they need not be compared. ``replace`` replaces the newest checkpoint, given by ``id``.
+        the checkpoint that must be the newest one now. ``frozen`` promises that saved list items were not changed in
+        place, so that they need not be compared. ``replace`` replaces the newest checkpoint, given by ``id``.
 
         Raises EncodeError before anything is written if a value would not round-trip, and Conflict, with the winner's
         metadata, if another handle has saved since.
@@ -109,7 +109,7 @@ class Thread:
         return self._bind(self._handle.run(save_append, self._services, self._cursor, append, set, delete, request))
 
     def latest(self) -> Checkpoint | None:
-        """Load the newest checkpoint, every byte verified, and build on it from now on; None if there is none."""
+        """Load the newest checkpoint, verify every byte, and build on it from now on; None if there is none."""
         return self._handle.run(load.latest, self._cursor)
 
     def at(self, step: int) -> Checkpoint | None:
@@ -145,9 +145,9 @@ class Thread:
     ) -> History[Any]:
         """Iterate over checkpoints' metadata, newest first, read page by page without touching any state.
 
-        This handle's branch, unless ``branch`` names another, or ``"*"`` for all. ``where`` compares metadata keys.
-        At a checkpoint that cannot be read it raises Corrupted and ends; with ``on_damage="mark"`` it gives a
-        ``Damaged`` in its place and goes on. ``limit`` does not count these.
+        Lists this handle's branch, unless ``branch`` names another one, or ``"*"`` for all. ``where`` compares metadata
+        keys. A checkpoint that cannot be read raises Corrupted and ends the list; with ``on_damage="mark"``, a
+        ``Damaged`` takes its place and the list continues. ``limit`` does not count these.
         """
         wanted = Filter(tag, graph, trigger, interrupt, where)
         listing = listing_of_thread(self._cursor.branch, limit, before, branch, wanted)
@@ -176,7 +176,8 @@ class Thread:
     ) -> Thread:
         """Start another branch, or another thread (``to``), with a checkpoint's state; return a handle on it.
 
-        It stores one manifest. ``set`` and ``delete`` change the copied state. Position and description are copied.
+        A fork stores only a manifest. ``set`` and ``delete`` change the copied state. Position and description are
+        copied.
         """
         target = fork_target(self._cursor.branch, branch, to)
         request = save_request(fields, id)
@@ -200,15 +201,18 @@ class Thread:
         return self._handle.run(tag, self._cursor.branch.namespace, id_of(checkpoint), (), names)
 
     def write(self, checkpoint: CheckpointMeta | str, writes: Iterable[Write], *, replace: bool = False) -> None:
-        """Store results of finished tasks with a checkpoint, which may be saved later; existing ones stay."""
+        """Store results of finished tasks with a checkpoint, which may be saved later. Results already stored stay."""
         self._handle.run(write, self._cursor.branch, id_of(checkpoint), writes, replace)
 
     def delete_checkpoint(self, checkpoint: CheckpointMeta | str) -> int:
-        """Delete one checkpoint and return how many were deleted, 1 or 0. If it was the newest, its parent is next."""
+        """Delete one checkpoint and return how many were deleted, 1 or 0.
+
+        If it was the newest of its branch, the next older checkpoint becomes the newest.
+        """
         return self._handle.run(retention.delete_one, self._cursor, id_of(checkpoint))
 
     def delete_before(self, step: int) -> int:
-        """Delete this branch's checkpoints with a lower step, but never the newest; return how many."""
+        """Delete this branch's checkpoints with a lower step, but never the newest; return how many were deleted."""
         return self._handle.run(retention.delete_before, self._services, self._cursor, check_step(step))
 
     def delete(self) -> Removed:
@@ -216,7 +220,7 @@ class Thread:
         return self._handle.run(retention.delete_thread, self._cursor)
 
     def prune(self, keep: Keep, *, dry_run: bool = False) -> Pruned:
-        """Delete what the rules do not keep, in all branches of this thread; ``dry_run`` only reports it."""
+        """Delete what the rules do not keep, in all branches of this thread. With ``dry_run``, only report it."""
         return self._handle.run(retention.prune, self._services, self.id, keep, dry_run, self._cursor.token)
 
     def lease(
@@ -228,23 +232,24 @@ class Thread:
         on_lost: OnLost | None = None,
         wait_s: float = 0.0,
     ) -> Lease:
-        """Return the right to write this branch, for a ``with`` block (``async with`` for the async twin).
+        """Return a lease, the right to write this branch, for a ``with`` block (``async with`` for the async twin).
 
-        Entering the block takes the lease. If another worker still holds it after ``wait_s`` seconds, it raises Fenced
-        with the owner's name; the lease of a killed process expires after its ttl. Leaving the block releases it.
-        Only saves through this handle carry the lease. While it runs, all other saves are refused with Fenced; so are
-        its own after another worker took it over. It lasts ``ttl`` seconds (0.05 to 86,400) after each save and
-        renewal; a ``heartbeat`` thread of the store renews it. When it is lost, ``lease.lost`` becomes True, that
-        thread calls ``on_lost`` with it, the body of an ``async with`` block is cancelled, and leaving raises Fenced.
+        Entering the block takes the lease. If another worker still holds it after ``wait_s`` seconds, this raises
+        Fenced with the owner's name; the lease of a killed process expires after its ttl. Leaving the block releases
+        it. Only saves through this handle carry the lease. Until it ends, all other saves are refused with Fenced; so
+        are saves under this lease after another worker took it over. It lasts ``ttl`` seconds (0.05 to 86,400) after
+        each save and renewal; a ``heartbeat`` thread of the store renews it. When it is lost, ``lease.lost`` becomes
+        True, that thread calls ``on_lost`` with it, the body of an ``async with`` block is cancelled, and leaving
+        raises Fenced.
         """
         return Lease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait_s))
 
     def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> RunSession:
-        """Return a record that a run of this branch is under way, for a ``with`` or ``async with`` block.
+        """Return a session, a record that a run of this branch is under way, for a ``with`` or ``async with`` block.
 
         If the run dies inside the block, ``store.interrupted()`` lists it. A session ends as "completed", as "failed: "
-        with the type of the error, or with the reason of ``session.end(reason)``. It gives no right to write; a lease
-        does.
+        with the type of the error, or with the reason given to ``session.end(reason)``. It gives no right to write; a
+        lease does.
         """
         return RunSession(self, owner, note, ttl)
 
@@ -267,7 +272,7 @@ class Thread:
         saved as one change when its body ends. ``input`` starts again on a finished state: lists are extended, other
         keys set. After ``limit`` turns without ``loop.finish()``, it raises StepsExceeded. Every checkpoint gets the
         ``metadata``. Between turns, every ``pause_check_s`` seconds, it checks for ``request_pause``. ``loop.status``
-        says how it ended: a turn that waits for a decision ends the block without an error.
+        says how the loop ended: a turn that waits for a decision ends the block without an error.
         """
         options = check_lease_options(owner, ttl, True, None, wait_s)
         return Loop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options))
@@ -298,7 +303,7 @@ class Thread:
     def interrupts(self, *, on_damage: Literal["mark"], pending: bool = ...) -> Iterator[InterruptRecord | Damaged]: ...
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
-        """Iterate over the interrupts of all branches of this thread, oldest first; ``pending``: not consumed yet."""
+        """Iterate over the interrupts of all branches of this thread, oldest first; ``pending`` = not consumed yet."""
         inbox = interrupts.inbox_of(self._cursor.branch.namespace, self.id, pending)
         return read_pages(self._access, inbox, check_on_damage(on_damage))
 
@@ -335,8 +340,8 @@ class Thread:
     def request_pause(self, reason: str = "", *, by: str) -> InterruptRecord:
         """Ask a run of this branch to stop at its next boundary, from any process and without its lease.
 
-        Returns the request, which is decided like any interrupt: approved, the run continues; deferred, it asks again;
-        rejected, it stops for good in this branch. If a request is already open, that one is returned.
+        Returns the request, which is decided like any interrupt: if approved, the run continues; if deferred, it asks
+        again; if rejected, it stops for good in this branch. If a request is already open, that one is returned.
         """
         return self._handle.run(request_pause, self._services, self._cursor, reason, by)
 
@@ -359,14 +364,15 @@ class Thread:
         process dies, the outcome is unknown. Then the next call raises EffectUnknown, unless
 
         - ``idempotent`` says that doing it twice does no harm: then it is done again, with the same idempotency key;
-        - ``reconcile``, a function that takes the ``EffectRecord``, finds out and returns ``Outcome.done(result)``,
-          ``Outcome.not_done()`` or ``Outcome.unknown()``; a person does the same with ``settle``.
+        - ``reconcile``, a function that takes the ``EffectRecord``, finds out what happened and returns
+          ``Outcome.done(result)``, ``Outcome.not_done()`` or ``Outcome.unknown()``; a person does the same with
+          ``settle``.
 
         ``key`` (1 to 1,000 characters) names the effect in this branch. If ``fn`` has a parameter ``idempotency_key``,
-        it gets the key by which the other side can detect a repetition. ``unknown_on`` are the errors of ``fn`` after
-        which the outcome is unknown. These options are not passed to ``fn``. While another worker holds the lease, this
-        raises Fenced. Hold the lease if several processes may come here: without it, an effect that still runs in one
-        process looks unknown to another.
+        it gets the key by which the called service can detect a repetition. ``unknown_on`` are the errors of ``fn``
+        after which the outcome is unknown. These options are not passed to ``fn``. While another worker holds the
+        lease, this raises Fenced. Hold the lease if several processes may run the effect: without it, an effect that
+        still runs in one process looks unknown to another.
         """
         call = EffectCall(key, fn, args, kwargs, reconcile, idempotent, unknown_on)
         result: T = run_effect(self._handle, call)
@@ -393,17 +399,18 @@ class Thread:
         return self._handle.run(settle, self._services, self._cursor, effect, outcome, by)
 
     def check(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
-        """Check every byte of this thread, or of one checkpoint of it, against its digest; report all damage."""
+        """Check every byte of this thread, or of one of its checkpoints, against its digest, and report all damage."""
         return self._handle.run(check, self._services, self.id, None if checkpoint is None else id_of(checkpoint))
 
     def stats(self) -> Stats:
-        """Return how much this thread stores, by key, and what full copies would take."""
+        """Return how much this thread stores, by key, and how much full copies would take."""
         return self._handle.run(stats, self._services, self.id)
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
-        """Let a checkpoint just saved load its payload when it is first used."""
+        """Let a checkpoint that was just saved load its payload when it is first used."""
         store, blocking = self._access.store, self._handle.blocking
-        # If the handle is gone, the payload is read from the store, which an event loop must not wait for.
+        # Without the cursor, the payload has to be read from the store. An event loop must not wait for that, so there
+        # the checkpoint keeps the cursor alive.
         handle = weakref.ref(self._cursor) if blocking else lambda cursor=self._cursor: cursor
         namespace, name = saved.namespace, saved.id
 
@@ -428,9 +435,9 @@ class Thread:
         return f"<Thread {self.id!r} branch {self.branch!r} of {self._access.store.url}>"
 
 
-# ``AsyncThread``: ``Thread`` for callers with an event loop. Same names, same arguments, same functions; awaited.
+# ``AsyncThread``: ``Thread`` for callers with an event loop. Same names, same arguments, same functions, but awaited.
 #
-# Each method of AsyncThread runs the one of Thread in a worker thread; lists, blocks and calls of user code differ.
+# Each method runs its twin of Thread in a worker thread. Lists, blocks and calls of user code differ.
 
 
 AsyncOnLost = Callable[[AsyncLease], None]
@@ -568,14 +575,14 @@ class AsyncThread:
         on_lost: AsyncOnLost | None = None,
         wait_s: float = 0.0,
     ) -> AsyncLease:
-        """Return the right to write this branch, for an ``async with`` block; see ``Thread.lease``.
+        """Return a lease, the right to write this branch, for an ``async with`` block; see ``Thread.lease``.
 
         If it is lost, the body of the block is cancelled, and leaving it raises Fenced.
         """
         return AsyncLease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait_s))
 
     def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> AsyncRunSession:
-        """Return a record that a run is under way, for an ``async with`` block; see ``Thread.session``."""
+        """Return a session, a record that a run is under way, for an ``async with`` block; see ``Thread.session``."""
         return AsyncRunSession(self, owner, note, ttl)
 
     def loop(

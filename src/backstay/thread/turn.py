@@ -3,10 +3,10 @@
 A turn copies each change at once, exactly as it will be stored, or refuses it. ``turn.state`` shows the changes
 immediately; they are stored together when the turn ends. A turn that is left early stores nothing.
 
-A ``LoopRun`` is the turns from one input to their finish. It is named by the step of its first checkpoint. Saves, and
-rewinds too, only go to higher steps, so names are never reused: an effect or approval of an earlier run, or of a turn
-that was rewound, is never used for this one. Approvals belong to the run that people saw: a fork or a rewind starts
-without them.
+A ``LoopRun`` is the turns from one input to ``finish()``. Its name is the step of its first checkpoint. Every save, and
+every rewind too, has a higher step than the one before, so names are never reused: an effect or approval of an earlier
+run, or of a turn that was rewound, is never used for this one. Approvals belong to the run that people saw: a fork or a
+rewind starts without them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROWS_AT_FIRST = 10
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """The turns from one input to their finish."""
+    """The turns from one input to ``finish()``."""
 
     number: int  # the step of its first checkpoint
     iteration: int = 0  # saved turns
@@ -50,7 +50,7 @@ class LoopRun:
     was_loop: bool = True  # False: no loop has run on this thread
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata that its checkpoints store; the rest are fields of the checkpoint."""
+        """Return the part of the run that its checkpoints store as metadata; the rest is in their other fields."""
         return {LOOP_POSITION: {"round": self.number, "grants": sorted(self.grants)}}
 
     def allows(self, tool: str) -> bool:
@@ -101,7 +101,7 @@ class TurnLeft(BaseException):
 
 
 class Changes:
-    """The changes of a turn so far, and the state with them."""
+    """The changes of a turn so far, and the state with these changes."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self.view = dict(state)
@@ -132,7 +132,8 @@ class Changes:
                 self._replace(key, whole)
             else:
                 grown = self.extend[key] + new if key in self.extend else new
-                self.extend[key], self.view[key] = grown, whole  # together, even if interrupted
+                # One statement, so that an interrupt cannot change only one of them.
+                self.extend[key], self.view[key] = grown, whole
                 self._measure(key, whole)
 
     def set(self, values: Mapping[str, Any]) -> None:
@@ -165,7 +166,7 @@ class Changes:
                 )
 
     def _replace(self, key: str, value: Any) -> None:
-        # In this order: if it is interrupted in between, saving the turn refuses it.
+        # The order matters: if this is interrupted, saving the turn will be refused.
         self.put[key], self.view[key] = value, value
         self.delete.discard(key)
         self.extend.pop(key, None)
@@ -178,7 +179,7 @@ class Changes:
 
 
 def _as_stored(value: Any, path: str) -> Any:
-    """Return a value as a store returns it, so that this process sees the same as the next one."""
+    """Return a value as a store would return it, so that this process sees the same value as the next one."""
     return decode(encode(value, path))
 
 
@@ -202,14 +203,14 @@ class Questions:
         )
 
     def _numbered(self, question: Question) -> Question:
-        # Only equal questions are counted, so that others may come in any order when the turn runs again.
+        # Only equal questions are numbered, so that different ones may come in any order when the turn runs again.
         same = question.interrupt(self.branch, 0).id
         self.asked[same] += 1
         return replace(question, position=f"{self.place}/{self.asked[same]}")
 
 
 class TurnBase:
-    """What both kinds of turn have in common."""
+    """The common part of ``Turn`` and ``AsyncTurn``."""
 
     def __init__(self, loop: LoopBase, branch: BranchKey, run: LoopRun, state: Mapping[str, Any]) -> None:
         self.iteration = run.iteration + 1
@@ -243,11 +244,11 @@ class TurnBase:
         self._changes.remove(keys)
 
     def usage(self, *, tokens: int = 0, cost: float = 0.0) -> None:
-        """Add to the thread's usage; every checkpoint stores the sum."""
+        """Add to the thread's usage. Every checkpoint stores the sum."""
         self._check_open()
         self._used += Usage(tokens, cost)
 
-    # What the answers mean ----------------------------------------------------------------------------------------
+    # Carry out the answers ----------------------------------------------------------------------------------------
 
     def _approval(self, tool: str, args: Any, prompt: str, timeout: float | None) -> Question | None:
         """Return the question; None if a person approved all calls of the tool."""
@@ -293,7 +294,7 @@ class TurnBase:
             )
         return decision
 
-    # Its end ------------------------------------------------------------------------------------------------------
+    # Closing ------------------------------------------------------------------------------------------------------
 
     def _effect_key(self, key: str) -> str:
         self._check_open()
@@ -302,7 +303,7 @@ class TurnBase:
     def _check_open(self) -> None:
         if self._over:
             raise InvalidInput(f"turn {self.iteration} has ended", hint="Use the turn that the loop returned last")
-        if self._left:  # the body caught it and continued
+        if self._left:  # the body caught TurnLeft and continued
             raise TurnLeft(self._loop)
 
     def __repr__(self) -> str:
@@ -331,7 +332,7 @@ class Turn(TurnBase):
         """Ask whether a tool may be called, and return the arguments to call it with: these, or modified ones.
 
         If it is rejected, or not decided within ``timeout`` seconds, this raises Rejected, which the body may catch. If
-        it is not decided yet, or deferred, the turn is left, nothing of it is stored, and the loop ends; when the loop
+        it is not decided yet, or deferred, this leaves the turn, stores nothing of it, and ends the loop; when the loop
         runs again, it reaches the same question. An approval whose scope is the tool's name, or "*", also covers later
         calls until the loop finishes.
         """
@@ -343,8 +344,8 @@ class Turn(TurnBase):
     def ask(self, payload: Any, prompt: str = "", *, answer: type | None = None, timeout: float | None = None) -> Any:
         """Ask a person for a value: the value of the decision "modify".
 
-        With a type for ``answer`` nothing else is accepted, and the question is asked again after a wrong answer.
-        Otherwise as ``approve``.
+        If ``answer`` is a type, only values of that type are accepted, and the question is asked again after a wrong
+        answer. Otherwise this works like ``approve``.
         """
         question = self._request(payload, prompt, answer, timeout)
         return self._answered(answer, self._loop._handle.run(self._loop._ask, question))

@@ -1,8 +1,8 @@
-"""The control file: the newest records, and what a writer was about to write when it was killed.
+"""The control file: the newest records, and the record that a writer was about to write when it was killed.
 
 It is only a hint: it is never synced and may be removed at any time; the next process creates another one and reads all
 logs again. A reader compares one number in it with the last record it knows, and finds in a ring which logs have grown.
-A writer notes beforehand where it will write; if it dies, the next writer looks there. After a power failure the
+A writer notes in advance where it will write; if it dies, the next writer looks there. After a power failure the
 control file may be old, but it is never ahead of the logs, because it is written after they are synced. So every record
 that it calls acknowledged must exist; if one does not, that is damage and not a torn end.
 """
@@ -47,7 +47,7 @@ class RingEntry(NamedTuple):
 
 
 class Control:
-    """The control file, by a descriptor that its owner closes. Without a file it reads as empty."""
+    """The control file, through a descriptor that its owner closes. Without a file it reads as empty."""
 
     def __init__(self, descriptor: int, path: Path, file: File | None) -> None:
         self.descriptor = descriptor

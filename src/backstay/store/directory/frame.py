@@ -1,11 +1,11 @@
-"""Frames: the layout of records in a log, which tells whole records from torn and damaged ones. No I/O.
+"""Frames: the layout of records in a log, which distinguishes whole records from torn and damaged ones. No I/O.
 
 A log starts with a line of text and eight random bytes, its **mark**. Each record starts with the mark again: after a
 damaged length a reader looks for the next mark. A record is
 
     mark 8, number 8, length of the head 4, length of the payload 8, digest of the payload 16, digest 16, head, payload
 
-(big-endian). The last digest covers everything before it and the head. So opening a log reads heads only, and a payload
+(big-endian). The last digest covers everything before it and the head. So opening a log reads only heads, and a payload
 is checked where it matters: at the log's end, and by the digests of the values in it. Digests here are the first 16
 bytes of SHA-256, enough to detect damage; checkpoints have full digests of their own.
 """

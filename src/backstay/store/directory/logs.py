@@ -59,7 +59,7 @@ class LogContent(NamedTuple):
     size: int
 
     def read(self) -> bytes:
-        """Return them."""
+        """Return the original bytes."""
         data = self.logs.read(self.log, self.mark, self.at, self.stored)
         return unpack_stored(self.size, data, f"log {self.log} at {self.at}")
 
@@ -214,9 +214,9 @@ class Logs:
     def recover(self, number: int, at: int, record_number: int) -> RingEntry | None:
         """Finish a record that a killed writer was about to write at this offset.
 
-        Returns None unless the record is there, whole, and the last of its log. It is written again rather than synced
-        again, because a sync after a failed sync would report no error. Nothing is cut off here: after a power failure
-        the note about the pending record may be old, and acknowledged records may follow it or have its place.
+        Returns None unless the record exists, is whole, and is the last of its log. It is written again rather than
+        synced again, because a sync after a failed sync would report no error. Nothing is cut off here: after a power
+        failure the note about the pending record may be old, and acknowledged records may follow it or have its place.
         """
         path = self.path(number)
         log = self.look(number) if file_of(path) is not None else None
@@ -271,7 +271,7 @@ class Logs:
         try:
             descriptor = os.open(path, _NEW, FILE_MODE)
             try:
-                os.fchmod(descriptor, FILE_MODE)  # whatever the umask is
+                os.fchmod(descriptor, FILE_MODE)  # despite the umask
                 found = os.fstat(descriptor)
                 write_at(descriptor, data, 0)
                 is_written = True
@@ -289,7 +289,7 @@ class Logs:
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                is_written = True  # a later open may find it there, whole
+                is_written = True  # a later open may find the whole record
             cause = failure(error, "write", path) if isinstance(error, OSError) else error
             raise _append_failed(cause, is_written) from error
         if _size_in_place(path, (found.st_dev, found.st_ino)) != len(data):

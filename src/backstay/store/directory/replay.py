@@ -1,9 +1,9 @@
 """Replay: opening a directory by applying every record of its logs, in the order in which they were written.
 
-The end of a log may be no record. It is torn if a write did not finish: no caller got an answer for it, and it is cut
-off. It is damaged if the control file knows that it was acknowledged, or if it does not look like an unfinished write;
-then nothing is cut, and the branch refuses calls until it is repaired. A damaged record in the middle is skipped and
-reported, and hides no other record.
+The end of a log may not be a record. It is torn if a write did not finish: no caller got an answer for it, and it is
+cut off. It is damaged if the control file knows that it was acknowledged, or if it does not look like an unfinished
+write; then nothing is cut, and the branch refuses calls until it is repaired. A damaged record in the middle is skipped
+and reported, and hides no other record.
 """
 
 from __future__ import annotations

@@ -160,7 +160,8 @@ def _needed(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> It
             name = (mutation.row.branch.namespace, mutation.row.id)
             row = tables.rows.get(name)
             if row is not None and (row.branch, row.seq) == (branch.key, mutation.row.seq):
-                # The checkpoint exists: its row as it is now, without its bytes. The first one carries all sources.
+                # The checkpoint still exists: yield its row as it is now, without its bytes. The first one carries all
+                # sources.
                 row = row._replace(tags=tables.tags.get(name, ()))
                 yield (
                     number,

@@ -119,7 +119,7 @@ class Root:
         return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def reopen(self) -> None:
-        """Open the control file that is there now, or create one."""
+        """Open the current control file, or create one."""
         before, self.control = self.control, self._open_control()
         os.close(before.descriptor)
 
@@ -137,7 +137,7 @@ class Root:
             found = os.fstat(descriptor)
             if found.st_size < CONTROL_BYTES:
                 os.fchmod(descriptor, FILE_MODE)
-                os.posix_fallocate(descriptor, 0, CONTROL_BYTES)  # else a full disk could stop a later write
+                os.posix_fallocate(descriptor, 0, CONTROL_BYTES)  # otherwise a full disk could stop a later write
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, OSError):

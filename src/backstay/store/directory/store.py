@@ -308,8 +308,8 @@ class DirectoryStore(MemoryStore):
                 self._root.check()
                 if log.number == STORE_LOG:
                     sync_directory(self._root.path / BRANCHES)
-                # Announced before it happens: a process that learns too early only reads everything again, but one that
-                # learns too late would write into a file that has no name any more.
+                # Announce the rewrite before it happens: a process that learns of it too early only reads everything
+                # again, but a process that learns of it too late would write into a file that no longer has a name.
                 self._logs.as_of = None
                 self._state = self._state._replace(rewrites=self._state.rewrites + 1)
                 self._root.control.write(self._state)
@@ -394,7 +394,7 @@ class DirectoryStore(MemoryStore):
         return found
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
-        return super().fetch(list(ranges))  # a retry needs it twice
+        return super().fetch(list(ranges))  # a list, because a retry reads it again
 
     def _unreadable(self) -> Corrupted:
         path = str(self._logs.path(min(self._logs.unreadable)))

@@ -23,7 +23,7 @@ class Content(Protocol):
         """Number of bytes they take where they are stored, which may be compressed."""
 
     def read(self) -> bytes:
-        """Return them."""
+        """Return the bytes."""
 
 
 class MemoryContent(NamedTuple):

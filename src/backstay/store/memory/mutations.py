@@ -276,7 +276,7 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class MutationGroup:
-    """Mutations that happen together or not at all."""
+    """Mutations that are applied together, or none of them."""
 
     mutations: Sequence[Mutation]
 

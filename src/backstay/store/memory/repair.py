@@ -24,7 +24,7 @@ from backstay.store.reachability import (
 
 @dataclass(slots=True)
 class MemoryRebuildPlan:
-    """What a rebuild would repair, and what it cannot repair."""
+    """The problems that a rebuild would repair, and those that it cannot."""
 
     findings: list[Finding] = field(default_factory=list)
     unrepairable: list[Finding] = field(default_factory=list)
@@ -74,7 +74,7 @@ def plan_restore(
 ) -> Mutation:
     """Return the mutation of ``Backend.restore``."""
     mutations: list[Mutation] = []
-    patched = StoredBytes()  # each stretch is laid over the result of the earlier ones
+    patched = StoredBytes()  # each range is laid over the result of the earlier ones
     patched.streams = {stream: list(tables.bytes.streams.get(stream, ())) for stream, _, _ in chunks}
     for stream, offset, data in chunks:
         stored = [(stream, *_lay_over(patched, stream, offset, data))]
@@ -101,7 +101,7 @@ def plan_restore(
 
 
 def _lay_over(stored: StoredBytes, stream: int, offset: int, data: bytes) -> tuple[int, MemoryContent]:
-    """Return where the stretch starts that replaces all chunks the data touches, and its bytes."""
+    """Return the start and the bytes of the range that replaces all chunks which the data touches."""
     start, end = offset, offset + len(data)
     before = after = b""
     for at, body in stored.streams.get(stream, ()):

@@ -1,4 +1,4 @@
-"""How the verbs of the memory store run: each inside the store's locks, completely or not at all.
+"""Run the verbs of the memory store inside the store's locks, so that each takes full effect or none.
 
 A verb is passed to ``_read`` or ``_write`` instead of entering a ``with`` block of its own: only ``with`` on a lock
 written in C cannot be interrupted between taking the lock and entering the block. An exception may arrive between

@@ -1,8 +1,8 @@
 """A connection with a deadline, and the meaning of PostgreSQL's errors.
 
-A server that disappears without a word (a network partition, a stalled proxy) leaves a client waiting for ever, and
-neither ``statement_timeout`` nor TCP settings help against a proxy that still answers for the network. So the wait
-itself ends here: after the deadline the socket is closed, without asking the server for anything.
+A server that disappears silently (a network partition, a stalled proxy) leaves a client waiting forever, and neither
+``statement_timeout`` nor TCP settings help against a proxy that still answers for the network. So the wait itself ends
+here: after the deadline the socket is closed, without asking the server for anything.
 """
 
 from __future__ import annotations

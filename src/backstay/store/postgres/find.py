@@ -1,4 +1,4 @@
-"""PostgresReads: each verb is one statement, and so one round trip and one snapshot, but for ``sizes``."""
+"""Read checkpoints, branches and bytes. Each verb except ``sizes`` is one statement: one round trip, one snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PostgresLeases in the branch's row, by PostgreSQL's clock."""
+"""Leases, in the branch's own row, by PostgreSQL's clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backstay.store.postgres.pool import RetryingPool
 
 
 class PostgresLeases:
-    """The verbs on leases. Each is one statement, but for ``release``."""
+    """The verbs on leases. Each is one statement, except ``release``."""
 
     _pool: RetryingPool
 

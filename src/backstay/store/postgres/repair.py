@@ -46,7 +46,7 @@ BRANCHES_AT_ONCE = 200
 
 @dataclass(slots=True)
 class PostgresRebuildPlan:
-    """What a rebuild would repair, and the right values."""
+    """The problems that a rebuild would repair, and the right values."""
 
     findings: list[Finding] = field(default_factory=list)
     unrepairable: list[Finding] = field(default_factory=list)  # problems that a rebuild cannot repair

@@ -282,7 +282,7 @@ def _create_private(path: str) -> None:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
         try:
             if hasattr(os, "fchmod"):
-                os.fchmod(descriptor, FILE_MODE)  # whatever the umask is
+                os.fchmod(descriptor, FILE_MODE)  # despite the umask
         finally:
             os.close(descriptor)
         sync_directory(Path(path).parent)
@@ -295,7 +295,7 @@ def _create_private(path: str) -> None:
 
 
 def _check_empty(path: str) -> None:
-    """Raise StoreRefused if the log or index of a lost database is there: SQLite would use them for the new one."""
+    """Raise StoreRefused if the log or index of a lost database exists: SQLite would use them for the new one."""
     left = [each for each in companions_of(path) if os.path.exists(each)]
     if left and not os.stat(path).st_size:
         names = " and ".join(map(os.path.basename, left))

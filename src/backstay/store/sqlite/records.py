@@ -1,4 +1,4 @@
-"""SqliteRecords: read, compared and written in one transaction. Each kind is one stretch of the table."""
+"""Records: read, compared and written in one transaction. Each kind is one range of the table."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ Statement = tuple[str, tuple[object, ...]]
 
 @dataclass(slots=True)
 class SqliteRebuildPlan:
-    """What a rebuild would repair, and the statements that do it."""
+    """The problems that a rebuild would repair, and the statements that do it."""
 
     findings: list[Finding] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
@@ -237,7 +237,7 @@ def plan_rebuild(connection: apsw.Connection, drop: bool) -> SqliteRebuildPlan:
         _plan_rows(connection, plan)
     for place, name, *branch, key in connection.execute(queries.RECORD_NAMES):
         kind = kind_of(place)
-        if name != record_id(kind, BranchKey(*branch), key):  # which of the two is wrong only its seal shows
+        if name != record_id(kind, BranchKey(*branch), key):  # only the seal shows which of the two is wrong
             what = "it cannot be found by its name"
             plan.unrepairable.append(Finding(DAMAGED, f"{kind} {key}", what, branch[1], namespace=branch[0]))
     plan.unrepairable += [

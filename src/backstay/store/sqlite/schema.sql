@@ -10,10 +10,10 @@ CREATE TABLE thread (
   UNIQUE (namespace, name)
 ) STRICT;
 
--- One row per branch. `last_seq` never falls, even when the head is deleted. A writer must have seen it and `id`, which is
--- never reused. Both `head` and `last_seq` are 0 in a branch that was leased and has no checkpoint yet. `epoch` fences old
--- owners out and never falls. The next four columns are the lease, NULL if it is free: `token` identifies one acquisition,
--- `expires` is in microseconds of the boot clock of the boot with that id.
+-- One row per branch. `last_seq` never falls, even when the head is deleted. A writer must have seen it and `id`, which
+-- is never reused. Both `head` and `last_seq` are 0 in a branch that was leased but has no checkpoint yet. `epoch`
+-- fences off old owners and never falls. The next four columns are the lease, NULL if it is free: `token` identifies
+-- one acquisition, and `expires` is in microseconds of the boot clock, in the boot with that id.
 CREATE TABLE branch (
   id       INTEGER PRIMARY KEY AUTOINCREMENT,
   thread   INTEGER NOT NULL REFERENCES thread (id),
@@ -31,9 +31,9 @@ CREATE TABLE branch (
 ) STRICT;
 CREATE INDEX branch_leased ON branch (thread) WHERE token IS NOT NULL;
 
--- One row per checkpoint; key = branch << 32 | seq, so a branch's history is one range of the table. Ids that are UUIDs are
--- stored as 16 bytes. `parent_digest` is set when the parent is deleted. `base` is the row of the blob with the base
--- manifest. The manifest comes last, so that lists need not read it.
+-- One row per checkpoint; key = branch << 32 | seq, so a branch's history is one range of the table. Ids that are UUIDs
+-- are stored as 16 bytes. `parent_digest` is set when the parent is deleted. `base` is the row of the blob with the
+-- base manifest. The manifest comes last, so that lists need not read it.
 CREATE TABLE checkpoint (
   key           INTEGER PRIMARY KEY,
   id            ANY NOT NULL,
@@ -81,10 +81,10 @@ CREATE TABLE tag (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX tag_name ON tag (name, checkpoint);
 
--- Results of finished tasks of a checkpoint, which may be stored later than they are: one row for all writes of a task,
--- packed as in store/writes.py. A task that is a UUID is stored as 16 bytes. `size` is the length before compression; bytes
--- of exactly that length are not compressed. The bytes are in `body`, or if `pieces` is not 0, in that many rows of
--- write_piece from number `body` on.
+-- Results of finished tasks. Their checkpoint may be stored later. One row holds all writes of a task, packed as in
+-- store/writes.py. A task that is a UUID is stored as 16 bytes. `size` is the length before compression; bytes of
+-- exactly that length are not compressed. The bytes are in `body` or, if `pieces` is not 0, in that many rows of
+-- write_piece, starting with number `body`.
 CREATE TABLE write (
   thread     INTEGER NOT NULL REFERENCES thread (id),
   scope      TEXT NOT NULL,
@@ -100,10 +100,10 @@ CREATE TABLE write_piece (
   body   BLOB NOT NULL
 ) STRICT;
 
--- Sessions, interrupts and effects. place = kind << 48 | number, so each kind is one range of the table; kinds are numbered
--- from 1 in the order of store/records.py. `id` is the SHA-256 of the record's name. `body` is sealed and covers all
--- columns but `id` and the time to live, which ends when the boot clock of the boot with that id reaches `expires`. Every
--- index takes a page of 4 KiB even in the smallest file, so there are only two for all lists.
+-- Sessions, interrupts and effects. place = kind << 48 | number, so each kind is one range of the table; kinds are
+-- numbered from 1 in the order of store/records.py. `id` is the SHA-256 of the record's name. `body` is sealed and
+-- covers all columns except `id` and the time to live, which ends when the boot clock, in the boot with that id,
+-- reaches `expires`. Every index takes a page of 4 KiB even in the smallest file, so there are only two for all lists.
 CREATE TABLE record (
   place      INTEGER PRIMARY KEY,
   id         BLOB NOT NULL UNIQUE,

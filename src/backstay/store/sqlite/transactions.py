@@ -1,10 +1,10 @@
-"""How every verb of the SQLite store reaches the file: reads on connections of their own, writes by group commit.
+"""Run the verbs of the SQLite store on its file: reads on connections of their own, writes by group commit.
 
 Group commit: the first writer commits for all that arrive while it works, so that they share one fsync. A job is a
 function of the connection. It runs inside the leader's transaction, in a savepoint of its own when there are several
 jobs, so one refused job does not undo the others. A single writer leads at once, in its own thread.
 
-What an error means:
+The meaning of an error:
 - raised by a job (a Conflict, say): only that job is undone, and its caller gets the error;
 - raised by SQLite before COMMIT: everything is rolled back, and each job of the group is tried alone;
 - raised by COMMIT itself: the outcome is unknown, so every caller of the group gets OutcomeUnknown. The connection is
@@ -63,8 +63,8 @@ class _Ticket:
 class Writer:
     """The one write connection of this process, and the queue in front of it.
 
-    The thread that holds ``_turn`` leads. Nothing else says who leads, so an exception between any two instructions
-    leaves no leader behind. It may leave a follower whose wake-up never comes; so followers look for themselves now and
+    The thread that holds ``_turn`` leads. Nothing else records who leads, so an exception between any two instructions
+    leaves no leader behind. It may leave a follower whose wake-up never comes, so followers look for themselves now and
     then.
     """
 
