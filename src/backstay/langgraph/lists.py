@@ -18,40 +18,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ormsgpack
-from langchain_core import messages
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from backstay.errors import DecodeError
 from backstay.langgraph.encoding import Typed, dump, list_header
+from backstay.langgraph.serde.decode import MESSAGES
+from backstay.langgraph.serde.encode import HANDED_OVER
 from backstay.pieces.body import FOREIGN, Body
 from backstay.pieces.head_state import Change, StoredValue
 
 # Messages ---------------------------------------------------------------------------------------------------------
 
-MESSAGE_CLASSES = frozenset(
-    {
-        messages.AIMessage,
-        messages.ChatMessage,
-        messages.FunctionMessage,
-        messages.HumanMessage,
-        messages.SystemMessage,
-        messages.ToolMessage,
-    }
-)
+MESSAGE_CLASSES = frozenset(MESSAGES)
 
 _TEXTS = frozenset({str, type(None)})
 _NUMBERS = frozenset({int, float, bool, bytes})
-
-# With these options a value that is not exactly of one of msgpack's own types is refused, never converted.
-_PLAIN_ONLY = (
-    ormsgpack.OPT_PASSTHROUGH_SUBCLASS
-    | ormsgpack.OPT_PASSTHROUGH_TUPLE
-    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
-    | ormsgpack.OPT_PASSTHROUGH_DATETIME
-    | ormsgpack.OPT_PASSTHROUGH_ENUM
-    | ormsgpack.OPT_PASSTHROUGH_UUID
-)
 
 
 @dataclass(slots=True)
@@ -134,8 +116,9 @@ class _Copy:
 
 
 def _pack(message: Any) -> bytes | None:
+    # These options refuse a value that is not exactly of one of msgpack's own types.
     try:
-        return ormsgpack.packb([message.__dict__, message.__pydantic_extra__], option=_PLAIN_ONLY)
+        return ormsgpack.packb([message.__dict__, message.__pydantic_extra__], option=HANDED_OVER)
     except (TypeError, ValueError):
         return None
 

@@ -1,10 +1,10 @@
 """LangGraph's bytes to values. Any bytes give a value or DecodeError; loading calls nothing that is not trusted.
 
-This reads what LangGraph's own serializer writes and returns the same values, with these exceptions, each of which
-loses less. A class that may not be loaded, or cannot be rebuilt, raises an error; LangGraph returns a bare dict or
-None. Sets of tuples, and Enums whose values are tuples, come back: msgpack has no tuples, but a hashable value was not
-a list. Dataclasses whose constructor does not take their fields (``init=False``) are filled field by field. Empty
-arrays come back.
+This reads what LangGraph's own serializer writes and returns the same values. It differs only where it loses less. A
+class that may not be loaded, or cannot be rebuilt, raises an error; LangGraph returns a bare dict or None. Sets of
+tuples, and Enums whose values are tuples, come back: msgpack has no tuples, but a hashable value was not a list.
+Dataclasses whose constructor does not take their fields (``init=False``) are filled field by field. Empty arrays come
+back.
 
 The JSON that LangGraph wrote before it had msgpack holds envelopes that name a class and its arguments. An envelope of
 kind ``lc: 2`` may name a class of LangGraph's closed list, or one that the program allowed; nothing else, even if it is
@@ -49,19 +49,28 @@ could overflow the stack and end the process.
 _OPTION: Final = ormsgpack.OPT_NON_STR_KEYS
 _DTYPE: Final = re.compile(r"[<>|=][biufcmMSUV][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}\])?", re.ASCII)
 
+MESSAGES: Final = (
+    messages.AIMessage,
+    messages.ChatMessage,
+    messages.FunctionMessage,
+    messages.HumanMessage,
+    messages.SystemMessage,
+    messages.ToolMessage,
+)
+"""LangChain's messages that have a content."""
+
+CHUNKS: Final = (
+    messages.AIMessageChunk,
+    messages.ChatMessageChunk,
+    messages.FunctionMessageChunk,
+    messages.HumanMessageChunk,
+    messages.SystemMessageChunk,
+    messages.ToolMessageChunk,
+)
+"""The same messages while they are streamed."""
+
 _FIRST_FIELD: Final[dict[type, str]] = {
-    messages.AIMessage: "content",
-    messages.AIMessageChunk: "content",
-    messages.ChatMessage: "content",
-    messages.ChatMessageChunk: "content",
-    messages.FunctionMessage: "content",
-    messages.FunctionMessageChunk: "content",
-    messages.HumanMessage: "content",
-    messages.HumanMessageChunk: "content",
-    messages.SystemMessage: "content",
-    messages.SystemMessageChunk: "content",
-    messages.ToolMessage: "content",
-    messages.ToolMessageChunk: "content",
+    **dict.fromkeys((*MESSAGES, *CHUNKS), "content"),
     documents.Document: "page_content",
 }
 """Classes whose constructors only hand their keywords to the validator, if this keyword is among them."""
@@ -170,21 +179,9 @@ def _without_class(module: str, name: str, payload: Any) -> Any:
 
 # Building objects -------------------------------------------------------------------------------------------------
 
-_BUILDERS: Final[dict[int, Callable[[Any, Any], Any]]] = {}
 _HASHED: Final = (set, frozenset)
 
 
-def _builds(code: int) -> Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]:
-    """Register the function that builds the objects of an ext code from a class and a payload."""
-
-    def register(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        _BUILDERS[code] = function
-        return function
-
-    return register
-
-
-@_builds(trusted.SINGLE)
 def _single(target: Any, payload: Any) -> Any:
     try:
         return target(payload)
@@ -201,7 +198,6 @@ def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if type(value) is list else value
 
 
-@_builds(trusted.POSITIONAL)
 def _positional(target: Any, payload: Any) -> Any:
     if target is Send:
         node, arg, *timeout = payload
@@ -209,7 +205,6 @@ def _positional(target: Any, payload: Any) -> Any:
     return target(*payload)
 
 
-@_builds(trusted.KEYWORDS)
 def _keywords(target: Any, payload: Any) -> Any:
     try:
         return target(**payload)
@@ -226,7 +221,6 @@ def _keywords(target: Any, payload: Any) -> Any:
     return built
 
 
-@_builds(trusted.PYDANTIC_V1)
 def _model_v1(target: Any, payload: Any) -> Any:
     try:
         return target(**payload)
@@ -236,7 +230,6 @@ def _model_v1(target: Any, payload: Any) -> Any:
     return target.construct(**payload)
 
 
-@_builds(trusted.PYDANTIC_V2)
 def _model_v2(target: Any, payload: Any) -> Any:
     first = _FIRST_FIELD.get(target)
     if first is not None and type(payload) is dict and first in payload and "content_blocks" not in payload:
@@ -254,6 +247,16 @@ def _model_v2(target: Any, payload: Any) -> Any:
             raise
     # The stored object was not valid either: it comes back as it was, not as today's code would have it.
     return target.model_construct(**payload)
+
+
+_BUILDERS: Final[dict[int, Callable[[Any, Any], Any]]] = {
+    trusted.SINGLE: _single,
+    trusted.POSITIONAL: _positional,
+    trusted.KEYWORDS: _keywords,
+    trusted.PYDANTIC_V1: _model_v1,
+    trusted.PYDANTIC_V2: _model_v2,
+}
+"""How objects are built from a class and a payload, by ext code."""
 
 
 def _array(content: Any) -> Any:

@@ -197,11 +197,6 @@ def hardened(
     return SafeSerializer(allow=allow, strict=strict or listed is not True, on_change=on_change)
 
 
-def plain_of(serde: SerializerProtocol) -> SerializerProtocol | None:
-    """Return the serializer inside an encrypting one; None if it does not encrypt."""
-    return serde.serde if isinstance(serde, EncryptedSerializer) else None
-
-
 # Encryption -------------------------------------------------------------------------------------------------------
 
 _TAGGED: Final = bytes.fromhex("c1686f6c6466617374d1f0a37e5b9204")
