@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstay.operations.load import find_row, load_values, open_head_state
-from backstay.operations.retention import REBUILT_FROM
 from backstay.pieces.manifest import Entries, decode_base, decode_manifest
 from backstay.store.base import Backend, Query, Row, WriteRow
 
@@ -37,12 +36,6 @@ class ChannelWrites:
 
     writes: list[WriteRow] = field(default_factory=list)
     seed: WriteRow | None = None
-
-
-def rebuilt_channels(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the channels of a checkpoint that are rebuilt from its ancestors' writes."""
-    counters = metadata.get(REBUILT_FROM)
-    return tuple(counters) if isinstance(counters, dict) else ()
 
 
 def walk(store: Backend, target: Row, channels: Iterable[str]) -> dict[str, ChannelWrites]:

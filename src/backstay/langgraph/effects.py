@@ -28,11 +28,11 @@ from typing import Any, Literal, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.config import get_config
 
 from backstay.codec import encode
 from backstay.errors import EncodeError, InvalidInput, StoreBusy
-from backstay.langgraph.lists import encrypted_serde
 from backstay.langgraph.names import GraphLocation, config_of, thread_name
 from backstay.operations.drivers import async_sleep
 from backstay.operations.ledger import check_key
@@ -280,7 +280,7 @@ class _SerializedResult:
         """Return what the ledger stores. A result that nothing can encode is passed on; the ledger refuses it."""
         self._fresh[:] = [result]
         serde = self._serde
-        is_secret = serde is not None and encrypted_serde(serde) is not None
+        is_secret = isinstance(serde, EncryptedSerializer)
         try:
             if not is_secret:
                 encode(result)

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ormsgpack
-from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
+from backstay.codec.msgpack import header
 from backstay.errors import DecodeError
-from backstay.langgraph.encoding import Typed, dump, list_header
+from backstay.langgraph.encoding import HEADS, LIST, Typed, dump
 from backstay.langgraph.serde.decode import MESSAGES
 from backstay.langgraph.serde.encode import HANDED_OVER
 from backstay.pieces.body import FOREIGN, Body
@@ -132,11 +132,6 @@ ELEMENT_DIGEST_BYTES = 16
 _KEY = os.urandom(32)
 
 
-def encrypted_serde(serde: SerializerProtocol) -> EncryptedSerializer | None:
-    """Return the serializer if it encrypts."""
-    return serde if isinstance(serde, EncryptedSerializer) else None
-
-
 @dataclass(frozen=True, slots=True)
 class ElementDigests:
     """Keyed hashes of the elements of a stored list, one after the other."""
@@ -205,7 +200,7 @@ def frames_of(stored: StoredValue) -> list[list[Any]]:
 
 def _frames(count: int, parts: Sequence[bytes]) -> list[list[Any]]:
     try:
-        frames = ormsgpack.unpackb(b"".join((list_header(count), *parts)))
+        frames = ormsgpack.unpackb(b"".join((header(count, *HEADS[LIST]), *parts)))
     except ValueError as error:
         raise DecodeError("an encrypted list cannot be decoded") from error
     for frame in frames:

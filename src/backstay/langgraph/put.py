@@ -26,11 +26,12 @@ from typing import Any, Literal, Protocol
 
 from langgraph.checkpoint.base import Checkpoint
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from backstay.errors import Conflict, Corrupted, IdTaken
 from backstay.langgraph.encoding import LIST, PARENT, dump, fields_for, names_and_versions, to_body, versions_in
-from backstay.langgraph.lists import ENCRYPTED_LIST, ElementDigests, EncryptedList, KnownMessages, encrypted_serde
+from backstay.langgraph.lists import ENCRYPTED_LIST, ElementDigests, EncryptedList, KnownMessages
 from backstay.langgraph.names import GraphLocation, may_fork
 from backstay.model.checkpoint import MAIN, CheckpointFields
 from backstay.model.ids import check_id
@@ -256,12 +257,10 @@ def prepare(
     known_lists = cached.known if cached is not None and cached.serde is serde else {}
     same = set() if cached is None else _unchanged(prepared.versions, cached.versions, new_versions)
     for channel, value in checkpoint["channel_values"].items():
-        if channel in same and cached is not None:
+        if channel in same or (cached is None and channel in prepared.versions and channel not in new_versions):
             prepared.updates[channel] = LazyValue(serde, value)
             if channel in known_lists:
                 prepared.known[channel] = known_lists[channel]
-        elif cached is None and channel in prepared.versions and channel not in new_versions:
-            prepared.updates[channel] = LazyValue(serde, value)
         elif type(value) is list:
             prepared.updates[channel] = _list_update(prepared, channel, value, known_lists.get(channel))
         else:
@@ -272,9 +271,9 @@ def prepare(
 def _list_update(prepared: PreparedPut, channel: str, value: list[Any], known: Known | None) -> ChannelUpdate:
     """Encode a list, or only its new elements, and remember what the next put compares with."""
     serde = prepared.serde
-    if (encrypting := encrypted_serde(serde)) is not None:
+    if isinstance(serde, EncryptedSerializer):
         digests = known if isinstance(known, ElementDigests) else None
-        update = EncryptedList(encrypting, value, _path(channel), digests)
+        update = EncryptedList(serde, value, _path(channel), digests)
         prepared.known[channel] = update.digests
         return update
     if not isinstance(serde, JsonPlusSerializer):
@@ -293,9 +292,8 @@ def _list_update(prepared: PreparedPut, channel: str, value: list[Any], known: K
 
 def _encoded(serde: SerializerProtocol, channel: str, value: Any) -> ChannelUpdate:
     """Encode the whole value of a channel."""
-    encrypting = encrypted_serde(serde)
-    if type(value) is list and encrypting is not None:
-        return EncryptedList(encrypting, value, _path(channel), None)
+    if type(value) is list and isinstance(serde, EncryptedSerializer):
+        return EncryptedList(serde, value, _path(channel), None)
     return ReplacedValue(to_body(dump(serde, value, _path(channel))))
 
 

@@ -133,11 +133,7 @@ class Reader:
 
     def get(self, store: Backend, location: GraphLocation, checkpoint_id: str | None) -> CheckpointTuple | None:
         """Return a checkpoint, or the newest of its namespace."""
-        namespace = self.services.namespace
-        if checkpoint_id is None:
-            query = Query(namespace, location.thread, location.scope, limit=1, payload=True, writes=True)
-        else:
-            query = Query(namespace, ids=(location.name(checkpoint_id),), payload=True, writes=True)
+        query = self.query(location, checkpoint_id, payload=True)
         failed: Row | None = None
         while True:
             rows = store.find(query)
@@ -151,6 +147,13 @@ class Reader:
                 if failed == row or is_stored(store, row):
                     raise
                 failed = row  # it got a successor and was deleted during the read
+
+    def query(self, location: GraphLocation, checkpoint_id: str | None, *, payload: bool) -> Query:
+        """Return the query that finds a checkpoint with its writes, or the newest of its namespace."""
+        namespace = self.services.namespace
+        if checkpoint_id is None:
+            return Query(namespace, location.thread, location.scope, limit=1, payload=payload, writes=True)
+        return Query(namespace, ids=(location.name(checkpoint_id),), payload=payload, writes=True)
 
     def heads(self, store: Backend, thread: str, scope: str | None) -> set[str]:
         """Return the ids of the newest checkpoints of all branches."""
@@ -362,7 +365,7 @@ def compare(before: CheckpointTuple, after: CheckpointTuple) -> Diff:
 def readable(value: Any, depth: int = 0) -> Any:
     """Return a value as plain data; an object becomes a dictionary of its fields, or its ``repr``.
 
-    So a diff shows which field of which message has changed, and matches messages by their ids.
+    So a diff matches messages by their ids, and shows the fields that have changed.
     """
     if isinstance(value, _PLAIN):
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from backstay.errors import Conflict
-from backstay.langgraph.delta import carried_writes, rebuilt_channels, walk
+from backstay.langgraph.delta import carried_writes, walk
 from backstay.langgraph.encoding import PARENT
 from backstay.langgraph.names import GraphLocation
 from backstay.langgraph.read import id_of_row, location_of_row, parent_of_row
@@ -66,10 +66,10 @@ def delete(store: Backend, services: Services, thread: str, to_delete: Collectio
 def carry_over(store: Backend, services: Services, thread: str, to_delete: set[str]) -> None:
     """Give the checkpoints that stay the writes that they need of a deleted parent."""
     for row in rows_of_thread(store, services, thread, writes=True):
-        if row.id in to_delete or row.parent_id not in to_delete or REBUILT_FROM not in meta_of(row).metadata:
+        if row.id in to_delete or row.parent_id not in to_delete:
             continue
-        channels = rebuilt_channels(meta_of(row).metadata)
-        if channels:
+        channels = meta_of(row).metadata.get(REBUILT_FROM)
+        if channels and isinstance(channels, dict):
             store.write(row.branch, row.id, carried_writes(walk(store, row, channels)), True)
 
 
