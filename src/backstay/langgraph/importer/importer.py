@@ -32,11 +32,12 @@ from backstay.langgraph.importer.tables import (
     encrypted_value,
 )
 from backstay.langgraph.names import GraphLocation, forking_id
+from backstay.langgraph.retention import rows_of_thread
 from backstay.langgraph.saver import BackstaySaver
 from backstay.model.checkpoint import MAIN
 from backstay.model.ids import check_id
 from backstay.operations.retention import REBUILT_FROM
-from backstay.store.base import BranchKey, Query, WriteRow
+from backstay.store.base import BranchKey, WriteRow
 from backstay.store.sqlite.database import resolve_path
 from backstay.thread.access import access_of
 from backstay.thread.store import Store
@@ -161,7 +162,8 @@ class _ThreadImport:
         if late:
             self._note(f"{late} checkpoints have lower ids than their parents; the newest is the last child")
         check_id(self._thread, "thread_id")
-        existing = self._existing()
+        access = access_of(run.store)
+        existing = {row.id for row in rows_of_thread(access.store, access.services, self._thread)}
         names = [self._location(ref).name(ref.id) for ref in refs]
         others = existing.difference(names)
         if others and not existing.issuperset(names):
@@ -187,17 +189,6 @@ class _ThreadImport:
                 continue
             run.stored += name not in existing
             run.present += name in existing
-
-    def _existing(self) -> set[str]:
-        """Return the ids of the thread's checkpoints in the store, of all its namespaces."""
-        found: set[str] = set()
-        query: Query | None = Query(self._run.store.namespace, self._thread)
-        while query is not None:
-            rows = access_of(self._run.store).store.find(query)
-            found.update(row.id for row in rows)
-            more = len(rows) == query.limit
-            query = Query(self._run.store.namespace, self._thread, before=rows[-1].seq) if more else None
-        return found
 
     def _import(self, ref: SourceRef, name: str, where: str, exists: bool) -> None:
         found, run = self._source.read(ref), self._run
