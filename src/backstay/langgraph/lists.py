@@ -155,7 +155,7 @@ class EncryptedList:
         self._known = known
         self.digests = ElementDigests(b"".join(map(_element_digest, self._plain)))
 
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
+    def into(self, key: str, change: Change, stored: StoredValue | None, is_parents: bool) -> None:
         """Add the new elements to a change; ``stored`` is the channel's present value."""
         if stored is None or stored.entry.kind != ENCRYPTED_LIST:
             change.put[key] = Body(ENCRYPTED_LIST, len(self._plain), self._encrypted(0))

@@ -51,11 +51,6 @@ class ReadId(str):
         return str(self), self.forks
 
 
-def forking_id(checkpoint_id: str) -> ReadId:
-    """Return an id from which a ``put`` always may fork."""
-    return ReadId(checkpoint_id, True)
-
-
 def may_fork(checkpoint_id: str) -> bool:
     """Return whether a parent already had a successor when it was read."""
     return isinstance(checkpoint_id, ReadId) and checkpoint_id.forks

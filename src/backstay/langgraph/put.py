@@ -19,10 +19,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from langgraph.checkpoint.base import Checkpoint
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -132,52 +133,11 @@ OnConflict = Literal["raise", "branch"]
 # What is put ------------------------------------------------------------------------------------------------------
 
 
-class ChannelUpdate(Protocol):
-    """The new value of one channel."""
+ChannelUpdate = Callable[[Change, StoredValue | None, bool], None]
+"""Adds the new value of a channel to a change.
 
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
-        """Add the update to a change; ``stored`` is the channel's present value, which may not be the parent's."""
-
-
-@dataclass(slots=True)
-class ReplacedValue:
-    """A value that replaces the stored one; comparing bytes finds what the two share."""
-
-    body: Body
-
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
-        """Replace the value."""
-        change.put[key] = self.body
-
-
-@dataclass(slots=True)
-class GrownList:
-    """A list whose first elements are known to be stored."""
-
-    before: int
-    tail: Body
-    whole: LazyValue  # used if the checkpoint is not put on its parent, but replaces another with the same id
-
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
-        """Append the new elements."""
-        if stored is None or not is_parents:
-            self.whole.into(change, key, stored, is_parents)
-            return
-        assert (stored.entry.kind, stored.entry.count) == (LIST, self.before)
-        if self.tail.count:
-            change.append[key] = self.tail
-
-
-@dataclass(slots=True)
-class LazyValue:
-    """A channel that LangGraph reports as unchanged; it is encoded only if the parent turns out not to have it."""
-
-    serde: SerializerProtocol
-    value: Any
-
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
-        """Encode the value now."""
-        _encoded(self.serde, key, self.value).into(change, key, stored, is_parents)
+It gets the channel's present value, and whether that belongs to the parent of the checkpoint.
+"""
 
 
 @dataclass(slots=True)
@@ -222,7 +182,7 @@ class PreparedPut:
         for channel, update in self.updates.items():
             stored = head_state.values.get(channel)
             if stored is None or channel not in same:
-                update.into(change, channel, stored, versions is not None)
+                update(change, stored, versions is not None)
         change.delete = {key for key in head_state.values if key not in self.updates and key not in change.put}
         return change
 
@@ -258,7 +218,8 @@ def prepare(
     same = set() if cached is None else _unchanged(prepared.versions, cached.versions, new_versions)
     for channel, value in checkpoint["channel_values"].items():
         if channel in same or (cached is None and channel in prepared.versions and channel not in new_versions):
-            prepared.updates[channel] = LazyValue(serde, value)
+            # It is encoded only if the parent turns out not to have it.
+            prepared.updates[channel] = partial(_encode_into, serde, channel, value)
             if channel in known_lists:
                 prepared.known[channel] = known_lists[channel]
         elif type(value) is list:
@@ -275,26 +236,43 @@ def _list_update(prepared: PreparedPut, channel: str, value: list[Any], known: K
         digests = known if isinstance(known, ElementDigests) else None
         update = EncryptedList(serde, value, _path(channel), digests)
         prepared.known[channel] = update.digests
-        return update
+        return partial(update.into, channel)
     if not isinstance(serde, JsonPlusSerializer):
         return _encoded(serde, channel, value)
-    if isinstance(known, KnownMessages) and known.count and known.starts(value):
-        before = known.count
-        if known.extend(value[before:]):
-            prepared.known[channel] = known
-        tail = to_body(dump(serde, value[before:], f"{_path(channel)}[{before}:]"))
-        return GrownList(before, tail, LazyValue(serde, value))
-    messages = KnownMessages.of(value)
-    if messages is not None:
-        prepared.known[channel] = messages
-    return _encoded(serde, channel, value)
+    if not (isinstance(known, KnownMessages) and known.count and known.starts(value)):
+        messages = KnownMessages.of(value)
+        if messages is not None:
+            prepared.known[channel] = messages
+        return _encoded(serde, channel, value)
+    before = known.count
+    if known.extend(value[before:]):
+        prepared.known[channel] = known
+    tail = to_body(dump(serde, value[before:], f"{_path(channel)}[{before}:]"))
+
+    def grow(change: Change, stored: StoredValue | None, is_parents: bool) -> None:
+        if stored is None or not is_parents:  # it is not put on its parent, but replaces another with the same id
+            _encode_into(serde, channel, value, change, stored, is_parents)
+            return
+        assert (stored.entry.kind, stored.entry.count) == (LIST, before)
+        if tail.count:
+            change.append[channel] = tail
+
+    return grow
+
+
+def _encode_into(
+    serde: SerializerProtocol, channel: str, value: Any, change: Change, stored: StoredValue | None, is_parents: bool
+) -> None:
+    """Encode the whole value of a channel only now, as a part of the change."""
+    _encoded(serde, channel, value)(change, stored, is_parents)
 
 
 def _encoded(serde: SerializerProtocol, channel: str, value: Any) -> ChannelUpdate:
-    """Encode the whole value of a channel."""
+    """Encode the whole value of a channel; comparing bytes finds what it shares with the stored one."""
     if type(value) is list and isinstance(serde, EncryptedSerializer):
-        return EncryptedList(serde, value, _path(channel), None)
-    return ReplacedValue(to_body(dump(serde, value, _path(channel))))
+        return partial(EncryptedList(serde, value, _path(channel), None).into, channel)
+    body = to_body(dump(serde, value, _path(channel)))
+    return lambda change, stored, is_parents: change.put.update({channel: body})
 
 
 def _path(channel: str) -> str:

@@ -28,7 +28,7 @@ from backstay.langgraph.encoding import (
     metadata_of,
 )
 from backstay.langgraph.lists import ENCRYPTED_LIST, MESSAGE_CLASSES, load_encrypted
-from backstay.langgraph.names import GraphLocation, ReadId, config_of, forking_id
+from backstay.langgraph.names import GraphLocation, ReadId, config_of
 from backstay.langgraph.put import CachedHead, HeadCache
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations.cursor import Cursor, Services
@@ -194,7 +194,7 @@ class Reader:
             config_of(location, ReadId(checkpoint_id, row.id not in heads)),  # type: ignore[arg-type]
             checkpoint_from(names, versions, channels, checkpoint_id, meta.created_at, self.serde),
             metadata_of(meta.trigger, meta.metadata),  # type: ignore[arg-type]
-            None if parent is None else config_of(location, forking_id(parent)),  # type: ignore[arg-type]
+            None if parent is None else config_of(location, ReadId(parent, forks=True)),  # type: ignore[arg-type]
             [(write.task_id, write.channel, self.value_of(write)) for write in row.writes if not is_carried(write)],
         )
 

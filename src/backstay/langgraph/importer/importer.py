@@ -31,7 +31,7 @@ from backstay.langgraph.importer.tables import (
     SourceThread,
     encrypted_value,
 )
-from backstay.langgraph.names import GraphLocation, forking_id
+from backstay.langgraph.names import GraphLocation, ReadId
 from backstay.langgraph.retention import rows_of_thread
 from backstay.langgraph.saver import BackstaySaver
 from backstay.model.checkpoint import MAIN
@@ -217,7 +217,9 @@ class _ThreadImport:
         saver = self._run.root_saver
         if parent and (ref.ns, parent) in self._stored:
             saver = self._run.saver
-            config["checkpoint_id"] = parent if self._next.get((ref.ns, parent)) == ref.id else forking_id(parent)
+            config["checkpoint_id"] = (
+                parent if self._next.get((ref.ns, parent)) == ref.id else ReadId(parent, forks=True)
+            )
         elif parent:
             metadata[PARENT] = parent
             what = f"its parent {parent} is missing"
