@@ -80,7 +80,7 @@ def effect(
     task = _Task.current(key, once, ledger)
     with task.only_once():
         task.wait_until_stored()
-        stored = _SerializedResult(fn, task.serde, awaits=False)
+        stored = _SerializedResult(fn, getattr(task.saver, "serde", None), awaits=False)
         call = functools.partial(task.store.thread(task.thread).effect, task.key, stored, *args, **kwargs)
         return stored.result(call(reconcile=reconcile, idempotent=idempotent, unknown_on=unknown_on))  # type: ignore[no-any-return]
 
@@ -101,7 +101,7 @@ async def aeffect(
     task = _Task.current(key, once, ledger)
     with task.only_once():
         await task.await_stored()
-        stored = _SerializedResult(fn, task.serde, awaits=True)
+        stored = _SerializedResult(fn, getattr(task.saver, "serde", None), awaits=True)
         call = functools.partial(async_twin(task.store).thread(task.thread).effect, task.key, stored, *args, **kwargs)
         return stored.result(await call(reconcile=reconcile, idempotent=idempotent, unknown_on=unknown_on))
 
@@ -159,10 +159,6 @@ class _Task:
             ns = f"{ns[:100]}…{hashlib.sha256(ns.encode()).hexdigest()}"
         checkpoints = _checkpoints(thread, configurable.get("checkpoint_map") or {})
         return cls(store, thread, f"{ns}:{key}", saver, checkpoints, run)
-
-    @property
-    def serde(self) -> SerializerProtocol | None:
-        return None if self.saver is None else self.saver.serde
 
     # Waiting until the task can be found again
 

@@ -122,6 +122,10 @@ def interrupts_in(
     if node == task_path or not node or len(node) > ID_LENGTH_MAX or "\0" in node:
         node = None
     location = checkpoint.location
+    # Namespace and id of the checkpoint, after those of the graphs around it.
+    outer = outer or {}
+    around = [ns for ns in sorted(outer) if ns != location.ns and (not ns or location.ns.startswith(f"{ns}|"))]
+    checkpoints = [[ns, str(outer[ns])] for ns in around] + [[location.ns, str(checkpoint.checkpoint_id)]]
     asked = [each for channel, value in writes if channel == INTERRUPT for each in _listed(value)]
     made = []
     for index, each in enumerate(each for each in asked if isinstance(each, Asked)):
@@ -132,7 +136,7 @@ def interrupts_in(
             "interrupt_id": str(each.id),
             "checkpoint_ns": location.ns,
             "task_id": task_id,
-            "checkpoints": _around(checkpoint, outer or {}),
+            "checkpoints": checkpoints,
         }
         proof, prompt = b"", ""
         if encrypted:
@@ -147,13 +151,6 @@ def interrupts_in(
         shown = Interrupt(id="-", kind=InterruptKind.USER_REQUEST, node=node, payload=payload, prompt=prompt)
         made.append(TaskInterrupt((location.thread, each.id) if own else place, proof, shown, len(_answers(writes))))
     return made
-
-
-def _around(checkpoint: CheckpointRef, outer: Mapping[str, str]) -> list[list[str]]:
-    """Return namespace and id of a checkpoint and of those of the graphs around it."""
-    ns = checkpoint.location.ns
-    around = [[other, str(outer[other])] for other in sorted(outer) if not other or ns.startswith(f"{other}|")]
-    return [*(pair for pair in around if pair[0] != ns), [ns, str(checkpoint.checkpoint_id)]]
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -283,27 +280,15 @@ class OpenInterrupts:
         if not asks and not self._open:
             return
         checkpoint = CheckpointRef(location, checkpoint_id)
-        tasks = self._open.get(checkpoint)
-        if asks:
-            asked = interrupts_in(checkpoint, task_id, task_path, writes, encrypted=encrypted, outer=outer)
-            self._record_asked(store, checkpoint, task_id, asked, writes, encrypted)
-        elif tasks and any(write[0] not in CONTROL for write in writes):
-            for each in tasks.pop(task_id, ()):
-                self._close(store, each, answer_in(writes, each.number, encrypted))
-
-    def _record_asked(
-        self,
-        store: Backend,
-        checkpoint: CheckpointRef,
-        task_id: str,
-        asked: list[TaskInterrupt],
-        writes: Writes,
-        encrypted: bool,
-    ) -> None:
-        """Record the interrupts of a task; those that it asked before, and does not ask now, were answered."""
+        if not asks:
+            if any(write[0] not in CONTROL for write in writes):
+                for each in self._open.get(checkpoint, {}).pop(task_id, ()):
+                    self._close(store, each, answer_in(writes, each.number, encrypted))
+            return
+        asked = interrupts_in(checkpoint, task_id, task_path, writes, encrypted=encrypted, outer=outer)
         names = {each.name(0) for each in asked}
         for each in self._remember(checkpoint, task_id, asked):
-            if each.name(0) not in names:
+            if each.name(0) not in names:  # the task asked it before and does not ask it now: it was answered
                 self._close(store, each, answer_in(writes, each.number, encrypted))
         # If the task already has a result, LangGraph continues with that, even if a replay of the task asks again.
         query = Query(self.services.namespace, ids=(checkpoint.name,), writes=True)

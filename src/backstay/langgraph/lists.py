@@ -33,7 +33,7 @@ from backstay.pieces.head_state import Change, StoredValue
 MESSAGE_CLASSES = frozenset(MESSAGES)
 
 _TEXTS = frozenset({str, type(None)})
-_NUMBERS = frozenset({int, float, bool, bytes})
+_PLAIN = _TEXTS | {int, float, bool, bytes}
 
 
 @dataclass(slots=True)
@@ -79,40 +79,28 @@ class KnownMessages:
         for element in elements:
             if type(element) not in MESSAGE_CLASSES:
                 return False
-            fields, extra = _Copy(element.__dict__), _Copy(element.__pydantic_extra__)
-            if not fields.is_plain or not extra.is_plain:
-                return False
-            if fields.has_numbers or extra.has_numbers:
-                packed = _pack(element)
+            kinds: set[type] = set()
+            fields, extra = _copied(element.__dict__, kinds), _copied(element.__pydantic_extra__, kinds)
+            if not kinds <= _TEXTS:
+                packed = _pack(element) if kinds <= _PLAIN else None
                 if packed is None:
                     return False
                 self._packed[len(self._classes)] = packed
             self._classes.append(type(element))
-            self._fields.append(fields.value)
-            self._extras.append(extra.value)
+            self._fields.append(fields)
+            self._extras.append(extra)
         return True
 
 
-class _Copy:
-    """A copy of plain data that shares nothing mutable with the original."""
-
-    __slots__ = ("has_numbers", "is_plain", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.is_plain, self.has_numbers = True, False
-        self.value = self._copied(value)
-
-    def _copied(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in _TEXTS:
-            return value
-        if kind is dict:
-            return {self._copied(key): self._copied(each) for key, each in value.items()}
-        if kind is list:
-            return [self._copied(each) for each in value]
-        self.has_numbers = True
-        self.is_plain = self.is_plain and kind in _NUMBERS
-        return value
+def _copied(value: Any, kinds: set[type]) -> Any:
+    """Return a copy of plain data that shares nothing mutable with it, and add the types of its leaves to ``kinds``."""
+    kind = type(value)
+    if kind is dict:
+        return {_copied(key, kinds): _copied(each, kinds) for key, each in value.items()}
+    if kind is list:
+        return [_copied(each, kinds) for each in value]
+    kinds.add(kind)
+    return value
 
 
 def _pack(message: Any) -> bytes | None:

@@ -43,7 +43,7 @@ from backstay.operations.save import SaveRequest, commit_change
 from backstay.pieces.body import Body
 from backstay.pieces.body import to_body as encode_own
 from backstay.pieces.head_state import Change, HeadState, StoredValue
-from backstay.pieces.manifest import RUN, VERSIONS, Key, root_digest
+from backstay.pieces.manifest import RUN, VERSIONS, root_digest
 from backstay.store.base import Backend, BranchKey, Head, Query, Row
 
 # The heads of branches that a saver remembers between two puts: their state, versions and message lists.
@@ -166,14 +166,6 @@ class PreparedPut:
     def parent_name(self) -> str | None:
         """Return our id of its parent."""
         return None if self.parent is None else self.location.name(self.parent)
-
-    def needed(self, head_state: HeadState) -> list[Key]:
-        """Return the keys whose bytes must be loaded to compute the change."""
-        return [
-            key
-            for key, stored in head_state.values.items()
-            if key in (RUN, VERSIONS) or (stored.entry.kind == ENCRYPTED_LIST and key in self.updates)
-        ]
 
     def change(self, head_state: HeadState, versions: Mapping[str, Any] | None) -> Change:
         """Return the change from a stored state to this one; ``versions`` are the parent's, None for other states."""
@@ -335,7 +327,7 @@ class Putter:
             prepared.fields["metadata"] = {**prepared.fields["metadata"], PARENT: str(prepared.parent)}
             return self._start(store, prepared)
         if prepared.parent is not None and may_fork(prepared.parent):
-            return self._fork(store, prepared, parent, "fork")
+            return self._start_branch(store, prepared, parent, "fork")
         head = store.head(parent.branch)
         if head is None or head.row is None or head.row.id != parent.id:
             return self._lost(store, prepared, parent.branch)
@@ -351,11 +343,16 @@ class Putter:
         # subgraph that lives for one task only; the graph around it decides to run it again from the start.
         if prepared.is_first and not prepared.location.is_of_one_task:
             return self._lost(store, prepared, branch)
-        return self._root(store, prepared, "root")
+        return self._start_branch(store, prepared, None, "root")
 
-    def _root(self, store: Backend, prepared: PreparedPut, why: str) -> Cursor:
-        cursor = Cursor(self._branch(prepared, f"{why}-{prepared.checkpoint_id}"), Base(), HeadState())
-        return self._commit(store, prepared, cursor, {}, None)
+    def _start_branch(self, store: Backend, prepared: PreparedPut, parent: Row | None, why: str) -> Cursor:
+        """Store a checkpoint as the first one of a new branch, on its parent if it has one."""
+        head_state, versions = HeadState(), dict[str, Any]()
+        if parent is not None:
+            head_state = open_head_state(store, parent, {})
+            versions = _versions(store, prepared, head_state, parent)
+        cursor = Cursor(self._branch(prepared, f"{why}-{prepared.checkpoint_id}"), Base(), head_state)
+        return self._commit(store, prepared, cursor, versions, parent, takes_over=parent is not None)
 
     def _on_head(
         self, store: Backend, prepared: PreparedPut, branch: BranchKey, head: Head, read: HeadState | None = None
@@ -392,9 +389,7 @@ class Putter:
         name, location = prepared.parent_name, prepared.location
         parent = None if name is None else find_row(store, self.services.namespace, name)
         if self.on_conflict == "branch" and (parent is not None or name is None):
-            if parent is not None:
-                return self._fork(store, prepared, parent, "conflict")
-            return self._root(store, prepared, "conflict")
+            return self._start_branch(store, prepared, parent, "conflict")
         if prepared.parent is None:
             what = "another run started the thread"
         elif parent is not None:
@@ -410,12 +405,6 @@ class Putter:
             hint="Invoke the graph again to continue from the other run's result, allow only one run at a time on a "
             'thread, or keep both results with BackstaySaver(…, on_conflict="branch")',
         ) from cause
-
-    def _fork(self, store: Backend, prepared: PreparedPut, parent: Row, why: str) -> Cursor:
-        head_state = open_head_state(store, parent, {})
-        versions = _versions(store, prepared, head_state, parent)
-        cursor = Cursor(self._branch(prepared, f"{why}-{prepared.checkpoint_id}"), Base(), head_state)
-        return self._commit(store, prepared, cursor, versions, parent, takes_over=True)
 
     def _commit(
         self,
@@ -476,7 +465,12 @@ class Putter:
 
 def _versions(store: Backend, prepared: PreparedPut, head_state: HeadState, row: Row) -> dict[str, Any]:
     """Return the channel versions of a stored checkpoint, and load what comparing with it needs."""
-    load_values(store, head_state, prepared.needed(head_state), row)
+    needed = [
+        key
+        for key, stored in head_state.values.items()
+        if key in (RUN, VERSIONS) or (stored.entry.kind == ENCRYPTED_LIST and key in prepared.updates)
+    ]
+    load_values(store, head_state, needed, row)
     if RUN not in head_state.values or VERSIONS not in head_state.values:
         return {}  # not saved by LangGraph: no channel is known to be the same
     return versions_in(decode_value(head_state.values[RUN]), decode_value(head_state.values[VERSIONS]))
