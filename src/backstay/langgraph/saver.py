@@ -34,7 +34,7 @@ from backstay.langgraph.encoding import ID, NS, dump, to_body
 from backstay.langgraph.interrupts import OpenInterrupts
 from backstay.langgraph.names import GraphLocation, checkpoint_id_of, config_of, location_of, may_fork, thread_name
 from backstay.langgraph.put import HeadCache, OnConflict, Putter, prepare
-from backstay.langgraph.read import Reader, compare, start_listing
+from backstay.langgraph.read import Reader, compare, pages_of_thread
 from backstay.langgraph.serde.safe import OnChange, hardened
 from backstay.langgraph.serde.trusted import Allow
 from backstay.model.checkpoint import MAIN, CheckpointMeta
@@ -315,10 +315,9 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
             ns = location.ns if "checkpoint_ns" in config["configurable"] else None
             threads, checkpoint_id = [location.thread], checkpoint_id_of(config)
         for thread in threads:
-            listing = start_listing(store, reader, thread, ns, checkpoint_id, filter, before_id, limit)
-            while not listing.done:
-                yield listing.next_page(store)
-            limit = listing.left
+            for page in pages_of_thread(store, reader, thread, ns, checkpoint_id, filter, before_id, limit):
+                yield page
+                limit = None if limit is None else limit - len(page)
 
     def _put(
         self,
