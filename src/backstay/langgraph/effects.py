@@ -21,7 +21,7 @@ import functools
 import hashlib
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -157,7 +157,12 @@ class _Task:
             )
         if len(ns) > _TASK_LENGTH_MAX:  # a deeply nested task is named by its digest
             ns = f"{ns[:100]}…{hashlib.sha256(ns.encode()).hexdigest()}"
-        checkpoints = _checkpoints(thread, configurable.get("checkpoint_map") or {})
+        # Those of the task's graph and of the graphs around it. A task of the functional API lists its caller's
+        # checkpoint twice, the second time under the caller's own name.
+        around, found = configurable.get("checkpoint_map") or {}, dict[str, GraphLocation]()
+        for name in sorted(around, key=len):
+            found.setdefault(str(around[name]), GraphLocation(thread, str(name)))
+        checkpoints = tuple((location, checkpoint_id) for checkpoint_id, location in found.items())
         return cls(store, thread, f"{ns}:{key}", saver, checkpoints, run)
 
     # Waiting until the task can be found again
@@ -235,17 +240,6 @@ class _Task:
 
 
 _used: dict[tuple[object, ...] | None, object] = {}
-
-
-def _checkpoints(thread: str, around: Mapping[str, str]) -> tuple[tuple[GraphLocation, str], ...]:
-    """Return the checkpoints that a task runs on, of its graph and those around it.
-
-    A task of the functional API lists its caller's checkpoint twice, the second time under the caller's own name.
-    """
-    found: dict[str, GraphLocation] = {}
-    for ns in sorted(around, key=len):
-        found.setdefault(str(around[ns]), GraphLocation(thread, str(ns)))
-    return tuple((location, checkpoint_id) for checkpoint_id, location in found.items())
 
 
 # Results ----------------------------------------------------------------------------------------------------------

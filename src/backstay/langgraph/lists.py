@@ -120,28 +120,17 @@ ELEMENT_DIGEST_BYTES = 16
 _KEY = os.urandom(32)
 
 
-@dataclass(frozen=True, slots=True)
-class ElementDigests:
-    """Keyed hashes of the elements of a stored list, one after the other."""
-
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        """Return how many bytes this takes."""
-        return len(self.data)
-
-
 class EncryptedList:
-    """A list to be stored; the plain bytes of its elements are taken when it is made."""
+    """A list to be stored; the plain bytes of its elements are taken when it is made.
 
-    def __init__(
-        self, serde: EncryptedSerializer, elements: Sequence[Any], path: str, known: ElementDigests | None
-    ) -> None:
+    ``digests`` are the keyed hashes of its elements, one after the other; ``known`` are those of the stored list.
+    """
+
+    def __init__(self, serde: EncryptedSerializer, elements: Sequence[Any], path: str, known: bytes | None) -> None:
         self._serde = serde
         self._plain = [dump(serde.serde, each, f"{path}[{number}]") for number, each in enumerate(elements)]
         self._known = known
-        self.digests = ElementDigests(b"".join(map(_element_digest, self._plain)))
+        self.digests = b"".join(map(_element_digest, self._plain))
 
     def into(self, key: str, change: Change, stored: StoredValue | None, is_parents: bool) -> None:
         """Add the new elements to a change; ``stored`` is the channel's present value."""
@@ -149,12 +138,12 @@ class EncryptedList:
             change.put[key] = Body(ENCRYPTED_LIST, len(self._plain), self._encrypted(0))
             return
         if self._known is not None and is_parents:
-            known = self._known.data
+            known = self._known
         else:
             decrypt = self._serde.cipher.decrypt
             split = ((*tag.split("+", 1), data) for tag, data in frames_of(stored))
             known = b"".join(_element_digest(Typed(tag, decrypt(cipher, data))) for tag, cipher, data in split)
-        new, width, end = self.digests.data, ELEMENT_DIGEST_BYTES, 0
+        new, width, end = self.digests, ELEMENT_DIGEST_BYTES, 0
         if new.startswith(known):
             end = len(known)
         else:

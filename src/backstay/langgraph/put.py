@@ -32,7 +32,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from backstay.errors import Conflict, Corrupted, IdTaken
 from backstay.langgraph.encoding import LIST, PARENT, dump, fields_for, names_and_versions, to_body, versions_in
-from backstay.langgraph.lists import ENCRYPTED_LIST, ElementDigests, EncryptedList, KnownMessages
+from backstay.langgraph.lists import ENCRYPTED_LIST, EncryptedList, KnownMessages
 from backstay.langgraph.names import GraphLocation, may_fork
 from backstay.model.checkpoint import MAIN, CheckpointFields
 from backstay.model.ids import check_id
@@ -53,7 +53,8 @@ from backstay.store.base import Backend, BranchKey, Head, Query, Row
 # entry reads the store. A read stores entries too; those hold the bytes of the state, but no base to write on.
 
 
-Known = KnownMessages | ElementDigests
+Known = KnownMessages | bytes
+"""What a new list is compared with: its messages, or the digests of an encrypted list."""
 
 HEADS_MAX = 512
 HEADS_BYTES_MAX = 64 * 1024 * 1024
@@ -66,7 +67,7 @@ class CachedHead:
 
     cursor: Cursor
     versions: dict[str, Any] = field(default_factory=dict)
-    known: dict[str, Known] = field(default_factory=dict)  # by channel: what a new list is compared with
+    known: dict[str, Known] = field(default_factory=dict)  # by channel
     serde: object = None  # the serializer that wrote the known lists
 
     @property
@@ -74,7 +75,8 @@ class CachedHead:
         """Return roughly how many bytes the entry takes."""
         base, head_state = self.cursor.base, self.cursor.head_state
         if base is not None and base.head is not None:
-            return base.head.size + sum(known.size for known in self.known.values())
+            lists = self.known.values()
+            return base.head.size + sum(each.size if isinstance(each, KnownMessages) else len(each) for each in lists)
         return 0 if head_state is None else sum(value.entry.size for value in head_state.values.values())
 
 
@@ -225,7 +227,7 @@ def _list_update(prepared: PreparedPut, channel: str, value: list[Any], known: K
     """Encode a list, or only its new elements, and remember what the next put compares with."""
     serde = prepared.serde
     if isinstance(serde, EncryptedSerializer):
-        digests = known if isinstance(known, ElementDigests) else None
+        digests = known if isinstance(known, bytes) else None
         update = EncryptedList(serde, value, _path(channel), digests)
         prepared.known[channel] = update.digests
         return partial(update.into, channel)
@@ -341,7 +343,7 @@ class Putter:
             return self._next(store, prepared, Cursor(branch, Base.of(head), HeadState()), {})
         # A first checkpoint in a namespace that has others: another run started at the same time. The exception is a
         # subgraph that lives for one task only; the graph around it decides to run it again from the start.
-        if prepared.is_first and not prepared.location.is_of_one_task:
+        if prepared.is_first and ":" not in prepared.location.ns.rpartition("|")[2]:
             return self._lost(store, prepared, branch)
         return self._start_branch(store, prepared, None, "root")
 

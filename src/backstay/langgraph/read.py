@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from backstay.errors import BackstayError, Corrupted, DecodeError
-from backstay.langgraph.delta import is_carried
+from backstay.langgraph.delta import CARRIED
 from backstay.langgraph.encoding import (
     ID,
     LIST,
@@ -195,7 +195,7 @@ class Reader:
             checkpoint_from(names, versions, channels, checkpoint_id, meta.created_at, self.serde),
             metadata_of(meta.trigger, meta.metadata),  # type: ignore[arg-type]
             None if parent is None else config_of(location, ReadId(parent, forks=True)),  # type: ignore[arg-type]
-            [(write.task_id, write.channel, self.value_of(write)) for write in row.writes if not is_carried(write)],
+            [(write.task_id, write.channel, self.value_of(write)) for write in row.writes if write.task_id != CARRIED],
         )
 
     def _channel(self, channel: str, stored: StoredValue) -> Any:

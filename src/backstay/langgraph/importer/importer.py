@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +142,17 @@ class _ImportRun:
             self.missing.append(Note(what, self.source.shown))
 
 
+@dataclass(slots=True)
 class _ThreadImport:
     """The import of one thread."""
 
-    def __init__(self, run: _ImportRun, thread: str, source: SourceThread) -> None:
-        self._run = run
-        self._thread = thread
-        self._source = source
-        self._is_mixed = False  # plain values among encrypted ones were found and noted
-        self._stored: set[tuple[str, str]] = set()  # namespaces and ids, stored by this import or before
-        self._next: dict[tuple[str, str], str] = {}  # by parent: the child that continues its branch; others fork
-        self._last: SourceCheckpoint | None = None
+    _run: _ImportRun
+    _thread: str
+    _source: SourceThread
+    _is_mixed: bool = False  # plain values among encrypted ones were found and noted
+    _stored: set[tuple[str, str]] = field(default_factory=set)  # namespaces and ids, stored by this import or before
+    _next: dict[tuple[str, str], str] = field(default_factory=dict)  # by parent: the child on its branch; others fork
+    _last: SourceCheckpoint | None = None
 
     def run(self) -> None:
         """Import the checkpoints of the thread in the source's order."""

@@ -75,18 +75,12 @@ def _step(data: bytes, at: int) -> tuple[int, int]:
         return _after_text(data, at, first - _FIX_STR), 0
     if first in _FIXED:
         return _after(data, at, _FIXED[first]), 0
-    return _after_length(data, at, first)
-
-
-def _after_length(data: bytes, at: int, first: int) -> tuple[int, int]:
     if first not in _LENGTHS:
         raise DecodeError(f"byte {at - 1} does not start a value")
     body = _after(data, at, _LENGTHS[first])
     length = int.from_bytes(data[at:body], "big")
-    if first in _ARRAYS:
-        return body, length
-    if first in _MAPS:
-        return body, 2 * length
+    if first in _ARRAYS or first in _MAPS:
+        return body, 2 * length if first in _MAPS else length
     if first in _STRINGS:
         return _after_text(data, body, length), 0
     return _after(data, body, length + _EXTENSION_BYTES * (first in _EXTENSIONS)), 0

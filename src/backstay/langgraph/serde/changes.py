@@ -71,11 +71,7 @@ class Difference(NamedTuple):
     path: str
     before: str
     after: str
-    value: Any  # the original
-
-    def warning(self) -> ValueChanged:
-        """Return the warning about it."""
-        return ValueChanged(self.path, self.before, self.after)
+    value: Any  # the original, which no message shows
 
 
 class _Pair(NamedTuple):

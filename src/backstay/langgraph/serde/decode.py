@@ -84,7 +84,13 @@ def decode_msgpack(data: bytes, trust: Trust) -> Any:
     try:
         pair = ormsgpack.unpackb(b"".join((PAIR, data, END_BYTES)), ext_hook=decoder.ext, option=_OPTION)
     except Exception as error:
-        raise decoder.translated(error) from error
+        failure = decoder.failure or error  # the C decoder drops an error that was raised inside an object
+        if isinstance(failure, (DecodeError, MemoryError)) or not isinstance(failure, Exception):
+            raise failure from error
+        what = f"stored bytes are not a valid value: {error}"
+        if failure is not error:
+            what = f"a stored value cannot be rebuilt: {type(failure).__name__}"
+        raise DecodeError(what) from error
     if type(pair[1]) is not int or pair[1] != END:  # some values, such as arrays, cannot be compared
         raise DecodeError("a stored value is followed by more bytes")
     return pair[0]
@@ -93,21 +99,12 @@ def decode_msgpack(data: bytes, trust: Trust) -> Any:
 class MsgpackDecoder:
     """Decodes one value."""
 
-    __slots__ = ("_depth", "_failure", "_trust")
+    __slots__ = ("_depth", "_trust", "failure")
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
         self._depth = 0
-        self._failure: BaseException | None = None
-
-    def translated(self, error: Exception) -> BaseException:
-        """Return the error to raise: the one inside an object if there was one, since the C decoder drops it."""
-        failure = self._failure or error
-        if isinstance(failure, (DecodeError, MemoryError)) or not isinstance(failure, Exception):
-            return failure
-        if failure is error:
-            return DecodeError(f"stored bytes are not a valid value: {error}")
-        return DecodeError(f"a stored value cannot be rebuilt: {type(failure).__name__}")
+        self.failure: BaseException | None = None  # the first one inside an object
 
     def ext(self, code: int, data: bytes) -> Any:
         """Return the object that an ext describes."""
@@ -120,8 +117,8 @@ class MsgpackDecoder:
                     raise DecodeError(f"an object in a stored value has more than {INNER_DEPTH_MAX} nested levels")
             return self._object(code, ormsgpack.unpackb(data, ext_hook=self.ext, option=_OPTION))
         except BaseException as failure:
-            if self._failure is None:
-                self._failure = failure
+            if self.failure is None:
+                self.failure = failure
             raise
         finally:
             self._depth -= 1

@@ -30,6 +30,7 @@ from backstay.langgraph.serde.changes import (
     DIFFERENCES_MAX,
     UNNAMED,
     Difference,
+    ValueChanged,
     differences,
     is_ignorable,
     place_of_path,
@@ -131,7 +132,7 @@ class SafeSerializer(JsonPlusSerializer):
                 continue
             if self._on_change == "raise":
                 hint = "Convert it to a type that comes back unchanged"
-                raise EncodeError(str(each.warning()), path=each.path, hint=hint)
+                raise EncodeError(str(ValueChanged(*each[:3])), path=each.path, hint=hint)
             count += self._reported.warn(each)
             if count == DIFFERENCES_MAX:
                 break
@@ -161,7 +162,7 @@ class _Reported:
             if key in self._changes or len(self._changes) >= REPORTED_MAX:
                 return False
             self._changes.add(key)
-        warnings.warn(difference.warning(), stacklevel=5)
+        warnings.warn(ValueChanged(*difference[:3]), stacklevel=5)
         return True
 
 
