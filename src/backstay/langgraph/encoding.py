@@ -25,7 +25,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from backstay.codec.msgpack import VALUE_BYTES_MAX, header
 from backstay.errors import BackstayError, DecodeError, EncodeError
 from backstay.langgraph.names import GraphLocation
-from backstay.model.checkpoint import CheckpointFields
+from backstay.model.checkpoint import CheckpointFields, CheckpointMeta
 from backstay.pieces.body import FOREIGN, Body
 from backstay.store.layout import uuid_bytes
 
@@ -214,6 +214,25 @@ def fields_for(
     if location.scope != location.ns:
         stored[NS] = location.ns
     return fields
+
+
+def names_of(meta: CheckpointMeta) -> tuple[GraphLocation, str, str | None]:
+    """Return the thread and namespace of a checkpoint, its id, and its parent's id or None."""
+    stored, location = meta.metadata, GraphLocation(meta.thread_id, meta.metadata.get(NS, meta.scope))
+    checkpoint_id = stored.get(ID) or location.original(meta.id)
+    if checkpoint_id is None:
+        raise not_langgraph()
+    if PARENT in stored:
+        return location, str(checkpoint_id), str(stored[PARENT])
+    return location, str(checkpoint_id), None if meta.parent_id is None else location.original(meta.parent_id)
+
+
+def not_langgraph() -> DecodeError:
+    """Return the error for a checkpoint that another program has saved to a graph's thread."""
+    return DecodeError(
+        "the checkpoint was not saved by LangGraph",
+        hint="Change a graph's thread only with graph.update_state(…); use another thread for your own checkpoints",
+    )
 
 
 def metadata_of(trigger: str, stored: Mapping[str, Any]) -> dict[str, Any]:

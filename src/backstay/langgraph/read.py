@@ -13,19 +13,17 @@ from typing import Any, cast
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from backstay.errors import BackstayError, Corrupted, DecodeError
+from backstay.errors import BackstayError, Corrupted
 from backstay.langgraph.delta import CARRIED
 from backstay.langgraph.encoding import (
-    ID,
-    LIST,
-    MAP,
-    NS,
-    PARENT,
+    HEADS,
     SOURCES,
     checkpoint_from,
     from_body,
     load,
     metadata_of,
+    names_of,
+    not_langgraph,
 )
 from backstay.langgraph.lists import ENCRYPTED_LIST, MESSAGE_CLASSES, load_encrypted
 from backstay.langgraph.names import GraphLocation, ReadId, config_of
@@ -45,7 +43,7 @@ PAGE_ROWS_MAX = 128
 Decode = Callable[[StoredValue], Any]
 _SHARED = frozenset({str, int, float, bool, bytes, type(None), *MESSAGE_CLASSES})
 _UNKNOWN = object()
-COUNTED = frozenset({LIST, MAP, ENCRYPTED_LIST})
+COUNTED = frozenset({*HEADS, ENCRYPTED_LIST})
 """The kinds of values that store a count of their elements."""
 
 
@@ -179,17 +177,15 @@ class Reader:
     def _tuple(
         self, row: Row, meta: CheckpointMeta, head_state: HeadState, heads: set[str], batch: ReadBatch
     ) -> CheckpointTuple:
-        location = location_of_row(row, meta.metadata)
-        checkpoint_id = id_of_row(location, row, meta.metadata)
+        location, checkpoint_id, parent = names_of(meta)
         if RUN not in head_state.values or VERSIONS not in head_state.values:
-            raise _not_langgraph()
+            raise not_langgraph()
         names, versions = (decode_value(head_state.values[key]) for key in (RUN, VERSIONS))
         channels = {
             key: batch.value(stored, partial(self._channel, key))
             for key, stored in head_state.values.items()
             if isinstance(key, str)
         }
-        parent = parent_of_row(location, row, meta.metadata)
         return CheckpointTuple(
             config_of(location, ReadId(checkpoint_id, row.id not in heads)),  # type: ignore[arg-type]
             checkpoint_from(names, versions, channels, checkpoint_id, meta.created_at, self.serde),
@@ -284,7 +280,7 @@ def _matches(row: Row, wanted: Filter, before_id: str | None) -> bool:
     meta = meta_of(row)
     if not wanted.matches(meta):
         return False
-    return before_id is None or id_of_row(location_of_row(row, meta.metadata), row, meta.metadata) < before_id
+    return before_id is None or names_of(meta)[1] < before_id
 
 
 def _read_page(
@@ -304,36 +300,6 @@ def _read_page(
             if is_stored(store, row):
                 return found, error
     return found, None
-
-
-# LangGraph's names of a row ---------------------------------------------------------------------------------------
-
-
-def location_of_row(row: Row, metadata: Mapping[str, Any]) -> GraphLocation:
-    """Return the thread and namespace of a row."""
-    return GraphLocation(row.branch.thread, metadata.get(NS, row.branch.scope))
-
-
-def id_of_row(location: GraphLocation, row: Row, metadata: Mapping[str, Any]) -> str:
-    """Return LangGraph's id of a row."""
-    found = metadata.get(ID) or location.original(row.id)
-    if found is None:
-        raise _not_langgraph()
-    return str(found)
-
-
-def parent_of_row(location: GraphLocation, row: Row, metadata: Mapping[str, Any]) -> str | None:
-    """Return LangGraph's id of a row's parent, or None."""
-    if PARENT in metadata:
-        return str(metadata[PARENT])
-    return None if row.parent_id is None else location.original(row.parent_id)
-
-
-def _not_langgraph() -> DecodeError:
-    return DecodeError(
-        "the checkpoint was not saved by LangGraph",
-        hint="Change a graph's thread only with graph.update_state(…); use another thread for your own checkpoints",
-    )
 
 
 # Comparing --------------------------------------------------------------------------------------------------------

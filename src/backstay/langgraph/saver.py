@@ -28,11 +28,11 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from backstay.errors import InvalidInput, NotFound
+from backstay.errors import DecodeError, InvalidInput, NotFound
 from backstay.langgraph import delta, retention
-from backstay.langgraph.encoding import ID, NS, dump, to_body
+from backstay.langgraph.encoding import dump, names_of, to_body
 from backstay.langgraph.interrupts import OpenInterrupts
-from backstay.langgraph.names import GraphLocation, checkpoint_id_of, config_of, location_of, may_fork, thread_name
+from backstay.langgraph.names import checkpoint_id_of, config_of, location_of, may_fork, thread_name
 from backstay.langgraph.put import HeadCache, OnConflict, Putter, prepare
 from backstay.langgraph.read import Reader, compare, pages_of_thread
 from backstay.langgraph.serde.safe import OnChange, hardened
@@ -185,16 +185,16 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
 
     def config_of(self, checkpoint: CheckpointMeta) -> RunnableConfig:
         """Return LangGraph's config for a checkpoint that the store lists."""
-        location = GraphLocation(checkpoint.thread_id, checkpoint.metadata.get(NS, checkpoint.scope))
-        checkpoint_id = checkpoint.metadata.get(ID) or location.original(checkpoint.id)
-        if checkpoint_id is None:
+        try:
+            location, checkpoint_id, _ = names_of(checkpoint)
+        except DecodeError:
             raise InvalidInput(
                 f"checkpoint {checkpoint.id} was not saved by LangGraph",
                 thread=checkpoint.thread_id,
                 checkpoint=checkpoint.id,
                 hint="Pass a checkpoint that a graph with this saver has stored",
-            )
-        return config_of(location, str(checkpoint_id))  # type: ignore[return-value]
+            ) from None
+        return config_of(location, checkpoint_id)  # type: ignore[return-value]
 
     # Writing ------------------------------------------------------------------------------------------------------
 
