@@ -26,7 +26,7 @@ from backstay.langgraph.encoding import load
 from backstay.langgraph.lists import frames_of, load_encrypted
 from backstay.langgraph.serde.changes import ValueChanged
 from backstay.langgraph.serde.exact import ExactSerializer
-from backstay.langgraph.serde.safe import Decrypted, SafeSerializer, hardened, plain_of
+from backstay.langgraph.serde.safe import Decrypted, SafeSerializer, hardened
 from backstay.operations.load import load_values, open_head_state
 from backstay.store.base import Query
 from backstay.thread.access import access_of
@@ -87,7 +87,7 @@ def test_other_serializers_are_left_as_they_are() -> None:
 
     for serde in (Mine(), ExactSerializer(), SafeSerializer()):
         assert hardened(serde) is serde
-        assert plain_of(serde) is None
+        assert not isinstance(serde, EncryptedSerializer)
 
 
 def test_encryption_stays_and_what_is_inside_is_safe() -> None:
@@ -99,7 +99,8 @@ def test_encryption_stays_and_what_is_inside_is_safe() -> None:
     assert b"secret text" not in data
     assert serde.loads_typed((tag, data)) == value
     assert serde.loads_typed(stock.dumps_typed(value)) == value
-    assert isinstance(plain_of(serde), SafeSerializer)
+    assert isinstance(serde, EncryptedSerializer)
+    assert isinstance(serde.serde, SafeSerializer)
     with pytest.raises(DecodeError):
         serde.loads_typed(sealed(forged(SINGLE, "builtins", "eval", "1")))
     with pytest.raises(EncodeError, match=r"channel_values\.x\.a"):

@@ -11,24 +11,18 @@ The walk takes them instead of the ancestors; no other reader sees them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backstay.operations.load import find_row, load_values, open_head_state
-from backstay.operations.retention import REBUILT_FROM
 from backstay.pieces.manifest import Entries, decode_base, decode_manifest
 from backstay.store.base import Backend, Query, Row, WriteRow
 
 CARRIED = "backstay:carried"
-"""The task id of carried writes."""
+"""The task id of writes that replace deleted ancestors, and are not pending writes of the checkpoint itself."""
 
 _SEED = "seed"
 _PAGE_ROWS_MIN, _PAGE_ROWS_MAX = 64, 1000
-
-
-def is_carried(write: WriteRow) -> bool:
-    """Return whether a write replaces deleted ancestors and is not a pending write of the checkpoint itself."""
-    return write.task_id == CARRIED
 
 
 @dataclass(slots=True)
@@ -37,12 +31,6 @@ class ChannelWrites:
 
     writes: list[WriteRow] = field(default_factory=list)
     seed: WriteRow | None = None
-
-
-def rebuilt_channels(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the channels of a checkpoint that are rebuilt from its ancestors' writes."""
-    counters = metadata.get(REBUILT_FROM)
-    return tuple(counters) if isinstance(counters, dict) else ()
 
 
 def walk(store: Backend, target: Row, channels: Iterable[str]) -> dict[str, ChannelWrites]:
@@ -58,7 +46,7 @@ def walk(store: Backend, target: Row, channels: Iterable[str]) -> dict[str, Chan
         if row is None:
             break
         for write in reversed(row.writes):
-            if write.channel in open_channels and not is_carried(write):
+            if write.channel in open_channels and write.task_id != CARRIED:
                 found[write.channel].writes.append(write)
         base: Entries = {}
         if row.base is not None and row.base_data is not None:
@@ -82,7 +70,7 @@ def walk(store: Backend, target: Row, channels: Iterable[str]) -> dict[str, Chan
 
 def _take_carried(row: Row, found: Mapping[str, ChannelWrites], open_channels: set[str]) -> set[str]:
     """Take the writes that a checkpoint carries in place of its ancestors, and return their channels."""
-    carried = [write for write in row.writes if is_carried(write) and write.channel in open_channels]
+    carried = [write for write in row.writes if write.task_id == CARRIED and write.channel in open_channels]
     for write in sorted(carried, key=lambda each: each.index, reverse=True):
         if write.task_path == _SEED:
             found[write.channel].seed = write
@@ -109,12 +97,9 @@ class _Ancestors:
     """The rows before a checkpoint in its namespace, read in growing pages."""
 
     def __init__(self, target: Row) -> None:
-        branch = target.branch
-        self._namespace = branch.namespace
-        self._query = (branch.namespace, branch.thread, branch.scope)
-        self._before = target.seq
+        place = target.branch[:3]  # namespace, thread and scope
+        self._query = Query(*place, before=target.seq, limit=_PAGE_ROWS_MIN, payload=True, writes=True)
         self._rows: dict[str, Row] = {}
-        self._size = _PAGE_ROWS_MIN
         self._is_over = False
 
     def parent_of(self, store: Backend, row: Row) -> Row | None:
@@ -123,13 +108,12 @@ class _Ancestors:
         if name is None:
             return None
         while name not in self._rows and not self._is_over:
-            query = Query(*self._query, before=self._before, limit=self._size, payload=True, writes=True)
-            page = store.find(query)
+            page, limit = store.find(self._query), self._query.limit
             self._rows = {each.id: each for each in page}  # earlier pages are newer than any ancestor still wanted
-            self._is_over = len(page) < self._size
-            self._before = page[-1].seq if page else self._before
-            self._size = min(self._size * 4, _PAGE_ROWS_MAX)
-        return self._rows.get(name) or find_row(store, self._namespace, name)
+            self._is_over = len(page) < limit
+            if not self._is_over:
+                self._query = replace(self._query, before=page[-1].seq, limit=min(limit * 4, _PAGE_ROWS_MAX))
+        return self._rows.get(name) or find_row(store, self._query.namespace, name)
 
 
 def decoded(found: Mapping[str, ChannelWrites], load: Callable[[WriteRow], Any]) -> dict[str, dict[str, Any]]:

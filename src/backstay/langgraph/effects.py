@@ -21,18 +21,18 @@ import functools
 import hashlib
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.config import get_config
 
 from backstay.codec import encode
 from backstay.errors import EncodeError, InvalidInput, StoreBusy
-from backstay.langgraph.lists import encrypted_serde
 from backstay.langgraph.names import GraphLocation, config_of, thread_name
 from backstay.operations.drivers import async_sleep
 from backstay.operations.ledger import check_key
@@ -80,7 +80,7 @@ def effect(
     task = _Task.current(key, once, ledger)
     with task.only_once():
         task.wait_until_stored()
-        stored = _SerializedResult(fn, task.serde, awaits=False)
+        stored = _SerializedResult(fn, getattr(task.saver, "serde", None), awaits=False)
         call = functools.partial(task.store.thread(task.thread).effect, task.key, stored, *args, **kwargs)
         return stored.result(call(reconcile=reconcile, idempotent=idempotent, unknown_on=unknown_on))  # type: ignore[no-any-return]
 
@@ -101,7 +101,7 @@ async def aeffect(
     task = _Task.current(key, once, ledger)
     with task.only_once():
         await task.await_stored()
-        stored = _SerializedResult(fn, task.serde, awaits=True)
+        stored = _SerializedResult(fn, getattr(task.saver, "serde", None), awaits=True)
         call = functools.partial(async_twin(task.store).thread(task.thread).effect, task.key, stored, *args, **kwargs)
         return stored.result(await call(reconcile=reconcile, idempotent=idempotent, unknown_on=unknown_on))
 
@@ -157,12 +157,13 @@ class _Task:
             )
         if len(ns) > _TASK_LENGTH_MAX:  # a deeply nested task is named by its digest
             ns = f"{ns[:100]}…{hashlib.sha256(ns.encode()).hexdigest()}"
-        checkpoints = _checkpoints(thread, configurable.get("checkpoint_map") or {})
+        # Those of the task's graph and of the graphs around it. A task of the functional API lists its caller's
+        # checkpoint twice, the second time under the caller's own name.
+        around, found = configurable.get("checkpoint_map") or {}, dict[str, GraphLocation]()
+        for name in sorted(around, key=len):
+            found.setdefault(str(around[name]), GraphLocation(thread, str(name)))
+        checkpoints = tuple((location, checkpoint_id) for checkpoint_id, location in found.items())
         return cls(store, thread, f"{ns}:{key}", saver, checkpoints, run)
-
-    @property
-    def serde(self) -> SerializerProtocol | None:
-        return None if self.saver is None else self.saver.serde
 
     # Waiting until the task can be found again
 
@@ -241,17 +242,6 @@ class _Task:
 _used: dict[tuple[object, ...] | None, object] = {}
 
 
-def _checkpoints(thread: str, around: Mapping[str, str]) -> tuple[tuple[GraphLocation, str], ...]:
-    """Return the checkpoints that a task runs on, of its graph and those around it.
-
-    A task of the functional API lists its caller's checkpoint twice, the second time under the caller's own name.
-    """
-    found: dict[str, GraphLocation] = {}
-    for ns in sorted(around, key=len):
-        found.setdefault(str(around[ns]), GraphLocation(thread, str(ns)))
-    return tuple((location, checkpoint_id) for checkpoint_id, location in found.items())
-
-
 # Results ----------------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +270,7 @@ class _SerializedResult:
         """Return what the ledger stores. A result that nothing can encode is passed on; the ledger refuses it."""
         self._fresh[:] = [result]
         serde = self._serde
-        is_secret = serde is not None and encrypted_serde(serde) is not None
+        is_secret = isinstance(serde, EncryptedSerializer)
         try:
             if not is_secret:
                 encode(result)

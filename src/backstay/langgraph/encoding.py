@@ -22,10 +22,10 @@ from typing import Any
 from langgraph.checkpoint.base import Checkpoint
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from backstay.codec.msgpack import VALUE_BYTES_MAX
+from backstay.codec.msgpack import VALUE_BYTES_MAX, header
 from backstay.errors import BackstayError, DecodeError, EncodeError
 from backstay.langgraph.names import GraphLocation
-from backstay.model.checkpoint import CheckpointFields
+from backstay.model.checkpoint import CheckpointFields, CheckpointMeta
 from backstay.pieces.body import FOREIGN, Body
 from backstay.store.layout import uuid_bytes
 
@@ -35,7 +35,7 @@ MSGPACK = "msgpack"
 LIST, MAP = FOREIGN + "[" + MSGPACK, FOREIGN + "{" + MSGPACK
 """The kinds of lists and dictionaries in msgpack without their header."""
 
-_HEADS = {LIST: (0x90, 0xDC), MAP: (0x80, 0xDE)}  # the first byte with up to 15 elements (plus the count), with more
+HEADS = {LIST: (0x90, 0xDC), MAP: (0x80, 0xDE)}  # the first byte with up to 15 elements (plus the count), with more
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,35 +91,24 @@ def to_body(typed: Typed) -> Body:
     tag, data = typed.tag, typed.data
     if tag == MSGPACK and data:
         first = data[0]
-        for kind, (short, long) in _HEADS.items():
+        for kind, (short, long) in HEADS.items():
             if first & 0xF0 == short:
                 return Body(kind, first & 0x0F, data[1:])
             if first in (long, long + 1):
                 size = 2 if first == long else 4
                 count = int.from_bytes(data[1 : 1 + size])
                 # Only the shortest header is left out: reading could not restore another one.
-                if len(data) > size and data.startswith(_header(count, short, long)):
+                if len(data) > size and data.startswith(header(count, short, long)):
                     return Body(kind, count, data[1 + size :])
     return Body(FOREIGN + tag, 0, data)
 
 
 def from_body(kind: str, count: int, parts: Sequence[bytes]) -> Typed:
     """Return the bytes that the serializer wrote."""
-    heads = _HEADS.get(kind)
+    heads = HEADS.get(kind)
     if heads is not None:
-        return Typed(MSGPACK, b"".join((_header(count, *heads), *parts)))
+        return Typed(MSGPACK, b"".join((header(count, *heads), *parts)))
     return Typed(kind[len(FOREIGN) :], b"".join(parts))
-
-
-def list_header(count: int) -> bytes:
-    """Return the msgpack header of a list of this length."""
-    return _header(count, *_HEADS[LIST])
-
-
-def _header(count: int, short: int, long: int) -> bytes:
-    if count < 16:
-        return bytes((short | count,))
-    return bytes((long,)) + count.to_bytes(2) if count < 65536 else bytes((long + 1,)) + count.to_bytes(4)
 
 
 # Names and versions -----------------------------------------------------------------------------------------------
@@ -225,6 +214,25 @@ def fields_for(
     if location.scope != location.ns:
         stored[NS] = location.ns
     return fields
+
+
+def names_of(meta: CheckpointMeta) -> tuple[GraphLocation, str, str | None]:
+    """Return the thread and namespace of a checkpoint, its id, and its parent's id or None."""
+    stored, location = meta.metadata, GraphLocation(meta.thread_id, meta.metadata.get(NS, meta.scope))
+    checkpoint_id = stored.get(ID) or location.original(meta.id)
+    if checkpoint_id is None:
+        raise not_langgraph()
+    if PARENT in stored:
+        return location, str(checkpoint_id), str(stored[PARENT])
+    return location, str(checkpoint_id), None if meta.parent_id is None else location.original(meta.parent_id)
+
+
+def not_langgraph() -> DecodeError:
+    """Return the error for a checkpoint that another program has saved to a graph's thread."""
+    return DecodeError(
+        "the checkpoint was not saved by LangGraph",
+        hint="Change a graph's thread only with graph.update_state(…); use another thread for your own checkpoints",
+    )
 
 
 def metadata_of(trigger: str, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ or until the checkpoint has a successor. Then it is decided, with the answer if 
 decision that was made in our store stays.
 
 A saver calls ``wrote`` after it stored writes, ``stored`` after it stored a checkpoint, and ``read`` after it read the
-newest checkpoint of a branch. What they remember can be found again in the writes that a read returns, so a run
+newest checkpoint of a branch. A read can find all that they remember in the writes that it returns, so a run
 without interrupts makes no extra queries. A process that dies after it stored a successor, and before it closed the
 records of the parent, leaves them open; ``waiting`` compares them with the heads of their threads and closes them.
 
@@ -17,7 +17,7 @@ records of the parent, leaves them open; ``waiting`` compares them with the head
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ _UNKNOWN = "answered through LangGraph, which did not report the answer"
 _LARGE = "answered through LangGraph; the answer is too large for a list"
 _ENCRYPTED = "answered through LangGraph; the answer is encrypted"
 
-Writes = Iterable[tuple[str, Any]]
+Writes = Sequence[tuple[str, Any]]
 PendingWrites = Sequence[tuple[str, str, Any]]
 
 
@@ -77,6 +77,11 @@ class CheckpointRef(NamedTuple):
 
     location: GraphLocation
     checkpoint_id: str
+
+    @property
+    def name(self) -> str:
+        """Return our id of it."""
+        return self.location.name(self.checkpoint_id)
 
 
 # What a task asks -------------------------------------------------------------------------------------------------
@@ -112,20 +117,18 @@ def interrupts_in(
     outer: Mapping[str, str] | None = None,
 ) -> list[TaskInterrupt]:
     """Return the interrupts in the writes of a task. With an encrypting serializer they leave out the payload."""
-    found: list[Asked[Any]] = []
-    answers: Sequence[Any] = ()
-    for channel, value in writes:
-        if channel == INTERRUPT:
-            found += [each for each in _listed(value) if isinstance(each, Asked)]
-        elif channel == RESUME:
-            answers = _listed(value)
     # The path of a task that an edge leads to names its node; other paths do not.
     node: str | None = task_path.removeprefix(_PULLED)
     if node == task_path or not node or len(node) > ID_LENGTH_MAX or "\0" in node:
         node = None
     location = checkpoint.location
+    # Namespace and id of the checkpoint, after those of the graphs around it.
+    outer = outer or {}
+    around = [ns for ns in sorted(outer) if ns != location.ns and (not ns or location.ns.startswith(f"{ns}|"))]
+    checkpoints = [[ns, str(outer[ns])] for ns in around] + [[location.ns, str(checkpoint.checkpoint_id)]]
+    asked = [each for channel, value in writes if channel == INTERRUPT for each in _listed(value)]
     made = []
-    for index, each in enumerate(found):
+    for index, each in enumerate(each for each in asked if isinstance(each, Asked)):
         # LangGraph makes the id from the task that asks; an id of another form may be shared by several interrupts.
         own = isinstance(each.id, str) and len(each.id) == 32 and set(each.id) <= set("0123456789abcdef")
         place = (*location, str(checkpoint.checkpoint_id), task_id, str(index))
@@ -133,7 +136,7 @@ def interrupts_in(
             "interrupt_id": str(each.id),
             "checkpoint_ns": location.ns,
             "task_id": task_id,
-            "checkpoints": _around(checkpoint, outer or {}),
+            "checkpoints": checkpoints,
         }
         proof, prompt = b"", ""
         if encrypted:
@@ -146,19 +149,17 @@ def interrupts_in(
             payload |= {"value": value} if len(data) <= _SHOWN_BYTES_MAX else {"left_out": len(data)}
             prompt = _text(each.value, PROMPT_LENGTH_MAX).replace("\0", "") if isinstance(each.value, str) else ""
         shown = Interrupt(id="-", kind=InterruptKind.USER_REQUEST, node=node, payload=payload, prompt=prompt)
-        made.append(TaskInterrupt((location.thread, each.id) if own else place, proof, shown, len(answers)))
+        made.append(TaskInterrupt((location.thread, each.id) if own else place, proof, shown, len(_answers(writes))))
     return made
-
-
-def _around(checkpoint: CheckpointRef, outer: Mapping[str, str]) -> list[list[str]]:
-    """Return namespace and id of a checkpoint and of those of the graphs around it."""
-    ns = checkpoint.location.ns
-    around = [[other, str(outer[other])] for other in sorted(outer) if not other or ns.startswith(f"{other}|")]
-    return [*(pair for pair in around if pair[0] != ns), [ns, str(checkpoint.checkpoint_id)]]
 
 
 def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else (value,)
+
+
+def _answers(writes: Writes) -> Sequence[Any]:
+    """Return the answers that a task has got so far: its last write of them holds all."""
+    return next((_listed(value) for channel, value in reversed(writes) if channel == RESUME), ())
 
 
 class _Plain:
@@ -199,25 +200,15 @@ def _text(value: str, length_max: int) -> str:
 # Answers ----------------------------------------------------------------------------------------------------------
 
 
-def answered(value: Any, encrypted: bool) -> Decision:
-    """Return the decision for an answer that was given through LangGraph."""
-    if encrypted:
-        return Decision(kind=DecisionKind.APPROVE, reason=_ENCRYPTED)
-    if value is None:
-        return Decision(kind=DecisionKind.APPROVE, reason=_UNKNOWN)
-    shown = _Plain().of(value)
-    if len(encode(shown)) > _SHOWN_BYTES_MAX:
-        return Decision(kind=DecisionKind.APPROVE, reason=_LARGE)
-    return Decision(kind=DecisionKind.MODIFY, value=shown)
-
-
 def answer_in(writes: Writes, number: int, encrypted: bool) -> Decision:
-    """Return the decision for one of the answers that a task has stored, by its number."""
-    answers: Sequence[Any] = ()
-    for channel, value in writes:
-        if channel == RESUME:
-            answers = _listed(value)  # the last one holds all
-    return answered(answers[number] if number < len(answers) else None, encrypted)
+    """Return the decision for one of the answers that a task has got through LangGraph, by its number."""
+    answers, reason = _answers(writes), _ENCRYPTED if encrypted else _UNKNOWN
+    if not encrypted and number < len(answers) and answers[number] is not None:
+        shown = _Plain().of(answers[number])
+        if len(encode(shown)) <= _SHOWN_BYTES_MAX:
+            return Decision(kind=DecisionKind.MODIFY, value=shown)
+        reason = _LARGE
+    return Decision(kind=DecisionKind.APPROVE, reason=reason)
 
 
 def superseded_decision(done: bool) -> Decision:
@@ -275,7 +266,7 @@ class OpenInterrupts:
         checkpoint_id: str,
         task_id: str,
         task_path: str,
-        writes: Sequence[tuple[str, Any]],
+        writes: Writes,
         *,
         encrypted: bool = False,
         outer: Mapping[str, str] | None = None,
@@ -289,30 +280,18 @@ class OpenInterrupts:
         if not asks and not self._open:
             return
         checkpoint = CheckpointRef(location, checkpoint_id)
-        tasks = self._open.get(checkpoint)
-        if asks:
-            asked = interrupts_in(checkpoint, task_id, task_path, writes, encrypted=encrypted, outer=outer)
-            self._record_asked(store, checkpoint, task_id, asked, writes, encrypted)
-        elif tasks and any(write[0] not in CONTROL for write in writes):
-            for each in tasks.pop(task_id, ()):
-                self._close(store, each, answer_in(writes, each.number, encrypted))
-
-    def _record_asked(
-        self,
-        store: Backend,
-        checkpoint: CheckpointRef,
-        task_id: str,
-        asked: list[TaskInterrupt],
-        writes: Writes,
-        encrypted: bool,
-    ) -> None:
-        """Record the interrupts of a task; those that it asked before, and does not ask now, were answered."""
+        if not asks:
+            if any(write[0] not in CONTROL for write in writes):
+                for each in self._open.get(checkpoint, {}).pop(task_id, ()):
+                    self._close(store, each, answer_in(writes, each.number, encrypted))
+            return
+        asked = interrupts_in(checkpoint, task_id, task_path, writes, encrypted=encrypted, outer=outer)
         names = {each.name(0) for each in asked}
         for each in self._remember(checkpoint, task_id, asked):
-            if each.name(0) not in names:
+            if each.name(0) not in names:  # the task asked it before and does not ask it now: it was answered
                 self._close(store, each, answer_in(writes, each.number, encrypted))
         # If the task already has a result, LangGraph continues with that, even if a replay of the task asks again.
-        query = Query(self.services.namespace, ids=(checkpoint.location.name(checkpoint.checkpoint_id),), writes=True)
+        query = Query(self.services.namespace, ids=(checkpoint.name,), writes=True)
         stored = [write for row in store.find(query) for write in row.writes]
         finished = any(write.task_id == task_id and write.channel not in CONTROL for write in stored)
         for each in asked:
@@ -453,13 +432,13 @@ class OpenInterrupts:
             turn += 1
         if turn and not again:
             return
-        name, ours = interrupt.name(turn), checkpoint.location.name(checkpoint.checkpoint_id)
-        rows = store.find(Query(namespace, ids=(ours,)))
+        name = interrupt.name(turn)
+        rows = store.find(Query(namespace, ids=(checkpoint.name,)))
         if not rows:
             return  # the checkpoint is not stored yet: ``stored`` records the interrupt
         shown = Interrupt.from_plain({**interrupt.shown.to_plain(), "id": name})
         try:
-            operations.keep(store, self.services, Cursor(rows[0].branch), ours, shown)
+            operations.keep(store, self.services, Cursor(rows[0].branch), checkpoint.name, shown)
         except IdTaken:  # another task has just reported the same interrupt
             pass
         except NotFound:  # the checkpoint was deleted meanwhile

@@ -18,40 +18,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ormsgpack
-from langchain_core import messages
-from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
+from backstay.codec.msgpack import header
 from backstay.errors import DecodeError
-from backstay.langgraph.encoding import Typed, dump, list_header
+from backstay.langgraph.encoding import HEADS, LIST, Typed, dump
+from backstay.langgraph.serde.decode import MESSAGES
+from backstay.langgraph.serde.encode import HANDED_OVER
 from backstay.pieces.body import FOREIGN, Body
 from backstay.pieces.head_state import Change, StoredValue
 
 # Messages ---------------------------------------------------------------------------------------------------------
 
-MESSAGE_CLASSES = frozenset(
-    {
-        messages.AIMessage,
-        messages.ChatMessage,
-        messages.FunctionMessage,
-        messages.HumanMessage,
-        messages.SystemMessage,
-        messages.ToolMessage,
-    }
-)
+MESSAGE_CLASSES = frozenset(MESSAGES)
 
 _TEXTS = frozenset({str, type(None)})
-_NUMBERS = frozenset({int, float, bool, bytes})
-
-# With these options a value that is not exactly of one of msgpack's own types is refused, never converted.
-_PLAIN_ONLY = (
-    ormsgpack.OPT_PASSTHROUGH_SUBCLASS
-    | ormsgpack.OPT_PASSTHROUGH_TUPLE
-    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
-    | ormsgpack.OPT_PASSTHROUGH_DATETIME
-    | ormsgpack.OPT_PASSTHROUGH_ENUM
-    | ormsgpack.OPT_PASSTHROUGH_UUID
-)
+_PLAIN = _TEXTS | {int, float, bool, bytes}
 
 
 @dataclass(slots=True)
@@ -97,45 +79,34 @@ class KnownMessages:
         for element in elements:
             if type(element) not in MESSAGE_CLASSES:
                 return False
-            fields, extra = _Copy(element.__dict__), _Copy(element.__pydantic_extra__)
-            if not fields.is_plain or not extra.is_plain:
-                return False
-            if fields.has_numbers or extra.has_numbers:
-                packed = _pack(element)
+            kinds: set[type] = set()
+            fields, extra = _copied(element.__dict__, kinds), _copied(element.__pydantic_extra__, kinds)
+            if not kinds <= _TEXTS:
+                packed = _pack(element) if kinds <= _PLAIN else None
                 if packed is None:
                     return False
                 self._packed[len(self._classes)] = packed
             self._classes.append(type(element))
-            self._fields.append(fields.value)
-            self._extras.append(extra.value)
+            self._fields.append(fields)
+            self._extras.append(extra)
         return True
 
 
-class _Copy:
-    """A copy of plain data that shares nothing mutable with the original."""
-
-    __slots__ = ("has_numbers", "is_plain", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.is_plain, self.has_numbers = True, False
-        self.value = self._copied(value)
-
-    def _copied(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in _TEXTS:
-            return value
-        if kind is dict:
-            return {self._copied(key): self._copied(each) for key, each in value.items()}
-        if kind is list:
-            return [self._copied(each) for each in value]
-        self.has_numbers = True
-        self.is_plain = self.is_plain and kind in _NUMBERS
-        return value
+def _copied(value: Any, kinds: set[type]) -> Any:
+    """Return a copy of plain data that shares nothing mutable with it, and add the types of its leaves to ``kinds``."""
+    kind = type(value)
+    if kind is dict:
+        return {_copied(key, kinds): _copied(each, kinds) for key, each in value.items()}
+    if kind is list:
+        return [_copied(each, kinds) for each in value]
+    kinds.add(kind)
+    return value
 
 
 def _pack(message: Any) -> bytes | None:
+    # These options refuse a value that is not exactly of one of msgpack's own types.
     try:
-        return ormsgpack.packb([message.__dict__, message.__pydantic_extra__], option=_PLAIN_ONLY)
+        return ormsgpack.packb([message.__dict__, message.__pydantic_extra__], option=HANDED_OVER)
     except (TypeError, ValueError):
         return None
 
@@ -149,46 +120,30 @@ ELEMENT_DIGEST_BYTES = 16
 _KEY = os.urandom(32)
 
 
-def encrypted_serde(serde: SerializerProtocol) -> EncryptedSerializer | None:
-    """Return the serializer if it encrypts."""
-    return serde if isinstance(serde, EncryptedSerializer) else None
-
-
-@dataclass(frozen=True, slots=True)
-class ElementDigests:
-    """Keyed hashes of the elements of a stored list, one after the other."""
-
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        """Return how many bytes this takes."""
-        return len(self.data)
-
-
 class EncryptedList:
-    """A list to be stored; the plain bytes of its elements are taken when it is made."""
+    """A list to be stored; the plain bytes of its elements are taken when it is made.
 
-    def __init__(
-        self, serde: EncryptedSerializer, elements: Sequence[Any], path: str, known: ElementDigests | None
-    ) -> None:
+    ``digests`` are the keyed hashes of its elements, one after the other; ``known`` are those of the stored list.
+    """
+
+    def __init__(self, serde: EncryptedSerializer, elements: Sequence[Any], path: str, known: bytes | None) -> None:
         self._serde = serde
         self._plain = [dump(serde.serde, each, f"{path}[{number}]") for number, each in enumerate(elements)]
         self._known = known
-        self.digests = ElementDigests(b"".join(map(_element_digest, self._plain)))
+        self.digests = b"".join(map(_element_digest, self._plain))
 
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
+    def into(self, key: str, change: Change, stored: StoredValue | None, is_parents: bool) -> None:
         """Add the new elements to a change; ``stored`` is the channel's present value."""
         if stored is None or stored.entry.kind != ENCRYPTED_LIST:
             change.put[key] = Body(ENCRYPTED_LIST, len(self._plain), self._encrypted(0))
             return
         if self._known is not None and is_parents:
-            known = self._known.data
+            known = self._known
         else:
             decrypt = self._serde.cipher.decrypt
             split = ((*tag.split("+", 1), data) for tag, data in frames_of(stored))
             known = b"".join(_element_digest(Typed(tag, decrypt(cipher, data))) for tag, cipher, data in split)
-        new, width, end = self.digests.data, ELEMENT_DIGEST_BYTES, 0
+        new, width, end = self.digests, ELEMENT_DIGEST_BYTES, 0
         if new.startswith(known):
             end = len(known)
         else:
@@ -222,7 +177,7 @@ def frames_of(stored: StoredValue) -> list[list[Any]]:
 
 def _frames(count: int, parts: Sequence[bytes]) -> list[list[Any]]:
     try:
-        frames = ormsgpack.unpackb(b"".join((list_header(count), *parts)))
+        frames = ormsgpack.unpackb(b"".join((header(count, *HEADS[LIST]), *parts)))
     except ValueError as error:
         raise DecodeError("an encrypted list cannot be decoded") from error
     for frame in frames:

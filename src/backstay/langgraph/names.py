@@ -51,11 +51,6 @@ class ReadId(str):
         return str(self), self.forks
 
 
-def forking_id(checkpoint_id: str) -> ReadId:
-    """Return an id from which a ``put`` always may fork."""
-    return ReadId(checkpoint_id, True)
-
-
 def may_fork(checkpoint_id: str) -> bool:
     """Return whether a parent already had a successor when it was read."""
     return isinstance(checkpoint_id, ReadId) and checkpoint_id.forks
@@ -74,16 +69,11 @@ class GraphLocation(NamedTuple):
             return self.ns
         return _HASHED + hashlib.sha256(self.ns.encode()).hexdigest()
 
-    @property
-    def is_of_one_task(self) -> bool:
-        """Return whether the namespace belongs to a subgraph that lives only as long as the task that calls it."""
-        return ":" in self.ns.rpartition("|")[2]
-
     def name(self, checkpoint_id: str) -> str:
         """Return our id of a checkpoint."""
         raw = uuid_bytes(checkpoint_id)
         if raw is None:
-            return _HASHED + _digest(self, checkpoint_id, 16).hex()
+            return _HASHED + _digest(self, checkpoint_id).hex()
         return uuid_text((int.from_bytes(raw) ^ _mask(self)).to_bytes(16))
 
     def original(self, name: str) -> str | None:
@@ -124,11 +114,11 @@ def config_of(location: GraphLocation, checkpoint_id: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _mask(location: GraphLocation) -> int:
-    return int.from_bytes(_digest(location, "", 16))
+    return int.from_bytes(_digest(location, ""))
 
 
-def _digest(location: GraphLocation, checkpoint_id: str, size: int) -> bytes:
-    hasher = hashlib.blake2b(digest_size=size)
+def _digest(location: GraphLocation, checkpoint_id: str) -> bytes:
+    hasher = hashlib.blake2b(digest_size=16)
     for part in (location.thread, location.ns, checkpoint_id):
         data = part.encode()
         hasher.update(len(data).to_bytes(4))

@@ -19,18 +19,20 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from langgraph.checkpoint.base import Checkpoint
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from backstay.errors import Conflict, Corrupted, IdTaken
 from backstay.langgraph.encoding import LIST, PARENT, dump, fields_for, names_and_versions, to_body, versions_in
-from backstay.langgraph.lists import ENCRYPTED_LIST, ElementDigests, EncryptedList, KnownMessages, encrypted_serde
+from backstay.langgraph.lists import ENCRYPTED_LIST, EncryptedList, KnownMessages
 from backstay.langgraph.names import GraphLocation, may_fork
 from backstay.model.checkpoint import MAIN, CheckpointFields
 from backstay.model.ids import check_id
@@ -41,7 +43,7 @@ from backstay.operations.save import SaveRequest, commit_change
 from backstay.pieces.body import Body
 from backstay.pieces.body import to_body as encode_own
 from backstay.pieces.head_state import Change, HeadState, StoredValue
-from backstay.pieces.manifest import RUN, VERSIONS, Key, root_digest
+from backstay.pieces.manifest import RUN, VERSIONS, root_digest
 from backstay.store.base import Backend, BranchKey, Head, Query, Row
 
 # The heads of branches that a saver remembers between two puts: their state, versions and message lists.
@@ -51,7 +53,8 @@ from backstay.store.base import Backend, BranchKey, Head, Query, Row
 # entry reads the store. A read stores entries too; those hold the bytes of the state, but no base to write on.
 
 
-Known = KnownMessages | ElementDigests
+Known = KnownMessages | bytes
+"""What a new list is compared with: its messages, or the digests of an encrypted list."""
 
 HEADS_MAX = 512
 HEADS_BYTES_MAX = 64 * 1024 * 1024
@@ -64,7 +67,7 @@ class CachedHead:
 
     cursor: Cursor
     versions: dict[str, Any] = field(default_factory=dict)
-    known: dict[str, Known] = field(default_factory=dict)  # by channel: what a new list is compared with
+    known: dict[str, Known] = field(default_factory=dict)  # by channel
     serde: object = None  # the serializer that wrote the known lists
 
     @property
@@ -72,7 +75,8 @@ class CachedHead:
         """Return roughly how many bytes the entry takes."""
         base, head_state = self.cursor.base, self.cursor.head_state
         if base is not None and base.head is not None:
-            return base.head.size + sum(known.size for known in self.known.values())
+            lists = self.known.values()
+            return base.head.size + sum(each.size if isinstance(each, KnownMessages) else len(each) for each in lists)
         return 0 if head_state is None else sum(value.entry.size for value in head_state.values.values())
 
 
@@ -131,52 +135,11 @@ OnConflict = Literal["raise", "branch"]
 # What is put ------------------------------------------------------------------------------------------------------
 
 
-class ChannelUpdate(Protocol):
-    """The new value of one channel."""
+ChannelUpdate = Callable[[Change, StoredValue | None, bool], None]
+"""Adds the new value of a channel to a change.
 
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
-        """Add the update to a change; ``stored`` is the channel's present value, which may not be the parent's."""
-
-
-@dataclass(slots=True)
-class ReplacedValue:
-    """A value that replaces the stored one; comparing bytes finds what the two share."""
-
-    body: Body
-
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
-        """Replace the value."""
-        change.put[key] = self.body
-
-
-@dataclass(slots=True)
-class GrownList:
-    """A list whose first elements are known to be stored."""
-
-    before: int
-    tail: Body
-    whole: LazyValue  # used if the checkpoint is not put on its parent, but replaces another with the same id
-
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
-        """Append the new elements."""
-        if stored is None or not is_parents:
-            self.whole.into(change, key, stored, is_parents)
-            return
-        assert (stored.entry.kind, stored.entry.count) == (LIST, self.before)
-        if self.tail.count:
-            change.append[key] = self.tail
-
-
-@dataclass(slots=True)
-class LazyValue:
-    """A channel that LangGraph reports as unchanged; it is encoded only if the parent turns out not to have it."""
-
-    serde: SerializerProtocol
-    value: Any
-
-    def into(self, change: Change, key: str, stored: StoredValue | None, is_parents: bool) -> None:
-        """Encode the value now."""
-        _encoded(self.serde, key, self.value).into(change, key, stored, is_parents)
+It gets the channel's present value, and whether that belongs to the parent of the checkpoint.
+"""
 
 
 @dataclass(slots=True)
@@ -206,14 +169,6 @@ class PreparedPut:
         """Return our id of its parent."""
         return None if self.parent is None else self.location.name(self.parent)
 
-    def needed(self, head_state: HeadState) -> list[Key]:
-        """Return the keys whose bytes must be loaded to compute the change."""
-        return [
-            key
-            for key, stored in head_state.values.items()
-            if key in (RUN, VERSIONS) or (stored.entry.kind == ENCRYPTED_LIST and key in self.updates)
-        ]
-
     def change(self, head_state: HeadState, versions: Mapping[str, Any] | None) -> Change:
         """Return the change from a stored state to this one; ``versions`` are the parent's, None for other states."""
         change = Change(put={RUN: self.names_body, VERSIONS: self.versions_body})
@@ -221,7 +176,7 @@ class PreparedPut:
         for channel, update in self.updates.items():
             stored = head_state.values.get(channel)
             if stored is None or channel not in same:
-                update.into(change, channel, stored, versions is not None)
+                update(change, stored, versions is not None)
         change.delete = {key for key in head_state.values if key not in self.updates and key not in change.put}
         return change
 
@@ -256,12 +211,11 @@ def prepare(
     known_lists = cached.known if cached is not None and cached.serde is serde else {}
     same = set() if cached is None else _unchanged(prepared.versions, cached.versions, new_versions)
     for channel, value in checkpoint["channel_values"].items():
-        if channel in same and cached is not None:
-            prepared.updates[channel] = LazyValue(serde, value)
+        if channel in same or (cached is None and channel in prepared.versions and channel not in new_versions):
+            # It is encoded only if the parent turns out not to have it.
+            prepared.updates[channel] = partial(_encode_into, serde, channel, value)
             if channel in known_lists:
                 prepared.known[channel] = known_lists[channel]
-        elif cached is None and channel in prepared.versions and channel not in new_versions:
-            prepared.updates[channel] = LazyValue(serde, value)
         elif type(value) is list:
             prepared.updates[channel] = _list_update(prepared, channel, value, known_lists.get(channel))
         else:
@@ -272,31 +226,47 @@ def prepare(
 def _list_update(prepared: PreparedPut, channel: str, value: list[Any], known: Known | None) -> ChannelUpdate:
     """Encode a list, or only its new elements, and remember what the next put compares with."""
     serde = prepared.serde
-    if (encrypting := encrypted_serde(serde)) is not None:
-        digests = known if isinstance(known, ElementDigests) else None
-        update = EncryptedList(encrypting, value, _path(channel), digests)
+    if isinstance(serde, EncryptedSerializer):
+        digests = known if isinstance(known, bytes) else None
+        update = EncryptedList(serde, value, _path(channel), digests)
         prepared.known[channel] = update.digests
-        return update
+        return partial(update.into, channel)
     if not isinstance(serde, JsonPlusSerializer):
         return _encoded(serde, channel, value)
-    if isinstance(known, KnownMessages) and known.count and known.starts(value):
-        before = known.count
-        if known.extend(value[before:]):
-            prepared.known[channel] = known
-        tail = to_body(dump(serde, value[before:], f"{_path(channel)}[{before}:]"))
-        return GrownList(before, tail, LazyValue(serde, value))
-    messages = KnownMessages.of(value)
-    if messages is not None:
-        prepared.known[channel] = messages
-    return _encoded(serde, channel, value)
+    if not (isinstance(known, KnownMessages) and known.count and known.starts(value)):
+        messages = KnownMessages.of(value)
+        if messages is not None:
+            prepared.known[channel] = messages
+        return _encoded(serde, channel, value)
+    before = known.count
+    if known.extend(value[before:]):
+        prepared.known[channel] = known
+    tail = to_body(dump(serde, value[before:], f"{_path(channel)}[{before}:]"))
+
+    def grow(change: Change, stored: StoredValue | None, is_parents: bool) -> None:
+        if stored is None or not is_parents:  # it is not put on its parent, but replaces another with the same id
+            _encode_into(serde, channel, value, change, stored, is_parents)
+            return
+        assert (stored.entry.kind, stored.entry.count) == (LIST, before)
+        if tail.count:
+            change.append[channel] = tail
+
+    return grow
+
+
+def _encode_into(
+    serde: SerializerProtocol, channel: str, value: Any, change: Change, stored: StoredValue | None, is_parents: bool
+) -> None:
+    """Encode the whole value of a channel only now, as a part of the change."""
+    _encoded(serde, channel, value)(change, stored, is_parents)
 
 
 def _encoded(serde: SerializerProtocol, channel: str, value: Any) -> ChannelUpdate:
-    """Encode the whole value of a channel."""
-    encrypting = encrypted_serde(serde)
-    if type(value) is list and encrypting is not None:
-        return EncryptedList(encrypting, value, _path(channel), None)
-    return ReplacedValue(to_body(dump(serde, value, _path(channel))))
+    """Encode the whole value of a channel; comparing bytes finds what it shares with the stored one."""
+    if type(value) is list and isinstance(serde, EncryptedSerializer):
+        return partial(EncryptedList(serde, value, _path(channel), None).into, channel)
+    body = to_body(dump(serde, value, _path(channel)))
+    return lambda change, stored, is_parents: change.put.update({channel: body})
 
 
 def _path(channel: str) -> str:
@@ -359,7 +329,7 @@ class Putter:
             prepared.fields["metadata"] = {**prepared.fields["metadata"], PARENT: str(prepared.parent)}
             return self._start(store, prepared)
         if prepared.parent is not None and may_fork(prepared.parent):
-            return self._fork(store, prepared, parent, "fork")
+            return self._start_branch(store, prepared, parent, "fork")
         head = store.head(parent.branch)
         if head is None or head.row is None or head.row.id != parent.id:
             return self._lost(store, prepared, parent.branch)
@@ -373,13 +343,18 @@ class Putter:
             return self._next(store, prepared, Cursor(branch, Base.of(head), HeadState()), {})
         # A first checkpoint in a namespace that has others: another run started at the same time. The exception is a
         # subgraph that lives for one task only; the graph around it decides to run it again from the start.
-        if prepared.is_first and not prepared.location.is_of_one_task:
+        if prepared.is_first and ":" not in prepared.location.ns.rpartition("|")[2]:
             return self._lost(store, prepared, branch)
-        return self._root(store, prepared, "root")
+        return self._start_branch(store, prepared, None, "root")
 
-    def _root(self, store: Backend, prepared: PreparedPut, why: str) -> Cursor:
-        cursor = Cursor(self._branch(prepared, f"{why}-{prepared.checkpoint_id}"), Base(), HeadState())
-        return self._commit(store, prepared, cursor, {}, None)
+    def _start_branch(self, store: Backend, prepared: PreparedPut, parent: Row | None, why: str) -> Cursor:
+        """Store a checkpoint as the first one of a new branch, on its parent if it has one."""
+        head_state, versions = HeadState(), dict[str, Any]()
+        if parent is not None:
+            head_state = open_head_state(store, parent, {})
+            versions = _versions(store, prepared, head_state, parent)
+        cursor = Cursor(self._branch(prepared, f"{why}-{prepared.checkpoint_id}"), Base(), head_state)
+        return self._commit(store, prepared, cursor, versions, parent, takes_over=parent is not None)
 
     def _on_head(
         self, store: Backend, prepared: PreparedPut, branch: BranchKey, head: Head, read: HeadState | None = None
@@ -416,9 +391,7 @@ class Putter:
         name, location = prepared.parent_name, prepared.location
         parent = None if name is None else find_row(store, self.services.namespace, name)
         if self.on_conflict == "branch" and (parent is not None or name is None):
-            if parent is not None:
-                return self._fork(store, prepared, parent, "conflict")
-            return self._root(store, prepared, "conflict")
+            return self._start_branch(store, prepared, parent, "conflict")
         if prepared.parent is None:
             what = "another run started the thread"
         elif parent is not None:
@@ -434,12 +407,6 @@ class Putter:
             hint="Invoke the graph again to continue from the other run's result, allow only one run at a time on a "
             'thread, or keep both results with BackstaySaver(…, on_conflict="branch")',
         ) from cause
-
-    def _fork(self, store: Backend, prepared: PreparedPut, parent: Row, why: str) -> Cursor:
-        head_state = open_head_state(store, parent, {})
-        versions = _versions(store, prepared, head_state, parent)
-        cursor = Cursor(self._branch(prepared, f"{why}-{prepared.checkpoint_id}"), Base(), head_state)
-        return self._commit(store, prepared, cursor, versions, parent, takes_over=True)
 
     def _commit(
         self,
@@ -500,7 +467,12 @@ class Putter:
 
 def _versions(store: Backend, prepared: PreparedPut, head_state: HeadState, row: Row) -> dict[str, Any]:
     """Return the channel versions of a stored checkpoint, and load what comparing with it needs."""
-    load_values(store, head_state, prepared.needed(head_state), row)
+    needed = [
+        key
+        for key, stored in head_state.values.items()
+        if key in (RUN, VERSIONS) or (stored.entry.kind == ENCRYPTED_LIST and key in prepared.updates)
+    ]
+    load_values(store, head_state, needed, row)
     if RUN not in head_state.values or VERSIONS not in head_state.values:
         return {}  # not saved by LangGraph: no channel is known to be the same
     return versions_in(decode_value(head_state.values[RUN]), decode_value(head_state.values[VERSIONS]))

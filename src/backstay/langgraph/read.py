@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -13,29 +13,27 @@ from typing import Any, cast
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from backstay.errors import BackstayError, Corrupted, DecodeError
-from backstay.langgraph.delta import is_carried
+from backstay.errors import BackstayError, Corrupted
+from backstay.langgraph.delta import CARRIED
 from backstay.langgraph.encoding import (
-    ID,
-    LIST,
-    MAP,
-    NS,
-    PARENT,
+    HEADS,
     SOURCES,
     checkpoint_from,
     from_body,
     load,
     metadata_of,
+    names_of,
+    not_langgraph,
 )
 from backstay.langgraph.lists import ENCRYPTED_LIST, MESSAGE_CLASSES, load_encrypted
-from backstay.langgraph.names import GraphLocation, ReadId, config_of, forking_id
+from backstay.langgraph.names import GraphLocation, ReadId, config_of
 from backstay.langgraph.put import CachedHead, HeadCache
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.diff import Diff, diff
 from backstay.operations.listing import Filter, unreadable
 from backstay.operations.load import decode_value, is_stored, load_values, open_head_state, verify_digest
-from backstay.operations.rows import values_of
+from backstay.operations.rows import meta_of, values_of
 from backstay.pieces.head_state import HeadState, StoredValue
 from backstay.pieces.manifest import RUN, VERSIONS, Key, Range
 from backstay.store.base import Backend, Query, Row, WriteRow
@@ -45,7 +43,7 @@ PAGE_ROWS_MAX = 128
 Decode = Callable[[StoredValue], Any]
 _SHARED = frozenset({str, int, float, bool, bytes, type(None), *MESSAGE_CLASSES})
 _UNKNOWN = object()
-COUNTED = frozenset({LIST, MAP, ENCRYPTED_LIST})
+COUNTED = frozenset({*HEADS, ENCRYPTED_LIST})
 """The kinds of values that store a count of their elements."""
 
 
@@ -133,11 +131,7 @@ class Reader:
 
     def get(self, store: Backend, location: GraphLocation, checkpoint_id: str | None) -> CheckpointTuple | None:
         """Return a checkpoint, or the newest of its namespace."""
-        namespace = self.services.namespace
-        if checkpoint_id is None:
-            query = Query(namespace, location.thread, location.scope, limit=1, payload=True, writes=True)
-        else:
-            query = Query(namespace, ids=(location.name(checkpoint_id),), payload=True, writes=True)
+        query = self.query(location, checkpoint_id, payload=True)
         failed: Row | None = None
         while True:
             rows = store.find(query)
@@ -151,6 +145,13 @@ class Reader:
                 if failed == row or is_stored(store, row):
                     raise
                 failed = row  # it got a successor and was deleted during the read
+
+    def query(self, location: GraphLocation, checkpoint_id: str | None, *, payload: bool) -> Query:
+        """Return the query that finds a checkpoint with its writes, or the newest of its namespace."""
+        namespace = self.services.namespace
+        if checkpoint_id is None:
+            return Query(namespace, location.thread, location.scope, limit=1, payload=payload, writes=True)
+        return Query(namespace, ids=(location.name(checkpoint_id),), payload=payload, writes=True)
 
     def heads(self, store: Backend, thread: str, scope: str | None) -> set[str]:
         """Return the ids of the newest checkpoints of all branches."""
@@ -176,23 +177,21 @@ class Reader:
     def _tuple(
         self, row: Row, meta: CheckpointMeta, head_state: HeadState, heads: set[str], batch: ReadBatch
     ) -> CheckpointTuple:
-        location = location_of_row(row, meta.metadata)
-        checkpoint_id = id_of_row(location, row, meta.metadata)
+        location, checkpoint_id, parent = names_of(meta)
         if RUN not in head_state.values or VERSIONS not in head_state.values:
-            raise _not_langgraph()
+            raise not_langgraph()
         names, versions = (decode_value(head_state.values[key]) for key in (RUN, VERSIONS))
         channels = {
             key: batch.value(stored, partial(self._channel, key))
             for key, stored in head_state.values.items()
             if isinstance(key, str)
         }
-        parent = parent_of_row(location, row, meta.metadata)
         return CheckpointTuple(
             config_of(location, ReadId(checkpoint_id, row.id not in heads)),  # type: ignore[arg-type]
             checkpoint_from(names, versions, channels, checkpoint_id, meta.created_at, self.serde),
             metadata_of(meta.trigger, meta.metadata),  # type: ignore[arg-type]
-            None if parent is None else config_of(location, forking_id(parent)),  # type: ignore[arg-type]
-            [(write.task_id, write.channel, self.value_of(write)) for write in row.writes if not is_carried(write)],
+            None if parent is None else config_of(location, ReadId(parent, forks=True)),  # type: ignore[arg-type]
+            [(write.task_id, write.channel, self.value_of(write)) for write in row.writes if write.task_id != CARRIED],
         )
 
     def _channel(self, channel: str, stored: StoredValue) -> Any:
@@ -212,77 +211,7 @@ class Reader:
 # Lists ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class CheckpointListing:
-    """A list of one thread's checkpoints, newest first, page by page; it holds nothing in the store between pages."""
-
-    reader: Reader
-    query: Query
-    filter: Filter
-    before_id: str | None = None  # list only lower ids, because the checkpoint to start before is in another namespace
-    left: int | None = None
-    done: bool = False
-    size: int = 8
-    heads: set[str] | None = None
-    failure: Corrupted | None = None  # about the next checkpoint; the next page raises it
-
-    def next_page(self, store: Backend) -> list[CheckpointTuple]:
-        """Return the next checkpoints and remember where they end."""
-        if self.heads is None:
-            assert self.query.thread is not None
-            self.heads = self.reader.heads(store, self.query.thread, self.query.scope)
-            lost = unreadable(store, self.query.namespace, self.query.thread)
-            self.failure = lost[0].error if lost else None
-        if self.failure is not None:
-            raise self.failure
-        narrow = self.filter != Filter() or self.before_id is not None
-        size = self.size if narrow or self.left is None else min(self.left, PAGE_ROWS_MAX)
-        query = replace(self.query, limit=size, payload=not narrow, writes=not narrow)
-        rows = store.find(query)
-        self.size = min(self.size * 4, PAGE_ROWS_MAX)
-        if rows:
-            self.query = replace(self.query, before=rows[-1].seq)
-        wanted: list[Row] = []
-        try:
-            wanted.extend(row for row in rows if self._matches(row))
-        except Corrupted as error:
-            self.failure = error
-        wanted = wanted[: self.left]
-        if narrow and wanted:
-            names = Query(query.namespace, ids=tuple(row.id for row in wanted), payload=True, writes=True)
-            wanted = store.find(names)
-        found = self._read(store, wanted, self.heads)
-        if self.left is not None:
-            self.left -= len(found)
-        self.done = self.failure is None and (len(rows) < size or self.left == 0)
-        return found
-
-    def _matches(self, row: Row) -> bool:
-        meta = unchecked(CheckpointMeta, values_of(row))
-        if not self.filter.matches(meta):
-            return False
-        if self.before_id is None:
-            return True
-        return id_of_row(location_of_row(row, meta.metadata), row, meta.metadata) < self.before_id
-
-    def _read(self, store: Backend, rows: list[Row], heads: set[str]) -> list[CheckpointTuple]:
-        try:
-            return self.reader.read(store, rows, heads)
-        except Corrupted:
-            pass
-        # One by one, so that only the checkpoints deleted during the read are left out.
-        found = []
-        for row in rows:
-            try:
-                found += self.reader.read(store, [row], heads)
-            except Corrupted as error:
-                if is_stored(store, row):
-                    self.failure = error
-                    break
-        return found
-
-
-def start_listing(
+def pages_of_thread(
     store: Backend,
     reader: Reader,
     thread: str,
@@ -291,57 +220,86 @@ def start_listing(
     filter: Mapping[str, Any] | None,
     before: str | None,
     limit: int | None,
-) -> CheckpointListing:
-    """Return the list of a thread's checkpoints: of one namespace or all, with one id or all."""
+) -> Iterator[list[CheckpointTuple]]:
+    """Yield a thread's checkpoints, newest first, page by page: of one namespace or all, with one id or all."""
     # LangGraph's filter compares metadata for equality; its key "source" is our trigger.
-    where, trigger = dict(filter or {}), None
-    if where.get("source") in SOURCES:
-        trigger = where.pop("source")
-    namespace = reader.services.namespace
-    query = Query(namespace, thread, None if ns is None else GraphLocation(thread, ns).scope)
-    listing = CheckpointListing(
-        reader, query, Filter(trigger=trigger, where=where), left=limit, done=limit is not None and limit <= 0
-    )
+    where = dict(filter or {})
+    trigger = where.pop("source") if where.get("source") in SOURCES else None
+    wanted = Filter(trigger=trigger, where=where)
+    namespace, location = reader.services.namespace, GraphLocation(thread, ns or "")
+    query = Query(namespace, thread, None if ns is None else location.scope)
     if checkpoint_id is not None:
-        listing.query = query = replace(query, ids=(GraphLocation(thread, ns or "").name(checkpoint_id),))
+        query = replace(query, ids=(location.name(checkpoint_id),))
+    before_id: str | None = None
     if before is not None:
-        name = None if ns is None else GraphLocation(thread, ns).name(before)
-        rows = [] if name is None else store.find(Query(namespace, ids=(name,)))
+        rows = [] if ns is None else store.find(Query(namespace, ids=(location.name(before),)))
         if rows:
-            listing.query = replace(query, before=rows[0].seq)
+            query = replace(query, before=rows[0].seq)
         else:
-            listing.before_id = str(before)
-    return listing
+            before_id = before  # it is in another namespace: only lower ids are listed
+    if limit is None or limit > 0:
+        yield from _pages(store, reader, query, wanted, before_id, limit)
 
 
-# LangGraph's names of a row ---------------------------------------------------------------------------------------
+def _pages(
+    store: Backend, reader: Reader, query: Query, wanted: Filter, before_id: str | None, left: int | None
+) -> Iterator[list[CheckpointTuple]]:
+    """Yield pages of growing size, and hold nothing in the store between them."""
+    assert query.thread is not None
+    heads = reader.heads(store, query.thread, query.scope)
+    for lost in unreadable(store, query.namespace, query.thread):
+        raise lost.error
+    narrow = wanted != Filter() or before_id is not None
+    size, more = 8, True
+    failure: Corrupted | None = None  # about the next checkpoint; it is raised after those before it
+    while more:
+        limit = size if narrow or left is None else min(left, PAGE_ROWS_MAX)
+        rows = store.find(replace(query, limit=limit, payload=not narrow, writes=not narrow))
+        size, more = min(size * 4, PAGE_ROWS_MAX), len(rows) == limit
+        if rows:
+            query = replace(query, before=rows[-1].seq)
+        matching: list[Row] = []
+        try:
+            matching.extend(row for row in rows if _matches(row, wanted, before_id))
+        except Corrupted as error:
+            failure = error
+        matching = matching[:left]
+        if narrow and matching:
+            names = tuple(row.id for row in matching)
+            matching = store.find(Query(query.namespace, ids=names, payload=True, writes=True))
+        found, damage = _read_page(store, reader, matching, heads)
+        if left is not None:
+            left -= len(found)
+        yield found
+        if failure := damage or failure:
+            raise failure
+        more = more and left != 0
 
 
-def location_of_row(row: Row, metadata: Mapping[str, Any]) -> GraphLocation:
-    """Return the thread and namespace of a row."""
-    return GraphLocation(row.branch.thread, metadata.get(NS, row.branch.scope))
+def _matches(row: Row, wanted: Filter, before_id: str | None) -> bool:
+    meta = meta_of(row)
+    if not wanted.matches(meta):
+        return False
+    return before_id is None or names_of(meta)[1] < before_id
 
 
-def id_of_row(location: GraphLocation, row: Row, metadata: Mapping[str, Any]) -> str:
-    """Return LangGraph's id of a row."""
-    found = metadata.get(ID) or location.original(row.id)
-    if found is None:
-        raise _not_langgraph()
-    return str(found)
-
-
-def parent_of_row(location: GraphLocation, row: Row, metadata: Mapping[str, Any]) -> str | None:
-    """Return LangGraph's id of a row's parent, or None."""
-    if PARENT in metadata:
-        return str(metadata[PARENT])
-    return None if row.parent_id is None else location.original(row.parent_id)
-
-
-def _not_langgraph() -> DecodeError:
-    return DecodeError(
-        "the checkpoint was not saved by LangGraph",
-        hint="Change a graph's thread only with graph.update_state(…); use another thread for your own checkpoints",
-    )
+def _read_page(
+    store: Backend, reader: Reader, rows: list[Row], heads: set[str]
+) -> tuple[list[CheckpointTuple], Corrupted | None]:
+    """Return the checkpoints of these rows up to a damaged one, and its damage."""
+    try:
+        return reader.read(store, rows, heads), None
+    except Corrupted:
+        pass
+    # One by one, so that only the checkpoints deleted during the read are left out.
+    found: list[CheckpointTuple] = []
+    for row in rows:
+        try:
+            found += reader.read(store, [row], heads)
+        except Corrupted as error:
+            if is_stored(store, row):
+                return found, error
+    return found, None
 
 
 # Comparing --------------------------------------------------------------------------------------------------------
@@ -362,7 +320,7 @@ def compare(before: CheckpointTuple, after: CheckpointTuple) -> Diff:
 def readable(value: Any, depth: int = 0) -> Any:
     """Return a value as plain data; an object becomes a dictionary of its fields, or its ``repr``.
 
-    So a diff shows which field of which message has changed, and matches messages by their ids.
+    So a diff matches messages by their ids, and shows the fields that have changed.
     """
     if isinstance(value, _PLAIN):
         return value

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from backstay.errors import Conflict
-from backstay.langgraph.delta import carried_writes, rebuilt_channels, walk
-from backstay.langgraph.encoding import PARENT
-from backstay.langgraph.names import GraphLocation
-from backstay.langgraph.read import id_of_row, location_of_row, parent_of_row
+from backstay.langgraph.delta import carried_writes, walk
+from backstay.langgraph.encoding import PARENT, names_of
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations.cursor import Services
 from backstay.operations.listing import Filter
@@ -66,10 +64,10 @@ def delete(store: Backend, services: Services, thread: str, to_delete: Collectio
 def carry_over(store: Backend, services: Services, thread: str, to_delete: set[str]) -> None:
     """Give the checkpoints that stay the writes that they need of a deleted parent."""
     for row in rows_of_thread(store, services, thread, writes=True):
-        if row.id in to_delete or row.parent_id not in to_delete or REBUILT_FROM not in meta_of(row).metadata:
+        if row.id in to_delete or row.parent_id not in to_delete:
             continue
-        channels = rebuilt_channels(meta_of(row).metadata)
-        if channels:
+        channels = meta_of(row).metadata.get(REBUILT_FROM)
+        if channels and isinstance(channels, dict):
             store.write(row.branch, row.id, carried_writes(walk(store, row, channels)), True)
 
 
@@ -99,9 +97,8 @@ def copy_thread(store: Backend, services: Services, source: str, target: str) ->
     rows.reverse()
     names: dict[str, str] = {}
     for row in rows:
-        metadata = meta_of(row).metadata
-        location = location_of_row(row, metadata)
-        names[row.id] = GraphLocation(target, location.ns).name(id_of_row(location, row, metadata))
+        location, checkpoint_id, _ = names_of(meta_of(row))
+        names[row.id] = location._replace(thread=target).name(checkpoint_id)
     others = {row.id for row in rows_of_thread(store, services, target)} - set(names.values())
     if others:
         raise Conflict(
@@ -131,10 +128,9 @@ def _copy(
     """Return the commit that stores the content of a row in another thread."""
     head_state = open_head_state(store, row, {})
     values = values_of(row)
-    metadata = values.get("metadata", {})
     parent = None if row.parent_id is None else names.get(row.parent_id)
     if parent is None and row.parent_id is not None:  # the parent was deleted; its name remains
-        values["metadata"] = {**metadata, PARENT: parent_of_row(location_of_row(row, metadata), row, metadata)}
+        values["metadata"] = {**values.get("metadata", {}), PARENT: names_of(meta_of(row))[2]}
     changed = {"id": names[row.id], "thread_id": branch.thread, "parent_id": parent}
     meta = unchecked(CheckpointMeta, {**values, **changed})
     fields, entries = encode_fields(meta, row.created_us), head_state.entries()

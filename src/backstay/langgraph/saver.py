@@ -11,7 +11,7 @@ import asyncio
 import builtins
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -26,22 +26,22 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from backstay.errors import InvalidInput, NotFound
+from backstay.errors import DecodeError, InvalidInput, NotFound
 from backstay.langgraph import delta, retention
-from backstay.langgraph.encoding import ID, NS, dump, to_body
+from backstay.langgraph.encoding import dump, names_of, to_body
 from backstay.langgraph.interrupts import OpenInterrupts
-from backstay.langgraph.lists import encrypted_serde
-from backstay.langgraph.names import GraphLocation, checkpoint_id_of, config_of, location_of, may_fork, thread_name
-from backstay.langgraph.put import CachedHead, HeadCache, OnConflict, PreparedPut, Putter, prepare
-from backstay.langgraph.read import CheckpointListing, Reader, compare, start_listing
+from backstay.langgraph.names import checkpoint_id_of, config_of, location_of, may_fork, thread_name
+from backstay.langgraph.put import HeadCache, OnConflict, Putter, prepare
+from backstay.langgraph.read import Reader, compare, pages_of_thread
 from backstay.langgraph.serde.safe import OnChange, hardened
 from backstay.langgraph.serde.trusted import Allow
 from backstay.model.checkpoint import MAIN, CheckpointMeta
 from backstay.operations.diff import Diff
 from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.retention import Keep, Pruned, thread_names
-from backstay.store.base import BranchKey, Query, WriteRow
+from backstay.store.base import BranchKey, WriteRow
 from backstay.thread.access import access_of
 from backstay.thread.store import Store
 from backstay.thread.store import open as open_store
@@ -126,8 +126,8 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
                 location,
                 found.checkpoint["id"],
                 found.pending_writes,
-                encrypted=encrypted_serde(self.serde) is not None,
-                outer=_outer(config),
+                encrypted=isinstance(self.serde, EncryptedSerializer),
+                outer=config["configurable"].get("checkpoint_map"),
             )
         return found
 
@@ -140,12 +140,8 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Iterate over checkpoints, newest first: of a namespace, of a thread, or of all threads."""
-        left = limit
-        for start in self._lists(config, filter, before):
-            listed = start(left)
-            while not listed.done:
-                yield from listed.next_page(self._access.store)
-            left = listed.left
+        for page in self._pages(config, filter, before, limit):
+            yield from page
 
     async def alist(
         self,
@@ -156,13 +152,10 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """Do what ``list`` does."""
-        left = limit
-        for start in await self._access.offload.run(self._lists, config, filter, before):
-            listed = await self._access.offload.run(start, left)
-            while not listed.done:
-                for found in await self._access.arun(listed.next_page):
-                    yield found
-            left = listed.left
+        pages = self._pages(config, filter, before, limit)
+        while (page := await self._access.offload.run(next, pages, None)) is not None:
+            for found in page:
+                yield found
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -170,12 +163,8 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         """Return the writes that rebuild channels which are stored as writes only."""
         if not channels:
             return {}
-        reader, location, checkpoint_id = self._reader(), location_of(config), checkpoint_id_of(config)
-        namespace = self._services.namespace
-        if checkpoint_id is None:
-            query = Query(namespace, location.thread, location.scope, limit=1, writes=True)
-        else:
-            query = Query(namespace, ids=(location.name(checkpoint_id),), writes=True)
+        reader = self._reader()
+        query = reader.query(location_of(config), checkpoint_id_of(config), payload=False)
         rows = self._access.store.find(query)
         if not rows:
             return {channel: {"writes": []} for channel in channels}
@@ -197,16 +186,16 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
 
     def config_of(self, checkpoint: CheckpointMeta) -> RunnableConfig:
         """Return LangGraph's config for a checkpoint that the store lists."""
-        location = GraphLocation(checkpoint.thread_id, checkpoint.metadata.get(NS, checkpoint.scope))
-        checkpoint_id = checkpoint.metadata.get(ID) or location.original(checkpoint.id)
-        if checkpoint_id is None:
+        try:
+            location, checkpoint_id, _ = names_of(checkpoint)
+        except DecodeError:
             raise InvalidInput(
                 f"checkpoint {checkpoint.id} was not saved by LangGraph",
                 thread=checkpoint.thread_id,
                 checkpoint=checkpoint.id,
                 hint="Pass a checkpoint that a graph with this saver has stored",
-            )
-        return config_of(location, str(checkpoint_id))  # type: ignore[return-value]
+            ) from None
+        return config_of(location, checkpoint_id)  # type: ignore[return-value]
 
     # Writing ------------------------------------------------------------------------------------------------------
 
@@ -218,9 +207,7 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
-        prepared, cached = self._prepare(config, checkpoint, metadata, new_versions)
-        self._put(prepared, cached, config)
-        return _config_after(prepared)
+        return self._put(config, checkpoint, metadata, new_versions)()
 
     async def aput(
         self,
@@ -230,9 +217,7 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Do what ``put`` does."""
-        prepared, cached = self._prepare(config, checkpoint, metadata, new_versions)
-        await self._access.offload.run(self._put, prepared, cached, config)
-        return _config_after(prepared)
+        return await self._access.offload.run(self._put(config, checkpoint, metadata, new_versions))
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -286,13 +271,15 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
 
     def retain(self, rules: Keep, *, thread_id: str | None = None, dry_run: bool = False) -> Pruned:
         """Delete the checkpoints that the rules do not keep, in a thread or in all; the others stay unchanged."""
-        return retention.retain(self._access.store, self._services, _name_or_none(thread_id), rules, dry_run)
+        thread = None if thread_id is None else thread_name(thread_id)
+        return retention.retain(self._access.store, self._services, thread, rules, dry_run)
 
     # Interrupts ---------------------------------------------------------------------------------------------------
 
     def interrupts(self, thread_id: str | None = None) -> builtins.list[InterruptRecord]:
         """Return the interrupts that wait for an answer, oldest first: of a thread or of all, subgraphs included."""
-        return self._open_interrupts.waiting(self._access.store, _name_or_none(thread_id))
+        thread = None if thread_id is None else thread_name(thread_id)
+        return self._open_interrupts.waiting(self._access.store, thread)
 
     # The same for an event loop -----------------------------------------------------------------------------------
 
@@ -312,46 +299,35 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         # Not made once: a graph may give its copy of the saver another serializer.
         return Reader(self._services, self.serde, self._heads)
 
-    def _put(self, prepared: PreparedPut, cached: CachedHead | None, config: RunnableConfig) -> None:
-        store = self._access.store
-        self._putter.put(store, prepared, cached)
-        self._open_interrupts.stored(
-            store,
-            prepared.location,
-            prepared.checkpoint_id,
-            prepared.parent,
-            prepared.fields.get("trigger", ""),
-            at_exit=config["configurable"].get(_DURABILITY) == "exit",
-        )
-
-    def _lists(
-        self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None
-    ) -> builtins.list[Callable[[int | None], CheckpointListing]]:
-        """Return a function for each thread that starts its list, given how many checkpoints are wanted."""
-        reader = self._reader()
+    def _pages(
+        self,
+        config: RunnableConfig | None,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> Iterator[builtins.list[CheckpointTuple]]:
+        """Yield the pages of a list, thread by thread."""
+        store, reader = self._access.store, self._reader()
         before_id = None if before is None else checkpoint_id_of(before)
-        threads: Collection[str]
         if config is None or "thread_id" not in config.get("configurable", {}):
-            threads, ns, checkpoint_id = thread_names(self._access.store, self._services), None, None
+            threads, ns, checkpoint_id = thread_names(store, self._services), None, None
         else:
             location = location_of(config)
             ns = location.ns if "checkpoint_ns" in config["configurable"] else None
             threads, checkpoint_id = [location.thread], checkpoint_id_of(config)
+        for thread in threads:
+            for page in pages_of_thread(store, reader, thread, ns, checkpoint_id, filter, before_id, limit):
+                yield page
+                limit = None if limit is None else limit - len(page)
 
-        store = self._access.store
-
-        def start(thread: str) -> Callable[[int | None], CheckpointListing]:
-            return lambda left: start_listing(store, reader, thread, ns, checkpoint_id, filter, before_id, left)
-
-        return [start(thread) for thread in threads]
-
-    def _prepare(
+    def _put(
         self,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> tuple[PreparedPut, CachedHead | None]:
+    ) -> Callable[[], RunnableConfig]:
+        """Encode a checkpoint now and return the function that stores it."""
         location, parent = location_of(config), checkpoint_id_of(config)
         is_next = parent is not None and not may_fork(parent) and parent != checkpoint["id"]
         cached = self._heads.take(location.name(str(parent))) if is_next else None
@@ -361,7 +337,16 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         configurable = config["configurable"]
         copies = metadata.get("source") == "fork" or configurable.get("__pregel_replay_state")
         is_first = not copies and (_DURABILITY in configurable or metadata.get("step", 0) < 0)
-        return prepare(location, checkpoint, parent, described, new_versions, self.serde, cached, is_first), cached
+        prepared = prepare(location, checkpoint, parent, described, new_versions, self.serde, cached, is_first)
+
+        def put() -> RunnableConfig:
+            store, checkpoint_id = self._access.store, prepared.checkpoint_id
+            self._putter.put(store, prepared, cached)
+            source, at_exit = prepared.fields.get("trigger", ""), configurable.get(_DURABILITY) == "exit"
+            self._open_interrupts.stored(store, location, checkpoint_id, parent, source, at_exit=at_exit)
+            return config_of(location, checkpoint_id)  # type: ignore[return-value]
+
+        return put
 
     def _write(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
@@ -393,21 +378,8 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
                 task_id,
                 task_path,
                 writes,
-                encrypted=encrypted_serde(self.serde) is not None,
-                outer=_outer(config),
+                encrypted=isinstance(self.serde, EncryptedSerializer),
+                outer=config["configurable"].get("checkpoint_map"),
             )
 
         return write
-
-
-def _config_after(prepared: PreparedPut) -> RunnableConfig:
-    return config_of(prepared.location, prepared.checkpoint_id)  # type: ignore[return-value]
-
-
-def _outer(config: RunnableConfig) -> Mapping[str, str] | None:
-    """Return the checkpoints of the outer graphs that a subgraph runs in."""
-    return config["configurable"].get("checkpoint_map")
-
-
-def _name_or_none(thread_id: str | None) -> str | None:
-    return None if thread_id is None else thread_name(thread_id)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ from backstay.langgraph.importer.tables import (
     SourceThread,
     encrypted_value,
 )
-from backstay.langgraph.names import GraphLocation, forking_id
+from backstay.langgraph.names import GraphLocation, ReadId
+from backstay.langgraph.retention import rows_of_thread
 from backstay.langgraph.saver import BackstaySaver
 from backstay.model.checkpoint import MAIN
 from backstay.model.ids import check_id
 from backstay.operations.retention import REBUILT_FROM
-from backstay.store.base import BranchKey, Query, WriteRow
+from backstay.store.base import BranchKey, WriteRow
 from backstay.store.sqlite.database import resolve_path
 from backstay.thread.access import access_of
 from backstay.thread.store import Store
@@ -140,17 +142,17 @@ class _ImportRun:
             self.missing.append(Note(what, self.source.shown))
 
 
+@dataclass(slots=True)
 class _ThreadImport:
     """The import of one thread."""
 
-    def __init__(self, run: _ImportRun, thread: str, source: SourceThread) -> None:
-        self._run = run
-        self._thread = thread
-        self._source = source
-        self._is_mixed = False  # plain values among encrypted ones were found and noted
-        self._stored: set[tuple[str, str]] = set()  # namespaces and ids, stored by this import or before
-        self._next: dict[tuple[str, str], str] = {}  # by parent: the child that continues its branch; others fork
-        self._last: SourceCheckpoint | None = None
+    _run: _ImportRun
+    _thread: str
+    _source: SourceThread
+    _is_mixed: bool = False  # plain values among encrypted ones were found and noted
+    _stored: set[tuple[str, str]] = field(default_factory=set)  # namespaces and ids, stored by this import or before
+    _next: dict[tuple[str, str], str] = field(default_factory=dict)  # by parent: the child on its branch; others fork
+    _last: SourceCheckpoint | None = None
 
     def run(self) -> None:
         """Import the checkpoints of the thread in the source's order."""
@@ -161,7 +163,8 @@ class _ThreadImport:
         if late:
             self._note(f"{late} checkpoints have lower ids than their parents; the newest is the last child")
         check_id(self._thread, "thread_id")
-        existing = self._existing()
+        access = access_of(run.store)
+        existing = {row.id for row in rows_of_thread(access.store, access.services, self._thread)}
         names = [self._location(ref).name(ref.id) for ref in refs]
         others = existing.difference(names)
         if others and not existing.issuperset(names):
@@ -187,17 +190,6 @@ class _ThreadImport:
                 continue
             run.stored += name not in existing
             run.present += name in existing
-
-    def _existing(self) -> set[str]:
-        """Return the ids of the thread's checkpoints in the store, of all its namespaces."""
-        found: set[str] = set()
-        query: Query | None = Query(self._run.store.namespace, self._thread)
-        while query is not None:
-            rows = access_of(self._run.store).store.find(query)
-            found.update(row.id for row in rows)
-            more = len(rows) == query.limit
-            query = Query(self._run.store.namespace, self._thread, before=rows[-1].seq) if more else None
-        return found
 
     def _import(self, ref: SourceRef, name: str, where: str, exists: bool) -> None:
         found, run = self._source.read(ref), self._run
@@ -226,7 +218,9 @@ class _ThreadImport:
         saver = self._run.root_saver
         if parent and (ref.ns, parent) in self._stored:
             saver = self._run.saver
-            config["checkpoint_id"] = parent if self._next.get((ref.ns, parent)) == ref.id else forking_id(parent)
+            config["checkpoint_id"] = (
+                parent if self._next.get((ref.ns, parent)) == ref.id else ReadId(parent, forks=True)
+            )
         elif parent:
             metadata[PARENT] = parent
             what = f"its parent {parent} is missing"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, LiteralString, Self
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -21,8 +21,10 @@ from backstay.langgraph.importer import slices
 from backstay.langgraph.importer.tables import (
     SENDS,
     SENDS_VERSION,
+    Source,
     SourceCheckpoint,
     SourceRef,
+    SourceThread,
     add_sends,
     joined,
     metadata_of,
@@ -84,7 +86,7 @@ WHERE b.thread_id = %s AND b.checkpoint_ns = %s"""
 Key = tuple[str, str]
 
 
-class PostgresSource:
+class PostgresSource(Source):
     """The three tables in the schema that the URL's search path names."""
 
     def __init__(self, url: str) -> None:
@@ -129,9 +131,10 @@ class PostgresSource:
             for (name,) in cursor:
                 yield name
 
-    def thread(self, name: str) -> PostgresThread:
-        """Return a thread; it may have no checkpoints."""
-        return PostgresThread(self, name)
+    def thread(self, name: str) -> SourceThread:
+        """Return a thread."""
+        refs = ordered(SourceRef(*row) for row in self.rows(_REFS, name))
+        return SourceThread(refs, self.rows(_ORPHAN_WRITES, name)[0][0], _ThreadReader(self, name, refs).read)
 
     def rows(self, query: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
@@ -149,22 +152,15 @@ class PostgresSource:
         """Close the connection."""
         self._connection.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class _ThreadReader:
+    """Reads one thread, with a page of its rows and the bytes of the checkpoint that was read last."""
 
-
-class PostgresThread:
-    """One thread of the tables, with a page of its rows and the bytes of the checkpoint that was read last."""
-
-    def __init__(self, source: PostgresSource, name: str) -> None:
+    def __init__(self, source: PostgresSource, name: str, refs: Sequence[SourceRef]) -> None:
         self._source = source
         self._name = name
-        self.refs: Sequence[SourceRef] = ordered(SourceRef(*row) for row in source.rows(_REFS, name))
-        self.orphan_writes: int = source.rows(_ORPHAN_WRITES, name)[0][0]
-        self._numbers = {ref: number for number, ref in enumerate(self.refs)}
+        self._refs = refs
+        self._numbers = {ref: number for number, ref in enumerate(refs)}
         self._rows: dict[Key, tuple[str, str]] = {}
         self._writes: dict[Key, list[tuple[Any, ...]]] = {}
         self._blobs: dict[tuple[str, str, str], tuple[str, bytes | None]] = {}
@@ -174,7 +170,7 @@ class PostgresThread:
         key = (ref.ns, ref.id)
         if key not in self._rows:
             number = self._numbers[ref]
-            keys = [(each.ns, each.id) for each in self.refs[number : number + PAGE_CHECKPOINTS]]
+            keys = [(each.ns, each.id) for each in self._refs[number : number + PAGE_CHECKPOINTS]]
             found = self._source.rows(_ROWS, [ns for ns, _ in keys], [name for _, name in keys], self._name)
             self._rows = {(ns, name): (row, metadata) for ns, name, row, metadata in found}
             self._writes = self._source.writes(self._name, keys)

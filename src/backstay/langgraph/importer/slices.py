@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import ormsgpack
 
+from backstay.codec.msgpack import header
 from backstay.errors import DecodeError
 
 DEPTH_MAX = 1000
@@ -24,7 +25,7 @@ _FIX_MAP, _FIX_ARRAY, _FIX_STR, _NIL, _NEGATIVE = 0x80, 0x90, 0xA0, 0xC0, 0xE0  
 
 _EXTENSION_BYTES = 1  # its code, which is not part of the length
 
-# First byte: how many bytes follow that hold the length. What the length counts is said by the table's name.
+# First byte: how many bytes follow that hold the length. The table's name says which things the length counts.
 _STRINGS = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _BINARIES = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
@@ -74,18 +75,12 @@ def _step(data: bytes, at: int) -> tuple[int, int]:
         return _after_text(data, at, first - _FIX_STR), 0
     if first in _FIXED:
         return _after(data, at, _FIXED[first]), 0
-    return _after_length(data, at, first)
-
-
-def _after_length(data: bytes, at: int, first: int) -> tuple[int, int]:
     if first not in _LENGTHS:
         raise DecodeError(f"byte {at - 1} does not start a value")
     body = _after(data, at, _LENGTHS[first])
     length = int.from_bytes(data[at:body], "big")
-    if first in _ARRAYS:
-        return body, length
-    if first in _MAPS:
-        return body, 2 * length
+    if first in _ARRAYS or first in _MAPS:
+        return body, 2 * length if first in _MAPS else length
     if first in _STRINGS:
         return _after_text(data, body, length), 0
     return _after(data, body, length + _EXTENSION_BYTES * (first in _EXTENSIONS)), 0
@@ -147,12 +142,7 @@ def binary_in(data: bytes) -> bytes | None:
 
 def array_of(slices: list[bytes]) -> bytes:
     """Return a msgpack array of values that are encoded already."""
-    count = len(slices)
-    if count < _FIX_STR - _FIX_ARRAY:
-        head = bytes([_FIX_ARRAY + count])
-    else:
-        head = b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
-    return head + b"".join(slices)
+    return header(len(slices), 0x90, 0xDC) + b"".join(slices)
 
 
 _SPACE = re.compile(r"[ \t\n\r]*")

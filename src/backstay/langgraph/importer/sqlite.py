@@ -7,9 +7,9 @@ this process. A file with a write-ahead log is read together with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from functools import partial
 from urllib.parse import quote
 
 import apsw
@@ -17,8 +17,10 @@ from langgraph.checkpoint.serde.base import CipherProtocol
 
 from backstay.errors import Corrupted, DecodeError, StoreBusy, StoreRefused
 from backstay.langgraph.importer.tables import (
+    Source,
     SourceCheckpoint,
     SourceRef,
+    SourceThread,
     decrypted_value,
     metadata_of,
     ordered,
@@ -44,7 +46,7 @@ SELECT task_id, {path}, idx, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"""
 
 
-class SqliteSource:
+class SqliteSource(Source):
     """The two tables of a file."""
 
     def __init__(self, path: str, cipher: CipherProtocol | None = None) -> None:
@@ -77,17 +79,14 @@ class SqliteSource:
             for (name,) in self._connection.execute(_THREADS):
                 yield str(name)
 
-    def thread(self, name: str) -> SqliteThread:
-        """Return a thread; it may have no checkpoints."""
-        return SqliteThread(self, name)
-
-    def rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
+    def thread(self, name: str) -> SourceThread:
+        """Return a thread."""
         with _translated(self.shown):
-            return list(self._connection.execute(query, values))
+            refs = ordered(SourceRef(*row) for row in self._connection.execute(_REFS, (name,)))
+            ((orphan_writes,),) = self._connection.execute(_ORPHAN_WRITES, (name,))
+        return SourceThread(refs, orphan_writes, partial(self._read, name))
 
-    def read(self, thread: str, ref: SourceRef) -> SourceCheckpoint:
-        """Return a checkpoint, or raise DecodeError if it is damaged."""
+    def _read(self, thread: str, ref: SourceRef) -> SourceCheckpoint:
         try:
             key = (thread, ref.ns, ref.id)
             ((tag, data, metadata),) = self._connection.execute(_ROW, key)
@@ -103,26 +102,6 @@ class SqliteSource:
 
     def _columns(self, table: str) -> set[str]:
         return {str(name) for (name,) in self._connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class SqliteThread:
-    """One thread of the file."""
-
-    def __init__(self, source: SqliteSource, name: str) -> None:
-        self._source = source
-        self._name = name
-        self.refs: Sequence[SourceRef] = ordered(SourceRef(*row) for row in source.rows(_REFS, name))
-        self.orphan_writes: int = source.rows(_ORPHAN_WRITES, name)[0][0]
-
-    def read(self, ref: SourceRef) -> SourceCheckpoint:
-        """Return a checkpoint, or raise DecodeError if it is damaged."""
-        return self._source.read(self._name, ref)
 
 
 def _connect(path: str, parameters: str) -> apsw.Connection:

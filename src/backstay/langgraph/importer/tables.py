@@ -8,8 +8,9 @@ never decoded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 import ormsgpack
@@ -61,14 +62,13 @@ class SourceCheckpoint:
     lost: tuple[str, ...] = ()  # what cannot be imported, each with its reason
 
 
-class SourceThread(Protocol):
-    """One thread of a source."""
+@dataclass(frozen=True, slots=True)
+class SourceThread:
+    """One thread of a source; it may have no checkpoints."""
 
     refs: Sequence[SourceRef]  # in the order of their ids, but parents before their children
     orphan_writes: int  # how many writes have no checkpoint
-
-    def read(self, ref: SourceRef) -> SourceCheckpoint:
-        """Return a checkpoint, or raise DecodeError if it is damaged."""
+    read: Callable[[SourceRef], SourceCheckpoint]  # raises DecodeError for a damaged checkpoint
 
 
 class Source(Protocol):
@@ -80,14 +80,16 @@ class Source(Protocol):
         """Yield the names of all threads."""
 
     def thread(self, name: str) -> SourceThread:
-        """Return a thread; it may have no checkpoints."""
+        """Return a thread."""
 
     def close(self) -> None:
         """Close it."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def ordered(refs: Iterable[SourceRef]) -> list[SourceRef]:
@@ -179,18 +181,18 @@ def _are_versions(value: object) -> bool:
 
 def split(tag: object, data: object, ref: SourceRef) -> dict[str, Any]:
     """Return a checkpoint that was stored as one value; its channels and unknown fields stay bytes."""
+    items: Callable[[bytes], Iterable[tuple[str, bytes]]]
     if tag == MSGPACK and isinstance(data, bytes):
-        fields, plain = dict(slices.msgpack_items(data)), slices.plain_msgpack
-        values = {name: _slice(value) for name, value in slices.msgpack_items(fields.pop(VALUES, b"\x80"))}
-        others = {name: _slice(value) for name, value in fields.items() if name not in _PLAIN}
+        items, plain, value_in, empty = slices.msgpack_items, slices.plain_msgpack, _slice, b"\x80"
     elif tag == JSON and isinstance(data, bytes):
-        fields, plain = dict(slices.json_items(data)), slices.plain_json
-        values = {name: Typed(JSON, value) for name, value in slices.json_items(fields.pop(VALUES, b"{}"))}
-        others = {name: Typed(JSON, value) for name, value in fields.items() if name not in _PLAIN}
+        items, plain, value_in, empty = slices.json_items, slices.plain_json, partial(Typed, JSON), b"{}"
     elif isinstance(tag, str) and "+" in tag:
         raise DecodeError(f"is encrypted as a whole ({tag}), so it cannot be split into channels without serde=")
     else:
         raise DecodeError(f"has the type {tag!r}, which is never loaded")
+    fields = dict(items(data))
+    values = {name: value_in(value) for name, value in items(fields.pop(VALUES, empty))}
+    others = {name: value_in(value) for name, value in fields.items() if name not in _PLAIN}
     known = {name: plain(fields[name]) for name in _PLAIN if name in fields}
     return checked({**known, VALUES: values, **others}, ref)
 

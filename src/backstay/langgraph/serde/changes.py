@@ -71,11 +71,7 @@ class Difference(NamedTuple):
     path: str
     before: str
     after: str
-    value: Any  # the original
-
-    def warning(self) -> ValueChanged:
-        """Return the warning about it."""
-        return ValueChanged(self.path, self.before, self.after)
+    value: Any  # the original, which no message shows
 
 
 class _Pair(NamedTuple):
@@ -96,18 +92,11 @@ def differences(before: object, after: object, path: str | None) -> Iterator[Dif
     stack = [_Pair(before, after, path)]
     while stack:
         pair = stack.pop()
-        if type(pair.before) is not type(pair.after):
-            yield _difference(pair)
-            continue
-        inside = _compare(pair)
+        inside = _compare(pair) if type(pair.before) is type(pair.after) else None
         if inside is None:
-            yield _difference(pair)
+            yield Difference(pair.path or "", name_of(type(pair.before)), name_of(type(pair.after)), pair.before)
         else:
             stack.extend(reversed(inside))
-
-
-def _difference(pair: _Pair) -> Difference:
-    return Difference(pair.path or "", name_of(type(pair.before)), name_of(type(pair.after)), pair.before)
 
 
 def _compare(pair: _Pair) -> list[_Pair] | None:
@@ -126,7 +115,9 @@ def _compare(pair: _Pair) -> list[_Pair] | None:
     elif isinstance(before, (enum.Enum, type)):
         equal = before is after
     elif (numpy := sys.modules.get("numpy")) is not None and isinstance(before, numpy.ndarray):
-        equal = _same_array(numpy, before, after)
+        equal = (before.dtype, before.shape) == (after.dtype, after.shape) and bool(
+            numpy.array_equal(before, after, equal_nan=before.dtype.kind in "fcmM")
+        )
     elif isinstance(before, deque) and before.maxlen != after.maxlen:
         equal = False
     if equal is not None:
@@ -159,12 +150,6 @@ def _compare_dicts(before: dict[Any, Any], after: dict[Any, Any], path: str | No
             pairs.append(_Pair(old_key, new_key, None if inside is None else f"{inside} (key)"))
         pairs.append(_Pair(old, new, inside))
     return pairs
-
-
-def _same_array(numpy: Any, before: Any, after: Any) -> bool:
-    if before.dtype != after.dtype or before.shape != after.shape:
-        return False
-    return bool(numpy.array_equal(before, after, equal_nan=before.dtype.kind in "fcmM"))
 
 
 Part = tuple[str, Any]
@@ -220,11 +205,6 @@ def join(path: str, step: str) -> str:
     return path + step
 
 
-def pattern_of(path: str) -> str:
-    """Return a path without its indices: the same for every item of a list."""
-    return _INDEX.sub("[]", path)
-
-
 def name_of(cls: type) -> str:
     """Return the name of a class as messages show it."""
     return cls.__qualname__ if cls.__module__ in ("builtins", "collections") else f"{cls.__module__}.{cls.__qualname__}"
@@ -253,8 +233,8 @@ def is_errors(path: str) -> bool:
 
 
 def place_of_path(path: str) -> str:
-    """Return a path without indices, the same for a channel's value and for a pending write to it."""
-    return _PLACE.sub("", pattern_of(path), count=1)
+    """Return a path that is the same for all items of a list, and for a channel's value and a pending write to it."""
+    return _PLACE.sub("", _INDEX.sub("[]", path), count=1)
 
 
 def _channel(path: str) -> str:

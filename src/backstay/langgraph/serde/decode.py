@@ -1,10 +1,10 @@
 """LangGraph's bytes to values. Any bytes give a value or DecodeError; loading calls nothing that is not trusted.
 
-This reads what LangGraph's own serializer writes and returns the same values, with these exceptions, each of which
-loses less. A class that may not be loaded, or cannot be rebuilt, raises an error; LangGraph returns a bare dict or
-None. Sets of tuples, and Enums whose values are tuples, come back: msgpack has no tuples, but a hashable value was not
-a list. Dataclasses whose constructor does not take their fields (``init=False``) are filled field by field. Empty
-arrays come back.
+This reads what LangGraph's own serializer writes and returns the same values. It differs only where it loses less. A
+class that may not be loaded, or cannot be rebuilt, raises an error; LangGraph returns a bare dict or None. Sets of
+tuples, and Enums whose values are tuples, come back: msgpack has no tuples, but a hashable value was not a list.
+Dataclasses whose constructor does not take their fields (``init=False``) are filled field by field. Empty arrays come
+back.
 
 The JSON that LangGraph wrote before it had msgpack holds envelopes that name a class and its arguments. An envelope of
 kind ``lc: 2`` may name a class of LangGraph's closed list, or one that the program allowed; nothing else, even if it is
@@ -49,19 +49,28 @@ could overflow the stack and end the process.
 _OPTION: Final = ormsgpack.OPT_NON_STR_KEYS
 _DTYPE: Final = re.compile(r"[<>|=][biufcmMSUV][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,2}\])?", re.ASCII)
 
+MESSAGES: Final = (
+    messages.AIMessage,
+    messages.ChatMessage,
+    messages.FunctionMessage,
+    messages.HumanMessage,
+    messages.SystemMessage,
+    messages.ToolMessage,
+)
+"""LangChain's messages that have a content."""
+
+CHUNKS: Final = (
+    messages.AIMessageChunk,
+    messages.ChatMessageChunk,
+    messages.FunctionMessageChunk,
+    messages.HumanMessageChunk,
+    messages.SystemMessageChunk,
+    messages.ToolMessageChunk,
+)
+"""The same messages while they are streamed."""
+
 _FIRST_FIELD: Final[dict[type, str]] = {
-    messages.AIMessage: "content",
-    messages.AIMessageChunk: "content",
-    messages.ChatMessage: "content",
-    messages.ChatMessageChunk: "content",
-    messages.FunctionMessage: "content",
-    messages.FunctionMessageChunk: "content",
-    messages.HumanMessage: "content",
-    messages.HumanMessageChunk: "content",
-    messages.SystemMessage: "content",
-    messages.SystemMessageChunk: "content",
-    messages.ToolMessage: "content",
-    messages.ToolMessageChunk: "content",
+    **dict.fromkeys((*MESSAGES, *CHUNKS), "content"),
     documents.Document: "page_content",
 }
 """Classes whose constructors only hand their keywords to the validator, if this keyword is among them."""
@@ -75,7 +84,13 @@ def decode_msgpack(data: bytes, trust: Trust) -> Any:
     try:
         pair = ormsgpack.unpackb(b"".join((PAIR, data, END_BYTES)), ext_hook=decoder.ext, option=_OPTION)
     except Exception as error:
-        raise decoder.translated(error) from error
+        failure = decoder.failure or error  # the C decoder drops an error that was raised inside an object
+        if isinstance(failure, (DecodeError, MemoryError)) or not isinstance(failure, Exception):
+            raise failure from error
+        what = f"stored bytes are not a valid value: {error}"
+        if failure is not error:
+            what = f"a stored value cannot be rebuilt: {type(failure).__name__}"
+        raise DecodeError(what) from error
     if type(pair[1]) is not int or pair[1] != END:  # some values, such as arrays, cannot be compared
         raise DecodeError("a stored value is followed by more bytes")
     return pair[0]
@@ -84,21 +99,12 @@ def decode_msgpack(data: bytes, trust: Trust) -> Any:
 class MsgpackDecoder:
     """Decodes one value."""
 
-    __slots__ = ("_depth", "_failure", "_trust")
+    __slots__ = ("_depth", "_trust", "failure")
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
         self._depth = 0
-        self._failure: BaseException | None = None
-
-    def translated(self, error: Exception) -> BaseException:
-        """Return the error to raise: the one inside an object if there was one, since the C decoder drops it."""
-        failure = self._failure or error
-        if isinstance(failure, (DecodeError, MemoryError)) or not isinstance(failure, Exception):
-            return failure
-        if failure is error:
-            return DecodeError(f"stored bytes are not a valid value: {error}")
-        return DecodeError(f"a stored value cannot be rebuilt: {type(failure).__name__}")
+        self.failure: BaseException | None = None  # the first one inside an object
 
     def ext(self, code: int, data: bytes) -> Any:
         """Return the object that an ext describes."""
@@ -111,8 +117,8 @@ class MsgpackDecoder:
                     raise DecodeError(f"an object in a stored value has more than {INNER_DEPTH_MAX} nested levels")
             return self._object(code, ormsgpack.unpackb(data, ext_hook=self.ext, option=_OPTION))
         except BaseException as failure:
-            if self._failure is None:
-                self._failure = failure
+            if self.failure is None:
+                self.failure = failure
             raise
         finally:
             self._depth -= 1
@@ -170,21 +176,9 @@ def _without_class(module: str, name: str, payload: Any) -> Any:
 
 # Building objects -------------------------------------------------------------------------------------------------
 
-_BUILDERS: Final[dict[int, Callable[[Any, Any], Any]]] = {}
 _HASHED: Final = (set, frozenset)
 
 
-def _builds(code: int) -> Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]:
-    """Register the function that builds the objects of an ext code from a class and a payload."""
-
-    def register(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        _BUILDERS[code] = function
-        return function
-
-    return register
-
-
-@_builds(trusted.SINGLE)
 def _single(target: Any, payload: Any) -> Any:
     try:
         return target(payload)
@@ -201,7 +195,6 @@ def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if type(value) is list else value
 
 
-@_builds(trusted.POSITIONAL)
 def _positional(target: Any, payload: Any) -> Any:
     if target is Send:
         node, arg, *timeout = payload
@@ -209,7 +202,6 @@ def _positional(target: Any, payload: Any) -> Any:
     return target(*payload)
 
 
-@_builds(trusted.KEYWORDS)
 def _keywords(target: Any, payload: Any) -> Any:
     try:
         return target(**payload)
@@ -226,7 +218,6 @@ def _keywords(target: Any, payload: Any) -> Any:
     return built
 
 
-@_builds(trusted.PYDANTIC_V1)
 def _model_v1(target: Any, payload: Any) -> Any:
     try:
         return target(**payload)
@@ -236,7 +227,6 @@ def _model_v1(target: Any, payload: Any) -> Any:
     return target.construct(**payload)
 
 
-@_builds(trusted.PYDANTIC_V2)
 def _model_v2(target: Any, payload: Any) -> Any:
     first = _FIRST_FIELD.get(target)
     if first is not None and type(payload) is dict and first in payload and "content_blocks" not in payload:
@@ -254,6 +244,16 @@ def _model_v2(target: Any, payload: Any) -> Any:
             raise
     # The stored object was not valid either: it comes back as it was, not as today's code would have it.
     return target.model_construct(**payload)
+
+
+_BUILDERS: Final[dict[int, Callable[[Any, Any], Any]]] = {
+    trusted.SINGLE: _single,
+    trusted.POSITIONAL: _positional,
+    trusted.KEYWORDS: _keywords,
+    trusted.PYDANTIC_V1: _model_v1,
+    trusted.PYDANTIC_V2: _model_v2,
+}
+"""How objects are built from a class and a payload, by ext code."""
 
 
 def _array(content: Any) -> Any:

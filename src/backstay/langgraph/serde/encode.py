@@ -188,16 +188,6 @@ ENCODERS: Final[dict[type, EncodeFunction]] = {}
 """How values of a type, not of its subclasses, are written; each function writes what LangGraph writes."""
 
 
-def encodes(*types: type) -> Callable[[EncodeFunction], EncodeFunction]:
-    """Register a function that writes values of these types."""
-
-    def register(function: EncodeFunction) -> EncodeFunction:
-        ENCODERS.update(dict.fromkeys(types, function))
-        return function
-
-    return register
-
-
 def head_of(length: int, cls: type) -> bytes:
     """Return the msgpack of an array up to where the payload starts, after module and name."""
     return bytes([0x90 | length]) + ormsgpack.packb(cls.__module__) + ormsgpack.packb(cls.__name__)

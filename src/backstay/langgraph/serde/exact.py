@@ -12,8 +12,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
-from langchain_core import messages
 from langchain_core.documents import Document
+from langchain_core.messages import RemoveMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.store.base import Item
@@ -23,6 +23,7 @@ from backstay.codec import decode, encode
 from backstay.codec.registry import BY_CLASS, register
 from backstay.errors import DecodeError
 from backstay.langgraph.serde.changes import UNNAMED, is_errors
+from backstay.langgraph.serde.decode import CHUNKS, MESSAGES
 from backstay.langgraph.serde.safe import SafeSerializer
 
 TAG: Final = "backstay"
@@ -69,31 +70,16 @@ def _item_from(content: Any) -> Item:
     return Item(value=value, key=key, namespace=namespace, created_at=created_at, updated_at=updated_at)
 
 
-_MESSAGES: Final[tuple[type, ...]] = (
-    messages.AIMessage,
-    messages.AIMessageChunk,
-    messages.ChatMessage,
-    messages.ChatMessageChunk,
-    messages.FunctionMessage,
-    messages.FunctionMessageChunk,
-    messages.HumanMessage,
-    messages.HumanMessageChunk,
-    messages.RemoveMessage,
-    messages.SystemMessage,
-    messages.SystemMessageChunk,
-    messages.ToolMessage,
-    messages.ToolMessageChunk,
-    Document,
-)
-
+_CLASSES: Final[dict[str, tuple[type, ...]]] = {
+    "langchain": (*MESSAGES, *CHUNKS, RemoveMessage, Document),
+    "langgraph": (Command, Interrupt, Overwrite, TimeoutPolicy, _DeltaSnapshot),
+}
 
 # Unless the program has registered a class under a name of its own.
-for cls in _MESSAGES:
-    if cls not in BY_CLASS:
-        register(cls, name=f"langchain.{cls.__name__}")
-for cls in (Command, Interrupt, Overwrite, TimeoutPolicy, _DeltaSnapshot):
-    if cls not in BY_CLASS:
-        register(cls, name=f"langgraph.{cls.__name__.lstrip('_')}")
+for package, classes in _CLASSES.items():
+    for cls in classes:
+        if cls not in BY_CLASS:
+            register(cls, name=f"{package}.{cls.__name__.lstrip('_')}")
 if Send not in BY_CLASS:
     register(Send, name="langgraph.Send", encode=lambda send: [send.node, send.arg, send.timeout], decode=_send_from)
 if Item not in BY_CLASS:

@@ -17,11 +17,12 @@ from typing import Any, Final
 from uuid import UUID
 
 import ormsgpack
-from langchain_core import messages
 from langchain_core.documents import Document
+from langchain_core.messages import RemoveMessage
 from pydantic import AfterValidator, BaseModel, BeforeValidator, PlainValidator, WrapValidator
 
 from backstay.langgraph.serde import trusted
+from backstay.langgraph.serde.decode import MESSAGES
 from backstay.langgraph.serde.encode import ENCODERS, HANDED_OVER, EncodeFunction, MsgpackEncoder, head_of, holds_only
 
 _TAIL: Final = ormsgpack.packb("model_validate_json")
@@ -43,7 +44,11 @@ def model_encoder(cls: Any) -> EncodeFunction:
     inner = _NO_MODELS if has_code else _inner_models(cls)
     # The fields that are declared to be of one type, for which a constructor also takes others.
     declared = {name: each.annotation for name, each in cls.__pydantic_fields__.items()} if is_model else {}
-    declared = {name: kind for name, kind in declared.items() if kind in _SCALARS | _LEAVES or _is_enum(kind)}
+    declared = {
+        name: kind
+        for name, kind in declared.items()
+        if kind in _SCALARS | _LEAVES or (isinstance(kind, type) and issubclass(kind, Enum))
+    }
     names, kinds = tuple(declared), tuple(declared.values())
 
     def encode(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
@@ -83,28 +88,13 @@ def message_encoder(cls: Any) -> EncodeFunction:
     return encode
 
 
-_MESSAGES: Final = (
-    messages.AIMessage,
-    messages.ChatMessage,
-    messages.FunctionMessage,
-    messages.HumanMessage,
-    messages.RemoveMessage,
-    messages.SystemMessage,
-    messages.ToolMessage,
-    Document,
-)
-"""Models whose validators return valid fields unchanged."""
-
-ENCODERS.update((cls, message_encoder(cls)) for cls in _MESSAGES)
+# The validators of these classes return valid fields unchanged.
+ENCODERS.update((cls, message_encoder(cls)) for cls in (*MESSAGES, RemoveMessage, Document))
 
 
 def _dumped(value: Any) -> Any:
     # What model_dump does, without its detour.
     return value.__pydantic_serializer__.to_python(value)
-
-
-def _is_enum(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Enum)
 
 
 def _exact_fields(encoder: MsgpackEncoder, value: Any, dumped: Any, inner: frozenset[type]) -> bytes | None:

@@ -29,7 +29,7 @@ from pydantic import SecretBytes, SecretStr
 from backstay.codec import arrays
 from backstay.langgraph.serde import trusted
 from backstay.langgraph.serde.changes import name_of, same
-from backstay.langgraph.serde.encode import EncodeFunction, MsgpackEncoder, encodes, head_of
+from backstay.langgraph.serde.encode import ENCODERS, EncodeFunction, MsgpackEncoder, head_of
 from backstay.langgraph.serde.models import model_encoder
 
 CLASSES_MAX: Final = 1000
@@ -44,29 +44,39 @@ _TIME: Final = ("hour", "minute", "second", "microsecond", "tzinfo", "fold")
 # Types that come back exactly -------------------------------------------------------------------------------------
 
 
-def _plain(code: int, *content: object) -> ormsgpack.Ext:
-    """Return an ext whose content is ASCII and small ints, and so needs no second look."""
-    return ormsgpack.Ext(code, ormsgpack.packb(content))
+def _send_arguments(value: Any) -> list[Any]:
+    timeout = getattr(value, "timeout", None)
+    return [value.node, value.arg] if timeout is None else [value.node, value.arg, timeout]
 
 
-@encodes(Decimal, IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network)
-def _text(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
-    cls = type(value)
-    return _plain(trusted.SINGLE, cls.__module__, cls.__name__, str(value))
+_BY_PAYLOAD: Final[tuple[tuple[tuple[type, ...], int, bool, Callable[[Any], object]], ...]] = (
+    ((Path, PosixPath, WindowsPath), trusted.POSITIONAL, False, lambda value: list(value.parts)),
+    ((UUID,), trusted.SINGLE, True, lambda value: value.hex),
+    ((Decimal,), trusted.SINGLE, True, str),
+    ((IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network), trusted.SINGLE, True, str),
+    ((timedelta,), trusted.POSITIONAL, True, lambda value: [value.days, value.seconds, value.microseconds]),
+    ((date,), trusted.POSITIONAL, True, lambda value: [value.year, value.month, value.day]),
+    ((time,), trusted.KEYWORDS, False, lambda value: {name: getattr(value, name) for name in _TIME}),
+    ((timezone,), trusted.POSITIONAL, False, lambda value: list(value.__getinitargs__())),
+)
+"""Types, and what their objects are built from; True if that is ASCII and ints, and so needs no second look.
+
+A subclass of one of these types is written in the same way, but built again and compared.
+"""
 
 
-@encodes(tuple)
+def _exact(cls: type, code: int, is_plain: bool, payload_of: Callable[[Any], object]) -> EncodeFunction:
+    head = head_of(3, cls)
+    if is_plain:
+        return lambda encoder, value: ormsgpack.Ext(code, head + ormsgpack.packb(payload_of(value)))
+    return lambda encoder, value: ormsgpack.Ext(code, head + encoder.pack(payload_of(value)))
+
+
 def _tuple(encoder: MsgpackEncoder, value: tuple[Any, ...]) -> Any:
     encoder.lossy.append("tuple")
     return list(value)
 
 
-@encodes(UUID)
-def _uuid(encoder: MsgpackEncoder, value: UUID) -> ormsgpack.Ext:
-    return _plain(trusted.SINGLE, "uuid", "UUID", value.hex)
-
-
-@encodes(set, frozenset)
 def _set(encoder: MsgpackEncoder, value: set[Any] | frozenset[Any]) -> ormsgpack.Ext:
     mark = len(encoder.lossy)
     data = encoder.named(type(value), list(value))
@@ -75,69 +85,25 @@ def _set(encoder: MsgpackEncoder, value: set[Any] | frozenset[Any]) -> ormsgpack
     return encoder.compared(value, trusted.SINGLE, data, mark)
 
 
-@encodes(deque)
 def _deque(encoder: MsgpackEncoder, value: deque[Any]) -> ormsgpack.Ext:
     if value.maxlen is not None:
         encoder.lossy.append("deque")
     return encoder.ext(trusted.SINGLE, deque, list(value))
 
 
-@encodes(datetime)
 def _datetime(encoder: MsgpackEncoder, value: datetime) -> ormsgpack.Ext:
     text = value.isoformat()
     if (value.tzinfo is not None or value.fold) and not same(value, datetime.fromisoformat(text)):
         encoder.lossy.append("datetime")
-    return _plain(trusted.METHOD, "datetime", "datetime", text, "fromisoformat")
+    return ormsgpack.Ext(trusted.METHOD, ormsgpack.packb(["datetime", "datetime", text, "fromisoformat"]))
 
 
-@encodes(timedelta)
-def _timedelta(encoder: MsgpackEncoder, value: timedelta) -> ormsgpack.Ext:
-    return _plain(trusted.POSITIONAL, "datetime", "timedelta", [value.days, value.seconds, value.microseconds])
-
-
-@encodes(date)
-def _date(encoder: MsgpackEncoder, value: date) -> ormsgpack.Ext:
-    return _plain(trusted.POSITIONAL, "datetime", "date", [value.year, value.month, value.day])
-
-
-@encodes(time)
-def _time(encoder: MsgpackEncoder, value: time) -> ormsgpack.Ext:
-    return encoder.ext(trusted.KEYWORDS, time, {name: getattr(value, name) for name in _TIME})
-
-
-@encodes(timezone)
-def _timezone(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
-    return encoder.ext(trusted.POSITIONAL, timezone, list(value.__getinitargs__()))
-
-
-@encodes(ZoneInfo)
 def _zone(encoder: MsgpackEncoder, value: ZoneInfo) -> ormsgpack.Ext:
     if value.key is None:
         raise encoder.refused("a ZoneInfo without a key could be stored but not loaded again")
     return encoder.ext(trusted.SINGLE, ZoneInfo, value.key)
 
 
-@encodes(PosixPath, WindowsPath)
-def _path(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
-    return encoder.ext(trusted.POSITIONAL, type(value), list(value.parts))
-
-
-@encodes(Pattern)
-def _pattern(encoder: MsgpackEncoder, value: Pattern[Any]) -> ormsgpack.Ext:
-    return ormsgpack.Ext(trusted.POSITIONAL, encoder.pack(["re", "compile", [value.pattern, value.flags]]))
-
-
-@encodes(Send)
-def _send(encoder: MsgpackEncoder, value: Send) -> ormsgpack.Ext:
-    return encoder.ext(trusted.POSITIONAL, Send, _send_arguments(value))
-
-
-def _send_arguments(value: Any) -> list[Any]:
-    timeout = getattr(value, "timeout", None)
-    return [value.node, value.arg] if timeout is None else [value.node, value.arg, timeout]
-
-
-@encodes(Command)
 def _command(encoder: MsgpackEncoder, value: Command[Any]) -> ormsgpack.Ext:
     # LangGraph treats a tuple and a list of destinations as the same, and its default is a tuple.
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -145,9 +111,26 @@ def _command(encoder: MsgpackEncoder, value: Command[Any]) -> ormsgpack.Ext:
     return encoder.ext(trusted.KEYWORDS, Command, fields)
 
 
-@encodes(_DeltaSnapshot)
-def _snapshot(encoder: MsgpackEncoder, value: _DeltaSnapshot) -> ormsgpack.Ext:
-    return ormsgpack.Ext(trusted.SNAPSHOT, encoder.pack(value.value))
+def _pattern(encoder: MsgpackEncoder, value: Pattern[Any]) -> ormsgpack.Ext:
+    return ormsgpack.Ext(trusted.POSITIONAL, encoder.pack(["re", "compile", [value.pattern, value.flags]]))
+
+
+for classes, code, is_plain, payload_of in _BY_PAYLOAD:
+    ENCODERS.update((cls, _exact(cls, code, is_plain, payload_of)) for cls in classes)
+ENCODERS.update(
+    {
+        tuple: _tuple,
+        set: _set,
+        frozenset: _set,
+        deque: _deque,
+        datetime: _datetime,
+        ZoneInfo: _zone,
+        Pattern: _pattern,
+        Command: _command,
+        Send: lambda encoder, value: encoder.ext(trusted.POSITIONAL, Send, _send_arguments(value)),
+        _DeltaSnapshot: lambda encoder, value: ormsgpack.Ext(trusted.SNAPSHOT, encoder.pack(value.value)),
+    }
+)
 
 
 # Other classes ----------------------------------------------------------------------------------------------------
@@ -202,44 +185,31 @@ _SUBCLASSES: Final[tuple[tuple[type, EncodeFunction], ...]] = (
 """Subclasses that the C encoder would have written as their base."""
 
 
-def _secret_encoder(cls: Any) -> EncodeFunction:
-    is_known = cls in (SecretStr, SecretBytes)
+def _by_name(code: int, payload_of: Callable[[Any], object], *, is_exact: bool = False) -> EncodeFunction:
+    """Return how to write an object by the name of its class and this payload.
 
-    def encode(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
-        mark = len(encoder.lossy)
-        data = encoder.named(cls, value.get_secret_value())
-        if is_known:
-            encoder.check_loadable(trusted.SINGLE, cls)
-            return ormsgpack.Ext(trusted.SINGLE, data)
-        return encoder.found_and_compared(value, trusted.SINGLE, data, mark)
-
-    return encode
-
-
-def _namedtuple_encoder(cls: Any) -> EncodeFunction:
-    # A subclass of another namedtuple, made by a class statement, may have its own constructor.
-    has_code = tuple not in cls.__bases__
-
-    def encode(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
-        mark = len(encoder.lossy)
-        data = encoder.named(cls, value._asdict())
-        if has_code:
-            return encoder.found_and_compared(value, trusted.KEYWORDS, data, mark)
-        encoder.check_loadable(trusted.KEYWORDS, cls)
-        return ormsgpack.Ext(trusted.KEYWORDS, data)
-
-    return encode
-
-
-def _by_name(code: int, payload_of: Callable[[Any], object]) -> EncodeFunction:
-    """Return how to write an object by the name of its class and this payload, built again and compared."""
+    Unless such objects are known to come back exactly, each is built again and compared.
+    """
 
     def encode(encoder: MsgpackEncoder, value: Any) -> ormsgpack.Ext:
         mark = len(encoder.lossy)
         data = encoder.named(type(value), payload_of(value))
-        return encoder.found_and_compared(value, code, data, mark)
+        if not is_exact:
+            return encoder.found_and_compared(value, code, data, mark)
+        encoder.check_loadable(code, type(value))
+        return ormsgpack.Ext(code, data)
 
     return encode
+
+
+def _secret_encoder(cls: Any) -> EncodeFunction:
+    is_exact = cls in (SecretStr, SecretBytes)
+    return _by_name(trusted.SINGLE, lambda value: value.get_secret_value(), is_exact=is_exact)
+
+
+def _namedtuple_encoder(cls: Any) -> EncodeFunction:
+    # A subclass of another namedtuple, made by a class statement, may have its own constructor.
+    return _by_name(trusted.KEYWORDS, lambda value: value._asdict(), is_exact=tuple in cls.__bases__)
 
 
 _BY_METHOD: Final[tuple[tuple[str, Callable[[Any], EncodeFunction]], ...]] = (
@@ -258,16 +228,9 @@ def _datetime_subclass(encoder: MsgpackEncoder, value: datetime) -> ormsgpack.Ex
 
 
 _BY_BASE: Final[tuple[tuple[type | tuple[type, ...], EncodeFunction], ...]] = (
-    (Path, _by_name(trusted.POSITIONAL, lambda value: list(value.parts))),
-    (UUID, _by_name(trusted.SINGLE, lambda value: value.hex)),
-    (Decimal, _by_name(trusted.SINGLE, str)),
+    (datetime, _datetime_subclass),  # before date, its base
+    *((classes, _by_name(code, payload_of)) for classes, code, _, payload_of in _BY_PAYLOAD),
     ((set, frozenset, deque), _by_name(trusted.SINGLE, list)),
-    ((IPv4Address, IPv4Network, IPv6Address, IPv6Network), _by_name(trusted.SINGLE, str)),
-    (datetime, _datetime_subclass),
-    (timedelta, _by_name(trusted.POSITIONAL, lambda value: [value.days, value.seconds, value.microseconds])),
-    (date, _by_name(trusted.POSITIONAL, lambda value: [value.year, value.month, value.day])),
-    (time, _by_name(trusted.KEYWORDS, lambda value: {name: getattr(value, name) for name in _TIME})),
-    (timezone, _by_name(trusted.POSITIONAL, lambda value: list(value.__getinitargs__()))),
     (ZoneInfo, _by_name(trusted.SINGLE, lambda value: value.key)),
     (Enum, _by_name(trusted.SINGLE, lambda value: value.value)),
 )

@@ -30,6 +30,7 @@ from backstay.langgraph.serde.changes import (
     DIFFERENCES_MAX,
     UNNAMED,
     Difference,
+    ValueChanged,
     differences,
     is_ignorable,
     place_of_path,
@@ -131,7 +132,7 @@ class SafeSerializer(JsonPlusSerializer):
                 continue
             if self._on_change == "raise":
                 hint = "Convert it to a type that comes back unchanged"
-                raise EncodeError(str(each.warning()), path=each.path, hint=hint)
+                raise EncodeError(str(ValueChanged(*each[:3])), path=each.path, hint=hint)
             count += self._reported.warn(each)
             if count == DIFFERENCES_MAX:
                 break
@@ -161,7 +162,7 @@ class _Reported:
             if key in self._changes or len(self._changes) >= REPORTED_MAX:
                 return False
             self._changes.add(key)
-        warnings.warn(difference.warning(), stacklevel=5)
+        warnings.warn(ValueChanged(*difference[:3]), stacklevel=5)
         return True
 
 
@@ -195,11 +196,6 @@ def hardened(
     if allow is not True:
         allow = (*allow, *listed_for_json, *(listed or () if listed is not True else ()))
     return SafeSerializer(allow=allow, strict=strict or listed is not True, on_change=on_change)
-
-
-def plain_of(serde: SerializerProtocol) -> SerializerProtocol | None:
-    """Return the serializer inside an encrypting one; None if it does not encrypt."""
-    return serde.serde if isinstance(serde, EncryptedSerializer) else None
 
 
 # Encryption -------------------------------------------------------------------------------------------------------

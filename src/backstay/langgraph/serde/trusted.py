@@ -11,7 +11,7 @@ the writer of the bytes has chosen. That is code of a class made for holding dat
 as harmful as its author made it. Two families of "data" that act when they are built are excluded: every ``Runnable``
 (LangChain's models, tools, prompts and chains are pydantic models, and may connect to an address that is given to
 them), and pydantic's settings (which read files named in their arguments). An Enum is only asked for the member of a
-value, since calling it with more arguments would make a new class. What remains is a dataclass or model of your own, or
+value, since calling it with more arguments would make a new class. The rest are dataclasses and models of your own, or
 of a library that you loaded, whose constructor opens, sends or deletes something. ``strict=True`` excludes all of this:
 then only the lists count.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import importlib
 import sys
 from collections.abc import Iterable
@@ -131,28 +132,17 @@ def how_to_allow(module: str, name: str) -> str:
     return f"If you trust the class and its constructor, add it: allow=[({module!r}, {name!r})], or the class itself"
 
 
-def codes_of(cls: type) -> frozenset[int]:
+@functools.lru_cache(maxsize=1000)
+def codes_of(cls: Any) -> frozenset[int]:
     """Return the codes by which a class may be rebuilt; none if it is not plain data."""
-    codes = _codes.get(cls)
-    if codes is None:
-        if len(_codes) >= _CODES_MAX:
-            _codes.clear()
-        codes = _codes[cls] = _codes_for(cls)
-    return codes
-
-
-_CODES_MAX: Final = 1000
-_codes: dict[type, frozenset[int]] = {}
-
-
-def _codes_for(cls: Any) -> frozenset[int]:
     if issubclass(cls, Runnable) or _is_of(cls, _SETTINGS):
         return _NEVER
     if issubclass(cls, enum.Enum):
         return _BY_VALUE if cls._member_map_ else _NEVER
     if cls in (SecretStr, SecretBytes) or (cls.__module__, cls.__name__) in _SECRETS:
         return _BY_VALUE
-    if dataclasses.is_dataclass(cls) or is_model(cls) or is_namedtuple(cls):
+    is_namedtuple = issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+    if dataclasses.is_dataclass(cls) or is_model(cls) or is_namedtuple:
         return _BY_FIELDS
     return _NEVER
 
@@ -162,11 +152,6 @@ def is_model(cls: Any) -> bool:
     if not isinstance(cls, type):
         return False
     return issubclass(cls, BaseModel) or _is_of(cls, (("pydantic.v1.main", "BaseModel"),))
-
-
-def is_namedtuple(cls: type) -> bool:
-    """Return whether a class is a namedtuple."""
-    return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
 
 
 def _is_of(cls: type, names: Iterable[Key]) -> bool:
