@@ -41,7 +41,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was written. It is true if nothing was damaged."""
+    """Counts of everything written. It is true if nothing was damaged."""
 
     threads: int = 0
     checkpoints: int = 0
@@ -62,7 +62,7 @@ class ExportReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What was stored, skipped and left out. It is true if the store now has everything that the source had."""
+    """Counts of everything stored, skipped and left out. It is true if the store now has everything from the source."""
 
     threads: int = 0  # in the source
     stored: int = 0  # checkpoints

@@ -27,7 +27,7 @@ from backstay.pieces.splice import common_prefix, common_suffix
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 KEY_BYTES: Final = 1024
-"""What a value counts in the window in addition to its bytes: about the memory of its objects."""
+"""Bytes that the window counts for each value in addition to its own: about the memory of its objects."""
 
 STATE_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
 """Bytes of one state: a few kilobytes of a bundle can claim any size, and the state must fit into memory."""

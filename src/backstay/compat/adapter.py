@@ -1,4 +1,4 @@
-"""What the adapters share: the store that an adapter works on, and lists that report problems."""
+"""Parts that all adapters share: the store that an adapter works on, and lists that report problems."""
 
 from __future__ import annotations
 

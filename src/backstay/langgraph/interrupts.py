@@ -84,7 +84,7 @@ class CheckpointRef(NamedTuple):
         return self.location.name(self.checkpoint_id)
 
 
-# What a task asks -------------------------------------------------------------------------------------------------
+# Interrupts of a task -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -248,7 +248,7 @@ def interrupt_id_of(record: InterruptRecord) -> str:
     return name
 
 
-# What a saver remembers -------------------------------------------------------------------------------------------
+# The saver's memory -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ from backstay.store.base import Backend, BranchKey, Head, Query, Row
 
 
 Known = KnownMessages | bytes
-"""What a new list is compared with: its messages, or the digests of an encrypted list."""
+"""The saver compares a new list with this: its messages, or the digests of an encrypted list."""
 
 HEADS_MAX = 512
 HEADS_BYTES_MAX = 64 * 1024 * 1024
@@ -132,7 +132,7 @@ class HeadCache:
 OnConflict = Literal["raise", "branch"]
 
 
-# What is put ------------------------------------------------------------------------------------------------------
+# One put ------------------------------------------------------------------------------------------------------
 
 
 ChannelUpdate = Callable[[Change, StoredValue | None, bool], None]

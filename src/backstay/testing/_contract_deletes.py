@@ -23,7 +23,7 @@ from backstay.testing.drafts import (
 
 
 class DeleteRules:
-    """What a deletion removes, what it keeps, and what can replace a checkpoint."""
+    """Rules for what a deletion removes and keeps, and for replacing a checkpoint."""
 
     # Deleting -----------------------------------------------------------------------------------------------------
 

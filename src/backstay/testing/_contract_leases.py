@@ -36,7 +36,7 @@ HOUR_US = 3_600_000_000
 MOMENT_US = 1_000
 CLAIMERS = 8
 NOTHING: list[object] = [{}]
-"""What ``everything`` finds in an empty store: no bytes."""
+"""The answer of ``everything`` in an empty store: no bytes."""
 
 
 def asking(token: str, ttl_us: int = HOUR_US) -> LeaseRequest:
@@ -372,7 +372,7 @@ class LeaseRules:
 
 
 class FenceRules:
-    """What only the holder of a lease may do to its branch."""
+    """Rules for what only the holder of a lease may do to its branch."""
 
     # Committing ---------------------------------------------------------------------------------------------------
 

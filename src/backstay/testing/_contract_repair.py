@@ -42,7 +42,7 @@ def last_range_of(row: Row, key: str) -> Range:
 
 
 class RepairRules:
-    """What a repair may rely on."""
+    """Rules that a repair relies on."""
 
     # Bytes --------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What would come back changed of a stored value, by path; and which part of a value cannot be stored.
+"""Finds the parts of a value that would come back changed, and the part that cannot be stored, each with its path.
 
 Both are searched for only when encoding has met something that may not come back equal. The search for changes does not
 guess: it decodes the bytes that are about to be stored and compares, types included. Messages name keys and types and

@@ -125,7 +125,7 @@ class MsgpackEncoder:
         finally:
             self._depth -= 1
 
-    # What encode functions use
+    # For encode functions
 
     def note(self, cls: type) -> None:
         """Note that something of this type may not come back equal."""

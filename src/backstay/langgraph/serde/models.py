@@ -93,7 +93,7 @@ ENCODERS.update((cls, message_encoder(cls)) for cls in (*MESSAGES, RemoveMessage
 
 
 def _dumped(value: Any) -> Any:
-    # What model_dump does, without its detour.
+    # The same as model_dump, without its detour.
     return value.__pydantic_serializer__.to_python(value)
 
 

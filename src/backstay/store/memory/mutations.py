@@ -137,8 +137,8 @@ class TagsChanged:
 class CheckpointsDeleted:
     """Checkpoints were deleted. Their children keep their digests.
 
-    A replay may not find the checkpoints: a rewrite has dropped them from their branch's log. What was stored for them
-    before their branch existed is in another log, so the mutation itself names all that goes with them.
+    A replay may not find the checkpoints, because a rewrite has dropped them from their branch's log. Effects and
+    writes that were stored before their branch existed are in another log, so the mutation itself names the branches.
     """
 
     namespace: str

@@ -178,8 +178,8 @@ BEGIN
   END LOOP;
 END $$;
 
--- Puts small new bytes into their slot. In a slot of the same window they follow what is there; what an older window left
--- they replace, but only if `chunk` holds that too. Otherwise nothing happens and the answer is false.
+-- Puts small new bytes into their slot. Bytes of the same window are extended. Bytes of an older window are replaced, but
+-- only if `chunk` has them too. Otherwise nothing changes, and the function returns false.
 CREATE FUNCTION {schema}.put_fresh(p_address bigint, p_body bytea) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -195,8 +195,8 @@ BEGIN
   RETURN FOUND;
 END $$;
 
--- A save that adds at most one small chunk to a branch that is there: nearly every save. One statement that changes either
--- everything or, if anything is not as the writer thinks, nothing: then commit_checkpoint finds out what it is.
+-- A save that adds at most one small chunk to an existing branch, as nearly every save does. It is one statement that
+-- changes everything, or nothing if the branch is not as the writer expects; then commit_checkpoint finds out why.
 CREATE FUNCTION {schema}.append_checkpoint(
   p_version int, p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint,
   p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint,
