@@ -19,7 +19,7 @@ import backstay
 from backstay.compat.backend import Checkpoint, CheckpointBackend, CheckpointMetadata, StoreBackend, create_checkpointer
 from backstay.errors import Corrupted, EncodeError, IdTaken, InvalidInput, StoreError
 from backstay.model.checkpoint import Write
-from backstay.model.lineage import Lineage
+from backstay.model.lineage import trees_of
 from backstay.pieces.manifest import Range
 from backstay.store.sqlite.store import SqliteStore
 from backstay.thread.store import make_services
@@ -160,8 +160,8 @@ def test_deleting_before_a_step_is_strictly_less_and_breaks_no_child(
     assert child is not None
     assert (child.state, child.metadata.parent_checkpoint_id) == ({"step": 3}, "t2")
     assert bool(store.check())
-    tree = Lineage(list(store.thread("t").history(branch="*")))
-    assert [(node.id, [each.id for each in tree.children(node.id)]) for node in tree.roots] == [("t3", ["t4"])]
+    (tree,) = trees_of(store.thread("t").history(branch="*"))
+    assert (tree.node.id, [child.node.id for child in tree.children]) == ("t3", ["t4"])
     run(backend.put(checkpoint("t", "side", 4, parent_checkpoint_id="t3")))
     assert listed(backend, "t") == ["side", "t4", "t3"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import backstay
+from backstay.model.lineage import draw, trees_of
 from backstay.thread.access import access_of
 
 BIG = ["message " * 60] * 20
@@ -162,18 +163,16 @@ def test_tags_are_added_and_removed_and_filter_lists(store: backstay.Store) -> N
 
 
 def test_branches_and_lineage_draw_the_tree(store: backstay.Store) -> None:
-    from backstay.model.lineage import Lineage
-
     thread = three_steps(store)
     side = thread.fork(list(thread.history())[1], branch="side")
     side.save({"n": 1})
     nodes = list(thread.history(branch="*"))
-    lineage = Lineage(nodes)
+    (tree,) = trees_of(nodes)
+    drawn = draw([tree], lambda node: f"{node.branch} {node.step}")
 
     assert [branch.key.name for branch in thread.branches()] == ["main", "side"]
     assert len(nodes) == 5
-    assert [node.branch for node in lineage.ancestors(nodes[0].id)] == ["side", "main", "main"]
-    assert len(lineage.roots) == 1
+    assert drawn == ["● main 1", "● main 2", "├─● side 2", "│ ● side 3", "● main 3"]
 
 
 def test_a_forked_branch_shares_its_bytes(store: backstay.Store) -> None:
