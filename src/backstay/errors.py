@@ -96,12 +96,8 @@ class BackstayError(Exception):
         # The text may name the place already: a thread in quotes (its id may be one letter), the others as they are.
         where = [
             f"{name} {value!r}"
-            for name, value, named in (
-                ("thread", self.thread, repr(self.thread)),
-                ("checkpoint", self.checkpoint, self.checkpoint),
-                ("path", self.path, self.path),
-            )
-            if value is not None and str(named) not in self.what
+            for name, value in (("thread", self.thread), ("checkpoint", self.checkpoint), ("path", self.path))
+            if value is not None and (repr(value) if name == "thread" else value) not in self.what
         ]
         place = f" ({', '.join(where)})" if where else ""
         advice = f". {self.hint}" if self.hint else ""

@@ -16,7 +16,7 @@ from backstay.store import layout
 from backstay.store.directory import rewrite
 from backstay.store.memory import chunks as memory_chunks
 from backstay.store.memory.tables import Tables
-from backstay.store.postgres import chunks as postgres_merge
+from backstay.store.postgres import checkpoints as postgres_merge
 from backstay.store.postgres import collect as postgres_collect
 from backstay.store.postgres import collect as postgres_compact
 from backstay.store.postgres import queries as postgres_queries

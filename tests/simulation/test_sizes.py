@@ -10,7 +10,7 @@ import pytest
 
 from backstay.pieces.body import to_body
 from backstay.store.base import Backend
-from backstay.store.postgres import chunks as postgres_merge
+from backstay.store.postgres import checkpoints as postgres_merge
 from support.running import effort
 from support.simulation.size_programs import KINDS, PHRASES, Wrong, play, program, shortest
 from support.simulation.size_stores import DirectoryPlace, MemoryPlace, Place, PostgresPlace, SqlitePlace, fast_url

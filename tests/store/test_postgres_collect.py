@@ -14,7 +14,7 @@ from backstay.pieces.manifest import Range, is_needed, merge_ranges
 from backstay.store.layout import address_of, pack_body
 from backstay.store.postgres import collect
 from backstay.store.postgres import collect as compact
-from backstay.store.postgres.chunks import WINDOW_BYTES
+from backstay.store.postgres.checkpoints import WINDOW_BYTES
 from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.find import read_ranges
 from backstay.store.postgres.pool import RetryingPool

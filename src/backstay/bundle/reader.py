@@ -80,10 +80,7 @@ class BundleReader:
     """An open bundle. Use it in a ``with`` block; ``events`` can be read once."""
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        threads: Collection[str] | None = None,
-        limits: BundleLimits | None = None,
+        self, path: str | os.PathLike[str], threads: Collection[str] | None = None, limits: BundleLimits | None = None
     ) -> None:
         self.path = Path(path)
         self._budget = Budget(limits or BundleLimits(), str(self.path))

@@ -163,13 +163,7 @@ class Graph(Declaration):
         GraphMismatch unless a migration covers the change, or the position does not depend on it and
         ``compatible=True``.
         """
-        request = ResumeRequest(
-            answers=answers,
-            by=by,
-            update=update,
-            compatible=compatible,
-            limit=None if limit is None else check_limit(limit),
-        )
+        request = ResumeRequest(answers=answers, by=by, update=update, compatible=compatible, limit=limit)
         return await resume(self._setup(thread, how), request)
 
     def resume_sync(
@@ -184,20 +178,11 @@ class Graph(Declaration):
         **how: Unpack[RunKeywords],
     ) -> Result:
         """``resume`` for programs without an event loop."""
-        request = ResumeRequest(
-            answers=answers,
-            by=by,
-            update=update,
-            compatible=compatible,
-            limit=None if limit is None else check_limit(limit),
-        )
+        request = ResumeRequest(answers=answers, by=by, update=update, compatible=compatible, limit=limit)
         return _run_to_end(resume(self._setup(thread, how, blocking=True), request))
 
     def stream(
-        self,
-        thread: AnyThread | None,
-        input: Mapping[str, Any] | None = None,
-        **options: Any,
+        self, thread: AnyThread | None, input: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncIterator[Event]:
         """Run and yield events as they happen; the last one is ``RunEnded``. Takes the arguments of ``run``."""
         return stream(lambda on_event: self.run(thread, input, **options, on_event=on_event))

@@ -67,10 +67,7 @@ def add_migration(
     if not all(isinstance(name, str) and name for name in texts):
         raise InvalidInput(f"nodes= of a migration of graph {graph.name!r} must map old names to new names")
     step = Migration(
-        parse_hash(from_hash, "from_hash"),
-        state,
-        dict(nodes or {}),
-        None if to is None else parse_hash(to, "to"),
+        parse_hash(from_hash, "from_hash"), state, dict(nodes or {}), None if to is None else parse_hash(to, "to")
     )
     if step.to_hash == step.from_hash:
         raise InvalidInput(f"a migration of graph {graph.name!r} leads from 0x{hex_of(step.from_hash)} to itself")

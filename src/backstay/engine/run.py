@@ -225,13 +225,7 @@ class Runner:
         is_end = isinstance(activation.todo, End) and activation is self.recorder.root
         cause: Cause = "interrupt" if interrupt else "end" if is_end else "barrier" if at_barrier else "node"
         await self.recorder.notify(
-            activation,
-            node,
-            cause,
-            mutated=mutated,
-            requested=requested,
-            at_barrier=at_barrier,
-            interrupt=interrupt,
+            activation, node, cause, mutated=mutated, requested=requested, at_barrier=at_barrier, interrupt=interrupt
         )
         if failure is not None:
             raise failure

@@ -16,6 +16,7 @@ from backstay.engine import events
 from backstay.engine.build import BuiltGraph
 from backstay.engine.compatibility import Judgement, Verdict, current_names, migrate, require
 from backstay.engine.control import Cancellation
+from backstay.engine.declaration import check_limit
 from backstay.engine.durable import DurableRun, RunOptions, RunRecorder, attempts, finished
 from backstay.engine.events import Result, Status
 from backstay.engine.fingerprint import identity
@@ -161,6 +162,10 @@ class ResumeRequest:
     effects_from: tuple[str, ...] | None = None  # branches whose effects are reused; None = as stored
     writes_of: Checkpoint | None = None  # the checkpoint with the finished jobs, if not the thread's newest
     is_edited: bool = False  # the state was changed, so finished jobs of the old state do not count
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            check_limit(self.limit)
 
 
 async def resume(setup: Setup, request: ResumeRequest) -> Result:

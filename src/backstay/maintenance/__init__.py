@@ -9,13 +9,4 @@ from backstay.maintenance.report import RepairAction, Report
 from backstay.maintenance.stats import Stats, ThreadStats
 from backstay.store.finding import Finding
 
-__all__ = [
-    "Finding",
-    "NewestGood",
-    "Quarantined",
-    "RepairAction",
-    "Report",
-    "Stats",
-    "ThreadStats",
-    "read_quarantine",
-]
+__all__ = ["Finding", "NewestGood", "Quarantined", "RepairAction", "Report", "Stats", "ThreadStats", "read_quarantine"]

@@ -85,8 +85,7 @@ class RepairRules:
         assert len(damage(backend)) > 20
         half = place.length // 2
         backend.restore(
-            {},
-            [(place.source, place.start + half, right[half:]), (place.source, place.start, right[:half])],
+            {}, [(place.source, place.start + half, right[half:]), (place.source, place.start, right[:half])]
         )
 
         assert [state_of(backend, name) for name in ids] == states

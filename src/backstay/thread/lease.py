@@ -71,11 +71,7 @@ class LeaseOptions:
 
 
 def check_lease_options(
-    owner: str | None,
-    ttl: float,
-    heartbeat: bool,
-    on_lost: Callable[[Any], None] | None,
-    wait_s: float = 0.0,
+    owner: str | None, ttl: float, heartbeat: bool, on_lost: Callable[[Any], None] | None, wait_s: float = 0.0
 ) -> LeaseOptions:
     """Return the options of a lease, checked."""
     if not isinstance(heartbeat, bool):

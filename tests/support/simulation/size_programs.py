@@ -29,7 +29,7 @@ from backstay.store.base import PAGE_ROWS_MAX, Query
 from backstay.store.directory import logs
 from backstay.store.directory.control import RING_ENTRIES
 from backstay.store.leases import BranchKey
-from backstay.store.postgres import chunks as postgres_merge
+from backstay.store.postgres import checkpoints as postgres_merge
 from backstay.thread.access import access_of
 from backstay.thread.store import Store, make_services
 from backstay.thread.store import open as open_store

@@ -19,7 +19,7 @@ from backstay.pieces import head_state, manifest, splice
 from backstay.store import layout, writes
 from backstay.store.directory import frame, logs, rewrite
 from backstay.store.directory import store as directory
-from backstay.store.postgres import chunks as postgres_merge
+from backstay.store.postgres import checkpoints as postgres_merge
 from backstay.store.postgres import collect as postgres_compact
 from backstay.store.sqlite import chunks as sqlite_chunks
 from backstay.store.sqlite import database as sqlite_database

@@ -41,12 +41,7 @@ def plan_rebuild(tables: Tables, drop: bool) -> MemoryRebuildPlan:
     plan = MemoryRebuildPlan()
     for branch, references in scanned:
         facts = BranchFacts(
-            branch.key,
-            branch.number,
-            branch.head_seq,
-            branch.last_seq,
-            branch.head_seq,
-            branch.lease.token is not None,
+            branch.key, branch.number, branch.head_seq, branch.last_seq, branch.head_seq, branch.lease.token is not None
         )
         plan.findings += branch_findings(facts, references if drop else references._replace(unneeded=set()))
     if drop:
@@ -67,10 +62,7 @@ def plan_rebuild(tables: Tables, drop: bool) -> MemoryRebuildPlan:
 
 
 def plan_restore(
-    tables: Tables,
-    blobs: Mapping[bytes, bytes],
-    chunks: Sequence[tuple[int, int, bytes]],
-    rows: Sequence[Row],
+    tables: Tables, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row]
 ) -> Mutation:
     """Return the mutation of ``Backend.restore``."""
     mutations: list[Mutation] = []
@@ -87,11 +79,7 @@ def plan_restore(
         if stored_row is None or stored_row.branch != row.branch:
             raise no_checkpoint(row.id, row.branch.thread)
         restored = row._replace(
-            seq=stored_row.seq,
-            thread_number=stored_row.thread_number,
-            tags=stored_row.tags,
-            writes=(),
-            base_data=None,
+            seq=stored_row.seq, thread_number=stored_row.thread_number, tags=stored_row.tags, writes=(), base_data=None
         )
         needs = tuple(sources_of(row, lambda name: blobs.get(name) or tables.bytes.blob(name)))
         is_head = tables.is_head(stored_row)

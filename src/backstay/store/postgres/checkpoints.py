@@ -9,12 +9,19 @@ first writes of tasks are one statement. If a task has writes already, the state
 they are merged here and stored by a second statement, which also stores nothing if another writer was faster. Each
 statement is a transaction of its own, so no lock is held in between, and a caller that repeats it after a lost answer
 finds its writes.
+
+New bytes of a save, if they are few, go into a small row of ``fresh``. When a save crosses a 64 KiB boundary of its
+stream, the rows of the window that it leaves become compressed rows in ``chunk``, usually a single one, at the same
+addresses and in the same transaction. Manifests do not change, every byte is written twice, and no background work is
+needed. The small rows stay until the next window overwrites them: the bytes at an address never change, so a reader may
+use either copy.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -34,13 +41,13 @@ from backstay.store.base import (
 from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, SEQ_BITS, SEQ_MAX, address_of, key_of, pack_body
 from backstay.store.leases import fenced
 from backstay.store.postgres import queries
-from backstay.store.postgres.chunks import WINDOW_BYTES, additions, leaves_window
 from backstay.store.postgres.collect import delete_rows, keep_parents, lock_threads
 from backstay.store.postgres.connection import CHECKPOINT_IS_GONE, ID_EXISTS, NOT_AS_THOUGHT, DeadlineConnection
 from backstay.store.postgres.pool import RetryingPool
 from backstay.store.postgres.rows import pack_id, pack_task, unpack_id, unpack_task
 from backstay.store.writes import Packed, by_task, merge, merged, pack
 
+WINDOW_BYTES = 65_536
 STORED, SAME, TAKEN, MOVED, FENCED = range(5)
 """Answers of ``commit_checkpoint``."""
 
@@ -322,3 +329,77 @@ def swap(
     else:
         answer = connection.every(queries.ADD_WRITES, bound)
     return {unpack_task(task): None if body is None else Packed(size, body) for task, size, body in answer}
+
+
+# New bytes --------------------------------------------------------------------------------------------------------
+
+ReadRows = Callable[[int, int], list[tuple[int, bytes]]]
+"""Returns the fresh rows that start between two addresses, in order, without the bytes that ``chunk`` has too.
+
+``chunk`` has some of them if the save that left the window was deleted, because then the window is left a second time.
+If a row has grown since, ``chunk`` has only its older part, and the newer part is returned.
+"""
+
+
+@dataclass(slots=True)
+class Additions:
+    """The rows that a commit adds: small ones to ``fresh``, uncompressed, and others to ``chunk``, compressed."""
+
+    small: list[int] = field(default_factory=list)
+    small_bodies: list[bytes] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+
+    def add_small(self, address: int, data: bytes) -> None:
+        """Add a row to ``fresh``."""
+        self.small.append(address)
+        self.small_bodies.append(data)
+
+    def add(self, address: int, data: bytes) -> None:
+        """Add a row to ``chunk``."""
+        self.addresses.append(address)
+        self.sizes.append(len(data))
+        self.bodies.append(pack_body(data))
+
+
+def leaves_window(offset: int, data: bytes) -> bool:
+    """Return whether a stream continues in another window after these bytes.
+
+    The byte that fills a window leaves it; the next one does not leave it again.
+    """
+    return (offset + len(data)) // WINDOW_BYTES > offset // WINDOW_BYTES
+
+
+def additions(commit: Commit, read: ReadRows) -> Additions:
+    """Return the rows of a commit, including the fresh rows of windows that it leaves."""
+    added = Additions()
+    for stream, offset, data in commit.chunks:
+        address = address_of(stream, offset)
+        rest = (address, data)
+        if leaves_window(offset, data):
+            start = offset // WINDOW_BYTES * WINDOW_BYTES
+            runs = _runs(read(address_of(stream, start), address))
+            if runs and runs[-1][0] + len(runs[-1][1]) == address:
+                rest = (runs[-1][0], runs.pop()[1] + data)
+            for first, whole in runs:
+                added.add(first, whole)
+            added.add(*rest)
+        elif len(data) < COMPRESS_AT_ONCE_BYTES:
+            added.add_small(*rest)
+        else:
+            added.add(*rest)
+    return added
+
+
+def _runs(rows: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Return adjacent rows joined into one."""
+    runs: list[tuple[int, list[bytes]]] = []
+    end = -1
+    for address, body in rows:
+        if address == end:
+            runs[-1][1].append(body)
+        else:
+            runs.append((address, [body]))
+        end = address + len(body)
+    return [(first, b"".join(parts)) for first, parts in runs]

@@ -133,12 +133,7 @@ def _shown(scheme: str, front: str, query: str) -> str:
 
 
 def _number(
-    name: str,
-    text: str | None,
-    default: float,
-    least: float,
-    most: float,
-    parse: Callable[[str], float] = float,
+    name: str, text: str | None, default: float, least: float, most: float, parse: Callable[[str], float] = float
 ) -> float:
     if text is None:
         return default

@@ -232,9 +232,7 @@ def translate(error: apsw.Error, path: str) -> BackstayError:
         )
     if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
         return StoreRefused(
-            f"the database cannot be opened for writing ({text})",
-            path=path,
-            hint="Check the folder's permissions",
+            f"the database cannot be opened for writing ({text})", path=path, hint="Check the folder's permissions"
         )
     return StoreError(f"SQLite reports: {text}", path=path)
 

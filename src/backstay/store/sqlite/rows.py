@@ -79,10 +79,7 @@ class ColumnTypes:
         for number, (one, types) in enumerate(zip(found, self._columns, strict=True)):
             if one not in types:
                 what = f"a row of table {self._table} holds a value that Backstay never writes"
-                raise Corrupted(
-                    f"{what}: column {number + 1} has type {one.__name__}",
-                    hint=CHECK_HINT,
-                )
+                raise Corrupted(f"{what}: column {number + 1} has type {one.__name__}", hint=CHECK_HINT)
         self._known.add(found)
 
 
