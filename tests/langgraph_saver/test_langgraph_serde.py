@@ -8,7 +8,8 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from langgraph.types import Command, Interrupt, Send
 
 from backstay import DecodeError, EncodeError, InvalidInput
 from backstay.langgraph.serde.changes import ValueChanged
-from backstay.langgraph.serde.decode import EXT_DEPTH_MAX
+from backstay.langgraph.serde.decode import EXT_DEPTH_MAX, FREE_LEVELS, INNER_DEPTH_MAX
 from backstay.langgraph.serde.safe import SEARCHES_MAX, SafeSerializer
 from support.langgraph import serde_values
 from support.langgraph.serde_values import (
@@ -31,10 +32,12 @@ from support.langgraph.serde_values import (
     REPORTED,
     Color,
     Inner,
+    Listed,
     Loose,
     Model,
     Note,
     Outer,
+    Pair,
     forged,
     outcome,
     shown,
@@ -272,6 +275,38 @@ def test_the_limit_of_depth_is_the_same_both_ways(depth: int) -> None:
             serde.loads_typed(JsonPlusSerializer().dumps_typed(value))
     else:
         assert serde.loads_typed(serde.dumps_typed(value)) == value
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "dataclass": Note,
+    "model": lambda value: Loose(data=value),
+    "model in a declared list": lambda value: Listed(items=[value]),
+    "deque": lambda value: deque([value]),
+    "namedtuple": lambda value: Pair(value, None),
+    "send": lambda value: Send("node", value),
+}
+
+
+@pytest.mark.parametrize("outside", [FREE_LEVELS, FREE_LEVELS + 1])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_lists_inside_nested_objects_are_loaded_again_or_refused(holder: str, outside: int) -> None:
+    """Encoder and decoder agree for every kind of object and every depth around the limit."""
+    serde, refused = SafeSerializer(), 0
+    for depth in range(INNER_DEPTH_MAX - 4, INNER_DEPTH_MAX + 3):
+        value: Any = 1
+        for _ in range(depth):
+            value = [value]
+        value = HOLDERS[holder](value)
+        for _ in range(outside):
+            value = Note(value)
+        try:
+            stored = serde.dumps_typed(value)
+        except EncodeError:
+            refused += 1
+        else:
+            assert serde.loads_typed(stored) == value
+
+    assert refused < 7
 
 
 def test_bytes_that_are_left_over_are_seen() -> None:

@@ -112,6 +112,10 @@ class Loose(BaseModel):
     base: Inner | None = None
 
 
+class Listed(BaseModel):
+    items: list[Any]
+
+
 class Hidden(BaseModel):
     shown: int
     left_out: int = Field(default=0, exclude=True)

@@ -82,8 +82,6 @@ class MsgpackEncoder:
             data = self._pack_any_text(value, mark, error)
         if self.may_hold_bytearray(data, value):
             self.lossy.append("bytearray")
-        if self._depth > FREE_LEVELS and deeper_than(data, INNER_DEPTH_MAX):
-            raise self.refused(f"an object holds more than {INNER_DEPTH_MAX} nested lists and dicts")
         return data
 
     def _pack_any_text(self, value: object, mark: int, error: Exception) -> bytes:
@@ -141,9 +139,11 @@ class MsgpackEncoder:
         """Return the bytes of an ext: the name of a class, and what it is built from."""
         return self.pack([cls.__module__, cls.__name__, payload])
 
-    def ext(self, code: int, cls: type, payload: object) -> ormsgpack.Ext:
-        """Return an object by the name of its class and what it is built from."""
-        return ormsgpack.Ext(code, self.named(cls, payload))
+    def ext(self, code: int, data: bytes) -> ormsgpack.Ext:
+        """Return an object as these bytes; refuse an object that is nested so deep that a decoder would refuse it."""
+        if self._depth > FREE_LEVELS and deeper_than(data, INNER_DEPTH_MAX):
+            raise self.refused(f"an object holds more than {INNER_DEPTH_MAX} nested lists and dicts")
+        return ormsgpack.Ext(code, data)
 
     def check_loadable(self, code: int, cls: type) -> None:
         """Note a class that its name does not lead back to; refuse one that could not be loaded."""
@@ -173,13 +173,13 @@ class MsgpackEncoder:
             del self.lossy[mark:]
         elif len(self.lossy) == mark:
             self.note(type(value))
-        return ormsgpack.Ext(code, data)
+        return self.ext(code, data)
 
     def found_and_compared(self, value: object, code: int, data: bytes, mark: int) -> ormsgpack.Ext:
         """Look up the class of an object, then build the object again and compare."""
         before = len(self.lossy)
         self.check_loadable(code, type(value))
-        return ormsgpack.Ext(code, data) if len(self.lossy) != before else self.compared(value, code, data, mark)
+        return self.ext(code, data) if len(self.lossy) != before else self.compared(value, code, data, mark)
 
 
 EncodeFunction = Callable[[MsgpackEncoder, Any], Any]

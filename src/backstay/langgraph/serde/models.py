@@ -61,10 +61,10 @@ def model_encoder(cls: Any) -> EncodeFunction:
         if content is not None:
             encoder.check_loadable(trusted.PYDANTIC_V2, cls)
             if not has_code:
-                return ormsgpack.Ext(trusted.PYDANTIC_V2, data)
+                return encoder.ext(trusted.PYDANTIC_V2, data)
             back = encoder.built_again(cls, trusted.PYDANTIC_V2, data)
             if type(back) is cls and _exact_fields(encoder, back, back.__dict__, _NO_MODELS) == content:
-                return ormsgpack.Ext(trusted.PYDANTIC_V2, data)
+                return encoder.ext(trusted.PYDANTIC_V2, data)
         return encoder.found_and_compared(value, trusted.PYDANTIC_V2, data, mark)
 
     return encode
@@ -83,7 +83,7 @@ def message_encoder(cls: Any) -> EncodeFunction:
         if content is None:
             data = b"".join((head, encoder.pack(_dumped(value)), _TAIL))
             return encoder.compared(value, trusted.PYDANTIC_V2, data, mark)
-        return ormsgpack.Ext(trusted.PYDANTIC_V2, b"".join((head, content, _TAIL)))
+        return encoder.ext(trusted.PYDANTIC_V2, b"".join((head, content, _TAIL)))
 
     return encode
 

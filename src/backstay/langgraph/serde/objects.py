@@ -69,7 +69,7 @@ def _exact(cls: type, code: int, is_plain: bool, payload_of: Callable[[Any], obj
     head = head_of(3, cls)
     if is_plain:
         return lambda encoder, value: ormsgpack.Ext(code, head + ormsgpack.packb(payload_of(value)))
-    return lambda encoder, value: ormsgpack.Ext(code, head + encoder.pack(payload_of(value)))
+    return lambda encoder, value: encoder.ext(code, head + encoder.pack(payload_of(value)))
 
 
 def _tuple(encoder: MsgpackEncoder, value: tuple[Any, ...]) -> Any:
@@ -81,14 +81,14 @@ def _set(encoder: MsgpackEncoder, value: set[Any] | frozenset[Any]) -> ormsgpack
     mark = len(encoder.lossy)
     data = encoder.named(type(value), list(value))
     if len(encoder.lossy) == mark:
-        return ormsgpack.Ext(trusted.SINGLE, data)
+        return encoder.ext(trusted.SINGLE, data)
     return encoder.compared(value, trusted.SINGLE, data, mark)
 
 
 def _deque(encoder: MsgpackEncoder, value: deque[Any]) -> ormsgpack.Ext:
     if value.maxlen is not None:
         encoder.lossy.append("deque")
-    return encoder.ext(trusted.SINGLE, deque, list(value))
+    return encoder.ext(trusted.SINGLE, encoder.named(deque, list(value)))
 
 
 def _datetime(encoder: MsgpackEncoder, value: datetime) -> ormsgpack.Ext:
@@ -101,14 +101,14 @@ def _datetime(encoder: MsgpackEncoder, value: datetime) -> ormsgpack.Ext:
 def _zone(encoder: MsgpackEncoder, value: ZoneInfo) -> ormsgpack.Ext:
     if value.key is None:
         raise encoder.refused("a ZoneInfo without a key could be stored but not loaded again")
-    return encoder.ext(trusted.SINGLE, ZoneInfo, value.key)
+    return encoder.ext(trusted.SINGLE, encoder.named(ZoneInfo, value.key))
 
 
 def _command(encoder: MsgpackEncoder, value: Command[Any]) -> ormsgpack.Ext:
     # LangGraph treats a tuple and a list of destinations as the same, and its default is a tuple.
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     fields["goto"] = list(value.goto) if type(value.goto) is tuple else value.goto
-    return encoder.ext(trusted.KEYWORDS, Command, fields)
+    return encoder.ext(trusted.KEYWORDS, encoder.named(Command, fields))
 
 
 def _pattern(encoder: MsgpackEncoder, value: Pattern[Any]) -> ormsgpack.Ext:
@@ -127,8 +127,8 @@ ENCODERS.update(
         ZoneInfo: _zone,
         Pattern: _pattern,
         Command: _command,
-        Send: lambda encoder, value: encoder.ext(trusted.POSITIONAL, Send, _send_arguments(value)),
-        _DeltaSnapshot: lambda encoder, value: ormsgpack.Ext(trusted.SNAPSHOT, encoder.pack(value.value)),
+        Send: lambda encoder, value: encoder.ext(trusted.POSITIONAL, encoder.named(Send, _send_arguments(value))),
+        _DeltaSnapshot: lambda encoder, value: encoder.ext(trusted.SNAPSHOT, encoder.pack(value.value)),
     }
 )
 
@@ -197,7 +197,7 @@ def _by_name(code: int, payload_of: Callable[[Any], object], *, is_exact: bool =
         if not is_exact:
             return encoder.found_and_compared(value, code, data, mark)
         encoder.check_loadable(code, type(value))
-        return ormsgpack.Ext(code, data)
+        return encoder.ext(code, data)
 
     return encode
 
@@ -256,7 +256,7 @@ def _dataclass_encoder(cls: Any) -> EncodeFunction:
             encoder.note(cls)
         if not is_known:
             encoder.check_loadable(trusted.KEYWORDS, cls)
-        return ormsgpack.Ext(trusted.KEYWORDS, data)
+        return encoder.ext(trusted.KEYWORDS, data)
 
     return encode
 
