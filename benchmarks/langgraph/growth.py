@@ -80,7 +80,7 @@ def _run(contestant: Contestant, steps: int, found: Found) -> None:
         found.runs.append(loop.run())
         found.busy.append(time.process_time() - began)
     with contestant.open() as saver:
-        Loop(conversation, saver, delta=contestant.delta).raise_for_status()
+        Loop(conversation, saver, delta=contestant.delta).check()
     times = [after - before for before, after in zip(loop.entered, loop.entered[1:], strict=False)]
     found.late.append(statistics.median(times[-(steps // 4) :]))
 
