@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,19 +50,31 @@ def test_the_example_runs(block: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_readmes_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    block = next(
-        text for text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")) if "call_model" in text
-    )
-    dies = block.replace("costs what is new", "costs\n        if turn.iteration == 3: raise SystemExit(3)")
-    assert dies != block
+KILL = "__import__('os').kill(__import__('os').getpid(), 9)"
+
+
+@pytest.mark.parametrize(
+    ("before", "dies"),
+    [
+        pytest.param("    return {", f"    if len(messages) == 3: {KILL}\n    return {{", id="in the model"),
+        pytest.param(
+            "        turn.append(", f"        if turn.iteration == 3: {KILL}\n        turn.append(", id="after it"
+        ),
+    ],
+)
+def test_the_readmes_loop_is_killed_and_resumes(tmp_path: Path, before: str, dies: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = next(text for text in BLOCK.findall(readme) if "call_model" in text)
+    quick = block.replace("ttl=5", "ttl=0.2")  # how long the next process has to wait
+    killed = quick.replace(before, dies)
+    assert len({block, quick, killed}) == 3
     runs = [
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-        for code in (dies, block, block)
+        for code in (killed, quick, quick)
     ]
 
     assert [(run.returncode, run.stdout) for run in runs] == [
-        (3, ""),
+        (-signal.SIGKILL, ""),
         (0, "5 messages after turn 4\n"),
         (0, "5 messages after turn 4\n"),
     ]
