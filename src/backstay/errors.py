@@ -116,6 +116,11 @@ def _rebuild(cls: type[BackstayError], fields: dict[str, Any], args: tuple[Any, 
     return error
 
 
+def counted(number: int, word: str) -> str:
+    """Return a number with its noun, for messages and reports: ``1 checkpoint``, ``2 checkpoints``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 class InvalidInput(BackstayError, ValueError):
     """An argument can never work as given; nothing was changed."""
 
@@ -137,7 +142,7 @@ class InvalidGraph(InvalidInput):
         self.graph = graph
         self.problems = problems
         listed = "".join(f"\n  - {problem}" for problem in problems)
-        super().__init__(f"{graph!r} has {len(problems)} {'mistake' if len(problems) == 1 else 'mistakes'}:{listed}")
+        super().__init__(f"{graph!r} has {counted(len(problems), 'mistake')}:{listed}")
 
 
 class NodeFailed(BackstayError):

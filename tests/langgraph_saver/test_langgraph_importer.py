@@ -244,7 +244,7 @@ def test_values_that_are_made_of_writes_are_said_to_lack_those_of_a_missing_pare
     report = import_langgraph(target, origin.where)
 
     assert {note.what for note in report.notes} == {
-        "2 writes were skipped because their checkpoint is missing",
+        "2 writes skipped: the checkpoint is missing",
         f"its parent {middle} is missing, so values that are rebuilt from earlier writes may be incomplete",
     }
     assert account(BackstaySaver(target), "diary") == account(origin.saver, "diary")
@@ -273,7 +273,7 @@ def test_a_clock_that_was_set_back_does_not_put_children_before_parents(origin: 
     report = import_langgraph(target, origin.where)
 
     assert report
-    assert [note.what.partition(";")[0] for note in report.notes] == ["1 checkpoints have lower ids than their parents"]
+    assert [note.what.partition(";")[0] for note in report.notes] == ["1 checkpoint with a lower id than the parent"]
     found = [each.checkpoint["channel_values"]["x"] for each in BackstaySaver(target).list(config_of("t"))]
     assert found == [[3], [2], [1]]
 
@@ -300,7 +300,7 @@ def test_writes_of_checkpoints_that_never_came_are_left_behind_and_counted(
     report = import_langgraph(target, origin.where)
 
     assert report
-    assert [note.what for note in report.notes] == ["2 writes were skipped because their checkpoint is missing"]
+    assert [note.what for note in report.notes] == ["2 writes skipped: the checkpoint is missing"]
 
 
 def test_a_value_that_was_changed_without_a_new_version_is_carried_over_as_it_is(

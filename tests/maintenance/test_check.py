@@ -47,7 +47,7 @@ def test_a_sound_store_is_counted(url: str) -> None:
     assert report
     assert report.good == {"checkpoints": len(IDS), "writes": 1, "effects": 1, "interrupts": 1, "sessions": 1}
     assert (report.findings, report.entries, report.counts, report.damaged) == ((), (), {}, ())
-    assert str(report) == f"{len(IDS)} checkpoints, 1 writes, 1 effects, 1 interrupts, 1 sessions: all good"
+    assert str(report) == f"{len(IDS)} checkpoints, 1 write, 1 effect, 1 interrupt, 1 session: all good"
 
 
 def test_what_is_good_is_listed_if_asked(reopened: backstay.Store) -> None:

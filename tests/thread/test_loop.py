@@ -467,7 +467,7 @@ def test_an_input_begins_a_new_round_on_the_finished_state(thread: backstay.Thre
 def test_an_input_is_refused_while_a_round_is_not_finished(thread: backstay.Thread) -> None:
     with pytest.raises(StepsExceeded):
         run(thread, until(3), limit=1)
-    with pytest.raises(InvalidInput, match="has not finished its last input: 1 turns are saved"):
+    with pytest.raises(InvalidInput, match="has not finished its last input: 1 turn saved so far"):
         run(thread, until(3), input={"log": ["x"]})
     assert run(thread, until(3)).state["log"] == [1, 2, 3]
     assert run(thread, until(1), input={"log": ["x"]}).state["log"] == [1, 2, 3, "x", 1]

@@ -34,7 +34,7 @@ def test_an_intact_store_verifies(store: backstay.Store) -> None:
     assert store.check()
     assert thread.check()
     assert thread.check(saved)
-    assert str(store.check()) == "1 checkpoints: all good"
+    assert str(store.check()) == "1 checkpoint: all good"
     with pytest.raises(backstay.NotFound):
         thread.check("unknown")
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backstay.errors import BackstayError
+from backstay.errors import BackstayError, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Refused:
     stored: int = 0
 
     def __str__(self) -> str:
-        before = f" after {self.stored} checkpoints" if self.stored else ""
+        before = f" after {counted(self.stored, 'checkpoint')}" if self.stored else ""
         return f"thread {self.thread!r} refused{before}: {self.error.what}"
 
 
@@ -56,7 +56,7 @@ class ExportReport:
         return not self.damaged
 
     def __str__(self) -> str:
-        head = f"{self.checkpoints} checkpoints of {self.threads} threads exported"
+        head = f"{counted(self.checkpoints, 'checkpoint')} of {counted(self.threads, 'thread')} exported"
         return "\n".join([head, *(f"  damaged: {note}" for note in self.damaged)])
 
 
@@ -78,7 +78,8 @@ class ImportReport:
         return not self.refused and not self.missing
 
     def __str__(self) -> str:
-        lines = [f"{self.stored} checkpoints of {self.threads} threads imported, {self.present} already present"]
+        stored = f"{counted(self.stored, 'checkpoint')} of {counted(self.threads, 'thread')}"
+        lines = [f"{stored} imported, {self.present} already present"]
         lines += [f"  {refused}" for refused in self.refused]
         lines += [f"  missing: {note}" for note in self.missing]
         lines += [f"  note: {note}" for note in self.notes]

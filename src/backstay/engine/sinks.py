@@ -18,6 +18,7 @@ import hashlib
 import threading
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -331,7 +332,7 @@ class _Wrapper:
         return (self.sink,)
 
 
-class _Filter(_Wrapper, Generic[T]):
+class _Filter(_Wrapper, ABC, Generic[T]):
     """Passes on the events that are due. It remembers one value per unfinished run."""
 
     def __init__(self, sink: CheckpointSink) -> None:
@@ -339,9 +340,9 @@ class _Filter(_Wrapper, Generic[T]):
         self._runs: OrderedDict[str, T] = OrderedDict()
         self._lock = threading.RLock()  # reentrant: a signal handler may call a method
 
+    @abstractmethod
     def due(self, state: State, event: CheckpointEvent, known: T | None) -> tuple[bool, T | None, T | None]:
         """Return whether to pass an event on, the value to remember until then, and the value once the sink took it."""
-        raise NotImplementedError
 
     def on_checkpoint(self, state: State, event: CheckpointEvent) -> MaybeAwaitable:
         """Pass the event on if it is due."""

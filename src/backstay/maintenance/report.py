@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backstay.errors import counted
 from backstay.store.base import Finding
 from backstay.store.finding import DAMAGED
 
@@ -93,10 +94,10 @@ class Report:
     def __str__(self) -> str:
         if self.before is not None:
             return self._repair_text(self.before)
-        good = ", ".join(f"{count} {word}" for word, count in self.good.items() if count) or "nothing stored"
+        good = ", ".join(counted(count, word[:-1]) for word, count in self.good.items() if count) or "nothing stored"
         if not self.findings:
             return f"{good}: all good"
-        lines = [f"good: {good}; {len(self.findings)} findings:"]
+        lines = [f"good: {good}; {counted(len(self.findings), 'finding')}:"]
         for finding in self.findings:
             lines.append(f"  {finding}" + (f" ({finding.repair} may help)" if finding.repair else ""))
         return "\n".join(lines)
@@ -105,9 +106,10 @@ class Report:
         if not before.findings and not self.actions:
             return "nothing to repair"
         done = "done" if self.applied else "planned"
-        lines = [f"{len(before.findings)} findings, {len(self.actions)} actions {done}, {len(self.findings)} remain"]
+        actions = f"{counted(len(self.actions), 'action')} {done}"
+        lines = [f"{counted(len(before.findings), 'finding')}, {actions}, {len(self.findings)} left"]
         lines += [f"  {action}" for action in self.actions]
-        lines += [f"  remains: {finding}" for finding in self.findings]
+        lines += [f"  left: {finding}" for finding in self.findings]
         return "\n".join(lines)
 
 

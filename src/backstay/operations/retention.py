@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backstay.errors import Corrupted, InvalidInput
+from backstay.errors import Corrupted, InvalidInput, counted
 from backstay.model.checkpoint import CheckpointMeta
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.interrupts import pending_checkpoints
@@ -78,9 +78,8 @@ class Pruned:
 
     def __str__(self) -> str:
         verb = "would delete" if self.dry_run else "deleted"
-        done = f"{verb} {self.deleted} checkpoints, kept {self.kept}" + (
-            "" if self.dry_run else f", {self.bytes} bytes freed"
-        )
+        freed = "" if self.dry_run else f", {self.bytes} bytes freed"
+        done = f"{verb} {counted(self.deleted, 'checkpoint')}, kept {self.kept}{freed}"
         return done if not self.damaged else f"{done}; {len(self.damaged)} cannot be read and were kept"
 
 
@@ -180,7 +179,7 @@ def delete_before(store: Backend, services: Services, cursor: Cursor, step: int)
     removed = store.delete(services.namespace, going, True, cursor.token)
     if damaged:
         raise Corrupted(
-            f"{removed.checkpoints} checkpoints were deleted, but one was kept: {damaged[0].error.what}",
+            f"{counted(removed.checkpoints, 'checkpoint')} deleted, but one was kept: {damaged[0].error.what}",
             thread=cursor.branch.thread,
             checkpoint=damaged[0].id,
             hint="Delete it with thread.delete_checkpoint(id), or repair the store with store.repair()",

@@ -21,7 +21,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from backstay.errors import InvalidInput, Rejected, StepsExceeded
+from backstay.errors import InvalidInput, Rejected, StepsExceeded, counted
 from backstay.model.checkpoint import Checkpoint, CheckpointFields
 from backstay.model.decision import DecisionKind
 from backstay.model.fields import Usage, check_fields
@@ -157,7 +157,7 @@ class LoopBase:
         """Start a new run on a finished state."""
         if found.was_loop and not found.finished:
             raise InvalidInput(
-                f"the loop has not finished its last input: {found.iteration} turns are saved",
+                f"the loop has not finished its last input: {counted(found.iteration, 'turn')} saved so far",
                 thread=head.thread_id,
                 checkpoint=head.id,
                 hint="Run the loop without input= to finish it, then pass the new input",

@@ -21,7 +21,7 @@ from langgraph.checkpoint.serde.base import CipherProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from backstay.bundle.report import ImportReport, Note, Progress, ProgressReporter, Refused
-from backstay.errors import Conflict, Corrupted, DecodeError, Fenced, InvalidInput, StoreRefused
+from backstay.errors import Conflict, Corrupted, DecodeError, Fenced, InvalidInput, StoreRefused, counted
 from backstay.langgraph.encoding import PARENT, to_body
 from backstay.langgraph.importer.sqlite import SqliteSource
 from backstay.langgraph.importer.tables import (
@@ -158,10 +158,10 @@ class _ThreadImport:
         """Import the checkpoints of the thread in the source's order."""
         run, refs = self._run, self._source.refs
         if self._source.orphan_writes:
-            self._note(f"{self._source.orphan_writes} writes were skipped because their checkpoint is missing")
+            self._note(f"{counted(self._source.orphan_writes, 'write')} skipped: the checkpoint is missing")
         late = sum(ref.parent is not None and ref.parent > ref.id for ref in refs)
         if late:
-            self._note(f"{late} checkpoints have lower ids than their parents; the newest is the last child")
+            self._note(f"{counted(late, 'checkpoint')} with a lower id than the parent; the newest is the last child")
         check_id(self._thread, "thread_id")
         access = access_of(run.store)
         existing = {row.id for row in rows_of_thread(access.store, access.services, self._thread)}
