@@ -54,7 +54,7 @@ PATTERN = re.compile(
 )
 
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-PAGES += [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "decisions"]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 PAGES += sorted((ROOT / "examples").glob("*.py"))
 
 QUOTES = re.compile(r"<!-- quotes -->.*?<!-- end of quotes -->", re.DOTALL)
