@@ -23,6 +23,7 @@ from benchmarks import (
     postgres,
     processes,
     saves,
+    scale,
     shapes,
     sizes,
     transfer,
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Callable[[Bench], None]] = {
     "directory": directory.run,
     "transfer": transfer.run,
     "langgraph": langgraph.run,
+    "scale": scale.run,
 }
 
 

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import apsw
-
 from backstay.codec import encode
 from backstay.version import __version__
 from benchmarks.floors import sync_times
@@ -34,8 +32,7 @@ def machine_facts(folder: Path) -> dict[str, Any]:
         "backstay": __version__,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "sqlite (apsw, ours)": apsw.sqlite_lib_version(),
-        "sqlite (sqlite3, peers)": sqlite3.sqlite_version,
+        "sqlite": sqlite3.sqlite_version,
         "peers": {name: _version(name) for name in PEERS},
         "drivers": {name: _version(name) for name in DRIVERS},
         "folder": str(folder),

@@ -118,6 +118,13 @@ def loading(stack: ExitStack, bench: Bench, count: int) -> dict[str, Op]:
     return {"peer warm": timed(lambda _: saver.get_tuple(CONFIG)), "peer cold": cold}
 
 
+def loading_state(stack: ExitStack, bench: Bench, state: State) -> Op:
+    """Return an op that loads a state that was put once, on one connection."""
+    saver = stack.enter_context(SqliteSaver.from_conn_string(str(bench.new_path(".sqlite"))))
+    saver.put(*Puts(CONFIG).arguments(state))
+    return timed(lambda _: saver.get_tuple(CONFIG))
+
+
 # Plain channels -------------------------------------------------------------------------------------------------------
 
 

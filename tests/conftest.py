@@ -54,10 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    import apsw
+    import sqlite3
 
     return [
-        f"backstay {backstay.__version__}, SQLite {apsw.sqlite_lib_version()}, CI={os.environ.get('CI', '')!r}",
+        f"backstay {backstay.__version__}, SQLite {sqlite3.sqlite_version}, CI={os.environ.get('CI', '')!r}",
         f"BACKSTAY_EFFORT={effort()}",
     ]
 

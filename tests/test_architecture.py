@@ -45,6 +45,17 @@ LAZY_IMPORTS = {
     ("store/open.py", "backstay"),  # PostgreSQL's driver is an extra; and who uses one store should not load the others
     ("langgraph/importer/importer.py", "backstay"),  # PostgreSQL's driver is an extra
     ("__init__.py", "backstay"),  # loads the public names when one is first used
+    # The first save of a program waits for every import, so it leaves out what few programs need or need later:
+    ("thread", "backstay"),  # maintenance
+    ("thread", "asyncio"),
+    ("operations", "asyncio"),
+    ("operations", "concurrent"),
+    ("operations", "difflib"),
+    ("operations", "socket"),
+    ("operations", "html"),
+    ("model", "html"),
+    ("maintenance", "json"),
+    ("store/sqlite/files.py", "ctypes"),
 }
 """(file or layer, package): the only imports inside functions. Each has its reason."""
 
@@ -54,7 +65,7 @@ ONE_USE_PERCENT_MAX = 10
 """Private functions that are called once, of all functions. Most of them only interrupt the reader."""
 
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
-BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "importlib.util", "sqlite3"}
+BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "importlib.util", "apsw"}
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import argparse
 import ast
 import importlib
 import json
+import sqlite3
 import sys
 import tempfile
 from collections import Counter
@@ -148,22 +149,19 @@ class Walk:
 @contextmanager
 def traced_sql() -> Iterator[list[str]]:
     """Give a list to which every SQL statement of every connection opened from now on is added."""
-    import apsw
-
     statements: list[str] = []
+    connect = sqlite3.connect
 
-    def on_statement(_: object, sql: str, __: object) -> bool:
-        statements.append(sql)
-        return True
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        connection = connect(*args, **kwargs)
+        connection.set_trace_callback(statements.append)
+        return connection
 
-    def on_connection(connection: apsw.Connection) -> None:
-        connection.exec_trace = on_statement
-
-    apsw.connection_hooks.append(on_connection)
+    sqlite3.connect = traced
     try:
         yield statements
     finally:
-        apsw.connection_hooks.remove(on_connection)
+        sqlite3.connect = connect
 
 
 def walk_append(package: ModuleType, url: str, walk: Walk) -> None:

@@ -129,10 +129,10 @@ def record(data: bytes = b"\x01", kind: str = "v", **fields: Any) -> CheckpointR
     value = whole(kind, 0, data)
     name = fields.pop("id", "cp")
     step, notes = fields.pop("step", 1), fields.pop("notes", b"")
-    notes += checksum(notes, name, None, step, fields.get("created_us", 0))
     values: dict[str, Any] = {"id": name, "thread_id": "t", "branch": "main", "step": step}
     meta = unchecked(CheckpointMeta, {**values, "created_at": from_microseconds(0)})
     digest = checkpoint_digest(NO_PARENT, root_digest(entries_of({"k": value})), ["k"], meta, 0, notes)
+    notes += checksum(notes, name, None, step, fields.get("created_us", 0), digest, len(data))
     made = CheckpointRecord(
         0, name, False, None, None, None, step, 0, digest, notes, (), None, [], [Edit("k", kind, 0, 0, 0, len(data))]
     )

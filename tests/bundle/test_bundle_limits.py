@@ -50,16 +50,18 @@ class Forge:
         """Yield the records of one checkpoint; ``between`` is what each edit with a length takes its bytes from."""
         self.made += 1
         name = f"cp{self.made}"
-        notes = checksum(b"", name, None, 1, 0)
         record = CheckpointRecord(
-            branch, name, False, None, None, base, 1, 0, bytes(32), notes, (), None, [], edits, writes
+            branch, name, False, None, None, base, 1, 0, bytes(32), b"", (), None, [], edits, writes
         )
         new = {edit.key: [between[: edit.length]] for edit in edits if edit.length}
         before: State = {} if base is None else self.states[base]
         state = self.states[branch] = follow(before, record, new, base == branch)
         values: dict[str, Any] = {"id": name, "thread_id": "t", "branch": f"b{branch}", "step": 1}
         meta = unchecked(CheckpointMeta, {**values, "created_at": from_microseconds(0)})
-        record.digest = checkpoint_digest(NO_PARENT, root_digest(entries_of(state)), list(state), meta, 0, notes)
+        entries = entries_of(state)
+        record.digest = checkpoint_digest(NO_PARENT, root_digest(entries), list(state), meta, 0, b"")
+        size = sum(entry.size for entry in entries.values())
+        record.notes = checksum(b"", name, None, 1, 0, record.digest, size)
         yield records.CHECKPOINT, record.pack()
         yield from ((records.VALUE_BYTES, data) for (data,) in new.values())
 
@@ -139,7 +141,7 @@ def a_list_of_empty_lists(kind: int) -> Records:
 def notes_of_empty_lists() -> Records:
     yield from (THREAD, branch_record(0))
     made = ormsgpack.packb({"x": [[]] * (4 * MIB)})
-    made += checksum(made, "cp", None, 1, 0)
+    made += checksum(made, "cp", None, 1, 0, bytes(32), 0)
     yield (
         records.CHECKPOINT,
         CheckpointRecord(0, "cp", False, None, None, None, 1, 0, bytes(32), made, (), None).pack(),

@@ -57,7 +57,7 @@ def test_starting_the_command_imports_only_click_and_the_version(tmp_path: Path)
     script = (
         "import sys, types; package = types.ModuleType('backstay'); package.__path__ = [sys.argv[1]];"
         "sys.modules['backstay'] = package; import backstay.cli.main;"
-        "print(*sorted(name for name in sys.modules if name.split('.')[0] in ('backstay', 'rich', 'apsw')))"
+        "print(*sorted(name for name in sys.modules if name.split('.')[0] in ('backstay', 'rich', 'sqlite3')))"
     )
     package = str(Path(backstay.__file__).parent)
     done = subprocess.run(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -65,6 +67,34 @@ def test_tuples_nest_to_the_limit_and_no_further_on_both_sides() -> None:
         encode(tuples(msgpack.EXT_DEPTH_MAX + 1))
     with pytest.raises(DecodeError, match="nested deeper"):
         decode(nested_ext(msgpack.EXT_DEPTH_MAX + 1))
+
+
+NESTED: dict[int, Callable[[Any], Any]] = {
+    11: lambda inner: OrderedDict({0: inner}),
+    12: lambda inner: defaultdict(None, {0: inner}),
+    13: lambda inner: Counter({0: inner}),
+    14: lambda inner: deque([inner]),
+}
+
+
+@pytest.mark.parametrize("code", NESTED)
+def test_other_containers_nest_to_the_limit_and_no_further_on_both_sides(code: int) -> None:
+    around = NESTED[code]
+    deepest: Any = None
+    for _ in range(msgpack.EXT_DEPTH_MAX):
+        deepest = around(deepest)
+    inside = msgpack.EXT_INNER_DEPTH_MAX - 1  # the container's own array is the first
+
+    assert encode(decode(encode(deepest))) == encode(deepest)
+    assert decode(encode(around(lists(inside)))) == around(lists(inside))
+    for too_deep in (around(deepest), around(lists(inside + 1))):
+        with pytest.raises(EncodeError, match="nested too deep"):
+            encode(too_deep)
+    for first in (b"\x92\x00", b"\x93\xc0\x00"):
+        with pytest.raises(DecodeError):
+            decode(ext(code, first + encode(deepest)))
+        with pytest.raises(DecodeError):
+            decode(ext(code, first + encode(lists(inside + 1))))
 
 
 @pytest.mark.parametrize("filler", ["", "中" * 300, "\U0001f600" * 9000], ids=["short", "text", "long"])

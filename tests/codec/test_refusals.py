@@ -1,19 +1,33 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import collections
+import concurrent.futures
 import datetime
+import enum
+import fractions
 import functools
+import io
+import ipaddress
+import pathlib
+import queue
+import re
+import socket
+import sqlite3
+import threading
+import types
 import zoneinfo
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ormsgpack
 import pytest
 
 from backstay import register
-from backstay.codec import encode
+from backstay.codec import decode, encode
 from backstay.errors import EncodeError
 
 
@@ -39,6 +53,56 @@ class SubFloat(float):
 
 class SubDatetime(datetime.datetime):
     pass
+
+
+class SubBytearray(bytearray):
+    pass
+
+
+class SubOrderedDict(collections.OrderedDict[str, int]):
+    pass
+
+
+class SubDefaultdict(collections.defaultdict[str, int]):
+    pass
+
+
+class SubCounter(collections.Counter[str]):
+    pass
+
+
+class SubDeque(collections.deque[int]):
+    pass
+
+
+class SubPath(type(pathlib.Path())):  # type: ignore[misc] # why: before Python 3.12 Path itself has no subclasses
+    pass
+
+
+class SubAddress(ipaddress.IPv4Address):
+    pass
+
+
+class SubFraction(fractions.Fraction):
+    pass
+
+
+class SubTuple(tuple[int, ...]):
+    __slots__ = ()
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@dataclass
+class Unregistered:
+    a: int
 
 
 class OddZone(datetime.tzinfo):
@@ -68,6 +132,11 @@ class Broken:
     pass
 
 
+def with_attribute(value: Any) -> Any:
+    value.extra = SECRET
+    return value
+
+
 def self_containing() -> list[Any]:
     items: list[Any] = []
     items.append(items)
@@ -87,12 +156,25 @@ OFFENDERS: list[Any] = [
     Plain(),
     Plain,
     len,
-    bytearray(SECRET.encode()),
     memoryview(SECRET.encode()),
-    collections.OrderedDict(a=SECRET),
-    collections.defaultdict(list),
-    collections.deque([SECRET]),
-    collections.Counter("a"),
+    collections.defaultdict(lambda: SECRET),
+    collections.defaultdict(Plain, a=1),
+    collections.defaultdict(complex),
+    collections.defaultdict(functools.partial(list, SECRET)),
+    with_attribute(collections.OrderedDict(a=1)),
+    with_attribute(collections.Counter("a")),
+    range(2**70_000),
+    fractions.Fraction(1, 2**70_000),
+    collections.deque([1]).__iter__(),
+    SubBytearray(SECRET.encode()),
+    SubOrderedDict(a=1),
+    SubDefaultdict(int),
+    SubCounter("a"),
+    SubDeque([1]),
+    SubPath(SECRET),
+    SubAddress("192.0.2.1"),
+    SubFraction(1, 2),
+    SubTuple([1]),
     SubDict(a=1),
     SubStr(SECRET),
     SubBytes(b"x"),
@@ -104,7 +186,6 @@ OFFENDERS: list[Any] = [
     SECRET + "\ud800",
     2**70_000,
     -(2**70_000),
-    range(3),
     array.array("b", [1]),
     iter([]),
     ValueError(SECRET),
@@ -127,6 +208,9 @@ OFFENDERS: list[Any] = [
         (lambda x: {5: {"b": [x]}}, "state[5].b[0]"),
         (lambda x: Letter(subject="s", tags=[x]), "state.tags[0]"),
         (lambda x: {"é": {None: (x,)}}, "state.é[None][0]"),
+        (lambda x: collections.OrderedDict(a=collections.deque([1, x])), "state.a[1]"),
+        (lambda x: collections.defaultdict(list, a=[collections.Counter({7: x})]), "state.a[0][7]"),
+        (lambda x: [bytearray(b"a"), {"b": x}], "state[1].b"),
     ],
 )
 def test_what_cannot_come_back_equal_is_refused_by_its_path(offender: Any, around: Any, path: str) -> None:
@@ -141,6 +225,105 @@ def test_what_cannot_come_back_equal_is_refused_by_its_path(offender: Any, aroun
 def test_an_unknown_class_is_named_with_the_way_to_register_it() -> None:
     with pytest.raises(EncodeError, match=r"Plain cannot be stored\. Register the class with @backstay\.register"):
         encode([Plain()])
+
+
+async def coroutine() -> None:
+    """Is never awaited, on purpose."""
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+def future() -> asyncio.Future[None]:
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.create_future()
+    finally:
+        loop.close()
+
+
+NAME = "Store its name, and look it up after loading"
+LIVE = "It belongs to this process: keep it outside the state"
+REGISTER = "Register the class with @backstay.register"
+HINTS: list[tuple[Any, str]] = [
+    (coroutine, "did you forget await?"),
+    (future, "did you forget await?"),
+    (generator, "Make a list of it"),
+    (async_generator, r"\[item async for item in \.\.\.\]"),
+    (lambda: map(str, []), "Make a list of it"),
+    (lambda: {}.keys(), "Make a list of it"),
+    (lambda: {}.values(), "Make a list of it"),
+    (lambda: {}.items(), "Make a list of it"),
+    (lambda: collections.OrderedDict().items(), "Make a list of it"),
+    (lambda: iter(()), "Make a list of it"),
+    (lambda: generator, NAME),
+    (lambda: len, NAME),
+    (lambda: [].append, NAME),
+    (lambda: functools.partial(len), NAME),
+    (lambda: functools.cache(lambda: 1), NAME),
+    (lambda: pytest, NAME),
+    (lambda: Plain, NAME),
+    (lambda: Colour, NAME),
+    (io.BytesIO, r"\.getvalue\(\)"),
+    (lambda: io.TextIOWrapper(io.BytesIO()), LIVE),
+    (socket.socket, LIVE),
+    (threading.Lock, LIVE),
+    (threading.RLock, LIVE),
+    (threading.Thread, LIVE),
+    (threading.Event, LIVE),
+    (queue.Queue, LIVE),
+    (concurrent.futures.Future, LIVE),
+    (asyncio.Lock, LIVE),
+    (lambda: sqlite3.connect(":memory:"), LIVE),
+    (lambda: ValueError(SECRET), r"repr\(error\)"),
+    (lambda: re.compile(SECRET), r"\.pattern"),
+    (lambda: re.match("a", "a"), r"\.groups\(\)"),
+    (lambda: memoryview(b"a"), "Convert it to bytes"),
+    (lambda: types.MappingProxyType({}), "Convert it to dict"),
+    (lambda: array.array("b"), r"\.tolist\(\)"),
+    (lambda: np.ma.masked_array([1]), r"\.tolist\(\)"),
+    (lambda: np.dtype("i4"), r"\.tolist\(\)"),
+    (lambda: np.array([object()]), "Convert it to lists or a plain dtype"),
+    (lambda: collections.defaultdict(lambda: 1), "Use a built-in type such as list or int as the factory"),
+    (lambda: SubOrderedDict(), "Convert it to OrderedDict, or register the class with encode= and decode="),
+    (lambda: SubTuple(), "Convert it to tuple, or register"),
+    (lambda: SubDatetime(2024, 1, 1), "Convert it to datetime, or register"),
+    (lambda: Pair(1, 2), REGISTER),
+    (lambda: Colour.RED, REGISTER),
+    (lambda: Unregistered(1), REGISTER),
+    (Plain, REGISTER),
+]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize(("make", "hint"), HINTS)
+def test_the_hint_fits_the_type(make: Any, hint: str) -> None:
+    value = make()
+
+    with pytest.raises(EncodeError, match=f"state.x: .* cannot be stored.*{hint}") as caught:
+        encode({"x": value}, "state")
+
+    assert caught.value.hint is not None
+    assert SECRET not in str(caught.value)
+    close = getattr(value, "close", None)
+    if close is not None and not isinstance(value, type):
+        close()
+
+
+def test_a_path_that_has_the_text_of_another_is_refused() -> None:
+    """Before Python 3.12, the file ``c:`` of the current folder has the text of a drive."""
+    path = pathlib.PureWindowsPath("./c:")
+
+    if pathlib.PureWindowsPath(str(path)).drive == path.drive:
+        assert decode(encode(path)).drive == path.drive
+    else:
+        with pytest.raises(EncodeError, match="text of another path"):
+            encode(path)
 
 
 def test_a_foreign_tzinfo_is_named() -> None:

@@ -1,24 +1,30 @@
 from __future__ import annotations
 
+import ipaddress
 import math
+import pathlib
 import struct
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import ormsgpack
 import pytest
 from hypothesis import given, settings
 
+from backstay import Opaque
 from backstay.codec import decode, encode
 from backstay.codec.values import BY_CODE, BY_TYPE
 from backstay.errors import DecodeError
 from support.running import effort
-from support.strategies import same, states, values
+from support.strategies import FACTORIES, same, states, values
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -74,6 +80,29 @@ HASHABLE: list[Any] = [
     Fraction(2**100, 3),
     UUID(int=5),
     complex(-0.0, math.nan),
+    range(0),
+    range(1, 1),
+    range(5, -(2**100), -3),
+    range(0, 4, 3),
+    PurePosixPath(),
+    PurePosixPath("//a/../b c/中"),
+    PurePosixPath("not utf-8 \udcff"),
+    PureWindowsPath("C:/Users/x"),
+    PureWindowsPath(r"\\server\share\a"),
+    PureWindowsPath("c:relative"),
+    PureWindowsPath("a/c:x"),
+    Path("/no/such/file"),
+    Path("a\0b"),
+    ipaddress.ip_address("192.0.2.1"),
+    ipaddress.ip_address("::ffff:192.0.2.1"),
+    ipaddress.ip_address("fe80::1%eth0"),
+    ipaddress.ip_network("10.0.0.0/8"),
+    ipaddress.ip_network("0.0.0.0/0"),
+    ipaddress.ip_network("192.0.2.1/32"),
+    ipaddress.ip_network("2001:db8::/48"),
+    ipaddress.ip_network("fe80::%1/64"),
+    ipaddress.ip_interface("192.0.2.1/24"),
+    ipaddress.ip_interface("fe80::1%eth0/64"),
     np.float64(1.5),
     np.float32(math.nan),
     np.int8(-3),
@@ -97,6 +126,19 @@ UNHASHABLE: list[Any] = [
     set(),
     {1, 2.5, "a", None},
     Decimal("sNaN1"),
+    bytearray(),
+    bytearray(b"\x00\xc4\xc7"),
+    OrderedDict(),
+    OrderedDict([("b", 1), ("a", [2]), (3, (4,))]),
+    *(defaultdict(factory, {"a": 1, 2: [3]}) for factory in FACTORIES),
+    Counter(),
+    Counter({"b": 0, "a": -3, 5: 2**70, "c": 1.5}),
+    deque(),
+    deque([1, [2], (3,)], maxlen=3),
+    deque(maxlen=0),
+    deque(["a"]),
+    [bytearray(b"a"), b"a", {"k": (bytearray(b"b"), {1: bytearray()})}],
+    OrderedDict(a=defaultdict(list, b=[deque([Counter("c"), bytearray(b"d")])])),
     np.arange(6, dtype=">i4").reshape(2, 3),
     np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     np.arange(10)[::3],
@@ -116,6 +158,9 @@ AROUND: dict[str, Callable[[Any], Any]] = {
     "in a tuple": lambda inner: (inner, 1),
     "in a dict": lambda inner: {"k": inner},
     "in a dict with int keys": lambda inner: {1: inner, "k": [inner]},
+    "in other containers": lambda inner: OrderedDict(
+        a=inner, b=defaultdict(list, k=[inner]), c=Counter({"k": inner}), d=deque([inner, 1], maxlen=2)
+    ),
     "deeper": lambda inner: [({"a": [(inner,)]}, {2: (inner,)})],
 }
 
@@ -123,6 +168,7 @@ AS_KEY: dict[str, Callable[[Any], Any]] = {
     "as a key": lambda inner: {inner: 1, "other": 2},
     "in a set": lambda inner: {inner},
     "in a frozenset": lambda inner: frozenset({inner, (1, 2)}),
+    "as a key of other dicts": lambda inner: OrderedDict([("k", 1), (inner, defaultdict(int, {inner: 2}))]),
     "in a key": lambda inner: {(1, inner): inner},
 }
 
@@ -151,8 +197,9 @@ def test_every_hashable_type_can_be_a_key_or_an_item_of_a_set(value: Any, around
 def test_the_table_above_has_an_example_of_every_type_of_the_codec() -> None:
     shown = {type(value) for value in [*HASHABLE, *UNHASHABLE]}
 
-    missing = [cls for cls in BY_TYPE if cls not in shown and cls.__name__ != "Pairs" and cls.__module__ != "numpy"]
-    assert missing == []
+    other_platforms = pathlib.PosixPath if type(Path()) is pathlib.WindowsPath else pathlib.WindowsPath
+    missing = {cls.__name__ for cls in BY_TYPE if cls not in shown and cls.__module__ != "numpy"}
+    assert missing == {"Pairs", other_platforms.__name__}
     assert all(-128 <= code < 128 for code in BY_CODE)
 
 
@@ -230,3 +277,26 @@ def test_bytes_left_over_are_refused() -> None:
     for junk in (b"\x00", b"\xc0", encode(1) * 3, bytes(20_000)):
         with pytest.raises(DecodeError, match="extra bytes"):
             decode(encode([1]) + junk)
+
+
+def test_a_path_of_the_other_platform_is_kept_and_can_be_read() -> None:
+    """It cannot exist here, so it is an Opaque that is stored again unchanged."""
+    code, pure = (24, PurePosixPath) if type(Path()) is pathlib.WindowsPath else (25, PureWindowsPath)
+    data = ormsgpack.packb([ormsgpack.Ext(code, b"notes.txt")])
+    (path,) = decode(data)
+
+    assert type(path) is Opaque
+    assert path.name == f"pathlib.{pure.__name__.removeprefix('Pure')}"
+    assert same(path.value, pure("notes.txt"))
+    assert encode([path]) == data
+
+
+def test_a_loaded_container_keeps_its_behaviour() -> None:
+    index, last, count = decode(encode([defaultdict(list), deque([1, 2], maxlen=2), Counter("aab")]))
+    index["new"].append(1)
+    last.append(3)
+
+    assert index == {"new": [1]}
+    assert list(last) == [2, 3]
+    assert count.most_common(1) == [("a", 2)]
+    assert count["missing"] == 0

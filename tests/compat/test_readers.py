@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 import backstay
@@ -238,7 +238,7 @@ def test_json_lines_and_the_backends_table_give_the_same(target: backstay.Store,
 
 
 def make_table(path: Path, turns: list[dict[str, Any]]) -> None:
-    connection = apsw.Connection(str(path))
+    connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(
         """CREATE TABLE checkpoints (id INTEGER PRIMARY KEY AUTOINCREMENT, thread_id TEXT, checkpoint_id TEXT UNIQUE,
         parent_checkpoint_id TEXT, step INTEGER, created_at TEXT, tags TEXT, summary TEXT, messages TEXT, state TEXT,
@@ -260,7 +260,7 @@ def make_table(path: Path, turns: list[dict[str, Any]]) -> None:
 
 
 def test_a_database_of_something_else_is_refused(target: backstay.Store, tmp_path: Path) -> None:
-    connection = apsw.Connection(str(tmp_path / "other.db"))
+    connection = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
     connection.execute("CREATE TABLE things (a)")
     connection.close()
 

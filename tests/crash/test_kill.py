@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import random
-import selectors
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from support.crash.kill_victims import Told, compare
+from support.crash.kill_victims import Arena, Told, compare
 from support.processes import Nursery
 from support.running import Show, effort
 
@@ -24,65 +22,6 @@ WRITERS = 4
 KILLS = 20 * effort()
 LINES_BEFORE_KILL_MAX = 24
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
-
-
-@dataclass
-class Victim:
-    name: str
-    pid: int
-    pipe: int
-    generation: int
-    unread: bytes = b""
-    lines: int = 0
-
-
-class Arena:
-    """Four writers, their pipes, and what they said."""
-
-    def __init__(self, nursery: Nursery, folder: Path) -> None:
-        self.nursery = nursery
-        self.folder = folder
-        self.path = str(folder / "agent.db")
-        self.told = Told()
-        self.killed = 0
-        self.selector = selectors.DefaultSelector()
-
-    def start(self, name: str, generation: int) -> Victim:
-        """Start a writer; what it says comes through a fifo of its own."""
-        fifo = str(self.folder / f"{name}.{generation}")
-        os.mkfifo(fifo)
-        pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-        pid = self.nursery.start("support.crash.kill_victims:save_without_end", [self.path, name, generation], fifo)
-        victim = Victim(name, pid, pipe, generation)
-        self.selector.register(pipe, selectors.EVENT_READ, victim)
-        return victim
-
-    def read_until(self, victim: Victim, lines: int) -> None:
-        """Read what all say until one has said so many lines."""
-        while victim.lines < lines:
-            for key, _ in self.selector.select():
-                assert self._take(key.data), f"{key.data.name} ended by itself: see its error above"
-
-    def kill(self, victim: Victim) -> None:
-        """Kill a writer and read what it had said before it died."""
-        os.kill(victim.pid, signal.SIGKILL)
-        assert self.nursery.wait(victim.pid) == -signal.SIGKILL
-        self.killed += 1
-        while self._take(victim):
-            pass
-        self.selector.unregister(victim.pipe)
-        os.close(victim.pipe)
-
-    def _take(self, victim: Victim) -> bool:
-        try:
-            found = os.read(victim.pipe, 1 << 16)
-        except BlockingIOError:
-            return False
-        *lines, victim.unread = (victim.unread + found).split(b"\n")
-        victim.lines += len(lines)
-        for line in lines:
-            self.told.take(line.decode())
-        return bool(found)
 
 
 @pytest.mark.crash

@@ -206,7 +206,7 @@ def test_calls_whose_answers_never_arrive_end_in_time(place: Place, show: Show) 
     handle = place.store.thread("t")
     place.call(handle.latest)
     place.warm()
-    for request in (b".append_checkpoint(", b"WITH found AS", b"COMMIT", b".acquire_lease("):
+    for request in (b".commit_checkpoint(", b"WITH found AS", b"COMMIT", b".acquire_lease("):
         place.proxy.swallow_answer(request, then="silence")
     backend = access_of(place.store).store
     acquire = asyncio.to_thread if place.way == "async" else lambda call, *given: call(*given)

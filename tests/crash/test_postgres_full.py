@@ -157,6 +157,8 @@ def test_a_server_without_a_free_connection_is_asked_again_until_the_deadline(
         backstay.open(server.url(timeout=str(TIMEOUT_S))) as hasty,
         backstay.open(server.url(timeout=PATIENT_S)) as patient,
     ):
+        with server.connect() as admin:  # each has the connection that it was opened with
+            admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'backstay'")
         taken = take_all(server)
         began = time.monotonic()
         with pytest.raises(StoreBusy):

@@ -112,6 +112,27 @@ def test_a_lost_answer_or_request_of_any_write_is_settled_without_the_caller_not
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("fault", ["swallow_answer", "cut_before"])
+@pytest.mark.parametrize("sent", [b"WITH moved AS", b"fast-"], ids=["as text", "prepared"])
+def test_a_lost_answer_or_request_of_a_plain_save_is_settled(
+    postgres: PostgresServer, postgres_url: str, proxy: Proxy, fault: Fault, sent: bytes
+) -> None:
+    """The stage prepares nothing, so its saves go through the function."""
+    strike = proxy.swallow_answer if fault == "swallow_answer" else proxy.cut_before
+    with backstay.open(proxy.url(postgres_url)) as store:
+        thread = store.thread("agent")
+        for number in range(3 if sent == b"fast-" else 1):
+            thread.append({"log": [number]})
+        strike(sent)
+        saved = thread.append({"log": ["struck"]})
+
+        assert proxy.fired[fault] == 1
+        assert store.thread("agent").latest() == saved
+        assert [meta.id for meta in thread.history(limit=1)] == [saved.id]
+        assert store.check()
+
+
+@pytest.mark.crash
 def test_a_write_whose_answer_was_lost_with_the_network_is_unknown_and_saving_again_gives_the_first_result(
     stage: Callable[[float], Stage], proxy: Proxy, show: Show
 ) -> None:

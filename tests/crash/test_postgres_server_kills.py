@@ -37,6 +37,7 @@ ACKS_BEFORE_KILL_MAX = 60
 BACK_S_MAX = 1.0
 WAIT_S = 60.0
 STALE = 10
+WAITING = "select count(distinct pid) from pg_locks where not granted"
 SEED = int(os.environ.get("BACKSTAY_SEED", "20261115"))
 
 
@@ -265,7 +266,7 @@ def test_the_first_call_after_a_restart_is_quick_though_every_pooled_connection_
             other.execute("lock table backstay.branch")
             for reader in readers:
                 reader.start()
-            wait_until(lambda: len(server.backend_pids()) == STALE + 2)  # the main thread has one of its own
+            wait_until(lambda: other.execute(WAITING).fetchone() == (STALE,))
         for reader in readers:
             reader.join()
         server.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
@@ -32,10 +33,11 @@ class Strict(TypedDict, total=False):
     facts: Annotated[dict[str, Any], merge]
     guarded: Annotated[str, refuses]
     note: str
+    last: deque[str]
 
 
 def before() -> dict[str, Any]:
-    return {"items": [{"deep": 1}], "facts": {"a": {"deep": 1}}, "note": "old"}
+    return {"items": [{"deep": 1}], "facts": {"a": {"deep": 1}}, "note": "old", "last": deque(["x"])}
 
 
 def graph_of(node: Any, state: Any = Strict, **options: Any) -> Graph:
@@ -123,6 +125,10 @@ def change_dict(state: Any) -> None:
     state["facts"]["smuggled"] = 1
 
 
+def change_deque(state: Any) -> None:
+    state["last"].append("smuggled")
+
+
 def replace_key(state: Any) -> None:
     state["note"] = "smuggled"
 
@@ -140,6 +146,7 @@ IN_PLACE: list[tuple[Callable[[Any], Any], str]] = [
     (grow_list_and_return, "items"),
     (shrink_list, "items"),
     (change_dict, "facts"),
+    (change_deque, "last"),
     (replace_key, "note"),
     (add_key, "smuggled"),
     (drop_key, "note"),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from ipaddress import IPv4Address
+from pathlib import Path, PurePath
 from typing import Annotated, Any, TypedDict
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import BaseModel, Field
@@ -339,6 +342,10 @@ class Unknown:
     """Nobody said how to store this."""
 
 
+class OwnPath(type(Path())):  # type: ignore[misc] # why: before Python 3.12 Path itself has no subclasses
+    pass
+
+
 @dataclass
 class Holder:
     inside: Unknown
@@ -353,7 +360,7 @@ class Holder:
         threading.Lock,
         socket.socket,
         Callable[[int], int],
-        Path,
+        OwnPath,
         Annotated[Unknown, "a note"],
         Holder,
     ],
@@ -368,6 +375,28 @@ def test_a_field_that_could_never_be_stored_is_refused_when_the_graph_is_built(a
     (problem,) = problems(graph)
     assert "'broken'" in problem
     assert "transient" in problem
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Path,
+        PurePath | None,
+        bytearray,
+        deque[int],
+        OrderedDict[str, deque[Path]],
+        defaultdict[str, int],
+        IPv4Address,
+        ZoneInfo,
+    ],
+)
+def test_a_field_of_a_type_that_can_be_stored_needs_no_registration(annotation: Any) -> None:
+    graph = Graph("g", state=dataclasses.make_dataclass("S", [("fine", annotation)]))
+    graph.node("a", nothing)
+    graph.start("a")
+    graph.end("a")
+
+    graph.build()
 
 
 @dataclass

@@ -118,7 +118,7 @@ def damage(store: backstay.Store, thread: str) -> None:
 
 
 def test_more_runs_than_one_page_holds_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backstay.engine.pending.PAGE_ROWS_MAX", 4)
+    monkeypatch.setattr("backstay.store.memory.store.PAGE_ROWS_MAX", 4)
     with backstay.open("memory:") as store:
         for number in range(11):
             park(store, f"t{number}", chat(), before=["search"])

@@ -37,6 +37,7 @@ DECLARE
   v_thread  bigint;
   v_token   text;
   v_expires timestamptz;
+  v_alone   boolean;
 BEGIN
   PERFORM "golden".check_version(p_version);
   outcome := 0; left_us := 0;
@@ -46,10 +47,15 @@ BEGIN
       WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
       FOR NO KEY UPDATE OF br;
     EXIT WHEN FOUND;
-    SELECT m.thread_id INTO v_thread FROM "golden".make_thread(p_namespace, p_thread) m;
-    INSERT INTO "golden".branch AS br (thread, scope, name, head, last_seq)
-      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING br.id, br.epoch INTO branch, epoch;
-    EXIT WHEN FOUND;
+    SELECT m.thread_id, m.next_seq = 1 AND m.alone IS NULL INTO v_thread, v_alone
+      FROM "golden".make_thread(p_namespace, p_thread) m;
+    INSERT INTO "golden".branch AS br (thread, scope, name, head, last_seq, alone)
+      VALUES (v_thread, p_scope, p_branch, 0, 0, v_alone)
+      ON CONFLICT DO NOTHING RETURNING br.id, br.epoch INTO branch, epoch;
+    IF FOUND AND v_alone THEN
+      UPDATE "golden".thread t SET alone = acquire_lease.branch WHERE t.id = v_thread;
+    END IF;
+    EXIT WHEN epoch IS NOT NULL;
   END LOOP;
   IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() THEN
     outcome := 1;
@@ -62,41 +68,6 @@ BEGIN
   UPDATE "golden".branch br SET epoch = acquire_lease.epoch, owner = p_owner, token = p_token,
       expires = clock_timestamp() + p_ttl * interval '1 microsecond'
     WHERE br.id = acquire_lease.branch;
-END $$;
-
-
---
--- Name: append_checkpoint(integer, bigint, bigint, bigint, bigint, text, bigint, bytea, bytea, bigint, bigint, bytea, bigint, bytea, bytea, bytea, bigint, bytea); Type: FUNCTION; Schema: golden; Owner: -
---
-
-CREATE FUNCTION golden.append_checkpoint(p_version integer, p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint, p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint, p_notes bytea, p_base bytea, p_manifest bytea, p_address bigint, p_body bytea) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-  v_key bigint;
-BEGIN
-  PERFORM "golden".check_version(p_version);
-  WITH moved AS (
-    UPDATE "golden".branch br SET head = t.next_seq, last_seq = t.next_seq,
-      expires = CASE WHEN p_token IS NULL THEN br.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
-    FROM "golden".thread t
-    WHERE br.id = p_number AND t.id = br.thread AND br.last_seq = p_last_seq AND br.head = p_head_seq AND br.epoch = p_epoch
-      AND CASE WHEN p_token IS NULL THEN br.expires IS NULL OR br.expires <= clock_timestamp() ELSE br.token = p_token END
-    RETURNING br.thread, t.next_seq AS seq
-  ), numbered AS (
-    UPDATE "golden".thread t SET next_seq = m.seq + 1 FROM moved m WHERE t.id = m.thread AND t.next_seq = m.seq
-    RETURNING m.seq
-  )
-  INSERT INTO "golden".checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
-    SELECT p_number << 32 | n.seq, p_id, p_parent, p_step, p_created, p_digest, p_size, p_notes,
-      CASE WHEN p_base IS NULL THEN NULL ELSE (SELECT b.id FROM "golden".blob b WHERE b.digest = p_base) END, p_manifest
-    FROM numbered n
-    RETURNING key INTO v_key;
-  IF v_key IS NULL OR NOT (p_address IS NULL OR "golden".put_fresh(p_address, p_body)) THEN
-    RAISE EXCEPTION 'not as the writer thinks' USING ERRCODE = 'ZB001';
-  END IF;
-  RETURN v_key & 4294967295;
 END $$;
 
 
@@ -135,17 +106,19 @@ DECLARE
   v_expires  timestamptz;
   v_key      bigint;
   v_digest   bytea;
-  v_base     bigint;
   v_source   bigint;
+  v_alone    boolean;
+  v_sole     bigint;
+  v_other    bigint;
 BEGIN
   PERFORM "golden".check_version(p_version);
-  SELECT br.id, br.head, br.last_seq, br.epoch, br.owner, br.token, br.expires
-    INTO branch, v_head, v_last, epoch, owner, v_token, v_expires
+  SELECT br.id, br.head, br.last_seq, br.epoch, br.owner, br.token, br.expires, br.alone
+    INTO branch, v_head, v_last, epoch, owner, v_token, v_expires, v_alone
     FROM "golden".thread t JOIN "golden".branch br ON br.thread = t.id
     WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
     FOR NO KEY UPDATE OF br;
   IF NOT FOUND THEN
-    branch := 0; epoch := 0; v_head := 0; v_last := 0;
+    branch := 0; epoch := 0; v_head := 0; v_last := 0; v_alone := false;
   END IF;
   left_us := 0; seq := 0;
 
@@ -166,7 +139,20 @@ BEGIN
     RETURN;
   END IF;
 
-  SELECT m.thread_id, m.next_seq INTO v_thread, seq FROM "golden".make_thread(p_namespace, p_thread) m;
+  IF NOT v_alone THEN
+    UPDATE "golden".branch br SET alone = false FROM "golden".thread t
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND br.id = t.alone AND br.alone
+      RETURNING br.last_seq INTO v_other;
+  END IF;
+  SELECT m.thread_id, m.next_seq, m.alone INTO v_thread, seq, v_sole FROM "golden".make_thread(p_namespace, p_thread) m;
+  seq := greatest(seq, v_last + 1, v_other + 1);
+  IF NOT v_alone AND v_sole IS NOT NULL THEN
+    PERFORM 1 FROM "golden".branch br WHERE br.id = v_sole AND br.alone;
+    IF FOUND THEN
+      RAISE EXCEPTION 'another writer made the first branch' USING ERRCODE = '40001';
+    END IF;
+    v_sole := NULL;
+  END IF;
   IF p_requires IS NOT NULL THEN
     SELECT br.thread INTO v_source
       FROM "golden".checkpoint c JOIN "golden".branch br ON br.id = c.key >> 32 WHERE c.id = p_requires;
@@ -174,45 +160,50 @@ BEGIN
       PERFORM 1 FROM "golden".thread t WHERE t.id = v_source FOR KEY SHARE;
     END IF;
     PERFORM 1 FROM "golden".checkpoint c
-      WHERE c.id = p_requires AND (p_parent_digest IS NULL OR c.digest = p_parent_digest);
+      WHERE c.id = p_requires
+        AND (p_requires IS DISTINCT FROM p_parent OR p_parent_digest IS NULL OR c.digest = p_parent_digest);
     IF NOT FOUND THEN
       RAISE EXCEPTION 'the checkpoint it builds on is gone' USING ERRCODE = 'ZB005';
     END IF;
   END IF;
   IF branch = 0 THEN
-    INSERT INTO "golden".branch AS br (thread, scope, name, head, last_seq, origin)
-      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin) ON CONFLICT DO NOTHING RETURNING br.id INTO branch;
+    INSERT INTO "golden".branch AS br (thread, scope, name, head, last_seq, origin, alone)
+      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin, seq = 1) ON CONFLICT DO NOTHING RETURNING br.id INTO branch;
     IF branch IS NULL THEN
       RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
+    END IF;
+    IF seq = 1 THEN
+      v_sole := branch;
     END IF;
   END IF;
 
   IF cardinality(p_blobs) > 0 THEN
     PERFORM "golden".put_blobs(p_blobs, p_blob_sizes, p_blob_bodies);
   END IF;
-  IF p_base IS NOT NULL THEN
-    SELECT b.id INTO v_base FROM "golden".blob b WHERE b.digest = p_base;
-  END IF;
   INSERT INTO "golden".chunk SELECT * FROM unnest(p_addresses, p_sizes, p_bodies);
   FOR i IN 1 .. cardinality(p_small) LOOP
     IF NOT "golden".put_fresh(p_small[i], p_small_bodies[i]) THEN
-      INSERT INTO "golden".chunk VALUES (p_small[i], length(p_small_bodies[i]), p_small_bodies[i]);
+      INSERT INTO "golden".chunk VALUES (p_small[i], length(p_small_bodies[i]) - 4, p_small_bodies[i]);
     END IF;
   END LOOP;
-  INSERT INTO "golden".stream_ref SELECT commit_checkpoint.branch, s, o FROM unnest(p_streams, p_owned) u (s, o)
+  INSERT INTO "golden".ref SELECT commit_checkpoint.branch, u.* FROM unnest(p_streams, p_owned, p_digests) u
     ON CONFLICT DO NOTHING;
-  INSERT INTO "golden".blob_ref SELECT commit_checkpoint.branch, d FROM unnest(p_digests) d ON CONFLICT DO NOTHING;
   IF p_replaces THEN  -- free the id; the caller deletes the row in the same transaction
     UPDATE "golden".checkpoint c SET id = '\x02'::bytea || int8send(c.key) WHERE c.key = v_key;
   END IF;
-  INSERT INTO "golden".checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
-    VALUES (branch << 32 | seq, p_id, p_parent,
-      CASE WHEN p_parent_digest IS NOT NULL AND p_requires IS NULL AND NOT p_replaces AND NOT EXISTS (
+  INSERT INTO "golden".checkpoint
+    (key, side, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
+    VALUES (branch << 32 | seq,
+      p_parent IS DISTINCT FROM (SELECT c.id FROM "golden".checkpoint c WHERE c.key = branch << 32 | v_head),
+      p_id, p_parent,
+      CASE WHEN p_parent_digest IS NOT NULL AND NOT p_replaces AND NOT EXISTS (
         SELECT 1 FROM "golden".checkpoint c WHERE c.id = p_parent AND c.digest = p_parent_digest)
-        THEN p_parent_digest END,  -- of a parent that is not there
-      p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
+        THEN p_parent_digest ELSE '' END,  -- of a parent that is not there
+      p_step, p_created, p_digest, p_size, p_notes, p_base, p_manifest);
   INSERT INTO "golden".tag SELECT commit_checkpoint.branch << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
-  UPDATE "golden".thread t SET next_seq = commit_checkpoint.seq + 1 WHERE t.id = v_thread;
+  IF NOT v_alone THEN
+    UPDATE "golden".thread t SET next_seq = commit_checkpoint.seq + 1, alone = v_sole WHERE t.id = v_thread;
+  END IF;
   UPDATE "golden".branch br SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
       origin = CASE WHEN v_last = 0 THEN p_origin ELSE br.origin END,
       expires = CASE WHEN p_token IS NULL THEN br.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
@@ -225,13 +216,13 @@ END $$;
 -- Name: make_thread(text, text); Type: FUNCTION; Schema: golden; Owner: -
 --
 
-CREATE FUNCTION golden.make_thread(p_namespace text, p_name text, OUT thread_id bigint, OUT next_seq bigint) RETURNS record
+CREATE FUNCTION golden.make_thread(p_namespace text, p_name text, OUT thread_id bigint, OUT next_seq bigint, OUT alone bigint) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
   LOOP
-    SELECT t.id, t.next_seq INTO thread_id, next_seq
+    SELECT t.id, t.next_seq, t.alone INTO thread_id, next_seq, alone
       FROM "golden".thread t WHERE t.namespace = p_namespace AND t.name = p_name FOR NO KEY UPDATE;
     EXIT WHEN FOUND;
     INSERT INTO "golden".thread AS t (namespace, name, next_seq) VALUES (p_namespace, p_name, 1)
@@ -272,10 +263,12 @@ CREATE FUNCTION golden.put_fresh(p_address bigint, p_body bytea) RETURNS boolean
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
-  INSERT INTO "golden".fresh AS f VALUES ((p_address >> 28 << 7) | ((p_address >> 9) & 127), p_address, p_body)
+  INSERT INTO "golden".fresh AS f VALUES ((p_address >> 28 << 6) | ((p_address >> 10) & 63), p_address,
+      substr(p_body, 1, length(p_body) - 4), int4send(length(p_body) - 4) || substr(p_body, length(p_body) - 3))
     ON CONFLICT (slot) DO UPDATE SET
       address = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.address ELSE p_address END,
-      body = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.body || p_body ELSE p_body END
+      body = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.body || excluded.body ELSE excluded.body END,
+      checks = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.checks || excluded.checks ELSE excluded.checks END
     WHERE CASE WHEN f.address >> 16 = p_address >> 16 THEN f.address + length(f.body) = p_address
       ELSE f.address + length(f.body) <= (
         SELECT k.address + k.size FROM "golden".chunk k
@@ -388,6 +381,19 @@ BEGIN
 END $$;
 
 
+--
+-- Name: refuse_append(); Type: FUNCTION; Schema: golden; Owner: -
+--
+
+CREATE FUNCTION golden.refuse_append() RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  RAISE EXCEPTION 'not as the writer thinks' USING ERRCODE = 'ZB001';
+END $$;
+
+
 SET default_tablespace = '';
 
 SET default_table_access_method = heap;
@@ -397,36 +403,11 @@ SET default_table_access_method = heap;
 --
 
 CREATE TABLE golden.blob (
-    id bigint NOT NULL,
-    size integer NOT NULL,
     digest bytea NOT NULL,
+    size integer NOT NULL,
     body bytea NOT NULL
 );
 ALTER TABLE ONLY golden.blob ALTER COLUMN body SET STORAGE EXTERNAL;
-
-
---
--- Name: blob_id_seq; Type: SEQUENCE; Schema: golden; Owner: -
---
-
-ALTER TABLE golden.blob ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME golden.blob_id_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
-);
-
-
---
--- Name: blob_ref; Type: TABLE; Schema: golden; Owner: -
---
-
-CREATE TABLE golden.blob_ref (
-    branch bigint NOT NULL,
-    digest bytea NOT NULL
-);
 
 
 --
@@ -440,6 +421,7 @@ CREATE TABLE golden.branch (
     last_seq bigint NOT NULL,
     epoch bigint DEFAULT 0 NOT NULL,
     expires timestamp with time zone,
+    alone boolean NOT NULL,
     scope text NOT NULL COLLATE pg_catalog."C",
     name text NOT NULL COLLATE pg_catalog."C",
     owner text,
@@ -471,12 +453,13 @@ CREATE TABLE golden.checkpoint (
     key bigint NOT NULL,
     created bigint NOT NULL,
     size bigint NOT NULL,
-    base bigint,
     step bigint NOT NULL,
+    side boolean NOT NULL,
     id bytea NOT NULL,
     parent bytea,
-    parent_digest bytea,
+    parent_digest bytea NOT NULL,
     digest bytea NOT NULL,
+    base bytea,
     notes bytea NOT NULL,
     manifest bytea NOT NULL
 );
@@ -501,10 +484,8 @@ ALTER TABLE ONLY golden.chunk ALTER COLUMN body SET STORAGE EXTERNAL;
 --
 
 CREATE TABLE golden.counter (
-    name text NOT NULL,
     value bigint NOT NULL
-)
-WITH (fillfactor='50');
+);
 
 
 --
@@ -514,10 +495,12 @@ WITH (fillfactor='50');
 CREATE TABLE golden.fresh (
     slot bigint NOT NULL,
     address bigint NOT NULL,
-    body bytea NOT NULL
+    body bytea NOT NULL,
+    checks bytea NOT NULL
 )
-WITH (fillfactor='75');
+WITH (toast_tuple_target='8160');
 ALTER TABLE ONLY golden.fresh ALTER COLUMN body SET STORAGE EXTERNAL;
+ALTER TABLE ONLY golden.fresh ALTER COLUMN checks SET STORAGE EXTERNAL;
 
 
 --
@@ -564,13 +547,14 @@ ALTER TABLE golden.record ALTER COLUMN number ADD GENERATED ALWAYS AS IDENTITY (
 
 
 --
--- Name: stream_ref; Type: TABLE; Schema: golden; Owner: -
+-- Name: ref; Type: TABLE; Schema: golden; Owner: -
 --
 
-CREATE TABLE golden.stream_ref (
+CREATE TABLE golden.ref (
     branch bigint NOT NULL,
     stream bigint NOT NULL,
-    owned boolean NOT NULL
+    owned boolean NOT NULL,
+    digest bytea NOT NULL
 );
 
 
@@ -591,6 +575,7 @@ CREATE TABLE golden.tag (
 CREATE TABLE golden.thread (
     id bigint NOT NULL,
     next_seq bigint NOT NULL,
+    alone bigint,
     namespace text NOT NULL COLLATE pg_catalog."C",
     name text NOT NULL COLLATE pg_catalog."C"
 )
@@ -630,55 +615,45 @@ ALTER TABLE ONLY golden.write ALTER COLUMN body SET STORAGE EXTERNAL;
 -- Data for Name: blob; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.blob OVERRIDING SYSTEM VALUE VALUES (1, 1209, '\xc5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca55', '\x28b52ffd60b9039d1400da4a0c0a17c0a570ffafa6ff07d76acfcc6420dca6a4a424579f09029d0099009800b821686e5e6b77a8c9be5f9212228291961543506885e4c8d11e39b87143887ccdf705cc2d0c4ce13e8942af1892a2dfce57ec59863f9a950c2378c069ef937028a7178cf7d232153ff6cffa03a66da04442b9305a661f68cfdb78a2336ee9d9ea0222fb91e8534e74d1d04a6056eb700cb3bcbc186cea3e3b9cdc29456e581b9b95d13f8de08590fc519d97fae1166d3f2aa91c02800281c1c003060219c13254702d16da59befc7c8ff53ff7cf2c32b5364535af4c410e68212ebc52baa28433833281f015115f875171d53efd79cfb602391553d926fe9a866c3356c14d7b4614e98ae1bcd7c96d57be2533ed1f4ed509fda6cb727c1c2aa1d8ae3f9eb94731bfa183b776057e186aa05b64737ca2358d09da69871c76bdd18e7ae75b18d8f5349ed7fe4a81c27d4039b6c3fae0bec717f6f01702c64bc586878a21e01c99df68f40b7eb550a69ea726396bc81ea167f6f85487a647ec9bca1963dbc3fc43e6a0f3fbefd4e1d6e77131681eb5e1eade51421f194b0cf1fc21363d4540f418bd10aebd53ccadcd7799a38427c88e87ea087fe9e2a2e5d099ca844128651218e4c57d5ab9aa6cc65d6a6cbc439ff34a35b914712b7dbe366c1b272e561d945bf28e63fb8486b7ff5c11b256bf19f844825ade01454a4e540fc3852c58b6c9d7bd87b1e5e941da6e0e71b8e643eed4595e22bb2825ec99eed91582b7d0074d273ccc15317a9ef36058b9a9b3dd0ffaa5723d55156a2d83f726bfdfd5b8f01df5d1d59655b5b9e8d8e7edec2e763f5365538fed7d938d56846a44f5ad9836270b92907f9548f92ea25c9696da5bea535c6d9dc32cf13e77a95c544a2292f24171e62a50840603040110923b1195afc90552');
-INSERT INTO golden.blob OVERRIDING SYSTEM VALUE VALUES (2, 2388, '\x643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfff', '\x28b52ffd6054088d2800da8dc81219b0a592030c03599284a0d39d993975079a293725456a24ee042801250123014edd97e99ffd8267e139dc395660778ad5f80fc81bfe642778b1be587c6075d4bcc8fc2020d777fb58593b496a9d15f73e1522e9ef1f8db96392db76befcfe33dc7471d576a13f6550b64c1058649189abdd52fca6ea660f28b54a812b8c991aa196593594907b4673b1c4c4d0b2cb0cf7dfb5616d10700f4d6dcf14d3ace4e5c71bda0ca3855d71a7c25ef1a9e385260d34dc46e3a1f8af49e3795dd46eee8380757c78521eaf0fc2f6cbadcfb2d9d661d92feb55256cf992a53f47c2a755d5adc5ab1ff90c77ff6904011d6adf7565fd1a9368f532d92ab79e4d37cb7b43a9c40a616f5d3578e44f101337f85048e3903cbd82807a4e9b2af130ce9155d4706ff864754992b531e5eceb1587f324fbdf156fdda2969ca30fcd6cafeb412002b40b00400770000161ac1804884d82cbf1dc915f40f2889ef01c226449bd9660f7a6f369cd9ae519933983c349d9e97d588e1404daf11e256b08fd1f7b29ad70aba2d4eafef383ac70184765ab872ab7f75270f4ff71af8677f1305b210870284be3444cf359a4e47dfbe06eab5ae1c25f30a3d2e04a9aa310a679fce135591ee124d472badaa1e95bb207857b0b5172b89878419fabe46bc6c7faa710d74590675d6f4cfb4ca41883c0690d6d90c028bf3278c2b2ba5be8e2f741b9c2ec3443d855bcf3a17693ab2a24fc1e3a8c98661d7d83c0e5bbde859440fb7c357c61f688d9b05a6e638c90d0273714df4740b55dbb9c9797d98e0cf18e1d04ca92e743635b7cb130bd7bf267d4a9f19539562f49286e520b079ac20e9a9a9ecf7feb4c76ec76ac1c04e467b97bcbbb029a1e8cf37458618e499a2d54cac6a3f20339b6833c08846dd990f31e9e424e04f10a856c0c18b4cb2ff94a947e2c2ae84ae8614c2a1f366bd86e1c19a5b131418088fd88f0735590da246f0303f710174ed1fe79857f0d29f7bd474c9a51f123c1306a218426df139e6ce2f2b1653c869e7242ff490dbdcd84592f91682a74b7628c69e8d776b7f3840c0213edf4b8453aefa39ff8cb81bddbf843e8675a114bf4daf8bd1c1fc9901d39c5cb59d5d7909f7ed4d1c998c3615fbf4fef53b9a67345a3befd84b1862a606f67a910f65f9899bba220609a9926d5de81c2b40f5ef0987a93884b15791743d6890d5516665dc182a0d37388c7eb266db60681e7b1a14d137cc7e8f3ff085929a72afdcce8c129984bb357137f41e71286c2873b94de4850b52555f9bdc1f0a284f999f39d389d640e89a9c2e58f73dd4216865cd908b359fbfb8572d0120ac69f1504cef426d8f5e36d69b031d7709a6cd263cc836bb7186b6a111e2394f73b08d2c47b5dc7ca048109abe867bee516df8d53938b1a7a463f441267b26d13e28216ee3e774f4fe8b9f7efb40e414050c5c2f2e854a69a4f54a9a8de9e3e38e4e8978cabc4fe762363f9a2bbd384f51be58e1a07fd87cf20a049d7e86528a236d9c9a1d6b67af2253117641beae97b3d2142e4c2077a6ce4eb9e0d028c255629eb144e53c32f2e9f272762e6b819431d849f84a7bb50634d2eeb5c656259e5ecbf8f3284c83bd9d0be7743aa4959130ca9af3604ba6747f7ed895d7e06d5863096951c85eb2108f85ad9af6c364eeb28b5df735f2475ec4bc8ec571c000a364b4965c61dc4970ba364436b36185e5eab7de4dd6f160b5f62213b261175bb4302a14cc4787273785f16bd12ad3c16aba6a95cb8443b01feada14b16483db628b1bf168913db9b946d4bbb8c897745fead37a4eb250853');
-INSERT INTO golden.blob OVERRIDING SYSTEM VALUE VALUES (3, 270, '\x11ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a7', '\x28b52ffd600e00c50500b20b2624a027e9766523df36b2f2433c61beb7bfbfe348126c2937719b909db695515555d568480e0847b534b38ca748c3acd47496134fe90d8ae343c75f0b8c9ed35d331da069b05a6a698a45cb556a1c96335976b80c0f78965d7046f83ece41f873188be5237acc484e68e09380462878da060b04bd297bdc0895d20302c71408f628b12909c59af5781bcb64fbebb00fbea5999a83b34bb6050b00b23a8531c1b686f01000a8f7d4056010c6aaab92ca34d380fa35a1');
-
-
---
--- Data for Name: blob_ref; Type: TABLE DATA; Schema: golden; Owner: -
---
-
-INSERT INTO golden.blob_ref VALUES (1, '\xc5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca55');
-INSERT INTO golden.blob_ref VALUES (2, '\xc5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca55');
-INSERT INTO golden.blob_ref VALUES (4, '\x643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfff');
-INSERT INTO golden.blob_ref VALUES (5, '\x11ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a7');
+INSERT INTO golden.blob VALUES ('\xc5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca55', 1209, '\x28b52ffd64b9039d1400da4a0c0a17c0a570ffafa6ff07d76acfcc6420dca6a4a424579f09029d0099009800b821686e5e6b77a8c9be5f9212228291961543506885e4c8d11e39b87143887ccdf705cc2d0c4ce13e8942af1892a2dfce57ec59863f9a950c2378c069ef937028a7178cf7d232153ff6cffa03a66da04442b9305a661f68cfdb78a2336ee9d9ea0222fb91e8534e74d1d04a6056eb700cb3bcbc186cea3e3b9cdc29456e581b9b95d13f8de08590fc519d97fae1166d3f2aa91c02800281c1c003060219c13254702d16da59befc7c8ff53ff7cf2c32b5364535af4c410e68212ebc52baa28433833281f015115f875171d53efd79cfb602391553d926fe9a866c3356c14d7b4614e98ae1bcd7c96d57be2533ed1f4ed509fda6cb727c1c2aa1d8ae3f9eb94731bfa183b776057e186aa05b64737ca2358d09da69871c76bdd18e7ae75b18d8f5349ed7fe4a81c27d4039b6c3fae0bec717f6f01702c64bc586878a21e01c99df68f40b7eb550a69ea726396bc81ea167f6f85487a647ec9bca1963dbc3fc43e6a0f3fbefd4e1d6e77131681eb5e1eade51421f194b0cf1fc21363d4540f418bd10aebd53ccadcd7799a38427c88e87ea087fe9e2a2e5d099ca844128651218e4c57d5ab9aa6cc65d6a6cbc439ff34a35b914712b7dbe366c1b272e561d945bf28e63fb8486b7ff5c11b256bf19f844825ade01454a4e540fc3852c58b6c9d7bd87b1e5e941da6e0e71b8e643eed4595e22bb2825ec99eed91582b7d0074d273ccc15317a9ef36058b9a9b3dd0ffaa5723d55156a2d83f726bfdfd5b8f01df5d1d59655b5b9e8d8e7edec2e763f5365538fed7d938d56846a44f5ad9836270b92907f9548f92ea25c9696da5bea535c6d9dc32cf13e77a95c544a2292f24171e62a50840603040110923b1195afc9055269e13821');
+INSERT INTO golden.blob VALUES ('\x643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfff', 2388, '\x28b52ffd6454088d2800da8dc81219b0a592030c03599284a0d39d993975079a293725456a24ee042801250123014edd97e99ffd8267e139dc395660778ad5f80fc81bfe642778b1be587c6075d4bcc8fc2020d777fb58593b496a9d15f73e1522e9ef1f8db96392db76befcfe33dc7471d576a13f6550b64c1058649189abdd52fca6ea660f28b54a812b8c991aa196593594907b4673b1c4c4d0b2cb0cf7dfb5616d10700f4d6dcf14d3ace4e5c71bda0ca3855d71a7c25ef1a9e385260d34dc46e3a1f8af49e3795dd46eee8380757c78521eaf0fc2f6cbadcfb2d9d661d92feb55256cf992a53f47c2a755d5adc5ab1ff90c77ff6904011d6adf7565fd1a9368f532d92ab79e4d37cb7b43a9c40a616f5d3578e44f101337f85048e3903cbd82807a4e9b2af130ce9155d4706ff864754992b531e5eceb1587f324fbdf156fdda2969ca30fcd6cafeb412002b40b00400770000161ac1804884d82cbf1dc915f40f2889ef01c226449bd9660f7a6f369cd9ae519933983c349d9e97d588e1404daf11e256b08fd1f7b29ad70aba2d4eafef383ac70184765ab872ab7f75270f4ff71af8677f1305b210870284be3444cf359a4e47dfbe06eab5ae1c25f30a3d2e04a9aa310a679fce135591ee124d472badaa1e95bb207857b0b5172b89878419fabe46bc6c7faa710d74590675d6f4cfb4ca41883c0690d6d90c028bf3278c2b2ba5be8e2f741b9c2ec3443d855bcf3a17693ab2a24fc1e3a8c98661d7d83c0e5bbde859440fb7c357c61f688d9b05a6e638c90d0273714df4740b55dbb9c9797d98e0cf18e1d04ca92e743635b7cb130bd7bf267d4a9f19539562f49286e520b079ac20e9a9a9ecf7feb4c76ec76ac1c04e467b97bcbbb029a1e8cf37458618e499a2d54cac6a3f20339b6833c08846dd990f31e9e424e04f10a856c0c18b4cb2ff94a947e2c2ae84ae8614c2a1f366bd86e1c19a5b131418088fd88f0735590da246f0303f710174ed1fe79857f0d29f7bd474c9a51f123c1306a218426df139e6ce2f2b1653c869e7242ff490dbdcd84592f91682a74b7628c69e8d776b7f3840c0213edf4b8453aefa39ff8cb81bddbf843e8675a114bf4daf8bd1c1fc9901d39c5cb59d5d7909f7ed4d1c998c3615fbf4fef53b9a67345a3befd84b1862a606f67a910f65f9899bba220609a9926d5de81c2b40f5ef0987a93884b15791743d6890d5516665dc182a0d37388c7eb266db60681e7b1a14d137cc7e8f3ff085929a72afdcce8c129984bb357137f41e71286c2873b94de4850b52555f9bdc1f0a284f999f39d389d640e89a9c2e58f73dd4216865cd908b359fbfb8572d0120ac69f1504cef426d8f5e36d69b031d7709a6cd263cc836bb7186b6a111e2394f73b08d2c47b5dc7ca048109abe867bee516df8d53938b1a7a463f441267b26d13e28216ee3e774f4fe8b9f7efb40e414050c5c2f2e854a69a4f54a9a8de9e3e38e4e8978cabc4fe762363f9a2bbd384f51be58e1a07fd87cf20a049d7e86528a236d9c9a1d6b67af2253117641beae97b3d2142e4c2077a6ce4eb9e0d028c255629eb144e53c32f2e9f272762e6b819431d849f84a7bb50634d2eeb5c656259e5ecbf8f3284c83bd9d0be7743aa4959130ca9af3604ba6747f7ed895d7e06d5863096951c85eb2108f85ad9af6c364eeb28b5df735f2475ec4bc8ec571c000a364b4965c61dc4970ba364436b36185e5eab7de4dd6f160b5f62213b261175bb4302a14cc4787273785f16bd12ad3c16aba6a95cb8443b01feada14b16483db628b1bf168913db9b946d4bbb8c897745fead37a4eb25085341dd0716');
+INSERT INTO golden.blob VALUES ('\x11ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a7', 270, '\x28b52ffd640e00c50500b20b2624a027e9766523df36b2f2433c61beb7bfbfe348126c2937719b909db695515555d568480e0847b534b38ca748c3acd47496134fe90d8ae343c75f0b8c9ed35d331da069b05a6a698a45cb556a1c96335976b80c0f78965d7046f83ece41f873188be5237acc484e68e09380462878da060b04bd297bdc0895d20302c71408f628b12909c59af5781bcb64fbebb00fbea5999a83b34bb6050b00b23a8531c1b686f01000a8f7d4056010c6aaab92ca34d380fa35a126a78750');
 
 
 --
 -- Data for Name: branch; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (2, 1, 5, 5, 0, NULL, '', 'what-if', NULL, NULL, '\x01006332');
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (1, 1, 8, 8, 0, NULL, '', 'main', NULL, NULL, NULL);
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (3, 1, 9, 9, 0, NULL, 'inner', 'main', NULL, NULL, NULL);
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (4, 2, 5, 5, 0, NULL, '', 'main', NULL, NULL, NULL);
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (5, 3, 2, 2, 1, NULL, '', 'main', NULL, NULL, NULL);
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (6, 4, 1, 1, 1, '2026-11-17 04:47:48.839079+00', '', 'main', 'worker-2', '1bacc06ad61a47baa938acb80a94d702', NULL);
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (7, 5, 1, 1, 0, NULL, '', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (2, 1, 5, 5, 0, NULL, false, '', 'what-if', NULL, NULL, '\x01006332');
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (1, 1, 8, 8, 0, NULL, false, '', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (3, 1, 9, 9, 0, NULL, false, 'inner', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (4, 2, 5, 5, 0, NULL, true, '', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (5, 3, 2, 2, 1, NULL, true, '', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (6, 4, 1, 1, 1, '2026-11-17 12:35:46.600553+00', true, '', 'main', 'worker-2', '4c31c63675514331b5ac4d227b9c99f8', NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (7, 5, 1, 1, 0, NULL, true, '', 'main', NULL, NULL, NULL);
 
 
 --
 -- Data for Name: checkpoint; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.checkpoint VALUES (4294967297, 1767268800000000, 173, NULL, 1, '\x01006331', NULL, NULL, '\xedaf8e754462047edf920da8a38ff73ea8c56fa15e3656185b9029288c6d66b2', '\x82a56c6162656ca56669727374a86d6574616461746181a475736572a3616e6eb7722f2a', '\x95c09094a86d65737361676573a16c01c406a568656c6c6f94a4706c616ea17400c40673656172636894a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
-INSERT INTO golden.checkpoint VALUES (4294967298, 1767268800000000, 1376, NULL, 2, '\x01006332', '\x01006331', NULL, '\xc64a72657b785d73e7f1d4622e1530bd4570323dabc82e9635c1bfd85b6b25c3', '\x82a16ea56d6f64656ca16b0c99246e4e', '\x95c09095a86d65737361676573a16c02cd04b9c420c5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca5594a4706c616ea17400c406616e7377657294a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
-INSERT INTO golden.checkpoint VALUES (4294967299, 1767268800000000, 1374, NULL, 3, '\x01006333', '\x01006332', NULL, '\xece7a6833204fe8ff9269fdce876996c18a4e5d99da99fc7ff5efef4993e4e80', '\x9b46fd92', '\x94c09095a86d65737361676573a16c03c4200acbdbf8e374b513aef84e5752d69852c15d8581b3a63e00d8f9317ceb72f0d794cd04b9c420c5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca5500c404a362796594a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
-INSERT INTO golden.checkpoint VALUES (8589934596, 1767268800000000, 1375, NULL, 2, '\x01006631', '\x01006332', NULL, '\x6e2dcee85d98892dcb82866d06553e923dc0c13239f1087e8ea7f4a9181fbd3d', '\x83a16ea56d6f64656ca16b0ca174a4666f726bdd3d4400', '\x95c09095a86d65737361676573a16c02cd04b9c420c5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca5594a4706c616ea17400c4056f7468657294a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
-INSERT INTO golden.checkpoint VALUES (8589934597, 1767268800000000, 1380, NULL, 3, '\x01006632', '\x01006631', NULL, '\x2d2d515ab26219ea3d021c15cfe3285c2c50b6f5756ef9f284b9aa2d0f56e401', '\xca9c26d1', '\x95c09095a86d65737361676573a16c03c4201669c55ecfe3788206ad2a878efc2cb54662857bf7bfae724daa434a34c1856994cd04b9c420c5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca5500c405a4666f726b94a4706c616ea17400c4056f7468657294a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
-INSERT INTO golden.checkpoint VALUES (4294967302, 1767268800000000, 173, NULL, 4, '\x01006334', '\x01006331', NULL, '\xc364d64d28525f71ead28dacce46871b622d672e29cbdce4156e5ebcd200275b', '\x83a174a6726577696e64a56c6162656ca56669727374a86d6574616461746181a475736572a3616e6e9796192a', '\x95c09094a86d65737361676573a16c01c406a568656c6c6f94a4706c616ea17400c40673656172636894a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
-INSERT INTO golden.checkpoint VALUES (4294967304, 1767268800000000, 5, NULL, 6, '\x01006336', '\x01006335', '\xa0d6da529b6485b42a14da42b47b85f83be68a9a7658219fa0d5e56632d19031', '\x2634088c31d0a838bfc7ab3cf217a149c5d069283f77c840a38ef5ba9566414b', '\x05d771a1', '\x93c09094a86d65737361676573a16c01c405a46c617374');
-INSERT INTO golden.checkpoint VALUES (12884901897, 1767268800000000, 1, NULL, 1, '\x01007331', NULL, NULL, '\x560dca31a0434fd0e20fec28c70f9564abaf7eb3f74ffc21a047234f97c732e5', '\xd9777618', '\x93c09094a6696e73696465a17600c401c3');
-INSERT INTO golden.checkpoint VALUES (17179869185, 1767268800000000, 2388, NULL, 1, '\x01006530', NULL, NULL, '\x1f5401edde64f4f3c1ffa5cac63f6844b6668a2c9afc0457407a095945636479', '\x9dabe547', '\x93c09095a56974656d73a16c1ecd0954c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfff');
-INSERT INTO golden.checkpoint VALUES (17179869186, 1767268800000000, 2316, NULL, 2, '\x01006531', '\x01006530', NULL, '\x4179f153c4af32d7df4df2eb491acdb53572375b0237e34b96543e02faf50f3c', '\x154cb980', '\x93c09095a56974656d73a16c1ec420629a4903ebb2381d514d72912f45c0bd07f3aff4ddd7f2c7a027e42610760f6b96ccb80100cd0854c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100');
-INSERT INTO golden.checkpoint VALUES (17179869187, 1767268800000000, 2244, NULL, 3, '\x01006532', '\x01006531', NULL, '\x336a17eec76768500d4f8e507e5c663aca4afa11f3baf04e0c303f86ed3f7b67', '\xe99c0d1a', '\x93c09095a56974656d73a16c1ec420358cc72178aff54f52ef1428bbebe4084f443357844fbdc57fd916cdd36988f09accb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cd075ec420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6');
-INSERT INTO golden.checkpoint VALUES (17179869188, 1767268800000000, 2172, NULL, 4, '\x01006533', '\x01006532', NULL, '\x20c32d01cd92447ecf0252dc3f9639b77874d41594120dfb9606b15a9c1a5f4f', '\x3c68a060', '\x93c09095a56974656d73a16c1ec420be1aaa0740f07826af02dc7c890321ba0edcb2d90f67af942a21a9e055b708309eccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cd0668c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ec');
-INSERT INTO golden.checkpoint VALUES (17179869189, 1767268800000000, 2100, NULL, 5, '\x01006534', '\x01006533', NULL, '\x109032cbbfbbbd4b8ab4608058d97550c466d8d37652a036810bffc6d238d9ab', '\xc0e4b569', '\x93c09095a56974656d73a16c1ec420b4c07937a4c8bf30b5d79ba382a9e70f64b343844f79522304efa360cdbcfd3cdc0012ccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ecc40aa96368616e6765642034cd0572c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd03e2');
-INSERT INTO golden.checkpoint VALUES (21474836481, 1767268800000000, 284, NULL, 0, '\x0001a1e7d528247000941601ed1db6c067', NULL, NULL, '\x806ae3adcdc81348799d3c339d0ee46e76294f36f54e4f27363548cbc94f9eb1', '\x85a172c41001a1e7d5281f700082a8d80759a43bc3a167a473686f70a168cf660a6391bbb8e68ca16ea47069636ba174a5696e7075741daab6b2', '\x95c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c00c4009400a16c01c40e95a473686f70a47069636bc00080');
-INSERT INTO golden.checkpoint VALUES (21474836482, 1767268800000000, 396, NULL, 1, '\x0001a1e7d5282770008c2770482ed8a357', '\x0001a1e7d528247000941601ed1db6c067', NULL, '\xbb13ee4dfa52562ac798df92c0484b1737ec87c66fd7b4ea7ad8df9ad445291f', '\x88a172c41001a1e7d5281f700082a8d80759a43bc3a167a473686f70a168cf660a6391bbb8e68ca16ca47069636ba16ea3706179a9696e7465727275707485a26964d9526261636b737461793a7175657374696f6e3a33383435633963386236626132343139393961633539366564633534663662303738346365653432353437613935326434303332653062316461383532343032a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fab726573756d655f68696e74a852756e207061793fa174a9696e74657272757074c23da58c', '\x96c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c01c406a56170706c659400a16c01c47396a473686f70a3706179a47069636b0181a47069636b0181a5776169747391d9526261636b737461793a7175657374696f6e3a333834356339633862366261323431393939616335393665646335346636623037383463656534323534376139353264343033326530623164613835323430329401a16c01c405a47069636b');
-INSERT INTO golden.checkpoint VALUES (25769803777, 1767268800000000, 1, NULL, 1, '\x01006c31', NULL, NULL, '\xa1ca94b4fc3a8f72a72d9d6f303e97705cad7c74c6a19043ae4508f696478317', '\xac1a2419', '\x93c09094a16ea17600c40101');
-INSERT INTO golden.checkpoint VALUES (30064771073, 1767268800000000, 1, NULL, 1, '\x016f74686572006331', NULL, NULL, '\x6794b0cc5482a73f253a548aa1b3fddc2fe4a86b2ed233208461b4ab39344746', '\x70803c59', '\x93c09094a56f74686572a17600c401c3');
+INSERT INTO golden.checkpoint VALUES (4294967297, 1767268800000000, 173, 1, false, '\x01006331', NULL, '\x', '\x7179fcf565e7434b69f2e2ef18757ce3048963d988c27cb5ca50d9dd55eb1888', NULL, '\x82a56c6162656ca56669727374a86d6574616461746181a475736572a3616e6edf7be95c', '\x95c09094a86d65737361676573a16c01c406a568656c6c6f94a4706c616ea17400c40673656172636894a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
+INSERT INTO golden.checkpoint VALUES (4294967298, 1767268800000000, 1376, 2, false, '\x01006332', '\x01006331', '\x', '\x7ca1f88fe06c05561abcc9c5feb8a07dff75c6da3af789d1326b4316da0a1ce2', NULL, '\x82a16ea56d6f64656ca16b0cf8f3e892', '\x95c09095a86d65737361676573a16c02cd04b9c420c5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca5594a4706c616ea17400c406616e7377657294a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
+INSERT INTO golden.checkpoint VALUES (4294967299, 1767268800000000, 1374, 3, false, '\x01006333', '\x01006332', '\x', '\x905ef51ce4db0e9d87fcb7211854ba1f8de5279229c4a56b37b65162c9799048', NULL, '\xbac6cc97', '\x94c09095a86d65737361676573a16c03c4200acbdbf8e374b513aef84e5752d69852c15d8581b3a63e00d8f9317ceb72f0d794cd04b9c420c5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca5500c404a362796594a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
+INSERT INTO golden.checkpoint VALUES (8589934596, 1767268800000000, 1375, 2, true, '\x01006631', '\x01006332', '\x', '\xd50cafc1272f85096f9a2e647175a4de892e41597071a354b31ca47ebfd4d4bd', NULL, '\x83a16ea56d6f64656ca16b0ca174a4666f726b0a739c16', '\x95c09095a86d65737361676573a16c02cd04b9c420c5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca5594a4706c616ea17400c4056f7468657294a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
+INSERT INTO golden.checkpoint VALUES (8589934597, 1767268800000000, 1380, 3, false, '\x01006632', '\x01006631', '\x', '\xff28d7f16f8f7066fdb5e64d78386254eca9be1f4b52e23b512ebf70e9b82540', NULL, '\xb07832bd', '\x95c09095a86d65737361676573a16c03c4201669c55ecfe3788206ad2a878efc2cb54662857bf7bfae724daa434a34c1856994cd04b9c420c5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca5500c405a4666f726b94a4706c616ea17400c4056f7468657294a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
+INSERT INTO golden.checkpoint VALUES (4294967302, 1767268800000000, 173, 4, true, '\x01006334', '\x01006331', '\x', '\x8df38cc2ff39e744d63f646a1ed8cf2530390337600275740b50a080bb4f0c66', NULL, '\x83a174a6726577696e64a56c6162656ca56669727374a86d6574616461746181a475736572a3616e6ef97abce7', '\x95c09094a86d65737361676573a16c01c406a568656c6c6f94a4706c616ea17400c40673656172636894a676616c756573a16d0bc4a1a46e6f6e65c0a577686f6c65c70b05ff00000000000000000000a5666c6f6174cb8000000000000000a56279746573c40200ffa66d6f6d656e74c70e1099cd07ea01010c1e0005009200c0a47370616ed61393ff0001a7646563696d616cd606312e3130a475756964d80800000000000000000000000000000007a57475706c65d7019201d60192a161c0a3736574c70302920102a474657874a6c3bce2988300');
+INSERT INTO golden.checkpoint VALUES (4294967304, 1767268800000000, 5, 6, false, '\x01006336', '\x01006335', '\xcd6ad25533bb68c0cfaf48a4e816682fe2c2369a64118ff34f6b3a067cff6eee', '\x7e8c129fbbb9405ac0efaa454230ae5308b303d27f8730bf19e13c178a9f022b', NULL, '\x9ed0f164', '\x93c09094a86d65737361676573a16c01c405a46c617374');
+INSERT INTO golden.checkpoint VALUES (12884901897, 1767268800000000, 1, 1, false, '\x01007331', NULL, '\x', '\xfa304b88ad0ffb923052c410b773c507bebb7ca4b25cec330877e79f8c27adad', NULL, '\xdfe3a05a', '\x93c09094a6696e73696465a17600c401c3');
+INSERT INTO golden.checkpoint VALUES (17179869185, 1767268800000000, 2388, 1, false, '\x01006530', NULL, '\x', '\xf9f4ac88906a7e975662dbd14cfb4b6fc7e4d9d8b99c39ae0d99ddb80e5fdf4e', NULL, '\x80511b86', '\x93c09095a56974656d73a16c1ecd0954c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfff');
+INSERT INTO golden.checkpoint VALUES (17179869186, 1767268800000000, 2316, 2, false, '\x01006531', '\x01006530', '\x', '\x226ae78955d0b32b0fa13ec911e8b7ad8c42474ed193d6a9091a27f12ed97e55', NULL, '\x89e053c6', '\x93c09095a56974656d73a16c1ec420629a4903ebb2381d514d72912f45c0bd07f3aff4ddd7f2c7a027e42610760f6b96ccb80100cd0854c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100');
+INSERT INTO golden.checkpoint VALUES (17179869187, 1767268800000000, 2244, 3, false, '\x01006532', '\x01006531', '\x', '\xec1b04342550ad5fc067a1642bbb4320080af993f3d67e3aef525e9a1d43a62e', NULL, '\xdd37e8e9', '\x93c09095a56974656d73a16c1ec420358cc72178aff54f52ef1428bbebe4084f443357844fbdc57fd916cdd36988f09accb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cd075ec420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6');
+INSERT INTO golden.checkpoint VALUES (17179869188, 1767268800000000, 2172, 4, false, '\x01006533', '\x01006532', '\x', '\xaba2aa4b5618e2eec2a8a161cde4ba5592b1477535a2571326b9a846852c2379', NULL, '\x5dd9e021', '\x93c09095a56974656d73a16c1ec420be1aaa0740f07826af02dc7c890321ba0edcb2d90f67af942a21a9e055b708309eccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cd0668c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ec');
+INSERT INTO golden.checkpoint VALUES (17179869189, 1767268800000000, 2100, 5, false, '\x01006534', '\x01006533', '\x', '\x8062d336e587e6e489b917bf713d1e6eb0150a5ced2064efeb31c5763d2292d0', NULL, '\x60b575c0', '\x93c09095a56974656d73a16c1ec420b4c07937a4c8bf30b5d79ba382a9e70f64b343844f79522304efa360cdbcfd3cdc0012ccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ecc40aa96368616e6765642034cd0572c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd03e2');
+INSERT INTO golden.checkpoint VALUES (21474836481, 1767268800000000, 284, 0, false, '\x01a1e98196e87000914e106e779d411b', NULL, '\x', '\x1bebca37c7f3c0ab72bc26ab04ee4ce19fb0b248f75c89fb5a4091854ba6825d', NULL, '\x85a172c41001a1e98196e5700081ec6afe21453592a167a473686f70a168cf660a6391bbb8e68ca16ea47069636ba174a5696e707574029b666f', '\x95c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c00c4009400a16c01c40e95a473686f70a47069636bc00080');
+INSERT INTO golden.checkpoint VALUES (21474836482, 1767268800000000, 396, 1, false, '\x01a1e98196ec7000846f25b56756c362', '\x01a1e98196e87000914e106e779d411b', '\x', '\x538ed15aa887991232913b7f05e5b0c3b738ba5f05bd76d81cc1623d4ae96ee9', NULL, '\x88a172c41001a1e98196e5700081ec6afe21453592a167a473686f70a168cf660a6391bbb8e68ca16ca47069636ba16ea3706179a9696e7465727275707485a26964d9526261636b737461793a7175657374696f6e3a30386335646534353164323662393134323738393631356234373164643034633030626631326430653436343961353936336530623837393331343431353533a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fab726573756d655f68696e74a852756e207061793fa174a9696e74657272757074efcec7c0', '\x96c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c01c406a56170706c659400a16c01c47396a473686f70a3706179a47069636b0181a47069636b0181a5776169747391d9526261636b737461793a7175657374696f6e3a303863356465343531643236623931343237383936313562343731646430346330306266313264306534363439613539363365306238373933313434313535339401a16c01c405a47069636b');
+INSERT INTO golden.checkpoint VALUES (25769803777, 1767268800000000, 1, 1, false, '\x01006c31', NULL, '\x', '\x5b74dacaf197c87a152ec1fdc9718adfb707c5d8df6888c9a01f2bb4a41ccb98', NULL, '\xb1e80570', '\x93c09094a16ea17600c40101');
+INSERT INTO golden.checkpoint VALUES (30064771073, 1767268800000000, 1, 1, false, '\x016f74686572006331', NULL, '\x', '\x5e7c07ae928a69e85f88eb2df920e30d90cceeeb3a457fb961f7efd86b757f43', NULL, '\x98f10500', '\x93c09094a56f74686572a17600c401c3');
 
 
 --
@@ -691,14 +666,14 @@ INSERT INTO golden.checkpoint VALUES (30064771073, 1767268800000000, 1, NULL, 1,
 -- Data for Name: counter; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.counter VALUES ('stream', 17);
+INSERT INTO golden.counter VALUES (17);
 
 
 --
 -- Data for Name: fresh; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.fresh VALUES (128, 268435456, '\xa96368616e6765642030d9506562616635636364366633373239316433346261646531626266663533396537366334376166623239336335643533393134643439326530626463323430343533373238633263336161356432396561d9503465396533383730613331383763306238393838313766313263306161656237623636343839343138356637393535653962326435653434623135346561643031353234666163616562626564333261a96368616e6765642031');
+INSERT INTO golden.fresh VALUES (64, 268435456, '\xa96368616e6765642030d9506562616635636364366633373239316433346261646531626266663533396537366334376166623239336335643533393134643439326530626463323430343533373238633263336161356432396561d9503465396533383730613331383763306238393838313766313263306161656237623636343839343138356637393535653962326435653434623135346561643031353234666163616562626564333261a96368616e6765642031', '\x000000b843e3d4c0');
 
 
 --
@@ -715,19 +690,23 @@ INSERT INTO golden.meta VALUES (1);
 INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (1, 1, 1, NULL, true, 'interrupt', '', 'main', 'ask-open', '\x21d6c22cdf2cded3a0ca51cd7d6c74ddab451bdff89f70bce3eb2e4b31086a11', '\x01006333', '\xb25dfde5b850d03dcd3e30d2ca709d65da4dcc16fed18334ad1b976fbe3cfa9a98c44385a26964a861736b2d6f70656ea46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f616481a6616d6f756e7405a670726f6d7074a64d617920493fcf00064752550bf000c0c0c0c000c0');
 INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (2, 1, 2, NULL, true, 'interrupt', '', 'main', 'ask-answered', '\x394a0b56867f32974dc568e2791b7777522abdd72fcb200bee54bddcd34825d5', '\x01006333', '\xdd66c471ebe59416555c3f45f71577378bd6b132bc9815ecd2f62f601538c04798c43985a26964ac61736b2d616e737765726564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c43385a46b696e64a66d6f64696679a573636f7065c0a576616c756581a6616d6f756e7404a6726561736f6ea0a6746172676574c0a3626f62cf00064752550bf000c000c0');
 INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (3, 1, 3, NULL, false, 'interrupt', '', 'main', 'ask-used', '\x9f298e6e04e50d2f296d9e7a7a483aa51284a730c157ef1df9d693df1a94a631', '\x01006333', '\xd37e3beab39f94b31a71d39e5aebf09bb4c76b3a17c34c9b1be92a8573fa0c7e98c43585a26964a861736b2d75736564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c42c85a46b696e64a7617070726f7665a573636f7065c0a576616c7565c0a6726561736f6ea0a6746172676574c0a3616e6ecf00064752550bf000a8776f726b65722d3100cf00064752550bf000');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (4, 1, 2, NULL, false, 'effect', '', 'main', 'mail', '\x759c3becc4e38772b3fed7f380a9ea86d4756fca57ef8317ec39aa2433bd5422', NULL, '\x41cfae95ad49679639d5b1dd4991c400d6b3db0562ae0aa332221f17cf509b4e9801d930676f6c64656e3a393632382030316131653764352d323766612d373030302d623032662d346361633435613633356534c420ba11ed9e34406435f1c267e5ab66fdf91c13baa2db951f4b2d3ece9ab77991b0cf00064752550bf000a4646f6e65c40b7281a473656e74a3616e6ecf00064752550bf000c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (5, 1, 2, NULL, false, 'effect', '', 'main', 'fax', '\x998bc3d9fe8769c0f1fe7620e0ebc786a152570351ece1cb0872d13721e50cac', NULL, '\x065f6d26bc50ced4c6798ab3b10669eb4cc59d3f00fc80a128c8c09e1e7d347f9801d930676f6c64656e3a393632382030316131653764352d323766642d373030302d613132322d613130306266383362353331c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a66661696c6564c40b6556616c75654572726f72cf00064752550bf000c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (6, 1, 1, NULL, true, 'effect', '', 'main', 'charge', '\x8656946bc091f88b4f74744ffc01a8b2b8f66d42cf11852ecead4b02e99c849e', NULL, '\xf919d89dad0716349fc1aebf43bf85f482a71549694aa625636d247d64a5a84f9801d930676f6c64656e3a393632382030316131653764352d323766662d373030302d623837302d643165313332623466366133c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a8696e74656e646564c400c0c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (7, 1, 2, NULL, false, 'session', '', 'main', '01a1e7d5-2800-7000-b849-ddcb01e19d7b', '\x74822f40cd5772b7dae4a1308cb39e157ff63df7c1cfb423cd49746429c2df1c', NULL, '\xda46219ea8c0f96eb26701e853cc88832199c02b814d4b89532384c31420dbb097a8776f726b65722d31d95b35626661653936312d376139312d343463662d386338322d653839646338336434383966207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d2039363238203237353638373620676f6c64656ea76e696768746c79cf00064752550bf000cf00064752550bf000cf00064752550bf000a9636f6d706c65746564');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (8, 3, 1, NULL, true, 'interrupt', '', 'main', 'backstay:question:3845c9c8b6ba241999ac596edc54f6b0784cee42547a952d4032e0b1da852402', '\x06c34bb7703ab619336530033c221b6de46287f67d8c0c88be9afdfef7fb2f06', '\x0001a1e7d5282770008c2770482ed8a357', '\x81a477c4823c453c08ee15481d8641a3b3f21c8e5c5f442f79259d4a7193814c98c4a585a26964d9526261636b737461793a7175657374696f6e3a33383435633963386236626132343139393961633539366564633534663662303738346365653432353437613935326434303332653062316461383532343032a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fcf00064752550bf000c0c0c0c000c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (9, 4, 1, '2026-11-17 04:47:48.837061+00', true, 'session', '', 'main', '01a1e7d5-2832-7000-9b6a-1aa858a1dfc5', '\xa5644a433b45786dcbe7201303ff8d32e2749f2458ea07dae1f1617f853553e1', NULL, '\x57daebdf5bdc2866b43182c011970ccf569a86051cc6bc463e0eca205846806697a8776f726b65722d32d95b35626661653936312d376139312d343463662d386338322d653839646338336434383966207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d2039363238203237353638373620676f6c64656eaf6e6f626f647920656e646564206974cf00064752550bf000cf00064752550bf000c0c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (4, 1, 2, NULL, false, 'effect', '', 'main', 'mail', '\x759c3becc4e38772b3fed7f380a9ea86d4756fca57ef8317ec39aa2433bd5422', NULL, '\xa081e612b23767bb98772b7a7f90fa5462e6e8d37a39024a6f35e1663af5b9f29801d931676f6c64656e3a32313137312030316131653938312d393663382d373030302d383838632d663532613163393361643332c420ba11ed9e34406435f1c267e5ab66fdf91c13baa2db951f4b2d3ece9ab77991b0cf00064752550bf000a4646f6e65c40b7281a473656e74a3616e6ecf00064752550bf000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (5, 1, 2, NULL, false, 'effect', '', 'main', 'fax', '\x998bc3d9fe8769c0f1fe7620e0ebc786a152570351ece1cb0872d13721e50cac', NULL, '\xfa51c1de755092e8b39608f98d2d361796423b3d2f3ad7274d7e04ec5e36271e9801d931676f6c64656e3a32313137312030316131653938312d393663622d373030302d396264622d326162646630656465336433c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a66661696c6564c40b6556616c75654572726f72cf00064752550bf000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (6, 1, 1, NULL, true, 'effect', '', 'main', 'charge', '\x8656946bc091f88b4f74744ffc01a8b2b8f66d42cf11852ecead4b02e99c849e', NULL, '\x15f69bfce6301a69e1e4dd5220c2d81292d26e3e4781cf8513f37dd42b0765569801d931676f6c64656e3a32313137312030316131653938312d393663642d373030302d613061392d333737363761316461363462c420d87d9500f45968d413bb8aaf133766906f8899f3c30e1bcc8faca2a1d33484e5cf00064752550bf000a8696e74656e646564c400c0c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (7, 1, 2, NULL, false, 'session', '', 'main', '01a1e981-96ce-7000-9307-648a9e55ea14', '\x139a081c1a937b4ce86875c47e04f6d6136d7fff165ac41a01fba675321296b3', NULL, '\xdca7c3c1cf4493d3fbd40d089536740040209fc2a48210fdb3cf44bb73b5871d97a8776f726b65722d31d95c36353335373934382d383065302d343039382d393437332d386163323364366337643639207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d203231313731203139333435333220676f6c64656ea76e696768746c79cf00064752550bf000cf00064752550bf000cf00064752550bf000a9636f6d706c65746564');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (8, 3, 1, NULL, true, 'interrupt', '', 'main', 'backstay:question:08c5de451d26b9142789615b471dd04c00bf12d0e4649a5963e0b87931441553', '\x1bcaf7a3c99d5a8a12d4a489ba2797415977ddee27b94b51e796c9238464057b', '\x01a1e98196ec7000846f25b56756c362', '\x996537dd21e7349634b36cf3be33d0baa4544a753e840b965a50f982cdc8b39f98c4a585a26964d9526261636b737461793a7175657374696f6e3a30386335646534353164323662393134323738393631356234373164643034633030626631326430653436343961353936336530623837393331343431353533a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fcf00064752550bf000c0c0c0c000c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (9, 4, 1, '2026-11-17 12:35:46.598821+00', true, 'session', '', 'main', '01a1e981-96f4-7000-8d2a-3a2d67f04bb4', '\x710116a5d905fab4ba549e2a778ca4591ce50a62938a9b848406d23aaffd7175', NULL, '\xa105fcf1c147082f6ec67605bc6c8f3d8256fe4d0248ea483165b9315289e3a597a8776f726b65722d32d95c36353335373934382d383065302d343039382d393437332d386163323364366337643639207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d203231313731203139333435333220676f6c64656eaf6e6f626f647920656e646564206974cf00064752550bf000cf00064752550bf000c0c0');
 
 
 --
--- Data for Name: stream_ref; Type: TABLE DATA; Schema: golden; Owner: -
+-- Data for Name: ref; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.stream_ref VALUES (4, 1, true);
+INSERT INTO golden.ref VALUES (1, 0, false, '\xc5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca55');
+INSERT INTO golden.ref VALUES (2, 0, false, '\xc5d70b9cb63bc277c73a16bb25c9804eb26f87e062367cdeaae26460d414ca55');
+INSERT INTO golden.ref VALUES (4, 0, false, '\x643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfff');
+INSERT INTO golden.ref VALUES (4, 1, true, '\x');
+INSERT INTO golden.ref VALUES (5, 0, false, '\x11ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a7');
 
 
 --
@@ -742,25 +721,18 @@ INSERT INTO golden.tag VALUES (4294967298, 'good');
 -- Data for Name: thread; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (1, 10, '', 'chat');
-INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (2, 6, '', 'edits');
-INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (3, 3, '', 'shop');
-INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (4, 2, '', 'left');
-INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (5, 2, 'other', 'chat');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (1, 10, NULL, '', 'chat');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (2, 2, 4, '', 'edits');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (3, 1, 5, '', 'shop');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (4, 2, 6, '', 'left');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (5, 2, 7, 'other', 'chat');
 
 
 --
 -- Data for Name: write; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.write VALUES (1, 40, '', '\x01006333', '\x017461736b', '\x93a09500a76368616e6e656ca16d01c408a6616e737765722a9501a56f74686572a16c02c4020102');
-
-
---
--- Name: blob_id_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
---
-
-SELECT pg_catalog.setval('golden.blob_id_seq', 3, true);
+INSERT INTO golden.write VALUES (1, 40, '', '\x01006333', '\x017461736b', '\x93a09500a76368616e6e656ca16d01c408a6616e737765722a9501a56f74686572a16c02c40201022eb5ce7f');
 
 
 --
@@ -785,27 +757,11 @@ SELECT pg_catalog.setval('golden.thread_id_seq', 5, true);
 
 
 --
--- Name: blob blob_digest_key; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.blob
-    ADD CONSTRAINT blob_digest_key UNIQUE (digest);
-
-
---
 -- Name: blob blob_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
 --
 
 ALTER TABLE ONLY golden.blob
-    ADD CONSTRAINT blob_pkey PRIMARY KEY (id);
-
-
---
--- Name: blob_ref blob_ref_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.blob_ref
-    ADD CONSTRAINT blob_ref_pkey PRIMARY KEY (branch, digest);
+    ADD CONSTRAINT blob_pkey PRIMARY KEY (digest);
 
 
 --
@@ -849,14 +805,6 @@ ALTER TABLE ONLY golden.chunk
 
 
 --
--- Name: counter counter_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
---
-
-ALTER TABLE ONLY golden.counter
-    ADD CONSTRAINT counter_pkey PRIMARY KEY (name);
-
-
---
 -- Name: fresh fresh_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
 --
 
@@ -881,11 +829,11 @@ ALTER TABLE ONLY golden.record
 
 
 --
--- Name: stream_ref stream_ref_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
+-- Name: ref ref_pkey; Type: CONSTRAINT; Schema: golden; Owner: -
 --
 
-ALTER TABLE ONLY golden.stream_ref
-    ADD CONSTRAINT stream_ref_pkey PRIMARY KEY (branch, stream);
+ALTER TABLE ONLY golden.ref
+    ADD CONSTRAINT ref_pkey PRIMARY KEY (branch, stream, digest);
 
 
 --
@@ -921,13 +869,6 @@ ALTER TABLE ONLY golden.write
 
 
 --
--- Name: blob_ref_digest; Type: INDEX; Schema: golden; Owner: -
---
-
-CREATE INDEX blob_ref_digest ON golden.blob_ref USING btree (digest);
-
-
---
 -- Name: branch_leased; Type: INDEX; Schema: golden; Owner: -
 --
 
@@ -939,6 +880,13 @@ CREATE INDEX branch_leased ON golden.branch USING btree (id) WHERE (token IS NOT
 --
 
 CREATE INDEX branch_origin ON golden.branch USING btree (origin) WHERE (origin IS NOT NULL);
+
+
+--
+-- Name: checkpoint_side; Type: INDEX; Schema: golden; Owner: -
+--
+
+CREATE INDEX checkpoint_side ON golden.checkpoint USING btree (parent) WHERE side;
 
 
 --
@@ -963,10 +911,10 @@ CREATE INDEX record_thread ON golden.record USING btree (thread, kind, number);
 
 
 --
--- Name: stream_ref_stream; Type: INDEX; Schema: golden; Owner: -
+-- Name: ref_source; Type: INDEX; Schema: golden; Owner: -
 --
 
-CREATE INDEX stream_ref_stream ON golden.stream_ref USING btree (stream);
+CREATE INDEX ref_source ON golden.ref USING btree (stream, digest);
 
 
 --

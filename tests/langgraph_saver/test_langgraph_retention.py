@@ -160,6 +160,17 @@ def test_a_copy_is_equal_and_independent(face: Face, thread: str) -> None:
     assert there.values() == {"list": ["only here", "more"]}
 
 
+def test_a_copy_is_pruned_as_its_source_is(face: Face, thread: str) -> None:
+    lines = written(face, thread)
+    face.copy_thread(thread, copy_of(thread))
+    forked = id_of(lines[0].configs[1])
+    for name in (thread, copy_of(thread)):
+        face.prune([name])
+
+    assert told(face.listed(at(copy_of(thread)))) == told(face.listed(at(thread)))
+    assert forked not in {item[1] for item in told(face.listed(at(copy_of(thread))))}
+
+
 def test_a_copy_made_twice_is_one_copy(face: Face, thread: str) -> None:
     written(face, thread)
     for _ in range(2):
@@ -465,7 +476,7 @@ def test_the_stores_own_tools_work_on_a_graphs_thread(saver: BackstaySaver, thre
 
     assert thread in {meta.thread_id for meta in store.threads()}
     assert len(metas) == len(stage.history(graph)) == 15
-    assert [stats.checkpoints for stats in handle.stats().threads] == [15]
+    assert handle.stats().checkpoints == 15
     assert handle.check()
     newest = handle.latest()
     assert newest is not None

@@ -49,13 +49,14 @@ def backup(tmp_path: Path) -> Iterator[backstay.Store]:
 
 
 REBUILDABLE = {
-    "lost references": "DELETE FROM stream_ref; DELETE FROM blob_ref",
+    "lost references": "DELETE FROM ref",
     "wrong heads": "UPDATE branch SET head = head - 1, last_seq = 1",
-    "forgotten numbers": "UPDATE thread SET next_seq = 1",
+    "forgotten numbers": "UPDATE thread SET next_seq = 1, alone = NULL",
     "orphan bytes": """
         INSERT INTO blob (digest, size, body) VALUES (decode(repeat('00', 32), 'hex'), 1, 'x');
-        INSERT INTO chunk VALUES (99::bigint << 28, 1, 'x'); INSERT INTO fresh VALUES (98 << 7, 98::bigint << 28, 'x');
-        INSERT INTO tag VALUES (5, 'nobody'); INSERT INTO blob_ref SELECT branch + 50, digest FROM blob_ref;
+        INSERT INTO chunk VALUES (99::bigint << 28, 1, 'x');
+        INSERT INTO fresh VALUES (98 << 6, 98::bigint << 28, 'x', '');
+        INSERT INTO tag VALUES (5, 'nobody'); INSERT INTO ref SELECT branch + 50, stream, false, digest FROM ref;
         UPDATE record SET checkpoint = 'gone' WHERE checkpoint IS NOT NULL""",
 }
 

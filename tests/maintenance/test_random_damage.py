@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backstay
+from backstay.maintenance.report import may_hide_checkpoints
 from support.damage import IDS, change, clock, fill, flip, loaded, make, text
 from support.running import effort
 
@@ -30,9 +32,11 @@ CHANGES = (
     "DELETE FROM ref WHERE abs(random()) % 3 = 0",
     "UPDATE branch SET head = head - 1",
     "UPDATE branch SET last_seq = 1",
-    "UPDATE thread SET next_seq = 2",
+    "UPDATE thread SET floor = 2",
     "UPDATE ref SET owned = 0",
 )
+
+REPAIRS_MAX = 3
 
 Damage = tuple[str, tuple[str, ...] | str, int, int]
 
@@ -85,15 +89,22 @@ def test_no_repair_makes_anything_worse(
             damage(path, *each)
         with backstay.open(path) as store:
             good = loaded(store)
-            report = store.repair(
+            repair = functools.partial(
+                store.repair,
                 backup=backup if has_backup else None,
                 quarantine_dir=Path(folder) / "q" if quarantines else None,
                 dry_run=False,
             )
+            report = repair()
+            for _ in range(REPAIRS_MAX):  # rows that hide others are repaired first, at a call of their own
+                if report.before is None or not any(map(may_hide_checkpoints, report.before.findings)):
+                    break
+                report = repair()
             after = loaded(store)
             again = store.check()
 
             assert {name: after.get(name) for name in good} == good
+            assert set(again.damaged) <= set(IDS) - set(good)
             assert {name: state for name, state in loaded(backup).items() if name in after} == after
             assert report.before is not None
             assert set(again.damaged) <= set(report.before.damaged)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstay.pieces.body import LIST, TEXT, Body, Encoded, from_body, to_body
+from backstay.errors import EncodeError
+from backstay.pieces.body import ITEMS_AT_ONCE, LIST, TEXT, Body, Encoded, from_body, to_body
 from backstay.pieces.head_state import MOVED_BYTES_MIN, SEED_BYTES_MAX, Change, Draft, HeadState
 from backstay.pieces.manifest import (
     INLINE_BYTES_MAX,
+    JOURNAL,
     LITERAL_BYTES_MAX,
     PIECES_MAX_INLINE,
     Coverage,
@@ -24,6 +27,7 @@ from backstay.pieces.manifest import (
     decode_base,
     decode_manifest,
     decode_table,
+    replay,
     root_digest,
 )
 from backstay.pieces.splice import RUN_BYTES_MIN
@@ -61,7 +65,10 @@ class Shelf:
 
     def entries(self, draft: Draft) -> Entries:
         base = {} if draft.base is None else decode_base(self.blobs[draft.base])
-        return decode_manifest(draft.manifest, base)
+        entries = decode_manifest(draft.manifest, base)
+        if JOURNAL in entries:
+            replay(entries, base, [self.read(piece) for piece in entries[JOURNAL].pieces or ()])
+        return entries
 
     def rebuild(self, draft: Draft) -> dict[Any, Any]:
         """Read the state back from nothing but the manifest and the bytes."""
@@ -79,13 +86,16 @@ class Shelf:
             state[key] = from_body(entry.kind, entry.count, parts)
         return state
 
-    def reopen(self, draft: Draft) -> HeadState:
-        """Make the tip anew, as after a restart, with every value loaded."""
-        entries = self.entries(draft)
+    def reopen(self, draft: Draft, fork: bool = False) -> HeadState:
+        """Make the head state again, as after a restart, with every value loaded; a fork owns no stream."""
         base = {} if draft.base is None else decode_base(self.blobs[draft.base])
+        entries = decode_manifest(draft.manifest, base)
         tables = {e.table: decode_table(self.blobs[e.table]) for e in entries.values() if e.table is not None}
-        owned = {stream: len(data) for stream, data in self.streams.items()}
+        owned = {} if fork else {stream: len(data) for stream, data in self.streams.items()}
         head_state = HeadState.load(entries, tables, draft.base, base, owned)
+        if head_state.journal is not None:
+            head_state.journal.fill([self.read(piece) for piece in head_state.journal.pieces])
+            head_state.replay_journal()
         for stored in head_state.values.values():
             if stored.parts is None:
                 stored.fill([self.read(piece) for piece in stored.pieces])
@@ -221,6 +231,119 @@ def test_unchanged_values_move_to_a_base_instead_of_being_repeated() -> None:
     assert shelf.rebuild(draft) == {**steady, "n": 100}
     assert len(draft.manifest) < 100
     assert shelf.written - first < 4 * first
+
+
+@given(st.integers(0, 2**32))
+def test_small_values_of_a_large_state_are_rebuilt_exactly(seed: int) -> None:
+    """Base and journal: values change rarely or at every save, appear, disappear, grow and shrink; restarts, forks."""
+    rng = random.Random(seed)
+    shelf, head_state = Shelf(), HeadState()
+    state: dict[str, Any] = {f"key{number}": rng.randbytes(30).hex() for number in range(40)}
+    drafts: list[tuple[Draft, dict[str, Any]]] = []
+    for number in range(50):
+        for _ in range(rng.choice((0, 1, 1, 1, 3))):
+            state[f"key{rng.randrange(40)}"] = rng.choice((rng.randrange(99), "x" * rng.randrange(300), b"b" * 40))
+        state["hot"] = number
+        if not rng.randrange(12):
+            state.pop(rng.choice(list(state)))
+        if not rng.randrange(20):
+            state = dict(sorted(state.items(), key=lambda _: rng.random()))
+        draft = head_state.plan(whole(state, head_state), shelf.new_stream)
+        shelf.put(draft)
+        drafts.append((draft, dict(state)))
+        assert head_state.sources == Coverage(shelf.blobs.__getitem__).add(draft.manifest, draft.base)
+        entries = shelf.entries(draft)
+        assert draft.root == root_digest(entries)
+        assert draft.size == sum(entry.size for entry in entries.values())
+        if not rng.randrange(8):
+            draft, kept = drafts[-1] if rng.randrange(3) else rng.choice(drafts)  # else a rewind or a fork
+            head_state, state = shelf.reopen(draft, fork=bool(rng.randrange(2))), dict(kept)
+    for draft, kept in drafts:
+        rebuilt = shelf.rebuild(draft)
+        assert same(rebuilt, kept)
+        assert list(rebuilt) == list(draft.keys) == list(kept)
+
+
+@pytest.mark.parametrize("count", [50, 300])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_changing_one_small_value_of_many_costs_a_few_times_its_bytes(count: int, restarts: bool) -> None:
+    rng = random.Random(1)
+    shelf, head_state = Shelf(), HeadState()
+    state = {f"key{number}": rng.randbytes(25).hex() for number in range(count)}
+    draft = head_state.plan(whole(state, head_state), shelf.new_stream)
+    shelf.put(draft)
+    assert shelf.written < count * 80
+    first, longest = shelf.written, 0
+    for number in range(1, 4 * count):
+        key = f"key{rng.randrange(count)}"
+        state[key] = rng.randbytes(25).hex()
+        draft = head_state.plan(Change(put={key: to_body(state[key], key)}), shelf.new_stream)
+        shelf.put(draft)
+        if restarts and not number % 20:
+            head_state = shelf.reopen(draft)
+        base, journal = shelf.blobs.get(draft.base or b"", b""), head_state.journal
+        longest = max(longest, 0 if journal is None else journal.entry.size)
+        assert journal is None or journal.entry.size <= 2 * len(base)  # a load costs what the state takes
+
+    assert shelf.rebuild(draft) == state
+    assert longest > count * 60
+    assert shelf.written - first < 4 * count * 50 * (5 if restarts else 4)
+
+
+CUTS = st.lists(st.integers(0, 40), max_size=5).map(sorted)
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), CUTS, CUTS)
+def test_what_follows_the_previous_bytes_is_found_wherever_both_are_cut(
+    whole: bytes, other: bytes, cuts: list[int], other_cuts: list[int]
+) -> None:
+    body = Body(LIST, 0, *(whole[low:high] for low, high in pairwise([0, *cuts, 40])))
+    for previous in (whole[: len(other)], other, whole + other):
+        cut = [previous[low:high] for low, high in pairwise([0, *other_cuts, 80])]
+
+        assert body.after(cut) == (whole[len(previous) :] if whole.startswith(previous) else None)
+
+
+@pytest.mark.parametrize("length", [3, 60, 3000])
+def test_a_long_list_is_encoded_as_a_short_one_is(length: int) -> None:
+    items = ["x" * (length + number % 7) for number in range(70_000 if length == 3 else 200)]
+    body = to_body(items, "m")
+
+    assert len(body.parts) > 1
+    assert (body.kind, body.count) == (LIST, len(items))
+    assert body.data == b"".join(to_body([item], "m").data for item in items)
+
+
+def test_a_long_list_is_compared_wherever_its_bytes_are_cut() -> None:
+    shelf, head_state = Shelf(), HeadState()
+    items = [f"item {number} " * 100 for number in range(3 * ITEMS_AT_ONCE)]
+    draft = head_state.plan(whole({"m": items}, head_state), shelf.new_stream)
+    shelf.put(draft)
+    for step in range(3 * ITEMS_AT_ONCE):
+        items.append(f"more {step}")
+        new = len(to_body([items[-1]], "m").data)
+        if step % 50 == 10:
+            items[step] = "changed"
+        draft = head_state.plan(whole({"m": items}, head_state), shelf.new_stream)
+        shelf.put(draft)
+        assert shelf.rebuild(draft) == {"m": items}
+        if step % 50 == 20:  # neither the parts of a load nor those of an append are cut as the encoder cuts
+            head_state = shelf.reopen(draft)
+            items.append("appended")
+            draft = head_state.plan(Change(append={"m": to_body(items[-1:], "m")}), shelf.new_stream)
+            shelf.put(draft)
+        elif step % 50 != 10:
+            assert sum(len(data) for _, _, data in draft.chunks) <= 2 * new + LITERAL_BYTES_MAX
+
+
+def test_a_long_list_with_a_value_that_cannot_be_stored_is_refused_by_its_index() -> None:
+    items: list[Any] = [{"n": number} for number in range(3 * ITEMS_AT_ONCE)]
+    items[2 * ITEMS_AT_ONCE + 5]["n"] = object()
+
+    with pytest.raises(EncodeError) as caught:
+        to_body(items, "state.m")
+
+    assert caught.value.path == f"state.m[{2 * ITEMS_AT_ONCE + 5}].n"
 
 
 def test_a_change_of_order_alone_is_kept() -> None:

@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backstay.codec.msgpack import header
 from backstay.errors import DecodeError
 from backstay.pieces.manifest import (
+    JOURNAL,
     LITERAL_BYTES_MAX,
     STREAM_ID_MAX,
     Entries,
     Entry,
     Piece,
     Range,
+    arrange,
     assemble,
     cut_pieces,
     decode_base,
@@ -27,8 +30,13 @@ from backstay.pieces.manifest import (
     is_needed,
     join_pieces,
     merge_ranges,
+    pack_content,
     pack_pieces,
+    pack_record,
     piece_length,
+    replay,
+    root_digest,
+    sort_keys,
     unpack_pieces,
 )
 
@@ -40,9 +48,9 @@ PIECES: st.SearchStrategy[Piece] = st.one_of(RANGES, st.binary(min_size=1, max_s
 
 
 @st.composite
-def entries_of(draw: st.DrawFn) -> Entry:
+def entries_of(draw: st.DrawFn, form: str = "") -> Entry:
     kind, count, digest = draw(st.sampled_from("vlmtb")), draw(st.integers(0, 2**40)), draw(DIGESTS)
-    form = draw(st.sampled_from(["inline", "whole", "pieces", "table"]))
+    form = form or draw(st.sampled_from(["inline", "whole", "pieces", "table"]))
     if form == "inline":
         body = draw(st.binary(max_size=256))
         return Entry(kind, count, len(body), hashlib.sha256(body).digest(), body=body)
@@ -62,10 +70,50 @@ STATES = st.dictionaries(KEYS, entries_of(), max_size=6)
 
 @given(STATES, STATES)
 def test_a_manifest_over_any_base_reads_back_equal_and_in_order(entries: Entries, base: Entries) -> None:
-    back = decode_manifest(encode_manifest(entries, base), base)
+    changed = {key: entry for key, entry in entries.items() if base.get(key) != entry}
+    back = decode_manifest(encode_manifest(changed, *arrange(list(entries), base, changed)), base)
 
     assert back == entries
     assert list(back) == list(entries)
+
+
+@given(STATES)
+def test_the_root_of_packed_contents_is_the_root(entries: Entries) -> None:
+    contents = [pack_content(key, entries[key]) for key in sort_keys(entries)]
+
+    assert hashlib.sha256(header(len(contents), 0x90, 0xDC) + b"".join(contents)).digest() == root_digest(entries)
+
+
+@given(st.dictionaries(KEYS, entries_of(), min_size=1, max_size=6), st.data())
+def test_a_journal_updates_the_base_and_what_is_from_the_base(base: Entries, data: st.DataObject) -> None:
+    inline = [key for key, entry in base.items() if entry.body is not None]
+    records = data.draw(st.lists(st.tuples(st.sampled_from(inline), entries_of("inline"))) if inline else st.just([]))
+    own = data.draw(st.dictionaries(st.sampled_from(list(base)), entries_of()))
+    journal = b"".join(pack_record(*record) for record in records)
+    entries = {**base, **own, JOURNAL: Entry("l", len(records), len(journal), b"", pieces=())}
+    updated = dict(base)
+
+    replay(entries, updated, [journal[:7], journal[7:]])
+
+    assert updated == {**base, **dict(records)}
+    assert entries == {**updated, **own}
+    assert list(entries) == list(base)
+
+
+@given(st.binary(max_size=60), st.integers(0, 2**40), STATES)
+def test_a_damaged_journal_gives_nothing_but_decode_errors(data: bytes, count: int, base: Entries) -> None:
+    for number in (count, count % 3):
+        with contextlib.suppress(DecodeError):
+            replay({**base, JOURNAL: Entry("l", number, len(data), b"", pieces=())}, dict(base), [data])
+
+
+def test_a_journal_has_only_keys_that_are_inline_in_the_base() -> None:
+    inline = Entry("b", 0, 1, hashlib.sha256(b"x").digest(), body=b"x")
+    blob = Entry("b", 0, 999, bytes(32))
+    bases: list[Entries] = [{}, {"a": blob}]
+    for base in bases:
+        with pytest.raises(DecodeError):
+            replay({**base, JOURNAL: Entry("l", 1, 0, b"", pieces=())}, base, [pack_record("a", inline)])
 
 
 @given(STATES)
@@ -83,7 +131,7 @@ def test_nonsense_is_refused_or_read_but_never_anything_else(data: bytes, base: 
 
 @given(STATES, st.randoms(use_true_random=False))
 def test_damaged_manifests_give_nothing_but_decode_errors(entries: Entries, rng: random.Random) -> None:
-    data = bytearray(encode_manifest(entries, {}))
+    data = bytearray(encode_manifest(entries))
     for _ in range(rng.randrange(1, 4)):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     with contextlib.suppress(DecodeError):

@@ -16,6 +16,7 @@ import pytest
 import backstay
 from backstay import Conflict, Keep, NotFound
 from backstay.store.open import open_backend
+from backstay.thread.access import access_of
 from backstay.thread.store import Store, make_services
 from support.meanwhile import Meanwhile
 
@@ -32,6 +33,7 @@ class Two:
         self.theirs = Store(backend if url == "memory:" else open_backend(url), make_services("", None))
 
     def before(self, verb: str, action: Callable[[], object]) -> None:
+        access_of(self.mine).services.recent.clear()  # or the next handle would have nothing to read
         self.meanwhile.before(verb, action)
 
     def newest(self, name: str = "thread", branch: str = "main") -> dict[str, Any] | None:
@@ -133,6 +135,17 @@ def test_the_newest_is_found_also_if_the_one_before_it_is_deleted_meanwhile(two:
     latest = two.mine.thread("thread").latest()
     assert latest is not None
     assert latest.state == {"n": -2} == two.newest()
+
+
+@pytest.mark.parametrize("verb", ["find", "fetch"])
+def test_the_end_of_a_list_comes_from_one_checkpoint(two: Two, thread: backstay.Thread, verb: str) -> None:
+    for number in range(30):
+        thread.append({"log": [f"{number} " + "x" * 300]})
+    two.before(verb, two.supersede)
+
+    with pytest.raises(NotFound, match="no key 'log'"):
+        two.mine.thread("thread").tail("log", 5)
+    assert two.newest() == {"n": -2}
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_found(two: Two, thread: backstay.Thread) -> None:

@@ -104,12 +104,10 @@ def delete_what_is_being_forked(schedule: Schedule) -> Expected:
 def extend_a_stream_whose_other_user_is_pruned(schedule: Schedule) -> Expected:
     a = schedule.store.thread("a")
     a.save({"log": [LINE]})
-    b = a.fork(a.append({"log": [LINE]}), to="b")
-    b.append(set={"document": DOCUMENT})
-    b.append(delete=["document"])
-    schedule.stop_before("DELETE", "blob_ref")
+    a.fork(a.append({"log": [LINE]}), to="b").save({})
+    schedule.stop_before("DELETE", "ref")
     _, saved = schedule.play(prune("b"), lambda store: store.thread("a").append({"log": [LINE]}))
-    return {"a": _unless_refused(saved, {"log": [LINE] * 3}), "b": {"log": [LINE] * 2}}
+    return {"a": _unless_refused(saved, {"log": [LINE] * 3}), "b": {}}
 
 
 def interrupt_what_is_being_pruned(schedule: Schedule) -> Expected:
@@ -177,6 +175,20 @@ def compact_a_stream_whose_last_user_leaves(schedule: Schedule) -> Expected:
     return {"a": None, "b": {"n": 2}}
 
 
+def make_a_branch_while_the_first_one_grows(schedule: Schedule) -> Expected:
+    """Until now the first branch has numbered its checkpoints without the thread's row."""
+    a = schedule.store.thread("a")
+    root = a.save({"log": [LINE]})
+    a.append({"log": [LINE]})
+    schedule.stop_before("INSERT", "checkpoint")
+    schedule.play(
+        lambda store: store.thread("a").append({"log": [LINE]}), lambda store: store.thread("a").fork(root, branch="b")
+    )
+    schedule.store.thread("a").append({"log": [LINE]})
+    numbers = [meta.seq for name in ("main", "b") for meta in schedule.store.thread("a", branch=name).history()]
+    return {"a": {"log": [LINE] * 4}, **({} if sorted(numbers) == [1, 2, 3, 4, 5] else {f"{numbers}": {}})}
+
+
 def _leave_behind(store: backstay.Store, state: dict[str, Any]) -> str:
     """Save a state and then another one, in thread a; return the id of the first."""
     thread = store.thread("a")
@@ -232,7 +244,7 @@ def damage(store: backstay.Store, expected: Expected) -> list[str]:
 NO_BLOBS = "SELECT 1 WHERE cardinality(%s::bytea[]) < 0"
 NO_THREADS = "SELECT 1::bigint WHERE cardinality(%s::bigint[]) < 0"
 ONLY_THE_OWNER = """
-SELECT br.thread FROM {schema}.stream_ref r JOIN {schema}.branch br ON br.id = r.branch
+SELECT br.thread FROM {schema}.ref r JOIN {schema}.branch br ON br.id = r.branch
 WHERE r.stream = %s AND r.owned"""
 
 Take = Callable[[Schedule, pytest.MonkeyPatch], None]
@@ -262,6 +274,9 @@ LOCKS: dict[str, Take] = {
     "delete holds the checkpoints": statement("LOCK_CHECKPOINTS", lambda _: NO_BLOBS),
     "tag holds the checkpoint": statement("TAG", lambda text: text.replace(" FOR KEY SHARE", "")),
     "compaction holds some user of the stream": statement("OWNER_THREAD", lambda _: ONLY_THE_OWNER),
+    "a second branch holds the one that was alone": lambda schedule, _: schedule.change_function(
+        "commit_checkpoint", "greatest(seq, v_last + 1, v_other + 1)", "greatest(seq, v_last + 1)"
+    ),
 }
 
 
@@ -288,6 +303,7 @@ SCENES = [
     Scene(prune_what_is_being_forked, ("fork holds the thread of its source", "delete holds threads")),
     Scene(delete_the_parent_of_what_is_being_replaced, ()),  # it keeps the digest itself: no lock is needed
     Scene(compact_a_stream_whose_last_user_leaves, ("compaction holds some user of the stream",)),
+    Scene(make_a_branch_while_the_first_one_grows, ("a second branch holds the one that was alone",)),
 ]
 
 

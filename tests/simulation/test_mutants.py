@@ -141,7 +141,10 @@ class ForgetsParents(MemoryStore):
 
 
 class Hoard(StoredBytes):
-    def trim(self, *_: object) -> list[Content]:
+    def drop(self, *_: object) -> list[Content]:
+        return []
+
+    def drop_chunks(self, *_: object) -> list[Content]:
         return []
 
 
@@ -298,11 +301,12 @@ class LeavesTheLease(MemoryStore):
     def delete(
         self, namespace: str, checkpoints: Collection[str], protect: bool, token: str | None = None, **more: Any
     ) -> Removed:
-        before = dict(self._tables.branches)
+        before = {key: (branch.number, branch.lease) for key, branch in self._tables.branches.items()}
         removed = super().delete(namespace, checkpoints, protect, token, **more)
-        for key, branch in before.items():
-            if key not in self._tables.branches and branch.lease.token is not None:
-                self._tables.branches[key] = branch
+        for key, (number, lease) in before.items():
+            if key not in self._tables.branches and lease.token is not None:
+                self._tables.thread(key.namespace, key.thread, self._tables.last_number + 1)
+                self._tables.set_lease(self._tables.branch(key, number), lease)
         return removed
 
 
@@ -387,8 +391,8 @@ class NeverCloses(MemoryStore):
 
 
 class TablesWithoutQuestions(Tables):
-    def has_open_record(self, namespace: str, checkpoint: str) -> bool:
-        return False
+    def awaited(self, namespace: str, thread: str) -> set[str | None]:
+        return set()
 
 
 class SparesHeadsOnly(MemoryStore):
@@ -429,7 +433,7 @@ class ForgetsEffectsWithTheLease(MemoryStore):
     def release(self, branch: BranchKey, epoch: int, token: str) -> None:
         super().release(branch, epoch, token)
         if branch not in self._tables.branches:
-            self._tables.records.drop(lambda record: record.branch == branch)
+            self._tables.records.drop(record for record in self._tables.records if record.branch == branch)
 
 
 def caught_by_machine(mutant: type[MemoryStore]) -> bool:

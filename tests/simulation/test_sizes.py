@@ -41,6 +41,7 @@ def test_every_checkpoint_that_stays_is_whole_and_nothing_else_stays(
 
     assert counts["removals"] > 2 * counts["programs"]
     assert counts["states compared"] > 20 * counts["programs"]
+    assert counts["journals"]
 
 
 def open_place(name: str, request: pytest.FixtureRequest) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import subprocess
 import sys
 import time
@@ -160,16 +161,18 @@ def test_a_lease_whose_outcome_is_unknown_is_settled_by_asking_again_under_the_s
         put(store, branch_key(), {"n": 1})
         connection = store._writer._connection
         assert connection is not None
-        refused: list[bool] = []
+        refused: list[str | None] = []
 
-        def refuse() -> bool:
-            refused.append(True)
-            return True
+        def refuse(action: int, operation: str | None, *_: str | None) -> int:
+            if action != sqlite3.SQLITE_TRANSACTION or operation != "COMMIT":
+                return sqlite3.SQLITE_OK
+            refused.append(operation)
+            return sqlite3.SQLITE_DENY
 
-        connection.set_commit_hook(refuse)
+        connection.set_authorizer(refuse)
         with pytest.raises(OutcomeUnknown) as raised:
             store.acquire(branch_key(), claim)
-        assert refused == [True]
+        assert refused == ["COMMIT"]
 
         assert raised.value.retry_safe
         assert store.acquire(branch_key(), claim).epoch == store.acquire(branch_key(), claim).epoch == 1

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -68,18 +69,18 @@ def in_order(writes: Sequence[WriteRow]) -> tuple[WriteRow, ...]:
 
 @given(calls([TASK]))
 def test_any_sequence_of_calls_for_a_task_gives_what_a_dictionary_would(story: list[Call]) -> None:
-    stored = pack(merge((), *story[0]))
+    stored = pack(merge((), *story[0]), "c")
     for writes, replace in story[1:]:
         stored = merged(TASK, stored, writes, replace, "t", "c") or stored
     expected = modelled(story)
 
-    assert {(TASK, row.index): row for row in unpack(TASK, stored)} == expected
+    assert {(TASK, row.index): row for row in unpack(TASK, stored, "c")} == expected
     assert read([(TASK, stored)], "t", "c") == in_order(list(expected.values()))
 
 
 def test_merging_what_is_there_changes_nothing() -> None:
     first = [pending("a", 0, b"one"), pending("a", -4, b"two", "path")]
-    stored = pack(merge((), first, False))
+    stored = pack(merge((), first, False), "c")
 
     assert merged("a", stored, first, False, "t", "c") is None
     assert merged("a", stored, first, True, "t", "c") is None
@@ -89,8 +90,8 @@ def test_merging_what_is_there_changes_nothing() -> None:
 
 def test_a_path_that_all_share_is_stored_once() -> None:
     path = string.ascii_letters  # too short to be compressed
-    same = pack([pending("a", index, b"", path) for index in range(3)])
-    other = pack([pending("a", index, b"", path + str(index)) for index in range(3)])
+    same = pack([pending("a", index, b"", path) for index in range(3)], "c")
+    other = pack([pending("a", index, b"", path + str(index)) for index in range(3)], "c")
 
     assert same.size < len(path) + 50
     assert other.size > 3 * len(path)
@@ -99,25 +100,40 @@ def test_a_path_that_all_share_is_stored_once() -> None:
 def test_what_cannot_come_back_is_refused() -> None:
     for row in (pending("a", 2**64), pending("a", 0, path="\ud800")):
         with pytest.raises(EncodeError):
-            pack([row])
+            pack([row], "c")
+
+
+def sealed(data: bytes) -> Packed:
+    """Return bytes that are stored as writes, with the right checksum for task a at checkpoint c."""
+    return Packed(len(data), data + crc32(b"c\0a", crc32(data)).to_bytes(4))
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_writes_or_a_decode_error(data: bytes) -> None:
     with contextlib.suppress(DecodeError):
-        assert unpack("a", Packed(len(data), data))
+        assert unpack("a", sealed(data), "c")
+    with contextlib.suppress(DecodeError):
+        assert unpack("a", Packed(len(data), data), "c")
 
 
 @given(calls([TASK]), st.data())
-def test_a_flipped_bit_gives_writes_or_a_decode_error(story: list[Call], choice: st.DataObject) -> None:
-    size, body = pack(merge((), *story[0]))
+def test_a_flipped_bit_or_a_lost_end_is_a_decode_error(story: list[Call], choice: st.DataObject) -> None:
+    size, body = pack(merge((), *story[0]), "c")
     place = choice.draw(st.integers(0, len(body) - 1))
     spoilt = body[:place] + bytes([body[place] ^ 1 << choice.draw(st.integers(0, 7))]) + body[place + 1 :]
 
-    with contextlib.suppress(DecodeError):
-        unpack(TASK, Packed(size, spoilt))
-    with pytest.raises(DecodeError):
-        unpack(TASK, Packed(size, body[:place]))
+    for damaged in (spoilt, body[:place]):
+        with pytest.raises(DecodeError):
+            unpack(TASK, Packed(size, damaged), "c")
+
+
+def test_writes_in_the_row_of_another_task_or_checkpoint_are_a_decode_error() -> None:
+    stored = pack([pending("a", 0)], "c")
+    assert unpack("a", stored, "c") == [pending("a", 0)]
+
+    for task, checkpoint in (("b", "c"), ("a", "d"), ("", "a"), ("c", "a")):
+        with pytest.raises(DecodeError):
+            unpack(task, stored, checkpoint)
 
 
 def test_the_words_that_compression_begins_with_are_those_of_the_format() -> None:
@@ -126,11 +142,11 @@ def test_the_words_that_compression_begins_with_are_those_of_the_format() -> Non
         122,
         bytes.fromhex(
             "28b52ffd207af50100640293b46c6c2c206e6f64659500a8a901c432c710202068656c6c6f9501aea53d6e756c6c00c4"
-            "0007005e08608bd80eb86bb5ae9210cd869798ccdc6a03"
+            "0007005e08608bd80eb86bb5ae9210cd869798ccdc6a036c473cf5"
         ),
     )
 
-    first, second = unpack("t", stored)
+    first, second = unpack("t", stored, "c")
 
     assert (first.channel, first.kind, first.count, first.task_path) == (
         "messages",
@@ -144,13 +160,12 @@ def test_the_words_that_compression_begins_with_are_those_of_the_format() -> Non
 
 
 def test_what_has_another_shape_is_no_writes() -> None:
-    assert unpack("a", pack([pending("a", 0)])) == [pending("a", 0)]
     for data in (b"\x90", b"\x91\xa0", b"\x81\xa0\xc0", b"\xa1x", b"\xc0", b"\x92\xa0\x95\x00\xa0\xa0\x00\xa0"):
         with pytest.raises(DecodeError):
-            unpack("a", Packed(len(data), data))
-    twice = pack([pending("a", 0), pending("a", 0)])
+            unpack("a", sealed(data), "c")
+    twice = pack([pending("a", 0), pending("a", 0)], "c")
     with pytest.raises(DecodeError):
-        unpack("a", twice)
+        unpack("a", twice, "c")
 
 
 # Stores -----------------------------------------------------------------------------------------------------------
@@ -221,7 +236,9 @@ def test_bodies_of_any_length_come_back_and_go(backend: Backend, size: int) -> N
 
 def count(backend: Backend, table: str) -> int:
     assert isinstance(backend, SqliteStore)
-    return int(backend._writer.submit(lambda connection: connection.execute(f"SELECT count(*) FROM {table}").get))
+    return int(
+        backend._writer.submit(lambda connection: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    )
 
 
 def test_writers_of_one_task_lose_nothing(sql_url: str, show: Show) -> None:
@@ -260,8 +277,8 @@ def test_writers_of_one_task_lose_nothing(sql_url: str, show: Show) -> None:
 def test_postgres_stores_nothing_over_what_the_writer_has_not_seen(postgres_url: str) -> None:
     with contextlib.closing(PostgresStore(postgres_url)) as backend:
         put(backend, branch_key(), {"n": 1}, "c")
-        seen = pack([pending("a", 0, b"seen")])
-        later = pack([pending("a", 0, b"later")])
+        seen = pack([pending("a", 0, b"seen")], "c")
+        later = pack([pending("a", 0, b"later")], "c")
 
         def swapped(stored: dict[str, Packed | None], changed: dict[str, Packed]) -> dict[str, Packed | None]:
             return backend._pool.write(lambda connection: swap(connection, branch_key(), "c", stored, changed))
@@ -372,7 +389,7 @@ def test_a_file_takes_little_more_than_the_writes_in_it(tmp_path: Path, number: 
         taken = backend.sizes().total - before
 
         show(f"SQLite, writes of {number} steps", f"{taken / number:.0f} bytes a step, bodies {bodies / number:.0f}")
-        assert taken <= 1.15 * bodies + 100 * number
+        assert taken <= 1.15 * bodies + 160 * number  # the ids of each task are in two trees
 
 
 def test_tiny_writes_of_many_tasks_share_pages(tmp_path: Path, show: Show) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 import backstay
 from backstay.pieces.manifest import Range, is_needed, merge_ranges
-from backstay.store.layout import address_of, pack_body
+from backstay.store.layout import address_of, checksum_of, pack_body
 from backstay.store.postgres import collect
 from backstay.store.postgres import collect as compact
 from backstay.store.postgres.checkpoints import WINDOW_BYTES
@@ -19,18 +20,19 @@ from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.find import read_ranges
 from backstay.store.postgres.pool import RetryingPool
 from backstay.store.postgres.target import parse_url
+from backstay.testing.drafts import wait_until
 from support.postgres import PostgresServer
 from support.running import Show, effort
 
 LAYOUTS = max(20, 10 * effort())
 STREAM = 7
-SLOT_BYTES, SLOTS = 512, 128
+SLOT_BYTES, SLOTS = 1024, 64
 EDGES = [
     edge + step for edge in (0, SLOT_BYTES, WINDOW_BYTES, 2 * WINDOW_BYTES, 3 * WINDOW_BYTES) for step in (-1, 0, 1)
 ]
 
 ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
-ADD_FRESH = "INSERT INTO {schema}.fresh VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
+ADD_FRESH = "INSERT INTO {schema}.fresh VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
 ROWS = """
 SELECT false, address, size FROM {schema}.chunk UNION ALL SELECT true, address, length(body) FROM {schema}.fresh"""
 
@@ -65,7 +67,8 @@ def laid_out(connection: DeadlineConnection, rng: random.Random, data: bytes) ->
         length = rng.choice([1, 100, SLOT_BYTES, 2000])
         slot = STREAM * SLOTS + (place // SLOT_BYTES) % SLOTS
         body = data[place : place + length]
-        if body and connection.run(ADD_FRESH, (slot, address_of(STREAM, place), body)):
+        check = len(body).to_bytes(4) + checksum_of(body)
+        if body and connection.run(ADD_FRESH, (slot, address_of(STREAM, place), body, check)):
             held.append((place, place + len(body)))
     return merge_ranges(held)
 
@@ -188,3 +191,48 @@ def test_a_window_that_is_left_again_after_a_delete_is_merged_once_more(postgres
         thread.prune(backstay.Keep(last=1))
         assert current(store.thread("agent")) == {"log": log[3:]}
         assert store.check()
+
+
+# How much is read -------------------------------------------------------------------------------------------------
+
+
+def rows_touched(postgres: PostgresServer, url: str, table: str, call: Callable[[backstay.Store], object]) -> int:
+    """Return how many rows of a table a call reads or changes: the server counts them when a connection ends."""
+    name = f"counted-{uuid.uuid4().hex}"
+
+    def count() -> int:
+        with postgres.connect() as admin:
+            wait_until(lambda: not admin.execute(f"{ENDED} '{name}'".encode()).fetchall())
+            found = admin.execute(COUNTED, (f"{parse_url(url).schema}.{table}",)).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    before = count()
+    with backstay.open(f"{url}&application_name={name}") as store:
+        call(store)
+    return count() - before
+
+
+ENDED = "select 1 from pg_stat_activity where application_name ="
+COUNTED = """
+select coalesce(idx_tup_fetch, 0) + seq_tup_read + n_tup_ins + n_tup_upd + n_tup_del from pg_stat_user_tables
+where relid = %s::regclass"""
+
+
+def test_deleting_one_checkpoint_does_not_read_the_thread(
+    postgres: PostgresServer, postgres_url: str, show: Show
+) -> None:
+    log = [f"{number}" * 100 for number in range(300)]
+    with backstay.open(f"{postgres_url}&application_name=filling") as store:
+        ids = [store.thread("agent").append({"log": [line]}).id for line in log]
+    with postgres.connect() as admin:
+        wait_until(lambda: not admin.execute(f"{ENDED} 'filling'".encode()).fetchall())
+    calls: dict[str, Callable[[backstay.Store], object]] = {
+        "delete": lambda store: store.thread("agent").delete_checkpoint(ids[150]),
+        "check": lambda store: store.check(),  # that it is counted
+    }
+    touched = {what: rows_touched(postgres, postgres_url, "checkpoint", call) for what, call in calls.items()}
+    show("rows of 300 checkpoints touched by one call", touched)
+
+    assert touched.pop("check") >= 300
+    assert max(touched.values()) < 60

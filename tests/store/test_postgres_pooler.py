@@ -300,13 +300,14 @@ def test_parent_and_child_of_a_fork_go_on_with_connections_of_their_own(
     assert said == "['parent', 'child', 'parent', 'parent'] True\n"
 
 
-def test_a_child_is_not_stopped_by_a_lock_that_a_thread_of_its_parent_held(postgres_url: str) -> None:
-    with backstay.open(postgres_url) as store:
+def test_a_child_is_not_stopped_by_connections_that_threads_of_its_parent_have(postgres_url: str) -> None:
+    with backstay.open(f"{postgres_url}&pool=1") as store:
         store.thread("parent").save({"n": 1})
         pools = access_of(store).store._pool._pools  # type: ignore[attr-defined]
-        (lock,) = [pool._lock for pool in pools.values()]  # the one that every call takes for a moment
-        with lock:
-            child = forked(lambda: store.thread("child").save({"n": 2}))
+        (permits,) = [pool.permits for pool in pools.values()]
+        permits.get()  # as every call does
+        child = forked(lambda: store.thread("child").save({"n": 2}))
+        permits.put(None)
 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store.thread("parent").save({"n": 3}).step == 2

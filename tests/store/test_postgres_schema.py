@@ -27,7 +27,7 @@ CHANGES = {
     "index one_each of branch does not belong there": "create unique index one_each on {0}.branch (thread)",
     "index odd of branch does not belong there": "create index odd on {0}.branch (lower(scope))",
     "index few of branch does not belong there": "create index few on {0}.branch (head) where head > 5",
-    "index UNIQUE (digest) of blob is missing": "alter table {0}.blob drop constraint blob_digest_key",
+    "index UNIQUE (digest) of blob is missing": "alter table {0}.blob drop constraint blob_pkey",
     "index (kind, number) WHERE open of record is missing": "drop index {0}.record_open",
     "chunk is not an ordinary table": "alter table {0}.chunk set unlogged",
     "write is not an ordinary table": "alter table {0}.write rename to hidden;"

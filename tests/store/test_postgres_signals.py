@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -12,17 +14,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psycopg_pool
 import pytest
+from psycopg.pq import TransactionStatus
 
 import backstay
+from backstay.store.postgres.connection import DeadlineConnection
+from backstay.store.postgres.pool import RetryingPool
+from backstay.store.postgres.target import parse_url
 from backstay.testing.drafts import wait_until
 from backstay.thread.access import access_of
 from support.postgres import PostgresServer
 from support.running import Show, effort
 
 OURS = str(Path(backstay.__file__).parent / "store" / "postgres")
-POOL = str(Path(psycopg_pool.__file__).parent)
 HANDLER_SAVES = 60
 SECONDS_MAX = 20.0
 STRIDE = max(1, 5 // effort())
@@ -30,9 +34,8 @@ STRIDE = max(1, 5 // effort())
 
 
 def is_place(frame: FrameType, event: str) -> bool:
-    """Tell whether an exception may arrive here: at each line of ours, and at each call in the pool."""
-    file = frame.f_code.co_filename
-    return (event == "line" and file.startswith(OURS)) or (event == "call" and file.startswith(POOL))
+    """Tell whether an exception may arrive here: at each line of ours."""
+    return event == "line" and frame.f_code.co_filename.startswith(OURS)
 
 
 @contextmanager
@@ -46,7 +49,7 @@ def at_place(number: int, act: Callable[[], None]) -> Iterator[Callable[[], bool
             if left[0] == 0:
                 sys.settrace(None)
                 act()
-        return trace if frame.f_code.co_filename.startswith((OURS, POOL)) else None
+        return trace if frame.f_code.co_filename.startswith(OURS) else None
 
     sys.settrace(trace)
     try:
@@ -120,10 +123,32 @@ def test_ctrl_c_at_any_line_of_a_save_leaves_a_store_that_works(
     show("lines of a save at which Ctrl-C came, saves that were stored nevertheless", (len(log) - 1, stored))
 
 
+def test_ctrl_c_at_any_line_of_preparing_a_statement_leaves_a_connection_that_works(postgres_url: str) -> None:
+    with contextlib.closing(RetryingPool(parse_url(postgres_url))) as pool:
+
+        def run(connection: DeadlineConnection) -> bytes:
+            return connection.fast("SELECT $1", [17], [b"here"])
+
+        usable, done = 0, False
+        for number in itertools.count(1):
+            with contextlib.closing(pool.connect()) as connection:
+                run(connection)
+                with at_place(number, press_ctrl_c) as has_come, suppress(KeyboardInterrupt):
+                    run(connection)
+                done = not has_come()
+                if connection.pgconn.transaction_status == TransactionStatus.IDLE:  # the pool keeps no other
+                    usable += 1
+                    assert [run(connection) for _ in range(3)] == [b"here"] * 3
+            if done:
+                break
+
+    assert 5 < usable < number
+
+
 def test_a_handler_that_saves_in_the_middle_of_a_save_works_at_every_place(
     postgres: PostgresServer, postgres_url: str, show: Show
 ) -> None:
-    """The same store, the same thread of the program: also while it holds a lock of the pool."""
+    """The same store, the same thread of the program: also while it has all connections of the pool."""
     with backstay.open(f"{postgres_url}&pool=2&timeout=10&application_name=handled") as store:
         outer, inner = store.thread("outer"), store.thread("inner")
         outer.append({"n": [0]})
@@ -143,14 +168,14 @@ def test_a_handler_that_saves_in_the_middle_of_a_save_works_at_every_place(
                 count += 1
                 if not has_come():
                     break
-            with pool_lock_held(store):
+            with connections_taken(store):
                 os.kill(os.getpid(), signal.SIGUSR1)
         finally:
             signal.signal(signal.SIGUSR1, previous)
         found = [each.latest() for each in (outer, inner)]
 
         assert [len(each.state["n"]) for each in found if each is not None] == [count, len(saved)]
-        assert len(saved) == number  # one at each place, and one under the pool's lock
+        assert len(saved) == number  # one at each place, and one without a free connection
         assert len(saved) > 50
         assert backends(postgres, "handled") <= 2
         assert store.check()
@@ -158,11 +183,14 @@ def test_a_handler_that_saves_in_the_middle_of_a_save_works_at_every_place(
 
 
 @contextmanager
-def pool_lock_held(store: backstay.Store) -> Iterator[None]:
-    """Be in the middle of a call that has the pool's lock."""
+def connections_taken(store: backstay.Store) -> Iterator[None]:
+    """Be in the middle of a call, while all connections are in use."""
     retrying = access_of(store).store._pool  # type: ignore[attr-defined]
     (pool,) = retrying._pools.values()
     retrying._local.inside = True
-    with pool._lock:
-        yield
+    for _ in range(2):
+        pool.permits.get()
+    yield
+    for _ in range(2):
+        pool.permits.put(None)
     retrying._local.inside = False

@@ -105,7 +105,10 @@ def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object
     }
 
 
-READS = {"head", "find", "unread", "branches", "fetch", "sizes", "leases", "record", "records", "check", "close"}
+READS = {
+    *("head", "find", "unread", "branches", "forked", "fetch", "sizes", "totals", "leases", "record", "records"),
+    *("check", "backup", "close"),
+}
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,13 +13,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import apsw
 import pytest
 
 import backstay
 from backstay.errors import BackstayError, StoreError
 from backstay.store.lock import CallGuard, ProcessLock
-from backstay.store.sqlite.database import CHECKSUM_VFS
+from backstay.store.sqlite.files import Connection
 from backstay.store.sqlite.store import SqliteStore
 from backstay.store.sqlite.transactions import Writer
 from backstay.thread.store import Store, make_services
@@ -89,9 +89,10 @@ def assert_free(path: Path, store: Store, place: str) -> None:
     """Fail unless other processes and other threads can save at once."""
     with open(f"{path}-lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
+    connection = sqlite3.connect(path, isolation_level=None)
     with contextlib.closing(connection):
-        connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
     saver = threading.Thread(target=lambda: store.thread("side").save({"after": place}), daemon=True)
     saver.start()
     saver.join(20)
@@ -137,7 +138,7 @@ def save_beside_a_prune(path: Path) -> list[BaseException]:
         def prune() -> None:
             try:
                 for n in range(60):
-                    store.thread("b").save({"n": n, "x": "y" * 2000})
+                    store.thread("b").save({"n": n, "x": os.urandom(100_000)})
                     store.thread("b").prune(backstay.Keep(last=1))
             except BaseException as error:
                 errors.append(error)
@@ -195,7 +196,7 @@ def test_a_descriptor_that_two_users_share_is_caught(path: Path, monkeypatch: py
     assert save_beside_a_prune(path) != []
 
 
-def without_the_turn(self: Writer, work: Callable[[apsw.Connection], T]) -> T:
+def without_the_turn(self: Writer, work: Callable[[Connection], T]) -> T:
     with self._database.lock.take(), contextlib.closing(self._database.connect()) as connection:
         return work(connection)
 

@@ -12,14 +12,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import apsw
 import pytest
 
 import backstay
 from backstay.errors import Corrupted, StoreError, StoreRefused
 from backstay.store.sqlite import schema
-from backstay.store.sqlite.database import CHECKSUM_BYTES, CHECKSUM_VFS, PAGE_BYTES, Database
+from backstay.store.sqlite.database import PAGE_BYTES, Database
+from backstay.store.sqlite.files import Connection
 from backstay.store.sqlite.schema import APPLICATION_ID, check_schema, migrate, newest_version, schema_script
+from support.damage import fill, loaded
 
 OPEN_AND_SAVE = """
 import sys, backstay
@@ -67,14 +68,8 @@ def make_one_byte(path: Path) -> None:
 
 def make_future(path: Path) -> None:
     make_store(path)
-    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(f"PRAGMA user_version={newest_version() + 1}")
-
-
-def make_without_checksums(path: Path) -> None:
-    """Rebuild the tables as a dump and its restore would: all is there but the room for checksums."""
-    versions = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={newest_version()};"
-    plain_database(path, schema_script() + versions)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +81,6 @@ def make_without_checksums(path: Path) -> None:
         make_text,
         make_one_byte,
         make_future,
-        make_without_checksums,
     ],
 )
 def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(path: Path, make: Callable[[Path], None]) -> None:
@@ -102,16 +96,45 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(path: Path, make: 
     assert not path.with_name("agent.db-wal").exists()
 
 
-def test_a_copy_that_another_sqlite_wrote_is_reported_and_left_as_it_is(path: Path, tmp_path: Path) -> None:
-    """``VACUUM INTO`` keeps the room for checksums but, in another program, fills it with nothing."""
-    make_store(tmp_path / "original.db")
-    with contextlib.closing(sqlite3.connect(tmp_path / "original.db")) as connection:
-        connection.execute("VACUUM INTO ?", (str(path),))
-    before = path.read_bytes()
+def vacuum_into(original: sqlite3.Connection, path: Path) -> None:
+    original.execute("VACUUM INTO ?", (str(path),))
 
-    with pytest.raises(Corrupted, match=str(path)):
-        backstay.open(path)
-    assert path.read_bytes() == before
+
+def back_up(original: sqlite3.Connection, path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as copy:
+        original.backup(copy)
+
+
+def dump_and_restore(original: sqlite3.Connection, path: Path) -> None:
+    """Copy all rows, and the numbers that say whose file it is: a dump does not have them."""
+    versions = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={newest_version()};"
+    plain_database(path, "\n".join(original.iterdump()) + versions)
+
+
+@pytest.mark.parametrize("copy", [vacuum_into, back_up, dump_and_restore])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_copy_that_another_program_wrote_is_a_store(
+    path: Path, tmp_path: Path, copy: Callable[[sqlite3.Connection, Path], None], is_open: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(backstay.open(tmp_path / "original.db"))
+        fill(store)
+        before = loaded(store)
+        if not is_open:
+            stack.close()
+        with contextlib.closing(sqlite3.connect(tmp_path / "original.db")) as connection:
+            copy(connection, path)
+
+    with backstay.open(path) as store:
+        assert loaded(store) == before
+        assert store.check()
+        store.thread("alpha").append({"log": ["more"]}, id="more")
+        store.thread("beta").delete()
+        store.compact()
+        assert store.check()
+    with backstay.open(tmp_path / "original.db") as store:
+        assert loaded(store) == before
+        assert store.get("more") is None
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
@@ -215,13 +238,14 @@ def test_only_the_owner_can_read_the_files_and_new_folders_whatever_the_umask(tm
     assert modes == {**dict.fromkeys(files, 0o600), **dict.fromkeys(folders, 0o700)}
 
 
-def test_a_sqlite_that_can_corrupt_a_shared_log_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.51.2")
+def test_a_sqlite_that_is_too_old_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
 
-    with pytest.raises(StoreRefused, match=r"3\.51\.2") as caught:
+    with pytest.raises(StoreRefused, match=r"3\.34\.1.* 3\.35 or newer") as caught:
         backstay.open(path)
 
-    assert "pip install" in str(caught.value)
+    assert "newer Python" in str(caught.value)
     assert not path.exists()
 
 
@@ -231,23 +255,35 @@ def test_every_connection_keeps_what_is_acknowledged(path: Path) -> None:
     with contextlib.closing(database.connect()) as connection:
         settings = {
             name: connection.pragma(name)
-            for name in ("journal_mode", "synchronous", "page_size", "auto_vacuum", "application_id", "user_version")
+            for name in (
+                "journal_mode",
+                "synchronous",
+                "trusted_schema",
+                "cell_size_check",
+                "page_size",
+                "auto_vacuum",
+                "application_id",
+                "user_version",
+            )
         }
-        vfs = connection.open_vfs
 
     assert settings == {
         "journal_mode": "wal",
         "synchronous": 2,  # FULL
+        "trusted_schema": 0,
+        "cell_size_check": 1,
         "page_size": PAGE_BYTES,
         "auto_vacuum": 2,  # incremental
         "application_id": APPLICATION_ID,
         "user_version": newest_version(),
     }
-    assert vfs == CHECKSUM_VFS
-    assert path.read_bytes()[20] == CHECKSUM_BYTES
 
 
-def dump(connection: apsw.Connection) -> tuple[object, ...]:
+def in_memory() -> Connection:
+    return sqlite3.connect(":memory:", isolation_level=None, factory=Connection)
+
+
+def dump(connection: Connection) -> tuple[object, ...]:
     """Return everything that makes up a schema, without the comments that only its text has."""
     tables = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY 1, 2").fetchall()
     rows = connection.execute("SELECT * FROM counter ORDER BY 1").fetchall()
@@ -258,11 +294,11 @@ def dump(connection: apsw.Connection) -> tuple[object, ...]:
 def next_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
     """Give Backstay two more migrations, as later releases will have; return all versions of the schema."""
     first = schema_script()
-    second = first.replace("origin ANY,\n", "origin ANY,\nnote TEXT,\n")
-    third = second + "\nCREATE TABLE extra (n INTEGER) STRICT;\n"
+    second = first.replace("lease_seal INTEGER\n", "lease_seal INTEGER,\nnote TEXT\n")
+    third = second + "\nCREATE TABLE extra (n INTEGER);\n"
     (tmp_path / "migrations").mkdir()
     (tmp_path / "migrations" / "0002_note.sql").write_text("ALTER TABLE branch ADD COLUMN note TEXT;")
-    (tmp_path / "migrations" / "0003_extra.sql").write_text("CREATE TABLE extra (n INTEGER) STRICT;")
+    (tmp_path / "migrations" / "0003_extra.sql").write_text("CREATE TABLE extra (n INTEGER);")
     (tmp_path / "schema.sql").write_text(third)
     monkeypatch.setattr(schema, "_MIGRATIONS", tmp_path / "migrations")
     monkeypatch.setattr(schema, "_SCHEMA", tmp_path / "schema.sql")
@@ -275,10 +311,11 @@ def next_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_migrating_from_any_version_gives_the_newest_schema(next_versions: tuple[str, ...], version: int) -> None:
-    new, old = apsw.Connection(":memory:"), apsw.Connection(":memory:")
-    old.execute(next_versions[version - 1])
-    old.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={version}")
+    new, old = in_memory(), in_memory()
     migrate(new)
+    old.executescript(next_versions[version - 1])
+    old.executescript(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={version}")
+    old.executemany("INSERT INTO counter VALUES (?, ?, ?)", new.execute("SELECT * FROM counter").fetchall())
     migrate(old)
 
     check_schema(old, "old")
@@ -291,12 +328,12 @@ def test_a_store_of_an_older_version_is_migrated_when_it_is_opened(path: Path, r
     request.getfixturevalue("next_versions")
     with backstay.open(path) as store:
         assert [meta.thread_id for meta in store.threads()] != []
-    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
-        assert connection.pragma("user_version") == 3
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
 
 
 def test_migrating_twice_changes_nothing() -> None:
-    connection = apsw.Connection(":memory:")
+    connection = in_memory()
     migrate(connection)
     before = dump(connection)
     migrate(connection)
@@ -334,12 +371,23 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
         assert store.check().good["checkpoints"] == 1
 
 
-def test_a_damaged_header_is_reported_and_left_as_it_is(path: Path) -> None:
+HEADER = {
+    "magic": (0, StoreRefused),
+    "page size": (16, StoreRefused),
+    "version": (60, StoreRefused),
+    "application": (68, StoreRefused),
+    "kind of page": (100, Corrupted),
+}
+
+
+@pytest.mark.parametrize("what", HEADER)
+def test_a_damaged_header_is_reported_and_left_as_it_is(path: Path, what: str) -> None:
     make_store(path)
     data = bytearray(path.read_bytes())
-    data[60] ^= 1  # a bit of the version number
+    place, error = HEADER[what]
+    data[place] ^= 1
     path.write_bytes(data)
 
-    with pytest.raises(Corrupted, match=str(path)):
+    with pytest.raises(error, match=str(path)):
         backstay.open(path)
     assert path.read_bytes() == data

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-import apsw
 import pytest
 
 import backstay
 from backstay.errors import StoreRefused
-from backstay.store.sqlite.database import CHECKSUM_VFS
-from backstay.store.sqlite.schema import migrate, newest_version, our_objects
+from backstay.store.sqlite.database import LOOK_AT_TABLES_S
+from backstay.store.sqlite.files import Connection
+from backstay.store.sqlite.schema import comparable, migrate, newest_version, our_objects
 
 TABLES = sorted(name for name, text in our_objects().items() if text.startswith("CREATE TABLE"))
 NEWER = newest_version() + 1
@@ -28,14 +30,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def change(path: Path, script: str) -> None:
-    """Change the database as another program would that knows how to write its pages."""
-    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
-        connection.execute(script)
+    """Change the database as another program would."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript(script)
 
 
 def edited(table: str, old: str, new: str) -> str:
     """Return a script that changes the text of a table behind SQLite's back."""
-    text = our_objects()[table]
+    text = comparable(our_objects()[table])
     assert old in text
     changed = text.replace(old, new).replace("'", "''")
     update = f"UPDATE sqlite_schema SET sql='{changed}' WHERE name='{table}'"
@@ -44,33 +46,37 @@ def edited(table: str, old: str, new: str) -> str:
 
 def made_anew(table: str, old: str, new: str) -> str:
     """Return a script that replaces an empty table by one like it."""
-    text = our_objects()[table]
+    text = comparable(our_objects()[table])
     assert old in text
     return f"DROP TABLE {table}; {text.replace(old, new)}"
 
 
 CHANGES = {
     "view beside ours": ("CREATE VIEW evil AS SELECT * FROM checkpoint", "view evil"),
-    "view instead of a table": ("DROP TABLE tag; CREATE VIEW tag AS SELECT 1 checkpoint, 'x' name", "tag is not"),
+    "view instead of a table": (
+        "DROP TABLE write_piece; CREATE VIEW write_piece AS SELECT 1 number, x'' body",
+        "write_piece is not",
+    ),
     "table missing": ("DROP TABLE record", "record is missing"),
     "index missing": ("DROP INDEX checkpoint_id", "checkpoint_id is missing"),
     "generated column": ("ALTER TABLE checkpoint ADD COLUMN evil INTEGER AS (step + 1)", "checkpoint is not"),
     "extra column": ("ALTER TABLE record ADD COLUMN evil TEXT", "record is not"),
-    "renamed column": ("ALTER TABLE tag RENAME COLUMN name TO label", "tag is not"),
-    "renamed table": ("ALTER TABLE tag RENAME TO label", "tag is missing"),
+    "renamed column": ("ALTER TABLE counter RENAME COLUMN value TO label", "counter is not"),
+    "renamed table": ("ALTER TABLE counter RENAME TO label", "counter is missing"),
     "index": ("CREATE INDEX evil ON checkpoint (step)", "index evil"),
     "unique index": ("CREATE UNIQUE INDEX evil ON branch (head)", "index evil"),
     "partial unique index": ("CREATE UNIQUE INDEX evil ON checkpoint (step) WHERE step > 1", "index evil"),
     "index on an expression": ("CREATE INDEX evil ON chunk (abs(size))", "index evil"),
     "check": (edited("checkpoint", "step INTEGER NOT NULL", "step INTEGER NOT NULL CHECK (step < 2)"), "checkpoint is"),
     "conflict clause": (edited("blob", "UNIQUE", "UNIQUE ON CONFLICT IGNORE"), "blob is not"),
-    "default": (edited("branch", "DEFAULT 0", "DEFAULT 7"), "branch is not"),
+    "default": (edited("branch", "head INTEGER NOT NULL", "head INTEGER NOT NULL DEFAULT 7"), "branch is not"),
     "collation": (edited("thread", "name TEXT NOT NULL", "name TEXT COLLATE NOCASE NOT NULL"), "thread is not"),
-    "not strict": (edited("chunk", " STRICT", ""), "chunk is not"),
-    "without rowid": (made_anew("write_piece", "STRICT", "STRICT, WITHOUT ROWID"), "write_piece is not"),
-    "with rowid": (made_anew("write", ", WITHOUT ROWID", ""), "write is not"),
+    "type": (edited("chunk", "body BLOB", "body TEXT"), "chunk is not"),
+    "strict": (edited("chunk", "NOT NULL)", "NOT NULL) STRICT"), "chunk is not"),
+    "without rowid": (made_anew("write_piece", "NOT NULL)", "NOT NULL)WITHOUT ROWID"), "write_piece is not"),
+    "with rowid": (made_anew("write", "WITHOUT ROWID", ""), "write is not"),
     "foreign key": (
-        made_anew("record", "REFERENCES thread (id)", "REFERENCES thread (id) ON DELETE CASCADE"),
+        made_anew("record", "REFERENCES thread(id)", "REFERENCES thread(id) ON DELETE CASCADE"),
         "record",
     ),
     **{
@@ -86,7 +92,7 @@ CHANGES = {
         "trigger evil",
     ),
     "trigger on a foreign table": (
-        "CREATE TABLE other (x); CREATE TRIGGER evil AFTER INSERT ON other BEGIN DELETE FROM tag; END",
+        "CREATE TABLE other (x); CREATE TRIGGER evil AFTER INSERT ON other BEGIN DELETE FROM counter; END",
         "trigger evil",
     ),
 }
@@ -107,6 +113,13 @@ def test_a_file_with_other_tables_is_refused_by_name_and_left_as_it_is(path: Pat
     assert not path.with_name("agent.db-wal").exists()
 
 
+@pytest.fixture
+def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each save look at the tables, instead of the first in each second."""
+    monkeypatch.setattr("backstay.store.sqlite.database.LOOK_AT_TABLES_S", 0.0)
+
+
+@pytest.mark.usefixtures("looks_always")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_of_the_tables_stops_a_store_that_is_open(path: Path, what: str) -> None:
     script, named = CHANGES[what]
@@ -123,6 +136,21 @@ def test_a_change_of_the_tables_stops_a_store_that_is_open(path: Path, what: str
     assert loot(path) == 0
 
 
+def test_a_change_of_the_tables_is_noticed_within_a_second(path: Path) -> None:
+    with backstay.open(path) as store:
+        thread = store.thread("thread")
+        thread.save({"n": 2})
+        change(path, CHANGES["index"][0])
+        changed = time.monotonic()
+        with contextlib.suppress(StoreRefused):
+            while time.monotonic() - changed <= LOOK_AT_TABLES_S:
+                thread.append({"log": [1]})
+        with pytest.raises(StoreRefused, match="index evil"):
+            thread.append({"log": [1]})
+        with pytest.raises(StoreRefused, match="index evil"):
+            thread.latest()
+
+
 HARMLESS = {
     "foreign table": "CREATE TABLE other (x UNIQUE, y); CREATE INDEX other_y ON other (y)",
     "foreign table that refers to ours": "CREATE TABLE other (x REFERENCES thread (id) ON DELETE CASCADE)",
@@ -132,6 +160,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.usefixtures("looks_always")
 @pytest.mark.parametrize("what", HARMLESS)
 @pytest.mark.parametrize("while_open", [True, False])
 def test_tables_of_others_are_left_alone(path: Path, what: str, while_open: bool) -> None:
@@ -160,6 +189,7 @@ def calls(store: backstay.Store) -> list[Callable[[], object]]:
     ]
 
 
+@pytest.mark.usefixtures("looks_always")
 @pytest.mark.parametrize("number", range(5))
 def test_a_store_that_is_open_stops_when_a_newer_version_has_changed_the_database(path: Path, number: int) -> None:
     with backstay.open(path) as store:
@@ -177,19 +207,19 @@ def test_a_store_that_is_open_stops_when_a_newer_version_has_changed_the_databas
 
 def ids(path: Path) -> set[str]:
     """Return what is stored, read by no code of ours."""
-    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         return {name for (name,) in connection.execute("SELECT id FROM checkpoint")}
 
 
 def loot(path: Path) -> int:
-    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-        return int(connection.execute("SELECT count(*) FROM loot").get) if "loot" in tables else 0
+        return int(connection.execute("SELECT count(*) FROM loot").fetchone()[0]) if "loot" in tables else 0
 
 
 def test_the_text_that_is_compared_is_what_sqlite_keeps() -> None:
-    connection = apsw.Connection(":memory:")
+    connection = sqlite3.connect(":memory:", isolation_level=None, factory=Connection)
     migrate(connection)
     kept = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
 
-    assert {str(name): " ".join(str(text).split()) for name, text in kept if name != "sqlite_sequence"} == our_objects()
+    assert {str(name): str(text) for name, text in kept if name != "sqlite_sequence"} == our_objects()

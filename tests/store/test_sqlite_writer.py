@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import apsw
 import pytest
 
 from backstay.errors import Conflict, StoreRefused
 from backstay.store.sqlite.database import Database
+from backstay.store.sqlite.files import Connection
 from backstay.store.sqlite.transactions import Writer
 
 
@@ -33,7 +33,7 @@ class Blocker:
         self.thread.start()
         assert self.inside.wait(10)
 
-    def _job(self, connection: apsw.Connection) -> bool:
+    def _job(self, connection: Connection) -> bool:
         self.inside.set()
         return self.go.wait(10)
 
@@ -49,7 +49,7 @@ def wait_for_queue(writer: Writer, length: int) -> None:
 
 
 def insert(name: str) -> str:
-    return f"INSERT INTO counter VALUES ('{name}', 1)"
+    return f"INSERT INTO counter VALUES ('{name}', 1, 0)"
 
 
 def names(writer: Writer) -> list[str]:
@@ -62,8 +62,8 @@ def test_savers_that_wait_share_one_transaction(writer: Writer) -> None:
     transactions: list[int] = []
     blocker = Blocker(writer)
 
-    def job(connection: apsw.Connection, number: int) -> bool:
-        transactions.append(connection.total_changes())
+    def job(connection: Connection, number: int) -> bool:
+        transactions.append(connection.total_changes)
         connection.execute(insert(f"n{number}"))
         return True
 
@@ -77,15 +77,11 @@ def test_savers_that_wait_share_one_transaction(writer: Writer) -> None:
     commits: list[int] = []
     assert writer._connection is not None
 
-    def count_commit() -> bool:
-        commits.append(1)
-        return False
-
-    writer._connection.set_commit_hook(count_commit)
+    writer._connection.set_trace_callback(lambda sql: commits.append(1) if sql == "COMMIT" else None)
     blocker.finish()
     for saver in savers:
         saver.join(10)
-    writer._connection.set_commit_hook(None)
+    writer._connection.set_trace_callback(None)
 
     assert len(transactions) == 8
     assert len(commits) == 2, "the blocker's own commit and one for all eight"
@@ -96,7 +92,7 @@ def test_a_refused_job_undoes_itself_alone(writer: Writer) -> None:
     blocker = Blocker(writer)
     errors: list[str] = []
 
-    def refused(connection: apsw.Connection) -> bool:
+    def refused(connection: Connection) -> bool:
         connection.execute(insert("refused"))
         raise Conflict("lost")
 
@@ -172,17 +168,17 @@ def test_no_job_of_an_interrupted_group_is_called_stored(writer: Writer) -> None
     blocker = Blocker(writer)
     outcomes: dict[str, str] = {}
 
-    def interrupted(connection: apsw.Connection) -> bool:
+    def interrupted(connection: Connection) -> bool:
         raise Abrupt
 
-    def saver(name: str, job: Callable[[apsw.Connection], bool]) -> None:
+    def saver(name: str, job: Callable[[Connection], bool]) -> None:
         try:
             writer.submit(job, name)
             outcomes[name] = "stored"
         except BaseException as error:
             outcomes[name] = type(error).__name__
 
-    jobs: list[tuple[str, Callable[[apsw.Connection], bool]]] = [
+    jobs: list[tuple[str, Callable[[Connection], bool]]] = [
         ("first", lambda connection: bool(connection.execute(insert("first")))),
         ("second", lambda connection: bool(connection.execute(insert("second")))),
         ("struck", interrupted),
@@ -203,7 +199,7 @@ def test_no_job_of_an_interrupted_group_is_called_stored(writer: Writer) -> None
 def test_an_interruption_at_the_commit_itself_is_no_acknowledgement(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def struck(connection: apsw.Connection, group: object) -> None:
+    def struck(connection: Connection, group: object) -> None:
         raise Abrupt
 
     monkeypatch.setattr(writer, "_commit", struck)

@@ -1,24 +1,24 @@
 """A small store with everything in it, and ways to damage it below its own verbs.
 
-SQLite files are changed through SQLite with the checksums of pages written anew: so the pages are sound, and what is
-wrong in them can only be found by our own digests.
+SQLite files are changed through SQLite, so that the pages are sound, and only our own digests, checksums and second
+indexes can show what is wrong. A damaged page changes a table without its indexes, or an index without its table:
+``behind`` does that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import sqlite3
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import apsw
 
 import backstay
 from backstay.errors import BackstayError
 from backstay.model.checkpoint import Write
 from backstay.model.decision import Decision, DecisionKind
-from backstay.store.sqlite.database import CHECKSUM_VFS
 
 IDS = (
     *(f"a{number}" for number in range(8)),
@@ -75,9 +75,38 @@ def make(path: Path) -> Path:
 
 
 def change(path: Path, statement: str, bound: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Run a statement on a closed store's file; the checksums of pages stay right."""
-    with contextlib.closing(apsw.Connection(str(path), vfs=CHECKSUM_VFS)) as connection:
+    """Run a statement on a store's file."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         return connection.execute(statement, bound).fetchall()
+
+
+def behind(path: Path, hidden: Collection[str], statement: str, bound: tuple[Any, ...] = ()) -> int:
+    """Run a statement that these indexes do not notice; return how many rows it changed."""
+    marks = ", ".join("?" * len(hidden))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema=1")
+        kept = connection.execute(f"SELECT * FROM sqlite_schema WHERE name IN ({marks})", tuple(hidden)).fetchall()
+        assert len(kept) == len(hidden)
+        connection.execute(f"DELETE FROM sqlite_schema WHERE name IN ({marks})", tuple(hidden))
+        connection.execute("PRAGMA writable_schema=RESET")
+        changed = connection.execute(statement, bound).rowcount
+        connection.execute("PRAGMA writable_schema=1")
+        connection.executemany("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", kept)
+        return changed
+
+
+def indexes(path: Path, table: str) -> list[str]:
+    """Return the indexes of a table that have a name of ours."""
+    found = change(path, "SELECT name FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND sql <> ''", (table,))
+    return [name for (name,) in found]
+
+
+def lose_from_index(path: Path, table: str, index: str, where: str) -> None:
+    """Take a row out of one index, and leave it in its table and in the other indexes."""
+    every = indexes(path, table)
+    (row,) = change(path, f"SELECT * FROM {table} WHERE {where}")
+    assert behind(path, set(every) - {index}, f"DELETE FROM {table} WHERE {where}") == 1
+    assert behind(path, every, f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row) == 1
 
 
 def flip(data: bytes, place: int) -> bytes:

@@ -30,6 +30,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LONG = hashlib.shake_128(b"long").hexdigest(600)
 SECRET = hashlib.shake_128(b"quarantine").digest(3000)  # cannot be compressed, so it is found in the file
+LOST = hashlib.shake_128(b"lost").digest(3000)
 VALUES = {
     "none": None,
     "whole": -(2**80),
@@ -148,11 +149,12 @@ def quarantine(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         with open_store(f"dir:{place}/store") as store:
             hurt = store.thread("hurt")
-            hurt.save({"data": SECRET, "n": 1}, id="h1", label="hurt")
+            hurt.save({"data": [SECRET], "n": 0}, id="h0")
+            hurt.append({"data": [LOST]}, set={"n": 1}, id="h1", label="hurt")
             hurt.save({"n": 2}, id="h2")  # what is damaged at the end of a log counts as never finished
-        damaged = [path for path in Path(place).rglob("*") if path.is_file() and SECRET in path.read_bytes()]
+        damaged = [path for path in Path(place).rglob("*") if path.is_file() and LOST in path.read_bytes()]
         for path in damaged:
-            path.write_bytes(path.read_bytes().replace(SECRET, SECRET[:-1] + b"\x00"))
+            path.write_bytes(path.read_bytes().replace(LOST, LOST[:-1] + b"\x00"))
         with open_store(f"dir:{place}/store") as store:
             files = store.repair(quarantine_dir=Path(place) / "out", dry_run=False).files
         assert damaged

@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import ipaddress
 import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from copy import copy
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from hypothesis import strategies as st
 
+FACTORIES = (None, list, dict, set, int, float, str, tuple, bool, frozenset, bytes)
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu")
 
 
@@ -50,12 +55,42 @@ def _hashable_scalars() -> st.SearchStrategy[Any]:
         st.builds(Fraction, st.integers(), st.integers(1, 2**80)),
         st.uuids(),
         st.complex_numbers(),
+        st.builds(range, st.integers(), st.integers(), st.integers().filter(bool)),
+        _paths(),
+        _ips(),
+    )
+
+
+def _paths() -> st.SearchStrategy[Any]:
+    names = st.text(st.characters())  # lone surrogates too: names of files that are not UTF-8 have them
+    kinds = st.sampled_from([PurePosixPath, PureWindowsPath, Path])
+    paths = st.builds(lambda kind, parts: kind(*parts), kinds, st.lists(names, max_size=3))
+    # Python gives some odd Windows paths the text of another path, or copies them as another path.
+    return paths.filter(lambda path: _same_path(path, type(path)(str(path))) and _same_path(path, copy(path)))
+
+
+def _ips() -> st.SearchStrategy[Any]:
+    scoped = st.builds(
+        lambda address, scope: ipaddress.IPv6Address(f"{address}%{scope}"),
+        st.ip_addresses(v=6),
+        st.text(min_size=1).filter(lambda scope: not set(scope) & set("%/")),
+    )
+    # A copy of such an address loses its scope in some versions of Python, and the tests compare with copies.
+    is_copied = copy(ipaddress.IPv6Address("::%0")) == ipaddress.IPv6Address("::%0")
+    address = st.one_of(st.ip_addresses(), scoped) if is_copied else st.ip_addresses()
+
+    def ranged(at: Any, prefix: int, kind: str) -> Any:
+        pair = (str(at), min(prefix, at.max_prefixlen))
+        return ipaddress.ip_interface(pair) if kind == "interface" else ipaddress.ip_network(pair, strict=False)
+
+    return st.one_of(
+        address, st.builds(ranged, address, st.integers(0, 128), st.sampled_from(["interface", "network"]))
     )
 
 
 def scalars() -> st.SearchStrategy[Any]:
     """Any encodable value that holds no other."""
-    return st.one_of(_hashable_scalars(), st.just(Decimal("sNaN")))
+    return st.one_of(_hashable_scalars(), st.just(Decimal("sNaN")), st.binary().map(bytearray))
 
 
 def hashables() -> st.SearchStrategy[Any]:
@@ -71,12 +106,17 @@ def values() -> st.SearchStrategy[Any]:
     """Any encodable value, nested."""
 
     def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        any_dict = st.dictionaries(hashables(), inner, max_size=4)
         return st.one_of(
             st.lists(inner, max_size=5),
             st.lists(inner, max_size=5).map(tuple),
             st.dictionaries(st.text(), inner, max_size=5),
-            st.dictionaries(hashables(), inner, max_size=4),
+            any_dict,
             st.sets(hashables(), max_size=4),
+            any_dict.map(OrderedDict),
+            st.builds(defaultdict, st.sampled_from(FACTORIES), any_dict),
+            st.dictionaries(hashables(), st.one_of(st.integers(), inner), max_size=4).map(Counter),
+            st.builds(deque, st.lists(inner, max_size=5), st.one_of(st.none(), st.integers(0, 8))),
         )
 
     return st.recursive(scalars(), around, max_leaves=15)
@@ -131,6 +171,11 @@ def _same_time(left: Any, right: Any) -> bool:
     return plain and same(left.tzinfo, right.tzinfo)
 
 
+def _same_path(left: PurePath, right: PurePath) -> bool:
+    # Their ``==`` ignores upper and lower case on Windows.
+    return str(left) == str(right) and (left.drive, left.root, left.parts) == (right.drive, right.root, right.parts)
+
+
 def _same_timezone(left: timezone, right: timezone) -> bool:
     return left.utcoffset(None) == right.utcoffset(None) and left.tzname(None) == right.tzname(None)
 
@@ -142,6 +187,12 @@ _COMPARE: dict[type, Any] = {
     list: _same_items,
     tuple: _same_items,
     dict: _same_dict,
+    OrderedDict: _same_dict,
+    Counter: _same_dict,
+    defaultdict: lambda left, right: left.default_factory is right.default_factory and _same_dict(left, right),
+    deque: lambda left, right: left.maxlen == right.maxlen and _same_items(left, right),
+    range: lambda left, right: repr(left) == repr(right),
+    PureWindowsPath: _same_path,
     set: _same_set,
     frozenset: _same_set,
     datetime: _same_time,

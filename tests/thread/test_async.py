@@ -77,9 +77,9 @@ def test_no_store_call_runs_in_the_event_loops_thread(tmp_path: Any, monkeypatch
     threads: set[int] = set()
     read = SqliteStore._read
 
-    def watched(self: SqliteStore, look: Any) -> Any:
+    def watched(self: SqliteStore, look: Any, snapshot: bool = True) -> Any:
         threads.add(threading.get_ident())
-        return read(self, look)
+        return read(self, look, snapshot)
 
     monkeypatch.setattr(SqliteStore, "_read", watched)
 

@@ -5,10 +5,12 @@ import html
 import json
 import math
 import struct
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import PurePosixPath, PureWindowsPath
 from random import Random
 from typing import Any
 
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 
 from backstay import register
 from backstay.codec.msgpack import DEPTH_MAX, INT_BITS_MAX
+from backstay.codec.values import MUTABLE
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import Checkpoint
 from backstay.operations import diff as diffs
@@ -161,9 +164,9 @@ def test_neither_the_states_nor_the_patch_share_a_list_or_dict_with_the_result(
 
 def empty(value: Any) -> None:
     """Take everything out of what can be changed, from the inside out."""
-    for item in value.values() if type(value) is dict else value if type(value) in (list, tuple) else ():
+    for item in value.values() if isinstance(value, dict) else value if type(value) in (list, tuple, deque) else ():
         empty(item)
-    if type(value) in (list, dict, set):
+    if type(value) in MUTABLE:
         value.clear()
 
 
@@ -187,6 +190,19 @@ def empty(value: Any) -> None:
         (np.zeros(1, "int32"), np.zeros(1, "float32")),
         (np.int32(0), np.float32(0)),
         ("a", b"a"),
+        (b"a", bytearray(b"a")),
+        ({"a": 1}, OrderedDict(a=1)),
+        (OrderedDict(a=1), OrderedDict(a=True)),
+        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
+        (defaultdict(list), defaultdict(set)),
+        (Counter(), Counter(a=0)),
+        (Counter(a=1), Counter(a=True)),
+        (deque([1]), deque([1], maxlen=5)),
+        (deque([1]), deque([True])),
+        (range(0), range(1, 1)),
+        (range(0, 3, 2), range(0, 4, 2)),
+        (PureWindowsPath("A"), PureWindowsPath("a")),
+        (PurePosixPath("a"), PureWindowsPath("a")),
         (None, False),
         ([], {}),
     ],
@@ -236,6 +252,13 @@ def test_a_nan_of_other_bits_beside_reordered_keys_is_no_change() -> None:
 def test_a_class_that_cannot_compare_itself_counts_as_changed() -> None:
     assert paths(diff({"x": Broken()}, {"x": Broken()})) == [("replace", "/x")]
     assert paths(diff({"x": [Broken(), 1]}, {"x": [Broken(), 2]})) == [("replace", "/x/0"), ("replace", "/x/1")]
+
+
+def test_items_that_raise_when_they_are_compared_are_found_all_the_same() -> None:
+    old = [Decimal("sNaN1"), np.arange(2), 1]
+    new = [Decimal("sNaN1"), np.arange(2), 2]
+
+    assert paths(diff({"l": old}, {"l": new})) == [("replace", "/l/2")]
 
 
 @pytest.mark.parametrize(("count", "changed"), [(NAN_ITEMS_MAX, False), (NAN_ITEMS_MAX + 1, True)])
@@ -479,8 +502,12 @@ def test_hostile_labels_are_made_visible_too() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["x" * 10**6, b"x" * 10**6, list(range(10**5)), nested(200, 1), 1 << INT_BITS_MAX, {1 << INT_BITS_MAX}],
-    ids=["text", "bytes", "list", "nested", "int", "set"],
+    [
+        *("x" * 10**6, b"x" * 10**6, bytearray(10**6), list(range(10**5)), deque(range(10**5)), nested(200, 1)),
+        *(OrderedDict.fromkeys(range(10**5)), defaultdict(str, {0: "x" * 10**6}), Counter(range(10**5))),
+        *(1 << INT_BITS_MAX, {1 << INT_BITS_MAX}, range(1 << INT_BITS_MAX), PurePosixPath("x" * 10**6)),
+    ],
+    ids=lambda value: type(value).__name__,
 )
 def test_long_values_are_shortened(value: Any) -> None:
     shown = str(diff({"x": 0}, {"x": value}))

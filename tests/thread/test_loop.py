@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -276,6 +277,16 @@ def test_values_are_taken_as_they_are_when_they_are_handed_over(thread: backstay
     assert newest is not None
     assert done.state == newest.state == {"log": [{"text": "a"}]}
     assert first == {"log": []}
+
+
+@pytest.mark.parametrize("make", [bytearray, deque, OrderedDict, Counter])
+def test_other_containers_that_are_changed_in_place_are_refused_too(thread: backstay.Thread, make: Any) -> None:
+    def careless(loop: Loop, turn: Turn) -> None:
+        log = turn.state["log"]
+        log.update({1: 1}) if isinstance(log, dict) else log.append(1)
+
+    with pytest.raises(InvalidInput, match=r"state\.log was changed in place"):
+        run(thread, careless, {"log": make()}, limit=2)
 
 
 def test_a_state_that_is_changed_in_place_is_refused_and_nothing_is_stored(thread: backstay.Thread) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -162,6 +163,23 @@ def test_each_rule_keeps_what_it_says(store: backstay.Store, clock: Any) -> None
         assert steps(thread) == expected, keep
 
 
+def test_a_fork_of_a_fork_keeps_bytes_that_no_checkpoint_near_the_deleted_one_needs(store: backstay.Store) -> None:
+    thread = store.thread("t")
+    thread.save({"m": [BIG]})
+    shared = thread.append({"m": [BIG[::-1]]})
+    thread.save({})
+    side = thread.fork(shared, branch="side")
+    far = side.fork(next(side.history()), branch="far")
+    newest = side.save({})
+    for meta in [each for each in side.history() if each.id != newest.id]:
+        side.delete_checkpoint(meta)
+    thread.delete_checkpoint(shared)
+    latest = store.thread("t", branch=far.branch).latest()
+
+    assert latest is not None
+    assert latest.state["m"] == [BIG, BIG[::-1]]
+
+
 def test_tagged_newest_and_forked_from_are_always_kept(store: backstay.Store) -> None:
     thread = store.thread("t")
     grow(thread, 6)
@@ -227,3 +245,22 @@ def test_rules_keep_the_newest_and_only_name_what_there_is(
     assert len(branch) - len(backstay.Keep(milestones=milestones).to_delete(branch, now, ())) == min(
         milestones, len(branch)
     )
+
+
+def test_pruning_a_long_thread_reads_no_manifests_of_the_rows_that_stay(tmp_path: Path) -> None:
+    """A list that loses its oldest item at every step shares its compressed rows with both sides of every batch."""
+    with backstay.open(tmp_path / "agent.db") as store:
+        thread = store.thread("t")
+        for number in range(1500):
+            thread.append(set={"lately": [f"{number - back} {'text ' * 30}" for back in range(5)]})
+        connection = access_of(store).store._writer._connection  # type: ignore[attr-defined]
+        statements: list[str] = []
+        connection.set_trace_callback(statements.append)
+        removed = thread.prune(backstay.Keep(last=1))
+
+        assert removed.deleted == 1499
+        assert sum("DELETE FROM checkpoint" in text for text in statements) == 1499
+        assert not [text for text in statements if "c.manifest" in text and "c.key > " in text]
+        assert len(access_of(store).store.sizes().sources) == 1
+        assert sum(access_of(store).store.sizes().sources.values()) < 65_536
+        assert store.check()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 import backstay
@@ -14,11 +14,17 @@ from backstay.store.memory import MemoryStore
 from backstay.store.memory.chunks import MemoryContent
 from backstay.thread.access import access_of
 from backstay.thread.store import Store, make_services
+from support import damage
 from support.meanwhile import Meanwhile
 
 
+def opened(backend: MemoryStore) -> Store:
+    """Return a store that has read nothing yet."""
+    return Store(backend, make_services("", None))
+
+
 def filled(backend: MemoryStore) -> Store:
-    store = Store(backend, make_services("", None))
+    store = opened(backend)
     thread = store.thread("t")
     thread.save({"m": ["x" * 600], "doc": "d" * 5000, "small": 1})
     for number in range(5):
@@ -51,7 +57,7 @@ def test_damaged_bytes_are_named_with_their_place_and_harm_nothing_else() -> Non
     assert {(finding.thread, finding.key) for finding in report.findings} == {("t", "m")}
     assert len(report.findings) == 3
     with pytest.raises(backstay.Corrupted, match=r"state\.m do not match"):
-        store.thread("t").latest()
+        opened(backend).thread("t").latest()
     intact = store.thread("t").at(2)
     assert intact is not None
     assert len(intact.state["m"]) == 2
@@ -70,7 +76,7 @@ def test_a_missing_blob_is_found() -> None:
         ("damaged", "other", "doc"),
     ]
     with pytest.raises(backstay.Corrupted):
-        store.thread("other").latest()
+        opened(backend).thread("other").latest()
 
 
 @pytest.mark.parametrize("field", ["notes", "digest", "parent_id", "step", "created_us", "manifest", "id"])
@@ -120,14 +126,14 @@ def test_a_page_changed_by_another_program_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with backstay.open(path) as store:
         store.thread("t").save({"doc": "d" * 5000})
-    data = bytearray(path.read_bytes())
-    data[4096 * 3 + 100] ^= 0x10
-    path.write_bytes(bytes(data))
+    ((body,),) = damage.change(path, "SELECT body FROM blob")
+    data = path.read_bytes()
+    path.write_bytes(damage.flip(data, data.rindex(body) + len(body) // 2))
     with backstay.open(path) as store:
         report = store.check()
 
         assert not report
-        assert any("page" in finding.what or "digest" in finding.what for finding in report.findings)
+        assert [(finding.kind, finding.thread, finding.key) for finding in report.findings] == [("damaged", "t", "doc")]
 
 
 def test_stats_tell_what_full_copies_would_take(store: backstay.Store) -> None:
@@ -136,9 +142,10 @@ def test_stats_tell_what_full_copies_would_take(store: backstay.Store) -> None:
     for number in range(50):
         thread.append({"m": [f"{number:03}" * 100]})
     stats = store.stats()
-    (mine,) = stats.threads
+    mine = thread.stats()
 
-    assert (stats.checkpoints, mine.checkpoints, mine.branches) == (51, 51, 1)
+    assert (stats.threads, stats.branches, stats.checkpoints) == (1, mine.branches, mine.checkpoints) == (1, 1, 51)
+    assert stats.full_copy_bytes == mine.full_copy_bytes
     assert mine.full_copy_bytes == sum(meta.size for meta in thread.history())
     assert mine.full_copy_bytes > 51 * 200_000
     assert set(mine.keys) == {"m", "doc"}
@@ -168,8 +175,8 @@ def test_the_log_is_folded_into_the_file_on_close(tmp_path: Path) -> None:
         store.thread("t").save({"n": 1})
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.db", "x.db-lock"]
-    connection = apsw.Connection(str(tmp_path / "x.db"), flags=apsw.SQLITE_OPEN_READONLY)
-    assert connection.execute("SELECT count(*) FROM checkpoint").get == 1
+    connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    assert connection.execute("SELECT count(*) FROM checkpoint").fetchone() == (1,)
     connection.close()
 
 
@@ -192,3 +199,27 @@ def test_saves_during_a_check_are_no_finding(store: backstay.Store) -> None:
     for call in range(1, calls + 1):
         assert checked(call).is_over
     checked(*range(1, calls + 1))
+
+
+def test_stats_name_the_parts_of_a_store_that_they_could_not_count(tmp_path: Path) -> None:
+    url = f"dir:{tmp_path / 'store'}"
+    with backstay.open(url) as store:
+        for name in ("a", "b"):
+            for number in range(5):
+                store.thread(name).append({"m": [f"{name} {number} {'x' * 200}"]})
+        right = store.stats()
+        assert (right.checkpoints, right.damaged) == (10, ())
+    (log,) = (path for path in (tmp_path / "store").rglob("*.log") if b"a 2 xx" in path.read_bytes())
+    data = log.read_bytes()
+    reported = 0
+    for place in range(len(data) // 4, len(data) // 2, 7):
+        log.write_bytes(damage.flip(data, place))
+        with backstay.open(url) as store:
+            stats = store.stats()
+        if stats.damaged:
+            reported += 1
+            assert {part.thread_id for part in stats.damaged} <= {"a", None}
+        else:
+            assert (stats.threads, stats.branches, stats.checkpoints) == (2, 2, 10), place
+            assert stats.full_copy_bytes == right.full_copy_bytes, place
+    assert reported > 0

@@ -24,6 +24,7 @@ from backstay.bundle.state import STATE_BYTES_MAX, State, Window, add_part, copy
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations import interrupts, ledger
+from backstay.operations.listing import every_branch
 from backstay.operations.load import expected_digest, is_stored, open_head_state
 from backstay.operations.records import all_records, unstored
 from backstay.operations.rows import parent_digest, values_of
@@ -205,7 +206,7 @@ class _Export:
             if isinstance(pages, BackstayError):
                 self._report(name, None, pages)
                 pages = ThreadPages()
-            origins = {branch.key: branch.origin for branch in self.backend.branches(self.namespace, name, None)}
+            origins = {branch.key: branch.origin for branch in every_branch(self.backend, self.namespace, name)}
             thread = _ExportedThread(name, origins)
             for row in rows_of(self.backend, self.namespace, name, pages, payload=True):
                 if isinstance(row, BackstayError):

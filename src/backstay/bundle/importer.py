@@ -25,7 +25,7 @@ from backstay.operations.interrupts import InterruptRow
 from backstay.operations.ledger import FAILED, INTENDED, EffectRow
 from backstay.operations.load import find_row, load_values, open_head_state
 from backstay.operations.records import unstored
-from backstay.operations.rows import NO_PARENT, checkpoint_digest, meta_of
+from backstay.operations.rows import CHECKSUM_BYTES, NO_PARENT, checkpoint_digest, meta_of
 from backstay.pieces.body import Body
 from backstay.pieces.head_state import Change, HeadState
 from backstay.store.base import Backend, Commit, Row
@@ -253,7 +253,8 @@ class _Import:
         load_values(self.backend, head_state, head_state.unloaded(change), row)
         draft = head_state.plan(change, self._new_stream)
         parent = row.parent_digest or NO_PARENT
-        if checkpoint_digest(parent, draft.root, draft.keys, meta_of(row), row.created_us, row.notes) != row.digest:
+        fields = row.notes[:-CHECKSUM_BYTES]
+        if checkpoint_digest(parent, draft.root, draft.keys, meta_of(row), row.created_us, fields) != row.digest:
             raise Corrupted(
                 f"checkpoint {row.id} would not match its digest once stored",
                 path=str(self.reader.path),

@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from backstay.bundle import records
@@ -24,7 +23,7 @@ from backstay.model.checkpoint import Checkpoint, CheckpointMeta, unchecked
 from backstay.operations import interrupts, ledger
 from backstay.operations.interrupts import InterruptRow
 from backstay.operations.ledger import EffectRow
-from backstay.operations.load import assemble, decode_value, expected_digest
+from backstay.operations.load import assemble, expected_digest
 from backstay.operations.rows import NO_PARENT, values_of
 from backstay.pieces.manifest import Key
 from backstay.store.atomic import failure
@@ -256,8 +255,7 @@ def read_bundle(
     with BundleReader(path, threads, limits) as reader:
         for event in reader.events():
             if isinstance(event, BundleCheckpoint):
-                payload = {key: partial(decode_value, value) for key, value in event.state.items()}
-                yield assemble(event.row, values_of(event.row), payload)
+                yield assemble(event.row, values_of(event.row), event.state)
 
 
 def check_bundle(path: str | os.PathLike[str], *, limits: BundleLimits | None = None) -> Totals:

@@ -33,17 +33,20 @@ from backstay.errors import DecodeError
 _WRAPPERS: Final = DECODER_DEPTH - DEPTH_MAX - 1
 _WRAPPED: Final = b"\x91" * _WRAPPERS + PAIR
 # Below this, looking at every byte is cheaper than decoding the wrappers.
-_SMALL_BYTES: Final = 16 * 1024
+_SMALL_BYTES: Final = 48 * 1024
 
 
-def decode(*parts: bytes) -> Any:
-    """Return the value whose msgpack is the concatenation of the parts."""
+def decode(*parts: bytes, again: bool = False) -> Any:
+    """Return the value whose msgpack is the concatenation of the parts.
+
+    ``again`` says that these bytes were decoded before, so that their depth need not be checked.
+    """
     size = sum(map(len, parts))
     if size > VALUE_BYTES_MAX:
         raise DecodeError(f"the value has {size} bytes, more than the {VALUE_BYTES_MAX} allowed")
     run = _Decoding()
     try:
-        return run.top(parts, size)
+        return run.top(parts, size, again)
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
@@ -73,17 +76,12 @@ class _Decoding:
     depth = 0
     failure: BaseException | None = None
 
-    def top(self, parts: tuple[bytes, ...], size: int) -> Any:
+    def top(self, parts: tuple[bytes, ...], size: int, again: bool) -> Any:
         """Decode the outermost level."""
-        if size <= _SMALL_BYTES:
-            data = parts[0] if len(parts) == 1 else b"".join(parts)
-            if not may_be_deeper_than(data, DEPTH_MAX):
-                value, end = ormsgpack.unpackb(PAIR + data + END_BYTES, ext_hook=self.extend)  # as in unpack_whole
-                if type(end) is not int or end != END:
-                    raise DecodeError("there are extra bytes after the value")
-                return value
-        pair = ormsgpack.unpackb(b"".join((_WRAPPED, *parts, END_BYTES)), ext_hook=self.extend)
-        for _ in range(_WRAPPERS):
+        is_flat = again or (size <= _SMALL_BYTES and not may_be_deeper_than(b"".join(parts), DEPTH_MAX))
+        # As in unpack_whole.
+        pair = ormsgpack.unpackb(b"".join((PAIR if is_flat else _WRAPPED, *parts, END_BYTES)), ext_hook=self.extend)
+        for _ in range(0 if is_flat else _WRAPPERS):
             (pair,) = pair
         if type(pair[1]) is not int or pair[1] != END:
             raise DecodeError("there are extra bytes after the value")

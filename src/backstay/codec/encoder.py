@@ -6,7 +6,8 @@ second look, and only they cost more:
 
 - a dict with a key that is not a str stops the pass; it is run again with such dicts wrapped (``values.Pairs``);
 - the C encoder writes bytearray and memoryview as bytes without asking, so a value whose output has a byte that could
-  start bytes is searched for them (ints, floats and text have such bytes too, so this is common for large values);
+  start bytes is searched for them (ints, floats and text have such bytes too, so this is common for large values). If
+  there is one, the pass is run again with bytearrays wrapped;
 - any failure starts the slow search for the path of the value, and that error is raised. The search walks the value as
   its owner sees it and tries each leaf alone. It names keys and types but never shows a value: states hold secrets.
 
@@ -16,7 +17,9 @@ searches meets them. They are tools for building msgpack and do not belong in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from enum import Enum
 from itertools import chain
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -31,7 +34,7 @@ from backstay.codec.msgpack import (
     deeper_than,
 )
 from backstay.codec.registry import BY_CLASS, Opaque, object_head
-from backstay.codec.values import BY_TYPE, OBJECT, Pairs, builtin
+from backstay.codec.values import BY_TYPE, BYTEARRAY, OBJECT, Pairs, builtin
 from backstay.errors import EncodeError
 
 # With these the C encoder hands over, or refuses, every type that it would otherwise write as another.
@@ -47,19 +50,11 @@ EXACT: Final = (
 _CHANGED_SILENTLY: Final = frozenset({bytearray, memoryview, ormsgpack.Ext, ormsgpack.Fragment})
 _STR_ONLY: Final = frozenset({str})
 _CONTAINERS: Final = frozenset({list, dict})
+_SEQUENCES: Final = frozenset({list, tuple, deque})
+_MAPPINGS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
 _PLAIN: Final = frozenset({type(None), bool, float, bytes, Opaque})
 _KEY_CHARS_MAX: Final = 60
 _PATH_CHARS_MAX: Final = 400
-
-_HINTS: Final = {
-    "bytearray": "Convert it to bytes",
-    "memoryview": "Convert it to bytes",
-    "OrderedDict": "Convert it to dict, which keeps its order",
-    "defaultdict": "Convert it to dict",
-    "deque": "Convert it to list",
-    "Ext": "Store the value itself, not its msgpack",
-    "Fragment": "Store the value itself, not its msgpack",
-}
 
 
 def encode(value: object, path: str = "value") -> bytes:
@@ -71,14 +66,14 @@ def encode(value: object, path: str = "value") -> bytes:
     else:
         # It has only types that msgpack has too. Only bytes may have been of another type.
         if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_silently_changed(value):
-            _raise_unencodable(value, path, Unencodable("bytearray or memoryview"))
+            data = _encode_with_ext(value, path)
     if len(data) > VALUE_BYTES_MAX:
         raise EncodeError(f"{path}: encodes to more than {VALUE_BYTES_MAX} bytes", path=path)
     return data
 
 
 def _encode_with_ext(value: object, path: str) -> bytes:
-    """Encode a value that holds more than msgpack's own types, first without and then with wrapped dicts."""
+    """Encode a value that holds more than msgpack's own types, first as it is and then wrapped."""
     for wrapping in (False, True):
         run = _Encoding(wrapping)
         try:
@@ -102,7 +97,9 @@ class _Encoding:
 
     def level(self, value: object) -> bytes:
         """Encode the lists, dicts and scalars of one ext level."""
-        data = ormsgpack.packb(wrap(value) if self.wrapping else value, default=self.extend, option=EXACT)
+        if self.wrapping:
+            return ormsgpack.packb(wrap(value), default=self.extend, option=EXACT)
+        data = ormsgpack.packb(value, default=self.extend, option=EXACT)
         if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and holds_silently_changed(value):
             raise Unencodable("bytearray or memoryview")
         return data
@@ -142,15 +139,23 @@ class _Encoding:
 
 
 def wrap(value: Any) -> Any:
-    """Return the value with each dict that has a key other than str wrapped; parts without one are not copied."""
-    if type(value) is list:
+    """Return one level with each bytearray, and each dict that has a key other than str, as the C encoder takes it.
+
+    Parts that hold neither are not copied.
+    """
+    cls = type(value)
+    if cls is list:
         items = [wrap(item) for item in value]
         return value if all(map(_is, items, value)) else items
-    if type(value) is dict:
+    if cls is dict:
         if not _STR_ONLY.issuperset(map(type, value)):
             return Pairs(value)
         changed = {key: wrap(item) for key, item in value.items()}
         return value if all(map(_is, changed.values(), value.values())) else changed
+    if cls is bytearray:
+        return ormsgpack.Ext(BYTEARRAY, bytes(value))
+    if cls in _CHANGED_SILENTLY:
+        raise Unencodable("memoryview")
     return value
 
 
@@ -221,22 +226,25 @@ def _inside(part: _Part) -> Iterator[_Part]:
     """Yield the parts of a container or a registered class; check any other value alone."""
     value, path, depth, ext_depth = part
     cls = type(value)
-    if cls is list or cls is tuple:
-        depth, ext_depth = (depth + 1, ext_depth) if cls is list else (1, ext_depth + 1)
+    if cls in BY_CLASS:
+        yield _Part(BY_CLASS[cls].adapter.shown(value), path, 0, ext_depth + 1)
+        return
+    if cls in _SEQUENCES or cls in _MAPPINGS:
+        is_plain = cls is list or (cls is dict and _STR_ONLY.issuperset(map(type, value)))
+        depth, ext_depth = (depth + 1, ext_depth) if is_plain else (1, ext_depth + 1)
+        if cls in BY_TYPE:
+            BY_TYPE[cls].pack(value, lambda _: b"")  # which refuses what is not an item, such as a factory
+    if cls in _SEQUENCES:
         for index, item in enumerate(value):
             yield _Part(item, f"{path}[{index}]", depth, ext_depth)
-    elif cls is set or cls is frozenset:
-        for item in value:
-            yield _Part(item, f"{path}{{{type(item).__qualname__}}}", 0, ext_depth + 1)
-    elif cls is dict:
-        keyed = _STR_ONLY.issuperset(map(type, value))
-        depth, ext_depth = (depth + 1, ext_depth) if keyed else (1, ext_depth + 1)
+    elif cls in _MAPPINGS:
         for key, item in value.items():
             inside = path + _step(key)
             yield _Part(key, f"{inside} (key)", depth, ext_depth)
             yield _Part(item, inside, depth, ext_depth)
-    elif cls in BY_CLASS:
-        yield _Part(BY_CLASS[cls].adapter.shown(value), path, 0, ext_depth + 1)
+    elif cls is set or cls is frozenset:
+        for item in value:
+            yield _Part(item, f"{path}{{{type(item).__qualname__}}}", 0, ext_depth + 1)
     else:
         _check_leaf(value)
 
@@ -253,9 +261,9 @@ def _check_leaf(value: Any) -> bytes:
         known = builtin(cls)
         if known is None:
             name = f"{cls.__module__}.{cls.__qualname__}" if cls.__module__ != "builtins" else cls.__qualname__
-            hint = _HINTS.get(cls.__qualname__, "Register the class with @backstay.register")
-            raise Unencodable(f"type {name} cannot be stored", hint)
-        known.pack(value, lambda parts: b"".join(map(_check_leaf, parts)))  # type: ignore[call-overload] # why: the two ints of a Fraction
+            what = "a class" if isinstance(value, type) else f"a value of type {name}"
+            raise Unencodable(f"{what} cannot be stored", _hint(cls))
+        known.pack(value, lambda parts: b"".join(map(_check_leaf, parts)))  # type: ignore[call-overload] # why: the ints of a Fraction or range
     return b""
 
 
@@ -267,3 +275,55 @@ def _step(key: object) -> str:
     if type(key) in (int, bool, type(None)):
         return f"[{key!r}]" if type(key) is not int or key.bit_length() <= 64 else "[int]"
     return f"[{type(key).__qualname__}]"
+
+
+# Hints for values that cannot be stored ---------------------------------------------------------------------------
+
+_REGISTER: Final = "Register the class with @backstay.register"
+_TO_LIST: Final = "Make a list of it"
+
+_HINTS: Final = {
+    name: hint
+    for hint, names in {
+        "Convert it to bytes": ("builtins.memoryview",),
+        "Convert it to dict": ("builtins.mappingproxy",),
+        "Store its name, and look it up after loading": (
+            *("builtins.module", "builtins.type", "builtins.function", "builtins.method"),
+            *("builtins.builtin_function_or_method", "functools.partial", "functools._lru_cache_wrapper"),
+        ),
+        "Store its text, such as repr(error)": ("builtins.BaseException",),
+        "Make a list of it: [item async for item in ...]": ("builtins.async_generator",),
+        "Store its .pattern and .flags, and compile it after loading": ("re.Pattern",),
+        "Store its .groups() or .groupdict()": ("re.Match",),
+        "Store its content: .getvalue()": ("_io.BytesIO", "_io.StringIO"),
+        "Convert it with .tolist() or .tobytes()": ("array.array",),
+        "Convert it to a plain array, or to lists with .tolist()": ("numpy",),
+        "Convert it to plain values, such as .to_dict(), .tolist() or .to_pydatetime()": ("pandas",),
+        "Store the value itself, not its msgpack": ("ormsgpack",),
+        "It belongs to this process: keep it outside the state, and store what you need to create it again": (
+            *("_asyncio", "_io", "_queue", "_socket", "_ssl", "_thread", "asyncio", "concurrent", "multiprocessing"),
+            *("queue", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading"),
+        ),
+    }.items()
+    for name in names
+}
+"""By the name of a class, or of the package that defines it or one of its bases. Nothing is imported for this."""
+
+_STORED: Final = frozenset({*BY_TYPE, str, bytes, float, list, dict})
+
+
+def _hint(cls: type) -> str:
+    """Return what to do about a value of a class that cannot be stored."""
+    if hasattr(cls, "__await__"):
+        return "It was not awaited: did you forget await?"
+    for base in cls.__mro__:
+        for name in (f"{base.__module__}.{base.__qualname__}", base.__module__.partition(".")[0]):
+            if name in _HINTS:
+                return _HINTS[name]
+    if issubclass(cls, Iterator | KeysView | ValuesView | ItemsView):
+        return _TO_LIST
+    # Enums and NamedTuples are subclasses of stored types that can be registered without functions.
+    for base in () if issubclass(cls, Enum) or hasattr(cls, "_fields") else cls.__mro__:
+        if base in _STORED:
+            return f"Convert it to {base.__name__}, or register the class with encode= and decode="
+    return _REGISTER

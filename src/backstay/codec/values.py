@@ -7,19 +7,25 @@ they are never reused or renumbered. A type is looked up exactly, because a subc
 Dates and times are plain msgpack arrays. A time zone is null (naive), ``[offset in microseconds, name or null]`` for a
 fixed offset, or the key of a zone of the IANA database. Other tzinfo classes are refused: their meaning is code, not
 data. A key is looked up only if this machine's database has it, so stored bytes cannot name a file or package.
+
+A path is its text. A ``Path`` is a type of one platform: on the other platform it is loaded as an ``Opaque`` whose
+``value`` is the pure path. No path touches the file system. An IP address is its bytes, not its text, which differs
+between versions of Python; then the prefix length of a network or interface, and the scope of an IPv6 address.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 from zoneinfo import TZPATH, ZoneInfo, available_timezones
@@ -28,6 +34,7 @@ import ormsgpack
 
 from backstay.codec import arrays
 from backstay.codec.msgpack import DECIMAL_CHARS_MAX, INT_BITS_MAX, Unencodable, header, unpack_array
+from backstay.codec.registry import Opaque
 from backstay.errors import DecodeError
 
 PackLevel = Callable[[object], bytes]  # a value -> its msgpack, one ext level further down
@@ -52,10 +59,19 @@ class Pairs:
 
 
 TUPLE, SET, FROZENSET, PAIRS, INT, DECIMAL, FRACTION, UUID_, COMPLEX = range(1, 10)
+BYTEARRAY, ORDERED_DICT, DEFAULTDICT, COUNTER, DEQUE, RANGE = range(10, 16)
 DATETIME, DATE, TIME, TIMEDELTA, TIMEZONE, ZONEINFO = range(16, 22)
+PURE_POSIX_PATH, PURE_WINDOWS_PATH, POSIX_PATH, WINDOWS_PATH = range(22, 26)
+IPV4_ADDRESS, IPV6_ADDRESS, IPV4_NETWORK, IPV6_NETWORK, IPV4_INTERFACE, IPV6_INTERFACE = range(26, 32)
 ARRAY, SCALAR = 32, 33
 OBJECT: Final = 64
 
+MUTABLE: Final = frozenset({list, dict, set, bytearray, OrderedDict, defaultdict, Counter, deque})
+"""The built-in types whose values can change in place."""
+
+_FACTORIES: Final[dict[str | None, Any]] = {None: None} | {
+    cls.__name__: cls for cls in (list, dict, set, int, float, str, tuple, bool, frozenset, bytes)
+}
 _COMPLEX: Final = struct.Struct(">dd")
 _ZONE_KEY: Final = re.compile(r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*", re.ASCII)
 _ZONE_KEY_CHARS_MAX: Final = 64
@@ -79,20 +95,66 @@ def unpack_set(data: bytes, level: UnpackLevel) -> set[Any]:
     return result
 
 
-def unpack_pairs(data: bytes, level: UnpackLevel) -> dict[Any, Any]:
+def pack_ordered(value: OrderedDict[Any, Any] | Counter[Any], level: PackLevel) -> bytes:
+    """Write keys and values in turn."""
+    if value.__dict__:
+        raise Unencodable(f"{type(value).__name__} has attributes beyond its items")
+    return level(list(chain.from_iterable(value.items())))
+
+
+def pack_defaultdict(value: defaultdict[Any, Any], level: PackLevel) -> bytes:
+    """Write the name of the factory, then keys and values in turn."""
+    for name, factory in _FACTORIES.items():
+        if factory is value.default_factory:
+            return level([name, *chain.from_iterable(value.items())])
+    raise Unencodable(
+        "the factory of a defaultdict is code, which cannot be stored, unless it is a built-in type",
+        "Use a built-in type such as list or int as the factory, or convert it to dict",
+    )
+
+
+def unpack_defaultdict(data: bytes, level: UnpackLevel) -> defaultdict[Any, Any]:
+    """Accept the factories of the closed list only."""
+    name, *flat = unpack_list(data, level)
+    if type(name) not in (str, type(None)) or name not in _FACTORIES:
+        raise DecodeError("a stored defaultdict has a factory that Backstay does not write")
+    return defaultdict(_FACTORIES[name], _pairs(flat))
+
+
+def unpack_deque(data: bytes, level: UnpackLevel) -> deque[Any]:
+    """Refuse more items than ``maxlen``: the first ones would be dropped silently."""
+    maxlen, *items = unpack_list(data, level)
+    if maxlen is not None and (type(maxlen) is not int or maxlen < len(items)):
+        raise DecodeError("a stored deque is longer than its maxlen")
+    return deque(items, maxlen)
+
+
+def unpack_range(data: bytes, level: UnpackLevel) -> range:
+    """Build it from its three ints."""
+    start, stop, step = unpack_list(data, level)
+    if not (type(start) is type(stop) is type(step) is int) or step == 0:
+        raise DecodeError("a stored range is not three ints with a step other than 0")
+    return range(start, stop, step)
+
+
+def _pairs(flat: list[Any]) -> dict[Any, Any]:
     """Build a dict from keys and values in turn."""
-    flat = unpack_list(data, level)
     result = dict(zip(flat[::2], flat[1::2], strict=True))
     if len(result) * 2 != len(flat):
         raise DecodeError("a stored dict contains the same key twice")
     return result
 
 
+def unpack_pairs(data: bytes, level: UnpackLevel) -> dict[Any, Any]:
+    """Build a dict from the array of its keys and values in turn."""
+    return _pairs(unpack_list(data, level))
+
+
 def unpack_list(data: bytes, level: UnpackLevel) -> list[Any]:
     """Read the array that every container is stored as."""
     items = level(data)
     if type(items) is not list:
-        raise DecodeError("a stored tuple, set or dict is not an array")
+        raise DecodeError("a stored container is not an array")
     return items
 
 
@@ -243,6 +305,56 @@ def unpack_timezone(data: bytes, _: object) -> tzinfo:
     return zone
 
 
+# Paths and addresses ----------------------------------------------------------------------------------------------
+
+
+def pack_path(value: PurePath, _: object) -> bytes:
+    """Write the text of a path. Names of files that are not UTF-8 have lone surrogates in Python."""
+    text = str(value)
+    again = type(value)(text)
+    # Some Windows paths have the text of another path: before Python 3.12, the file "c:x" of this folder is "c:x".
+    if (again.drive, again.root, again.parts) != (value.drive, value.root, value.parts):
+        raise Unencodable(f"{type(value).__name__} has the text of another path")
+    return text.encode("utf-8", "surrogatepass")
+
+
+def unpack_path(cls: type[PurePath], data: bytes, _: object = None) -> Any:
+    """Accept only the text that ``pack_path`` writes."""
+    text = data.decode("utf-8", "surrogatepass")
+    path = cls(text)
+    if str(path) != text:
+        raise DecodeError("a stored path is not in canonical form")
+    return path
+
+
+def _concrete_path(code: int, cls: type[PurePath], pure: type[PurePath]) -> Builtin:
+    """Return how a ``Path`` is stored. One of the other platform cannot exist here, so its bytes are kept."""
+    opened = partial(unpack_path, pure)
+
+    def keep(data: bytes, _: object) -> Opaque:
+        opened(data)
+        return Opaque(f"pathlib.{cls.__name__}", 1, data, code, opened)
+
+    return Builtin(code, pack_path, partial(unpack_path, cls) if cls is type(Path()) else keep)
+
+
+def pack_ip(value: Any, _: object) -> bytes:
+    """Write the address, the prefix length of a network or interface, and the scope."""
+    address = getattr(value, "network_address", value)
+    prefix = getattr(getattr(value, "network", value), "prefixlen", None)
+    scope = getattr(address, "scope_id", None) or ""
+    return bytes(address.packed) + (b"" if prefix is None else bytes((prefix,))) + scope.encode()
+
+
+def unpack_ip(cls: Any, address_type: Any, size: int, data: bytes, _: object) -> Any:
+    """Build it from its parts. The classes refuse a wrong length, prefix or scope, and bits beyond the prefix."""
+    address = address_type(data[:size])
+    scope_at = size if cls is address_type else size + 1
+    if scope := data[scope_at:].decode():
+        address = address_type(f"{address}%{scope}")
+    return address if cls is address_type else cls((str(address), data[size]))
+
+
 # The table --------------------------------------------------------------------------------------------------------
 
 BY_TYPE: Final[dict[type, Builtin]] = {
@@ -257,6 +369,12 @@ BY_TYPE: Final[dict[type, Builtin]] = {
     complex: Builtin(
         COMPLEX, lambda value, _: _COMPLEX.pack(value.real, value.imag), lambda data, _: complex(*_COMPLEX.unpack(data))
     ),
+    bytearray: Builtin(BYTEARRAY, lambda value, _: bytes(value), lambda data, _: bytearray(data)),
+    OrderedDict: Builtin(ORDERED_DICT, pack_ordered, lambda data, level: OrderedDict(unpack_pairs(data, level))),
+    defaultdict: Builtin(DEFAULTDICT, pack_defaultdict, unpack_defaultdict),
+    Counter: Builtin(COUNTER, pack_ordered, lambda data, level: Counter(unpack_pairs(data, level))),
+    deque: Builtin(DEQUE, lambda value, level: level([value.maxlen, *value]), unpack_deque),
+    range: Builtin(RANGE, lambda value, level: level([value.start, value.stop, value.step]), unpack_range),
     datetime: Builtin(DATETIME, pack_datetime, unpack_datetime),
     date: Builtin(
         DATE,
@@ -271,6 +389,16 @@ BY_TYPE: Final[dict[type, Builtin]] = {
     ),
     timezone: Builtin(TIMEZONE, lambda value, _: ormsgpack.packb(_plain_zone(value)), unpack_timezone),
     ZoneInfo: Builtin(ZONEINFO, lambda value, _: _zone_key(value).encode(), lambda data, _: _zone(data.decode())),
+    PurePosixPath: Builtin(PURE_POSIX_PATH, pack_path, partial(unpack_path, PurePosixPath)),
+    PureWindowsPath: Builtin(PURE_WINDOWS_PATH, pack_path, partial(unpack_path, PureWindowsPath)),
+    PosixPath: _concrete_path(POSIX_PATH, PosixPath, PurePosixPath),
+    WindowsPath: _concrete_path(WINDOWS_PATH, WindowsPath, PureWindowsPath),
+    IPv4Address: Builtin(IPV4_ADDRESS, pack_ip, partial(unpack_ip, IPv4Address, IPv4Address, 4)),
+    IPv6Address: Builtin(IPV6_ADDRESS, pack_ip, partial(unpack_ip, IPv6Address, IPv6Address, 16)),
+    IPv4Network: Builtin(IPV4_NETWORK, pack_ip, partial(unpack_ip, IPv4Network, IPv4Address, 4)),
+    IPv6Network: Builtin(IPV6_NETWORK, pack_ip, partial(unpack_ip, IPv6Network, IPv6Address, 16)),
+    IPv4Interface: Builtin(IPV4_INTERFACE, pack_ip, partial(unpack_ip, IPv4Interface, IPv4Address, 4)),
+    IPv6Interface: Builtin(IPV6_INTERFACE, pack_ip, partial(unpack_ip, IPv6Interface, IPv6Address, 16)),
 }
 
 _ARRAY: Final = Builtin(ARRAY, arrays.pack_array, lambda data, _: arrays.build_array(data))

@@ -21,6 +21,7 @@ stored here, and this interface reads threads saved there. ``import_agentos`` im
 from __future__ import annotations
 
 import os
+import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -28,8 +29,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import apsw
 
 from backstay.bundle.report import ImportReport, Note, Progress
 from backstay.compat import upsert
@@ -496,7 +495,7 @@ def _records(
 def _rows(path: Path, importer: Importer) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the rows of the backend's table. The file is opened read-only."""
     try:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
             table, columns = _checkpoint_table(connection, path)
@@ -514,11 +513,11 @@ def _rows(path: Path, importer: Importer) -> Iterator[tuple[str, Mapping[str, An
                 yield where, {"metadata": {**others, **metadata}, **payload}
         finally:
             connection.close()
-    except apsw.Error as error:
+    except sqlite3.Error as error:
         raise StoreRefused(f"{path} cannot be read as a SQLite file: {error}", path=str(path)) from error
 
 
-def _checkpoint_table(connection: apsw.Connection, path: Path) -> tuple[str, list[str]]:
+def _checkpoint_table(connection: sqlite3.Connection, path: Path) -> tuple[str, list[str]]:
     """Return the table that holds checkpoints, and its columns."""
     names = [str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     for name in sorted(names, key=lambda name: name != "checkpoints"):

@@ -16,7 +16,7 @@ from backstay.model.checkpoint import CheckpointMeta
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.load import latest
 from backstay.operations.rows import meta_of
-from backstay.store.base import PAGE_ROWS_MAX, Backend, Branch, Query, Row
+from backstay.store.base import Backend, Branch, Query, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,10 @@ class PendingRun:
 
 def pending_runs(store: Backend, built: BuiltGraph, services: Services) -> list[PendingRun]:
     """Return the unfinished runs of a graph in all threads and branches, oldest branch first."""
-    branches = store.branches(services.namespace, None, None)
     found: list[PendingRun] = []
-    for start in range(0, len(branches), PAGE_ROWS_MAX):
-        page = branches[start : start + PAGE_ROWS_MAX]
+    after = 0
+    while page := store.branches(services.namespace, None, None, after):
+        after = page[-1].number
         heads = tuple(branch.head for branch in page if branch.head is not None)
         rows = store.find(Query(services.namespace, ids=heads))
         candidates = {row.id for row in rows if _may_be_pending(built, row)}

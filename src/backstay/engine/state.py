@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import datetime
-import decimal
 import inspect
 import pathlib
 import sys
 import types
 import typing
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from backstay.codec.registry import BY_CLASS, adapter_of, register
+from backstay.codec.values import BY_TYPE, MUTABLE
 from backstay.engine.reducers import DELETE, MISSING, Append, CannotReduce, Reducer, _Sentinel, reducer_of, replace
 from backstay.errors import BackstayError, BadUpdate, InvalidInput, MergeConflict
 
@@ -34,9 +32,8 @@ transient: Final = _Sentinel("transient")
 
 _STORABLE: Final = frozenset(
     {
-        *(type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset),
-        *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal),
-        *(uuid.UUID, object, Any),  # the values of the last two are checked when they are stored
+        *(type(None), bool, float, str, bytes, list, dict, *BY_TYPE, pathlib.Path, pathlib.PurePath),
+        *(object, Any),  # their values are checked when they are stored
         *(collections.abc.Sequence, collections.abc.Mapping, collections.abc.MutableSequence),
         *(collections.abc.MutableMapping, collections.abc.Iterable, collections.abc.Collection, collections.abc.Set),
     }
@@ -157,7 +154,7 @@ class Schema:
         given = self.given(given, graph)
         values = {name: each.default() for name, each in self.fields.items() if each.default and name not in given}
         values |= {
-            key: value.copy() if type(value) in (list, dict, set) else value  # a copy: the caller's own stays unchanged
+            key: value.copy() if type(value) in MUTABLE else value  # a copy: the caller's own stays unchanged
             for key, value in given.items()
             if value is not DELETE
         }
@@ -222,7 +219,7 @@ class Schema:
 
 def sizes_of(values: Mapping[str, Any]) -> dict[str, int]:
     """Return the lengths of values that can grow in place."""
-    return {key: len(value) for key, value in values.items() if type(value) in (list, dict, set)}
+    return {key: len(value) for key, value in values.items() if type(value) in MUTABLE}
 
 
 def undo_growth(values: Mapping[str, Any], sizes: Mapping[str, int]) -> str | None:

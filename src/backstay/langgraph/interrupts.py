@@ -39,7 +39,7 @@ from backstay.model.ids import ID_LENGTH_MAX
 from backstay.operations import interrupts as operations
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.interrupts import RESERVED, InterruptRecord, record_of, reserved_id
-from backstay.operations.listing import unreadable
+from backstay.operations.listing import every_branch, unreadable
 from backstay.operations.records import all_records, find_by_id
 from backstay.store.base import Backend, BranchKey, Query
 
@@ -399,7 +399,7 @@ class OpenInterrupts:
         for ns, checkpoint_id in record.interrupt.payload["checkpoints"]:
             location = GraphLocation(record.thread_id, ns)
             name = location.name(checkpoint_id)
-            branches = store.branches(namespace, location.thread, location.scope)
+            branches = every_branch(store, namespace, location.thread, location.scope)
             is_head = name in [branch.head for branch in branches]
             if not is_head and store.find(Query(namespace, ids=(name,))):
                 return False

@@ -37,7 +37,8 @@ from backstay.langgraph.names import GraphLocation, may_fork
 from backstay.model.checkpoint import MAIN, CheckpointFields
 from backstay.model.ids import check_id
 from backstay.operations.cursor import Base, Cursor, Services
-from backstay.operations.load import current_head, decode_value, find_row, load_values, open_head_state
+from backstay.operations.listing import every_branch
+from backstay.operations.load import current_head, find_row, load_values, open_head_state
 from backstay.operations.rows import meta_of
 from backstay.operations.save import SaveRequest, commit_change
 from backstay.pieces.body import Body
@@ -323,7 +324,7 @@ class Putter:
         if parent is None:
             # A missing parent is fine in an empty namespace, for example after an import of a part of a thread.
             location = prepared.location
-            branches = store.branches(self.services.namespace, location.thread, location.scope)
+            branches = list(every_branch(store, self.services.namespace, location.thread, location.scope))
             if branches:
                 return self._lost(store, prepared, branches[-1].key)
             prepared.fields["metadata"] = {**prepared.fields["metadata"], PARENT: str(prepared.parent)}
@@ -475,4 +476,4 @@ def _versions(store: Backend, prepared: PreparedPut, head_state: HeadState, row:
     load_values(store, head_state, needed, row)
     if RUN not in head_state.values or VERSIONS not in head_state.values:
         return {}  # not saved by LangGraph: no channel is known to be the same
-    return versions_in(decode_value(head_state.values[RUN]), decode_value(head_state.values[VERSIONS]))
+    return versions_in(head_state.values[RUN].value(), head_state.values[VERSIONS].value())

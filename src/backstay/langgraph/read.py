@@ -31,8 +31,8 @@ from backstay.langgraph.put import CachedHead, HeadCache
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.diff import Diff, diff
-from backstay.operations.listing import Filter, unreadable
-from backstay.operations.load import decode_value, is_stored, load_values, open_head_state, verify_digest
+from backstay.operations.listing import Filter, every_branch, unreadable
+from backstay.operations.load import is_stored, load_values, open_head_state, verify_digest
 from backstay.operations.rows import meta_of, values_of
 from backstay.pieces.head_state import HeadState, StoredValue
 from backstay.pieces.manifest import RUN, VERSIONS, Key, Range
@@ -155,7 +155,7 @@ class Reader:
 
     def heads(self, store: Backend, thread: str, scope: str | None) -> set[str]:
         """Return the ids of the newest checkpoints of all branches."""
-        branches = store.branches(self.services.namespace, thread, scope)
+        branches = every_branch(store, self.services.namespace, thread, scope)
         return {branch.head for branch in branches if branch.head is not None}
 
     def read(self, store: Backend, rows: Sequence[Row], heads: set[str]) -> list[CheckpointTuple]:
@@ -180,7 +180,7 @@ class Reader:
         location, checkpoint_id, parent = names_of(meta)
         if RUN not in head_state.values or VERSIONS not in head_state.values:
             raise not_langgraph()
-        names, versions = (decode_value(head_state.values[key]) for key in (RUN, VERSIONS))
+        names, versions = (head_state.values[key].value() for key in (RUN, VERSIONS))
         channels = {
             key: batch.value(stored, partial(self._channel, key))
             for key, stored in head_state.values.items()

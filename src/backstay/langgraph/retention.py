@@ -12,7 +12,7 @@ from backstay.operations.cursor import Services
 from backstay.operations.listing import Filter
 from backstay.operations.load import open_head_state
 from backstay.operations.retention import REBUILT_FROM, Keep, Pruned, prune, split_damaged, thread_names
-from backstay.operations.rows import NO_PARENT, Damaged, checkpoint_digest, encode_fields, meta_of, values_of
+from backstay.operations.rows import NO_PARENT, Damaged, checkpoint_digest, checksum, encode_fields, meta_of, values_of
 from backstay.pieces.manifest import root_digest
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Commit, Committed, Query, Removed, Row
 
@@ -133,8 +133,11 @@ def _copy(
         values["metadata"] = {**values.get("metadata", {}), PARENT: names_of(meta_of(row))[2]}
     changed = {"id": names[row.id], "thread_id": branch.thread, "parent_id": parent}
     meta = unchecked(CheckpointMeta, {**values, **changed})
-    fields, entries = encode_fields(meta, row.created_us), head_state.entries()
-    parent_digest = NO_PARENT if parent is None else digests[parent]
+    fields, entries = encode_fields(meta), head_state.entries()
+    parent_digest = None if parent is None else digests[parent]
+    digest = checkpoint_digest(
+        parent_digest or NO_PARENT, root_digest(entries), list(entries), meta, row.created_us, fields
+    )
     return Commit(
         branch=branch,
         number=0 if before is None else before.number,
@@ -145,12 +148,14 @@ def _copy(
         parent_id=parent,
         step=row.step,
         created_us=row.created_us,
-        digest=checkpoint_digest(parent_digest, root_digest(entries), list(entries), meta, row.created_us, fields),
-        notes=fields,
+        digest=digest,
+        notes=fields + checksum(fields, meta.id, parent, row.step, row.created_us, digest, row.size),
         size=row.size,
         manifest=row.manifest,
         base=row.base,
         tags=row.tags,
         sources=head_state.sources,
         requires=row.id,
+        parent_digest=parent_digest,
+        origin=parent,
     )

@@ -18,9 +18,10 @@ from backstay.model.checkpoint import Checkpoint, CheckpointMeta, unchecked
 from backstay.model.ids import check_id
 from backstay.operations import interrupts, ledger
 from backstay.operations.cursor import Access, Services
-from backstay.operations.load import decode_value, expected_digest, find_row, get, open_head_state
+from backstay.operations.listing import every_branch
+from backstay.operations.load import expected_digest, find_row, get, open_head_state
 from backstay.operations.records import all_records
-from backstay.operations.rows import parent_digest, values_of, write_of
+from backstay.operations.rows import damaged, parent_digest, readable_id, values_of, write_of
 from backstay.operations.sessions import session_of
 from backstay.pieces.head_state import StoredValue
 from backstay.pieces.manifest import Entry, Key, Piece, Range, grown_by
@@ -90,15 +91,13 @@ class _StoreCheck:
     def check_branches(self, thread: str | None) -> None:
         """Check every checkpoint of a thread or of all threads, branch by branch."""
         try:
-            branches = self.store.branches(self.namespace, thread, None)
+            for branch in every_branch(self.store, self.namespace, thread):
+                try:
+                    self.check_branch(branch)
+                except BackstayError as error:
+                    self.findings.append(about_branch(DAMAGED, branch.key, error.what, None))
         except BackstayError as error:
             self.findings.append(Finding(DAMAGED, "branches", error.what, thread, namespace=self.namespace))
-            return
-        for branch in branches:
-            try:
-                self.check_branch(branch)
-            except BackstayError as error:
-                self.findings.append(about_branch(DAMAGED, branch.key, error.what, None))
 
     def check_branch(self, branch: Branch) -> None:
         """Check a branch from its oldest checkpoint to its newest."""
@@ -115,12 +114,17 @@ class _StoreCheck:
                 continue
             for row in reversed(page):
                 # A deletion during the check moves older rows into this page. They were checked before.
-                if newest is None or row.seq > newest.seq:
-                    newest = row
+                if newest is not None and row.seq <= newest.seq:
+                    continue
+                newest = row
+                if readable_id(row) is None:  # a placeholder: nothing with this id can be restored or quarantined
+                    what = damaged(row, "its row, or that of its branch, is missing or cannot be read").what
+                    self.findings.append(about_branch(DAMAGED, branch.key, what, None))
+                else:
                     self.add_checkpoint(row, check_row(self.store, row, verified))
-        if newest is None or (newest.id, newest.seq) == (branch.head, branch.head_seq):
-            return
-        if not _head_is_newest(self.store, branch.key):  # otherwise it only moved during the check
+        if newest is None or not newest.seq or (newest.id, newest.seq) == (branch.head, branch.head_seq):
+            return  # a placeholder without a number says that the branch's own row is damaged, so its head is unknown
+        if not _head_is_newest(self.store, branch):  # otherwise it only moved during the check
             self.findings.append(head_is_not_newest(branch.key))
 
     def check_records(self, kind: Kind, thread: str | None) -> None:
@@ -165,12 +169,13 @@ def page_ends(store: Backend, branch: BranchKey, rows: int) -> list[int]:
         before = page[-1].seq
 
 
-def _head_is_newest(store: Backend, key: BranchKey) -> bool:
+def _head_is_newest(store: Backend, branch: Branch) -> bool:
     """Return whether a branch's head is its newest checkpoint. Reads again until no writer moved the head meanwhile."""
+    key = branch.key
 
     def head() -> tuple[str, int] | None:
-        branches = store.branches(key.namespace, key.thread, key.scope)
-        return next(((each.head or "", each.head_seq) for each in branches if each.key == key), None)
+        found = store.branches(key.namespace, key.thread, key.scope, branch.number - 1, 1)
+        return next(((each.head or "", each.head_seq) for each in found if each.key == key), None)
 
     before = head()
     while True:
@@ -243,7 +248,7 @@ def _check_value(store: Backend, key: Key, value: StoredValue, verified: dict[Ke
                     hasher.update(part)
         else:
             hasher = value.hasher
-            decode_value(value)
+            value.value()
     except BackstayError as error:
         verified.pop(key, None)
         return error.what

@@ -26,6 +26,7 @@ from backstay.store.base import Finding, Row
 MAGIC = b"BSQ1"
 SUFFIX = ".quarantine"
 _DIGEST_BYTES = 32
+_SEARCH_BYTES_MIN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,22 @@ def _readable_parts(store: Overlay, value: StoredValue) -> list[tuple[int, bytes
     parts: list[tuple[int, bytes]] = []
     position = 0
     for piece in value.pieces if value.entry.body is None else [value.entry.body]:
-        with contextlib.suppress(BackstayError):
-            parts.append((position, b"".join(store.fetch([piece])[0]) if isinstance(piece, Range) else piece))
+        found = _readable(store, piece) if isinstance(piece, Range) else [(0, piece)]
+        parts += [(position + offset, data) for offset, data in found]
         position += piece_length(piece)
     return parts
+
+
+def _readable(store: Overlay, piece: Range) -> list[tuple[int, bytes]]:
+    """Return the parts of a range that can be read. It may be stored in many rows, and not all of these are damaged."""
+    try:
+        return [(0, b"".join(store.fetch([piece])[0]))]
+    except BackstayError:
+        half = piece.length // 2
+        if half < _SEARCH_BYTES_MIN:
+            return []
+    first, second = Range(piece.source, piece.start, half), Range(piece.source, piece.start + half, piece.length - half)
+    return _readable(store, first) + [(half + offset, data) for offset, data in _readable(store, second)]
 
 
 def write_quarantine(folder: Path, quarantined: Quarantined) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,6 +85,8 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON."""
+        import json
+
         return json.dumps(self.to_dict(), indent=2)
 
     def __bool__(self) -> bool:

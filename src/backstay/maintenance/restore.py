@@ -29,12 +29,12 @@ from backstay.maintenance.search import (
 from backstay.model.checkpoint import CheckpointMeta, unchecked
 from backstay.operations.cursor import Access
 from backstay.operations.load import expected_digest
-from backstay.operations.rows import NO_PARENT, values_of
+from backstay.operations.rows import CHECKSUM_BYTES, NO_PARENT, checksum, values_of
 from backstay.pieces.manifest import INLINE_BYTES_MAX, Entries, Entry, Key, encode_manifest
 from backstay.store.base import Backend, Query, Row
 
-ROUNDS_MAX = 3
-"""The first round finds lost bases, the second the tables that they name, the third the values in these tables."""
+ROUNDS_MAX = 4
+"""The first round finds lost bases, the second journals, the third tables, the fourth the values in these tables."""
 
 RESTORE, RESTORE_FROM_BACKUP = "restore", "restore from backup"
 
@@ -163,7 +163,9 @@ class _RestoreSearch:
         store, namespace = self._backup.store, self._backup.services.namespace
         try:
             found = store.find(Query(namespace, ids=(name,), payload=True))
-            return found[0] if found and is_good(Overlay(store), found[0]) else None
+            if not found or not is_good(Overlay(store), found[0]):
+                return None
+            return _flat(found[0], entries_of(store, found[0]))
         except BackstayError:
             return None
 
@@ -217,14 +219,14 @@ class Evidence:
         )
         return list(dict.fromkeys(digest for digest in candidates if digest is not None))
 
-    def confirms(self, row: Row, digest: bytes, source: Row) -> bool:
+    def confirms(self, store: Overlay, row: Row, digest: bytes, source: Row) -> bool:
         """Return whether any row other than ``source``, which supplied the content, confirms the row's digest."""
         twin = self.twins.get(row.id)
         if digest == row.digest or (twin is not None and twin is not source and digest == twin.digest):
             return True
         for child in self.children.get(row.id, ()):
             try:
-                if _digest(child, entries_of(child), digest) == child.digest:
+                if _digest(child, entries_of(store, child), digest) == child.digest:
                     return True
             except BackstayError:  # this child cannot be read
                 continue
@@ -238,20 +240,24 @@ def rewritten(store: Overlay, row: Row, evidence: Evidence, search: _RestoreSear
     """
     own: Entries | None
     try:
-        own = entries_of(with_base(store, row))
+        own = entries_of(store, row)
     except BackstayError:
         own = None
     twin = evidence.twins.get(row.id)
     sources = [] if own is None else [(row, own)]
     if twin is not None:
-        sources.append((twin, entries_of(twin)))
+        sources.append((twin, entries_of(store, twin)))
     for source, entries in sources:
         described = row._replace(
-            parent_id=source.parent_id, step=source.step, created_us=source.created_us, notes=source.notes
+            parent_id=source.parent_id,
+            step=source.step,
+            created_us=source.created_us,
+            size=source.size,
+            notes=source.notes,
         )
         for parent in evidence.parent_digests(described):
             digest = _digest(described, entries, parent)
-            if digest is None or not evidence.confirms(row, digest, source):
+            if digest is None or not evidence.confirms(store, row, digest, source):
                 continue
             proven = described._replace(parent_digest=None if described.parent_id is None else parent, digest=digest)
             result = _with_manifest(store, proven, own or {}, entries, search)
@@ -263,7 +269,11 @@ def rewritten(store: Overlay, row: Row, evidence: Evidence, search: _RestoreSear
 def _digest(row: Row, entries: Entries, parent: bytes) -> bytes | None:
     """Return the digest of a row with these entries and this parent; None if its description cannot be read."""
     try:
-        return expected_digest(row, unchecked(CheckpointMeta, values_of(row)), entries, parent)
+        # The checksum of a row covers its digest, which is what is looked for here, so it is not compared.
+        body = row.notes[:-CHECKSUM_BYTES]
+        own = checksum(body, row.id, row.parent_id, row.step, row.created_us, row.digest, row.size)
+        meta = unchecked(CheckpointMeta, values_of(row._replace(notes=body + own)))
+        return expected_digest(row, meta, entries, parent)
     except BackstayError:
         return None
 
@@ -287,8 +297,12 @@ def _with_manifest(store: Overlay, row: Row, own: Entries, wanted: Entries, sear
             entries[key] = Entry(entry.kind, entry.count, len(data), entry.digest)
         else:
             entries[key] = Entry(entry.kind, entry.count, len(data), entry.digest, body=data)
-    size = sum(entry.size for entry in entries.values())
-    return row._replace(size=size, manifest=encode_manifest(entries, {}), base=None, base_data=None)
+    return _flat(row._replace(size=sum(entry.size for entry in entries.values())), entries)
+
+
+def _flat(row: Row, entries: Entries) -> Row:
+    """Return the row with a manifest of these entries that needs neither a base nor a journal."""
+    return row._replace(manifest=encode_manifest(entries), base=None, base_data=None)
 
 
 def _intact_entries(store: Overlay, row: Row, own: Entries) -> tuple[dict[Key, Entry], bool]:
@@ -299,7 +313,7 @@ def _intact_entries(store: Overlay, row: Row, own: Entries) -> tuple[dict[Key, E
     except BackstayError:  # a base or table is lost: entries that need neither may still be intact
         opens = False
         plain = {key: entry for key, entry in own.items() if entry.table is None}
-        values = state_of(store, row._replace(manifest=encode_manifest(plain, {}), base=None, base_data=None)).values
+        values = state_of(store, _flat(row, plain)).values
     intact = {
         key: value.entry
         for key, value in values.items()

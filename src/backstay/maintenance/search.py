@@ -13,9 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from backstay.errors import BackstayError, Corrupted
+from backstay.operations.listing import every_branch
 from backstay.operations.load import open_head_state
 from backstay.pieces.head_state import HeadState
-from backstay.pieces.manifest import Entries, Piece, Range, decode_base, decode_manifest, merge_ranges, piece_length
+from backstay.pieces.manifest import (
+    JOURNAL,
+    Entries,
+    Piece,
+    Range,
+    decode_base,
+    decode_manifest,
+    merge_ranges,
+    piece_length,
+    replay,
+)
 from backstay.store.base import Backend, Query, Row
 from backstay.store.finding import source_name
 
@@ -92,11 +103,14 @@ class Overlay:
 
 def rows_of(backend: Backend, namespace: str) -> Iterator[Row]:
     """Iterate over all checkpoints with their payloads, page by page. Unreadable pages are skipped."""
-    try:
-        branches = backend.branches(namespace, None, None)
-    except BackstayError:
-        return
-    for branch in branches:
+    branches = every_branch(backend, namespace, None)
+    while True:
+        try:
+            branch = next(branches, None)
+        except BackstayError:
+            return
+        if branch is None:
+            return
         before: int | None = None
         while True:
             try:
@@ -116,9 +130,14 @@ def with_base(store: Overlay | Backend, row: Row) -> Row:
     return row
 
 
-def entries_of(row: Row) -> Entries:
-    """Return the entries of a row's manifest and base; no bytes of values or tables are read."""
-    return decode_manifest(row.manifest, {} if row.base is None else decode_base(row.base_data or b""))
+def entries_of(store: Overlay | Backend, row: Row) -> Entries:
+    """Return the entries of a row's manifest, base and journal; no bytes of values or tables are read."""
+    row = with_base(store, row)
+    base = {} if row.base is None else decode_base(row.base_data or b"")
+    entries = decode_manifest(row.manifest, base)
+    if JOURNAL in entries:
+        replay(entries, base, [read_value(store, entries[JOURNAL].pieces or ())])
+    return entries
 
 
 def state_of(store: Overlay | Backend, row: Row) -> HeadState:
@@ -163,7 +182,12 @@ def find_missing(store: Overlay, row: Row) -> MissingBytes:
     if row.base is not None and hashlib.sha256(row.base_data or b"").digest() != row.base:
         missing.blobs.add(row.base)
         return missing
-    for entry in entries_of(row).values():
+    entries = decode_manifest(row.manifest, {} if row.base is None else decode_base(row.base_data or b""))
+    journal = entries.get(JOURNAL)
+    if journal is not None and not is_intact(store, journal.pieces or (), journal.digest):
+        missing.values[journal.digest] = journal.pieces or ()
+        return missing
+    for entry in entries.values():
         if entry.table is not None and not is_intact(store, [Range(entry.table, 0, entry.table_size)], entry.table):
             missing.blobs.add(entry.table)
     if missing.blobs:
@@ -204,7 +228,7 @@ def find_bytes(backend: Backend, namespace: str, wanted: set[bytes]) -> dict[byt
             state = state_of(backend, row)
         except BackstayError:
             continue
-        for value in state.values.values():
+        for value in state.stored():
             entry = value.entry
             if entry.table is not None:
                 look(entry.table, [Range(entry.table, 0, entry.table_size)])
@@ -224,7 +248,7 @@ class OccupiedRanges:
     def add(self, backend: Backend, row: Row) -> None:
         """Add the ranges of a good checkpoint."""
         try:
-            values = state_of(backend, row).values.values()
+            values = state_of(backend, row).stored()
         except BackstayError:  # damaged since it was checked
             return
         for piece in (piece for value in values for piece in value.pieces):

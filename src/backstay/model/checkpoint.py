@@ -9,7 +9,6 @@ nodes executed so far) grows with every step, so it is stored and loaded with th
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -130,8 +129,10 @@ class CheckpointMeta:
         return unchecked(CheckpointMeta, values)
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+            f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
             for name, value in describe(self)
         )
         return f"<table>{rows}</table>"
@@ -181,9 +182,11 @@ class Checkpoint(CheckpointMeta):
         return self.state.get("pending_action")
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         keys = "".join(
-            f"<details><summary><code>{html.escape(key)}</code> <small>{html.escape(type(value).__name__)}</small>"
-            f"</summary><pre>{html.escape(shorten(repr(value), 2000))}</pre></details>"
+            f"<details><summary><code>{escape(key)}</code> <small>{escape(type(value).__name__)}</small>"
+            f"</summary><pre>{escape(shorten(repr(value), 2000))}</pre></details>"
             for key, value in self.state.items()
         )
         return f"{super()._repr_html_()}{keys}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from backstay.model.ids import check_id
 from backstay.operations.rows import shorten_frames
 from backstay.pieces.body import BYTES, LIST, TEXT, Body, to_body
 from backstay.pieces.head_state import Change, HeadState
-from backstay.pieces.manifest import FRAMES, PATH, RUN, Key
+from backstay.pieces.manifest import FRAMES, PATH, RUN, SYSTEM_NAMES, Key
 from backstay.store.base import BranchKey
 
 CheckpointRef = CheckpointMeta | str
@@ -57,6 +56,8 @@ def check_field_names(fields: CheckpointFields) -> None:
     """Raise InvalidInput unless callers may set all of these fields."""
     if not fields.keys() <= FIELD_NAMES:
         unknown = min(fields.keys() - FIELD_NAMES)
+        import difflib
+
         similar = difflib.get_close_matches(unknown, FIELD_NAMES, 1)
         hint = f"Did you mean {similar[0]!r}?" if similar else "Put it into metadata= or the state"
         raise InvalidInput(f"a checkpoint has no field called {unknown!r}", hint=hint)
@@ -116,17 +117,18 @@ def state_change(
     """Return the change to exactly this state. A list that starts with the same ``items`` counts as extended."""
     change = Change()
     for key, value in state.items():
-        _check_key(key)
-        grown = _grown_list(head_state, items, key, value)
+        if type(key) is not str or len(key) > KEY_LENGTH_MAX or not key.isascii():
+            _check_key(key)
+        grown = _grown_list(head_state, items, key, value) if items and head_state is not None else None
         if grown is not None:
             change.append[key] = grown
         else:
             change.put[key] = to_body(value, f"state.{key}")
-    _add_system(change, fields)
     if len(state) > KEYS_MAX:
         raise EncodeError(f"a state can have at most {KEYS_MAX} keys, not {len(state)}", hint="Nest them in a dict")
-    order: list[Key] = [*state, *(key for key in change.put if isinstance(key, int))]
-    change.order = order
+    if fields:
+        _add_system(change, fields)
+    change.order = [*state, *(key for key in SYSTEM_NAMES if key in change.put)]
     if head_state is not None:
         change.delete = {key for key in head_state.values if key not in state and key not in change.put}
     return change
@@ -168,7 +170,7 @@ def append_change(
     if fields:
         _add_system(change, fields)
     if not carry:
-        change.delete |= {key for key in head_state.values if isinstance(key, int) and key not in change.put}
+        change.delete |= (SYSTEM_NAMES.keys() & head_state.values.keys()) - change.put.keys()
     return change
 
 
@@ -278,11 +280,9 @@ def _check_key(key: object) -> None:
         )
 
 
-def _grown_list(
-    head_state: HeadState | None, items: Mapping[str, list[Any]] | None, key: str, value: object
-) -> Body | None:
+def _grown_list(head_state: HeadState, items: Mapping[str, list[Any]], key: str, value: object) -> Body | None:
     """Return the new items of a list that starts with the same objects as last time, else None."""
-    if head_state is None or not items or type(value) is not list:
+    if type(value) is not list:
         return None
     known, stored = items.get(key), head_state.values.get(key)
     if known is None or stored is None or stored.entry.kind != LIST or stored.entry.count != len(known):

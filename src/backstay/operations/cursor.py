@@ -10,12 +10,11 @@ A signal handler may run at any call, so fields that belong together are assigne
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -29,6 +28,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STREAMS_AT_ONCE = 16
+RECENT_MAX = 256
+RECENT_BYTES_MAX = 64 * 1024 * 1024
+"""How many handles a store remembers, and how large their states may be together; counted when a branch is added."""
 
 
 class Services:
@@ -39,13 +41,31 @@ class Services:
         self.now = now
         self.new_id = new_id
         self.heartbeat = Heartbeat()
+        self.recent: dict[BranchKey, Cursor] = {}  # the handle that last used each branch, oldest first
         self._streams: deque[int] = deque()
         _reset_after_fork.add(self)
 
     def reset(self) -> None:
         """Start from scratch in a forked process: the parent keeps the reserved stream numbers."""
         self._streams = deque()
+        self.recent.clear()
         self.heartbeat.reset()
+
+    def remember(self, cursor: Cursor) -> None:
+        """Keep the head state of a handle for the next handle of its branch; forget the oldest ones if it is too much.
+
+        A server makes a handle for each request, and must not load the whole state for each.
+        """
+        is_new = self.recent.pop(cursor.branch, None) is None
+        self.recent[cursor.branch] = cursor
+        if is_new:
+            sizes = {branch: each.size for branch, each in list(self.recent.items())}
+            count, total = len(sizes), sum(sizes.values())
+            for branch, size in sizes.items():
+                if count <= RECENT_MAX and total <= RECENT_BYTES_MAX:
+                    break
+                self.recent.pop(branch, None)
+                count, total = count - 1, total - size
 
     def new_stream(self, store: Backend) -> int:
         """Return an unused stream number; they are reserved a few at a time.
@@ -105,6 +125,7 @@ class Cursor:
     lease: HeldLease | None = None  # the lease that this handle's saves are written under
     leftovers: list[Callable[[Backend], object]] = field(default_factory=list)  # undo the work of cancelled callers
     lock: threading.RLock = field(default_factory=threading.RLock)
+    recent: Mapping[BranchKey, Cursor] = field(default_factory=dict)  # of all handles of the store
 
     def __post_init__(self) -> None:
         _reset_after_fork.add(self)
@@ -114,6 +135,33 @@ class Cursor:
         """Return the token of the lease that this handle holds."""
         lease = self.lease
         return None if lease is None else lease.request.token
+
+    @property
+    def size(self) -> int:
+        """Return the size of the state that this handle builds on, in bytes."""
+        base = self.base
+        return 0 if base is None or base.head is None else base.head.size
+
+    def inherit(self, base: Base) -> HeadState | None:
+        """Return a copy of the head state of the handle that last used this branch; None if it is of another head.
+
+        It does not wait for that handle. A signal handler may change the head state during the copy, but then the other
+        handle has another base.
+        """
+        other = self.recent.get(self.branch)
+        if other is None or other is self or base.head is None or not other.lock.acquire(blocking=False):
+            return None
+        try:
+            theirs, head_state = other.base, other.head_state
+            if head_state is None or theirs is None or theirs.head is None or not theirs.same_place(base):
+                return None
+            mine = base.head
+            if (theirs.head.digest, theirs.head.base, theirs.head.manifest) != (mine.digest, mine.base, mine.manifest):
+                return None
+            copied = head_state.copy()
+            return copied if other.base is theirs and other.head_state is head_state else None
+        finally:
+            other.lock.release()
 
     def take(self) -> tuple[Base | None, HeadState | None]:
         """Return the base and take the head state out, to change it."""
@@ -145,6 +193,7 @@ class Handle:
         self.access = access
         self.services = access.services  # what all threads of the store share
         self.cursor = cursor
+        cursor.recent = self.services.recent
         self.blocking = blocking  # False: an event loop uses it, and its thread must not wait for the store
 
     def run(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -153,7 +202,10 @@ class Handle:
         with cursor.lock:
             if cursor.leftovers:
                 cursor.tidy(store)
-            return operation(store, *args, **kwargs)
+            result = operation(store, *args, **kwargs)
+            if cursor.head_state is not None and self.services.recent.get(cursor.branch) is not cursor:
+                self.services.remember(cursor)
+            return result
 
     async def arun(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation in a worker thread, with the handle's lock."""
@@ -170,6 +222,8 @@ class Handle:
 
         The operation always runs to its end, so a commit is never cut short. ``undo`` may also run before it.
         """
+        import asyncio
+
         try:
             return await self.arun(operation)
         except asyncio.CancelledError:

@@ -16,11 +16,10 @@ Nothing here does I/O or knows about stores.
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
 import reprlib
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, time, timezone
 from decimal import Decimal
@@ -32,8 +31,9 @@ from typing import Any, Final, TypeAlias
 import ormsgpack
 
 from backstay.codec import encode
-from backstay.codec.encoder import EXACT
+from backstay.codec.encoder import EXACT, holds_silently_changed
 from backstay.codec.registry import BY_CLASS
+from backstay.codec.values import BY_TYPE, MUTABLE
 from backstay.errors import EncodeError, InvalidInput
 from backstay.model.checkpoint import Checkpoint, shorten
 
@@ -66,14 +66,16 @@ def text(before: str, after: str, patch: Sequence[dict[str, Any]], gone: Sequenc
 
 def table(before: str, after: str, patch: Sequence[dict[str, Any]], gone: Sequence[Any]) -> str:
     """Return the diff as an HTML table."""
+    from html import escape
+
     title = f"{visible(before)} → {visible(after)}" + ("" if patch else ": the same")
     rows = "".join(
-        f"<tr style='color:{_COLOURS[sign]}'><td>{sign}</td><td style='text-align:left'><code>{html.escape(path)}"
-        f"</code></td><td style='text-align:left'><code>{html.escape(value)}</code></td></tr>"
+        f"<tr style='color:{_COLOURS[sign]}'><td>{sign}</td><td style='text-align:left'><code>{escape(path)}"
+        f"</code></td><td style='text-align:left'><code>{escape(value)}</code></td></tr>"
         for sign, path, value in _rows(patch, gone)
     )
-    rest = "".join(f"<tr><td colspan='3'>{html.escape(line)}</td></tr>" for line in _rest(patch))
-    return f"<table><caption>{html.escape(title)}</caption>{rows}{rest}</table>"
+    rest = "".join(f"<tr><td colspan='3'>{escape(line)}</td></tr>" for line in _rest(patch))
+    return f"<table><caption>{escape(title)}</caption>{rows}{rest}</table>"
 
 
 def summary(patch: Sequence[dict[str, Any]], lists: frozenset[str]) -> str:
@@ -142,6 +144,12 @@ class _Short(reprlib.Repr):
     def repr_bytes(self, x: bytes, level: int) -> str:
         return repr(x) if len(x) <= VALUE_CHARS_MAX else f"{x[: VALUE_CHARS_MAX // 4]!r}… ({len(x)} bytes)"
 
+    def repr_OrderedDict(self, x: dict[Any, Any], level: int) -> str:
+        return f"{type(x).__name__}({self.repr_dict(x, level)})"
+
+    repr_bytearray = repr_bytes
+    repr_defaultdict = repr_Counter = repr_OrderedDict
+
 
 _short: Final = _Short()
 
@@ -172,7 +180,7 @@ def exact(old: Any, new: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of the value: every list, dict, tuple, set and bytearray is copied, other objects are shared."""
+    """Return a copy of the value: built-in containers are copied, other objects are shared."""
     kind = type(value)
     if kind is dict:
         return {key: copied(item) for key, item in value.items()}
@@ -180,7 +188,15 @@ def copied(value: Any) -> Any:
         return [copied(item) for item in value]
     if kind is tuple:
         return tuple(map(copied, value))
-    return kind(value) if kind in _MUTABLE else value
+    if kind is deque:
+        return deque(map(copied, value), value.maxlen)
+    if kind not in MUTABLE:
+        return value
+    copy = value.copy()
+    if isinstance(copy, dict):  # of a kind that has more than its items, such as a defaultdict
+        for key, item in copy.items():
+            copy[key] = copied(item)
+    return copy
 
 
 def _exact_items(old: Any, new: Any) -> bool:
@@ -235,6 +251,9 @@ def _exact_object(old: Any, new: Any) -> bool:
             return exact(entry.adapter.plain(old), entry.adapter.plain(new))
         if cls.__module__ == "numpy" and hasattr(old, "tobytes"):
             return bool(old.dtype == new.dtype and old.shape == new.shape and old.tobytes() == new.tobytes())
+        if cls in BY_TYPE:
+            # Their ``==`` ignores a deque's maxlen, a Counter's zeros, the ends of a range, the case of a Windows path.
+            return encode(old) == encode(new)
         return bool(old == new)
     except RecursionError:
         raise
@@ -257,7 +276,6 @@ _COMPARE: Final[dict[type, Callable[[Any, Any], bool]]] = {
     time: _exact_time,
     timezone: lambda old, new: bool(old == new and old.tzname(None) == new.tzname(None)),
 }
-_MUTABLE: Final = frozenset({set, bytearray})
 
 
 Operation: TypeAlias = dict[str, Any]
@@ -490,7 +508,8 @@ def _same_block(old: list[Any], new: list[Any]) -> bool:
         return True
     try:
         if ormsgpack.packb(old, option=EXACT) == ormsgpack.packb(new, option=EXACT):
-            return True
+            # The C encoder writes a bytearray as bytes.
+            return not holds_silently_changed([old, new]) or all(map(exact, old, new))
     except (TypeError, ValueError, RecursionError):
         return all(map(exact, old, new))  # a type that the C encoder does not know
     # Lists that are equal but have different bytes have keys in another order, or 1 for True. A full comparison

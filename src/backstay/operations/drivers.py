@@ -2,18 +2,22 @@
 
 A whole operation runs in a worker thread, so the event loop never waits for a disk, and each operation costs one hop
 instead of one per store call.
+
+asyncio takes longer to import than everything else here together, so it is imported by what only event loops call.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +35,8 @@ class Offload:
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a worker and wait for it. A cancelled caller leaves at once; the call runs to its end."""
+        import asyncio
+
         return await asyncio.get_running_loop().run_in_executor(
             self._workers(), functools.partial(function, *args, **kwargs)
         )
@@ -46,6 +52,8 @@ class Offload:
             pool.shutdown(wait=True)
 
     def _workers(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
         if self._pool is None or self._process != os.getpid():  # threads do not survive a fork
             self._pool = ThreadPoolExecutor(WORKERS_MAX, thread_name_prefix="backstay")
             self._process = os.getpid()
@@ -54,11 +62,14 @@ class Offload:
 
 def in_event_loop() -> bool:
     """Return whether this thread runs an event loop, which must not be blocked."""
-    return asyncio._get_running_loop() is not None
+    running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
+    return running is not None and running() is not None
 
 
 async def async_sleep(seconds: float) -> None:
     """Sleep while the event loop runs other tasks."""
+    import asyncio
+
     await asyncio.sleep(seconds)
 
 
@@ -69,10 +80,13 @@ class TaskCancellation:
     """
 
     def __init__(self) -> None:
+        import asyncio
+
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._loop = asyncio.get_running_loop()
+        self._error = asyncio.CancelledError
         self._before = task.cancelling()
         self._cancelled = False
         self._over = False
@@ -87,7 +101,7 @@ class TaskCancellation:
         self._over = True
         if not self._cancelled:
             return False
-        return self._task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError)
+        return self._task.uncancel() <= self._before and isinstance(error, self._error)
 
     def _cancel(self) -> None:
         if not self._over:

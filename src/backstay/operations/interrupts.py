@@ -166,7 +166,7 @@ def add(store: Backend, row: InterruptRow) -> InterruptRow:
 
 
 def _branch_of(store: Backend, cursor: Cursor, checkpoint: str) -> BranchKey:
-    rows = store.find(Query(cursor.branch.namespace, ids=(checkpoint,)))
+    rows = store.find(Query(cursor.branch.namespace, ids=(checkpoint,), surely=True))
     if not rows or rows[0].branch[:3] != cursor.branch[:3]:
         raise NotFound(
             f"checkpoint {checkpoint} does not exist in this thread",

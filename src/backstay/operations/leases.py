@@ -9,7 +9,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -59,7 +58,13 @@ class Process(NamedTuple):
 
 def short_name() -> str:
     """Return a name for people: host and process id."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    return f"{_host()}:{os.getpid()}"
+
+
+def _host() -> str:
+    import socket
+
+    return socket.gethostname()
 
 
 def this_process() -> Process:
@@ -67,8 +72,8 @@ def this_process() -> Process:
     pid = os.getpid()
     boot, namespaces, stat = boot_id(), _namespaces(pid), _stat(pid)
     if boot == WALL_CLOCK or namespaces is None or stat is None:
-        return Process(UNKNOWN, UNKNOWN, str(pid), UNKNOWN, socket.gethostname())
-    return Process(boot, namespaces, str(pid), stat[_STARTED], socket.gethostname())
+        return Process(UNKNOWN, UNKNOWN, str(pid), UNKNOWN, _host())
+    return Process(boot, namespaces, str(pid), stat[_STARTED], _host())
 
 
 def is_alive(name: str) -> bool | None:

@@ -6,7 +6,6 @@ reported in its place, never left out.
 
 from __future__ import annotations
 
-import html
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -20,7 +19,7 @@ from backstay.model.fields import STEP_MAX
 from backstay.model.ids import check_id
 from backstay.operations.cursor import Access
 from backstay.operations.rows import Damaged, OnDamage, entry_of
-from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
+from backstay.store.base import PAGE_ROWS_MAX, Backend, Branch, BranchKey, Query
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,6 +52,14 @@ def unreadable(store: Backend, namespace: str, thread: str | None) -> list[Damag
     """Return the parts of the store that cannot be read and may hold entries of this thread, or of any thread."""
     errors = store.unread(namespace, thread)
     return [Damaged(thread_id=error.thread, id=None, seq=0, error=error) for error in errors]
+
+
+def every_branch(store: Backend, namespace: str, thread: str | None, scope: str | None = None) -> Iterator[Branch]:
+    """Iterate over the branches of a thread, or of all threads, oldest first, page by page."""
+    after = 0
+    while page := store.branches(namespace, thread, scope, after):
+        yield from page
+        after = page[-1].number
 
 
 def raise_or_mark(entries: Iterable[T | Damaged], on_damage: OnDamage) -> Iterator[Any]:
@@ -248,8 +255,10 @@ def history_of(access: Access, listing: Listing, on_damage: OnDamage) -> History
 
 
 def _table_row(meta: CheckpointMeta | Damaged) -> str:
+    from html import escape
+
     if isinstance(meta, Damaged):
-        return f"<tr><td>{html.escape(meta.thread_id or '')}</td><td colspan=5>{html.escape(str(meta.error))}</td></tr>"
+        return f"<tr><td>{escape(meta.thread_id or '')}</td><td colspan=5>{escape(str(meta.error))}</td></tr>"
     cells = (
         meta.thread_id if meta.branch == MAIN else f"{meta.thread_id} ({meta.branch})",
         meta.step,
@@ -258,4 +267,4 @@ def _table_row(meta: CheckpointMeta | Damaged) -> str:
         ", ".join(meta.tags),
         meta.id,
     )
-    return "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>"

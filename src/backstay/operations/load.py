@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from backstay.errors import Corrupted, DecodeError, NotFound
+from backstay.errors import Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.checkpoint import PAYLOAD_FIELDS, Checkpoint, CheckpointMeta, unchecked
 from backstay.operations.cursor import Base, Cursor
-from backstay.operations.listing import read_each, unreadable
+from backstay.operations.listing import every_branch, read_each, unreadable
 from backstay.operations.rows import (
+    CHECKSUM_BYTES,
     NO_FRAMES,
     NO_PARENT,
     Damaged,
@@ -22,24 +22,34 @@ from backstay.operations.rows import (
     values_of,
     write_of,
 )
-from backstay.pieces.body import from_body
+from backstay.pieces.body import LIST, from_body
 from backstay.pieces.head_state import HeadState, StoredValue
 from backstay.pieces.manifest import (
     FRAMES,
+    JOURNAL,
     PATH,
     RUN,
     SYSTEM_NAMES,
     Entries,
+    Entry,
     Key,
     Piece,
     Range,
     decode_base,
     decode_manifest,
     decode_table,
+    grown_by,
     root_digest,
 )
 from backstay.store.base import Backend, Branch, BranchKey, Query, Row, head_is_lost
 from backstay.store.layout import UNREADABLE
+
+T = TypeVar("T")
+
+TAIL_BYTES_MIN = 4096
+"""A shorter list is read as a whole."""
+
+KEYS_SHOWN_MAX = 20
 
 
 def latest(store: Backend, cursor: Cursor) -> Checkpoint | None:
@@ -56,9 +66,12 @@ def latest(store: Backend, cursor: Cursor) -> Checkpoint | None:
         known = head_state is not None and before is not None and before.same_place(base)
         try:
             if head_state is None or not known:
-                head_state = open_head_state(store, row, head.owned)
-            load_values(store, head_state, list(head_state.values), row)
-            checkpoint = _finish(row, head_state, verify=not known)
+                head_state = cursor.inherit(base) or open_head_state(store, row, head.owned)
+            load_values(store, head_state, head_state.values, row)
+            values = values_of(row)
+            if not known:
+                verify_digest(row, values, head_state.entries())
+            checkpoint = assemble(row, values, head_state.values)
         except Corrupted:
             if row == failed or is_stored(store, row):
                 raise
@@ -68,35 +81,129 @@ def latest(store: Backend, cursor: Cursor) -> Checkpoint | None:
             return checkpoint
 
 
-def load_row(store: Backend, row: Row) -> Checkpoint:
-    """Load the checkpoint of a row that was read with its payload and writes."""
+def load_row(store: Backend, row: Row, keys: Collection[str] | None = None) -> Checkpoint:
+    """Load the checkpoint of a row that was read with payload and writes; with ``keys``, only these of its state."""
     try:
         head_state = open_head_state(store, row, {})
-        load_values(store, head_state, list(head_state.values), row)
-        return _finish(row, head_state, verify=True)
+        values = values_of(row)
+        verify_digest(row, values, head_state.entries())
+        stored = head_state.values
+        if keys is not None:
+            for key in keys:
+                _check_key(row, stored, key)
+            stored = {key: value for key, value in stored.items() if type(key) is int or key in keys}
+        load_values(store, head_state, stored, row)
+        return assemble(row, values, stored)
     except Corrupted:
         if is_stored(store, row):
             raise
         raise deleted_while_reading(row) from None
 
 
-def get(store: Backend, namespace: str, name: str) -> Checkpoint | None:
-    """Load a checkpoint by its id."""
-    row = find_row(store, namespace, name)
-    return None if row is None else (load_row(store, row))
+def get(store: Backend, namespace: str, name: str, keys: Collection[str] | None = None) -> Checkpoint | None:
+    """Load a checkpoint by its id; with ``keys``, only these of its state."""
+    row = find_row(store, namespace, name, surely=True)
+    return None if row is None else load_row(store, row, keys)
 
 
-def get_of_thread(store: Backend, branch: BranchKey, name: str) -> Checkpoint | None:
+def get_of_thread(
+    store: Backend, branch: BranchKey, name: str, keys: Collection[str] | None = None
+) -> Checkpoint | None:
     """Load a checkpoint by its id if it belongs to the thread."""
-    found = get(store, branch.namespace, name)
-    return found if found is not None and found.thread_id == branch.thread else None
+    row = find_row(store, branch.namespace, name, surely=True)
+    return None if row is None or row.branch.thread != branch.thread else load_row(store, row, keys)
+
+
+def tail(store: Backend, branch: BranchKey, key: str, count: int) -> list[Any]:
+    """Return the last items of a list in the branch's newest checkpoint, without reading the others if possible."""
+    failed: Row | None = None
+    while True:
+        head = store.head(branch)
+        if head is None or head.row is None:
+            return []
+        row = head.row
+        try:
+            entries = _all_entries(store, row)
+            verify_digest(row, values_of(row), entries)
+            entry = _check_key(row, entries, key)
+            if entry.kind != LIST:
+                raise InvalidInput(
+                    f"state.{key} is not a list",
+                    thread=branch.thread,
+                    checkpoint=row.id,
+                    hint=f"Load it with thread.get(id, keys=[{key!r}])",
+                )
+            start = max(0, entry.count - count)
+            added, pieces = _added_since(store, row, entry, key, start)
+            if pieces is None:
+                return list(load_row(store, row, [key]).state[key][start:])
+            parts = [part for found in _fetched(store, row, pieces) for part in found]
+            try:
+                return list(from_body(LIST, added, parts)[max(0, added - count) :])
+            except DecodeError as error:
+                raise _undecodable(row, key, error) from error
+        except (Corrupted, NotFound):
+            if row == failed or is_stored(store, row):
+                raise
+            failed = row  # as in ``latest``
+
+
+def _added_since(store: Backend, row: Row, entry: Entry, key: str, start: int) -> tuple[int, list[Piece] | None]:
+    """Return how many items a list got since it had at most ``start`` items, and their pieces; None if nothing says so.
+
+    The bytes of a list have no marks between its items, but an older checkpoint says how many items and bytes the list
+    had, and a list that only grew still starts with these bytes. The rows of the bytes after them check themselves.
+    """
+    if entry.pieces is None or entry.table is not None or entry.size < TAIL_BYTES_MIN:
+        return 0, None
+    back = 1 + (entry.count - start) * row.seq // entry.count  # if it grew evenly
+    while start and back < row.seq:
+        try:
+            older = store.find(Query(*row.branch, before=row.seq - back + 1, limit=1, payload=True))
+            entries = _all_entries(store, older[0]) if older else {}
+            known = entries.get(key)
+            if known is None or known.kind != LIST or known.pieces is None or known.table is not None:
+                break
+            pieces = grown_by(known.pieces, entry.pieces)
+            if pieces is None:
+                break  # the list was rewritten since
+            if known.count <= start:
+                verify_digest(older[0], values_of(older[0]), entries)
+                return entry.count - known.count, pieces
+            back *= 2
+        except Corrupted:
+            break  # this damage must not hide the newest checkpoint
+    return 0, None
+
+
+def _all_entries(store: Backend, row: Row) -> Entries:
+    entries, _ = read_entries(row)
+    return open_head_state(store, row, {}).entries() if JOURNAL in entries else entries
+
+
+def _check_key(row: Row, values: Mapping[Key, T], key: str) -> T:
+    found = values.get(key) if type(key) is str else None
+    if found is None:
+        names = ", ".join(repr(name) for name in list(values)[:KEYS_SHOWN_MAX] if type(name) is str)
+        raise NotFound(
+            f"the state has no key {key!r:.100}",
+            thread=row.branch.thread,
+            checkpoint=row.id,
+            hint=f"It has {names:.500}" if names else "It is empty",
+        )
+    return found
 
 
 def branches(store: Backend, branch: BranchKey) -> list[Branch | Damaged]:
     """Return a thread's branches, oldest first."""
-    found = store.branches(branch.namespace, branch.thread, branch.scope)
+    found = every_branch(store, branch.namespace, branch.thread, branch.scope)
     shown = read_each(found, checked_branch, lambda each: (each.key.thread, None, each.head_seq))
     return [*unreadable(store, branch.namespace, branch.thread), *shown]
+
+
+def scopes(store: Backend, branch: BranchKey) -> list[str]:
+    """Return the scopes of a thread, oldest first."""
+    return list(dict.fromkeys(each.key.scope for each in store.branches(branch.namespace, branch.thread, None)))
 
 
 def payload_in_memory(cursor: Cursor, name: str) -> dict[str, Any] | None:
@@ -112,7 +219,7 @@ def payload_in_memory(cursor: Cursor, name: str) -> dict[str, Any] | None:
             return None
         if any(stored.parts is None for stored in head_state.values.values()):
             return None
-        found = assemble(base.head, {}, decoders(head_state))
+        found = assemble(base.head, {}, head_state.values)
         return {field: getattr(found, field) for field in PAYLOAD_FIELDS if field != "writes"}
     finally:
         cursor.lock.release()
@@ -128,7 +235,9 @@ def payload(store: Backend, namespace: str, name: str) -> dict[str, Any]:
 
 def is_stored(store: Backend, row: Row) -> bool:
     """Return whether a checkpoint is stored unchanged. If not, missing bytes are not damage: they were deleted too."""
-    rows = store.find(Query(row.branch.namespace, ids=(row.id,)))
+    if UNREADABLE in row.id:
+        return True
+    rows = store.find(Query(row.branch.namespace, ids=(row.id,), surely=True))
     return bool(rows) and rows[0].digest == row.digest
 
 
@@ -139,9 +248,9 @@ def deleted_while_reading(row: Row) -> NotFound:
     )
 
 
-def find_row(store: Backend, namespace: str, name: str) -> Row | None:
-    """Return a checkpoint's row with payload and writes."""
-    rows = store.find(Query(namespace, ids=(name,), payload=True, writes=True))
+def find_row(store: Backend, namespace: str, name: str, surely: bool = False) -> Row | None:
+    """Return a checkpoint's row with payload and writes; ``surely`` is for callers who expect it to exist."""
+    rows = store.find(Query(namespace, ids=(name,), payload=True, writes=True, surely=surely))
     return rows[0] if rows else None
 
 
@@ -151,11 +260,11 @@ def at_step(store: Backend, branch: BranchKey, step: int) -> Checkpoint | None:
     visited: set[BranchKey] = set()
     while branch not in visited:  # branch names that were deleted and reused can form a cycle
         visited.add(branch)
-        query = Query(*branch, step_max=step, before=before, limit=1, payload=True, writes=True)
-        rows = store.find(query)
-        if rows:
-            return load_row(store, rows[0])
-        branches = store.branches(branch.namespace, branch.thread, branch.scope)
+        row = _row_at(store, branch, step, before)
+        if row is not None:
+            found = find_row(store, branch.namespace, row.id, surely=True)
+            return None if found is None else load_row(store, found)
+        branches = every_branch(store, branch.namespace, branch.thread, branch.scope)
         name = next((other.origin for other in branches if other.key == branch), None)
         origin = None if name is None else find_row(store, branch.namespace, name)
         if origin is None:
@@ -164,57 +273,89 @@ def at_step(store: Backend, branch: BranchKey, step: int) -> Checkpoint | None:
     return None
 
 
+def _row_at(store: Backend, branch: BranchKey, step: int, before: int | None) -> Row | None:
+    """Return a branch's newest row at or before a step. Steps rise with sequence numbers, so halving finds it."""
+    rows = store.find(Query(*branch, before=before, limit=1))
+    if not rows or (newest := values_of(rows[0])["step"]) <= step:
+        return rows[0] if rows else None
+    # The row at ``high`` comes after the step; ``best`` is the newest up to ``low``. Most saves are one step, so the
+    # first look is where it would be then.
+    best, low, high = None, 0, rows[0].seq
+    guess = high - (newest - step)
+    while high - low > 1:
+        middle, guess = guess if low < guess < high else (low + high) // 2, 0
+        later, *earlier = store.find(Query(*branch, before=middle + 2, limit=2)) or (None,)
+        if later is None or values_of(later)["step"] <= step:
+            best, low = later, middle + 1
+        elif not earlier or values_of(earlier[0])["step"] <= step:
+            return earlier[0] if earlier else None
+        else:
+            high = earlier[0].seq
+    return best
+
+
 def open_head_state(store: Backend, row: Row, owned: Mapping[int, int]) -> HeadState:
     """Return the pieces of a row's state; no value's bytes are read yet, except the inline ones."""
+    entries, base_entries = read_entries(row)
+    try:
+        named = [(entry.table, entry.table_size) for entry in entries.values() if entry.table is not None]
+        blobs = (store.fetch([Range(name, 0, size) for name, size in named])) if named else []
+        tables: dict[bytes, Sequence[Piece]] = {}
+        for (name, _), parts in zip(named, blobs, strict=True):
+            tables[name] = decode_table(_checked(name, b"".join(parts), row, "a table of pieces"))
+        head_state = HeadState.load(entries, tables, row.base, base_entries, owned)
+        if head_state.journal is not None:
+            _load(store, [(JOURNAL, head_state.journal)], row)
+            head_state.replay_journal()
+        return head_state
+    except DecodeError as error:
+        raise _damaged(row, f"its manifest is damaged: {error.what}") from error
+
+
+def read_entries(row: Row) -> tuple[Entries, Entries]:
+    """Return the entries of a row's manifest, and those of its base."""
     try:
         base_entries: Entries = {}
         if row.base is not None:
             if row.base_data is None:
                 raise _damaged(row, "the base of its manifest is missing")
             base_entries = decode_base(_checked(row.base, row.base_data, row, "the base of its manifest"))
-        entries = decode_manifest(row.manifest, base_entries)
-        named = [(entry.table, entry.table_size) for entry in entries.values() if entry.table is not None]
-        blobs = (store.fetch([Range(name, 0, size) for name, size in named])) if named else []
-        tables: dict[bytes, Sequence[Piece]] = {}
-        for (name, _), parts in zip(named, blobs, strict=True):
-            tables[name] = decode_table(_checked(name, b"".join(parts), row, "a table of pieces"))
-        return HeadState.load(entries, tables, row.base, base_entries, owned)
+        return decode_manifest(row.manifest, base_entries), base_entries
     except DecodeError as error:
         raise _damaged(row, f"its manifest is damaged: {error.what}") from error
 
 
 def load_values(store: Backend, head_state: HeadState, keys: Iterable[Key], row: Row) -> None:
     """Load the bytes of these values into memory and check them against their digests."""
-    wanted = [(key, head_state.values[key]) for key in keys if head_state.values[key].parts is None]
-    ranges = [piece for _, stored in wanted for piece in stored.pieces if isinstance(piece, Range)]
-    if not wanted:
-        return
-    found = iter(store.fetch(ranges))
+    values = head_state.values
+    wanted = [(key, stored) for key in keys if (stored := values[key]).parts is None]
+    if wanted:
+        _load(store, wanted, row)
+
+
+def _load(store: Backend, wanted: Sequence[tuple[Key, StoredValue]], row: Row) -> None:
+    found = iter(_fetched(store, row, [piece for _, stored in wanted for piece in stored.pieces]))
     for key, stored in wanted:
-        stored.fill(
-            [part for piece in stored.pieces for part in (next(found) if isinstance(piece, Range) else (piece,))]
-        )
+        stored.fill([part for _ in stored.pieces for part in next(found)])
         if stored.hasher.digest() != stored.entry.digest:
             raise _damaged(row, f"the bytes of {_key_name(key)} do not match their digest", key)
 
 
-def decoders(head_state: HeadState) -> dict[Key, Callable[[], Any]]:
-    """Return for each value the function that decodes it; all bytes are in memory."""
-    return {
-        key: partial(from_body, stored.entry.kind, stored.entry.count, stored.parts or ())
-        for key, stored in head_state.values.items()
-    }
-
-
-def decode_value(stored: StoredValue) -> Any:
-    """Return the value of loaded bytes."""
-    assert stored.parts is not None
-    return from_body(stored.entry.kind, stored.entry.count, stored.parts)
+def _fetched(store: Backend, row: Row, pieces: Sequence[Piece]) -> list[Sequence[bytes]]:
+    """Return the bytes of each piece, in the parts they are stored in."""
+    try:
+        found = iter(store.fetch([piece for piece in pieces if isinstance(piece, Range)]))
+    except Corrupted as error:
+        error.thread, error.checkpoint = error.thread or row.branch.thread, error.checkpoint or row.id
+        raise
+    return [next(found) if isinstance(piece, Range) else (piece,) for piece in pieces]
 
 
 def expected_digest(row: Row, meta: CheckpointMeta, entries: Entries, parent_digest: bytes) -> bytes:
     """Return the digest the row must have."""
-    return checkpoint_digest(parent_digest, root_digest(entries), list(entries), meta, row.created_us, row.notes)
+    return checkpoint_digest(
+        parent_digest, root_digest(entries), list(entries), meta, row.created_us, row.notes[:-CHECKSUM_BYTES]
+    )
 
 
 def verify_digest(row: Row, values: Mapping[str, Any], entries: Entries) -> None:
@@ -223,31 +364,19 @@ def verify_digest(row: Row, values: Mapping[str, Any], entries: Entries) -> None
     if parent is None:
         raise _damaged(row, f"its parent {row.parent_id} is missing")
     meta, root = unchecked(CheckpointMeta, dict(values)), root_digest(entries)
-    if checkpoint_digest(parent, root, list(entries), meta, row.created_us, row.notes) != row.digest:
+    if checkpoint_digest(parent, root, list(entries), meta, row.created_us, row.notes[:-CHECKSUM_BYTES]) != row.digest:
         raise _damaged(row, "its fields or content do not match its digest")
 
 
-def _finish(row: Row, head_state: HeadState, verify: bool) -> Checkpoint:
-    values = values_of(row)
-    if verify:
-        verify_digest(row, values, head_state.entries())
-    return assemble(row, values, decoders(head_state))
-
-
-def assemble(row: Row, values: dict[str, Any], payload: Mapping[Key, Callable[[], Any]]) -> Checkpoint:
-    """Return a checkpoint made of its fields, which become its own, and functions that decode its values."""
+def assemble(row: Row, values: dict[str, Any], payload: Mapping[Key, StoredValue]) -> Checkpoint:
+    """Return a checkpoint made of its fields, which become its own, and of its values, whose bytes are in memory."""
     state: dict[str, Any] = {}
     system: dict[Key, Any] = {}
-    for key, decoded in payload.items():
+    for key, stored in payload.items():
         try:
-            value = decoded()
+            value = stored.value()
         except DecodeError as error:
-            raise type(error)(
-                f"{_key_name(key)} cannot be decoded: {error.what}",
-                thread=row.branch.thread,
-                checkpoint=row.id,
-                hint=error.hint,
-            ) from error
+            raise _undecodable(row, key, error) from error
         if isinstance(key, str):
             state[key] = value
         else:
@@ -283,5 +412,12 @@ def _damaged(row: Row, what: str, key: Key | None = None) -> Corrupted:
     return damaged(row, what, None if key is None else _key_name(key))
 
 
+def _undecodable(row: Row, key: Key, error: DecodeError) -> DecodeError:
+    what, thread = f"{_key_name(key)} cannot be decoded: {error.what}", row.branch.thread
+    return type(error)(what, thread=thread, checkpoint=row.id, hint=error.hint)
+
+
 def _key_name(key: Key) -> str:
+    if key == JOURNAL:
+        return "the journal of its manifest"
     return f"state.{key}" if isinstance(key, str) else SYSTEM_NAMES.get(key, f"entry {key}")

@@ -68,7 +68,7 @@ def unstored(record: Record) -> Record:
 
 def _seal(record: Record, version: int, is_open: bool, packed: bytes) -> bytes:
     place = (record.kind, *record.branch, record.key, "" if record.checkpoint is None else f"of {record.checkpoint}")
-    return digest_of(*(part.encode() for part in place), b"%d %d" % (version, is_open), packed)
+    return digest_of(*(part.encode(errors="surrogatepass") for part in place), b"%d %d" % (version, is_open), packed)
 
 
 def damaged(record: Record, what: str) -> Corrupted:

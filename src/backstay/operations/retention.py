@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -11,9 +11,13 @@ from backstay.errors import Corrupted, InvalidInput, counted
 from backstay.model.checkpoint import CheckpointMeta
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.interrupts import pending_checkpoints
+from backstay.operations.listing import every_branch
 from backstay.operations.records import all_records
 from backstay.operations.rows import Damaged, entry_of
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query, Removed, Row
+
+DELETE_ROWS = 400
+"""How many checkpoints are deleted in one transaction, so that other writers wait only for a moment."""
 
 _DAYS_MAX = timedelta.max.days
 
@@ -109,41 +113,71 @@ def prune(
     token: str | None,
     keep_ancestors: bool = True,
 ) -> Pruned:
-    """Delete what the rules do not keep, branch by branch, but no checkpoints that were tagged or forked meanwhile.
+    """Delete what the rules do not keep, but no checkpoints that were tagged or forked meanwhile.
 
-    ``keep_ancestors`` keeps the ancestors whose writes a remaining checkpoint is rebuilt from. Checkpoints that cannot
-    be read stay and are reported; so do their parents, and all checkpoints of a thread with an unreadable interrupt.
+    Many small branches share a transaction, and a large one takes several. ``keep_ancestors`` keeps the ancestors whose
+    writes a remaining checkpoint is rebuilt from. Checkpoints that cannot be read stay and are reported; so do their
+    parents, and all checkpoints of a thread with an unreadable interrupt.
     """
     if not isinstance(keep, Keep):
         raise InvalidInput("prune needs to know what to keep", hint="For example prune(backstay.Keep(last=10))")
-    branches = store.branches(services.namespace, thread, None)
-    every = branches if thread is None else (store.branches(services.namespace, None, None))
-    needed = {branch.origin for branch in every if branch.origin is not None}
-    waiting, damaged = pending_checkpoints(store, services.namespace, thread)
-    needed |= waiting
+    namespace = services.namespace
+    waiting, damaged = pending_checkpoints(store, namespace, thread)
     unclear = {entry.thread_id for entry in damaged}
     to_delete: list[str] = []
-    kept = 0
+    kept = size = 0
     removed = Removed()
-    for branch in branches:
+    batch: list[tuple[str, int, list[str]]] = []  # of each branch: its thread, how many rows stay, the ids to delete
+
+    def apply(part: Sequence[tuple[str, int, list[str]]]) -> None:
+        nonlocal kept, removed
+        names = [name for _, _, going in part for name in going]
+        try:
+            for done in () if dry_run else delete_many(store, namespace, names, token, keep.tagged, forked=True):
+                removed += done
+        except Corrupted as error:
+            if len(part) == 1:
+                damaged.append(Damaged(thread_id=part[0][0], id=error.checkpoint, seq=0, error=error))
+            for each in part if len(part) > 1 else ():  # find out which branch it is
+                apply([each])
+            return
+        to_delete.extend(names)
+        kept += sum(stay for _, stay, _ in part)
+
+    for branch in every_branch(store, namespace, thread):
         try:
             rows = rows_of(store, branch.key, payload=False)
-            metas, found, needed_parents = split_damaged(rows)
+            metas, found, stay = split_damaged(rows)
             damaged += found
-            going = (
-                [] if branch.key.thread in unclear else keep.to_delete(metas, services.now(), needed | needed_parents)
-            )
-            if keep_ancestors:
-                going = protect_ancestors(metas, going)
-            if going and not dry_run:
-                removed += store.delete(services.namespace, going, True, token, tagged=keep.tagged, forked=True)
+            stay.update(row.id for row in rows if row.id in waiting)
+            going = [] if branch.key.thread in unclear else keep.to_delete(metas, services.now(), stay)
+            going = unforked(store, namespace, going)
         except Corrupted as error:
             damaged.append(Damaged(thread_id=branch.key.thread, id=error.checkpoint, seq=0, error=error))
             continue
-        to_delete += going
-        kept += len(rows) - len(going)
+        going = protect_ancestors(metas, going) if keep_ancestors else going
+        batch.append((branch.key.thread, len(rows) - len(going), going))
+        size += len(going) + 1
+        if size >= DELETE_ROWS:
+            apply(batch)
+            batch, size = [], 0
+    apply(batch)
     deleted = len(to_delete) if dry_run else removed.checkpoints
     return Pruned(deleted, kept, removed.bytes, dry_run, tuple(to_delete), tuple(damaged))
+
+
+def unforked(store: Backend, namespace: str, names: Sequence[str]) -> list[str]:
+    """Return the ids that no branch was forked from."""
+    forked = store.forked(namespace, names) if names else ()
+    return [name for name in names if name not in forked]
+
+
+def delete_many(
+    store: Backend, namespace: str, names: Sequence[str], token: str | None, tagged: bool = False, forked: bool = False
+) -> Iterator[Removed]:
+    """Delete checkpoints that are not protected, in several transactions if there are many."""
+    for start in range(0, len(names), DELETE_ROWS):
+        yield store.delete(namespace, names[start : start + DELETE_ROWS], True, token, tagged=tagged, forked=forked)
 
 
 def split_damaged(rows: Sequence[Row]) -> tuple[list[CheckpointMeta], list[Damaged], set[str]]:
@@ -176,7 +210,7 @@ def delete_before(store: Backend, services: Services, cursor: Cursor, step: int)
     metas, damaged, stay = split_damaged(rows_of(store, cursor.branch, payload=False))
     stay |= waiting
     going = protect_ancestors(metas, [meta.id for meta in metas[1:] if meta.step < step and meta.id not in stay])
-    removed = store.delete(services.namespace, going, True, cursor.token)
+    removed = sum(delete_many(store, services.namespace, going, cursor.token), Removed())
     if damaged:
         raise Corrupted(
             f"{counted(removed.checkpoints, 'checkpoint')} deleted, but one was kept: {damaged[0].error.what}",
@@ -190,7 +224,7 @@ def delete_before(store: Backend, services: Services, cursor: Cursor, step: int)
 def delete_one(store: Backend, cursor: Cursor, name: str) -> int:
     """Delete one checkpoint of the handle's thread, even a branch's newest; return how many were deleted."""
     branch, token = cursor.branch, cursor.token
-    rows = store.find(Query(branch.namespace, ids=(name,)))
+    rows = store.find(Query(branch.namespace, ids=(name,), surely=True))
     if not rows or rows[0].branch.thread != branch.thread:
         return 0
     return _delete_under_lease(
@@ -236,12 +270,19 @@ def delete_all(store: Backend, services: Services) -> Removed:
     for name in dict.fromkeys(named):
         removed += store.delete_thread(services.namespace, name)
     # Or it leaves only effects, and then the thread can be found only by them.
+    left_before = None
     while left := (store.records("effect", services.namespace, None, False, 0, 1)):
+        if left == left_before:
+            raise Corrupted(
+                f"effect {left[0].key!r} cannot be deleted: its thread cannot be found",
+                thread=left[0].branch.thread,
+                hint="Repair the store with store.repair(): see docs/repair.md",
+            )
         removed += store.delete_thread(services.namespace, left[0].branch.thread)
+        left_before = left
     return removed
 
 
 def thread_names(store: Backend, services: Services) -> list[str]:
     """Return the ids of all threads that have a branch, oldest first."""
-    branches = store.branches(services.namespace, None, None)
-    return list(dict.fromkeys(branch.key.thread for branch in branches))
+    return list(dict.fromkeys(branch.key.thread for branch in every_branch(store, services.namespace, None)))

@@ -20,6 +20,7 @@ from backstay.model.checkpoint import (
     FIELD_TYPES,
     CheckpointFields,
     CheckpointMeta,
+    SavedCheckpoint,
     Write,
     fields_from_plain,
     fields_to_plain,
@@ -78,10 +79,10 @@ def from_microseconds(count: int) -> datetime:
         raise DecodeError("a stored time is out of range") from error
 
 
-def new_meta(
+def new_checkpoint(
     branch: BranchKey, name: str, parent_id: str | None, step: int, created: datetime, notes: CheckpointFields
-) -> CheckpointMeta:
-    """Return the metadata of a checkpoint that is about to be saved. Only the caller's fields are checked here."""
+) -> SavedCheckpoint:
+    """Return a checkpoint that is about to be saved, with its metadata. Only the caller's fields are checked here."""
     values: dict[str, Any] = {
         "id": name,
         "thread_id": branch.thread,
@@ -94,15 +95,11 @@ def new_meta(
     }
     if notes:
         values.update(check_fields({key: value for key, value in notes.items() if key not in _PAYLOAD_FIELDS}))
-    return unchecked(CheckpointMeta, values)
+    return unchecked(SavedCheckpoint, values)
 
 
-def encode_fields(meta: CheckpointMeta, created_us: int, described: bool = True) -> bytes:
-    """Return the encoded fields that differ from their defaults, and a checksum over everything that lists show.
-
-    If it has no such fields (``described=False``), return only the checksum. The digest of a checkpoint covers more but
-    needs the manifest, and a list of thousands must detect damage without reading it.
-    """
+def encode_fields(meta: CheckpointMeta, described: bool = True) -> bytes:
+    """Return the encoded fields that differ from their defaults; nothing if it has none (``described=False``)."""
     plain = fields_to_plain(meta.__dict__) if described else {}
     run_id = plain.get(_RUN_ID)
     if run_id is not None:
@@ -110,13 +107,19 @@ def encode_fields(meta: CheckpointMeta, created_us: int, described: bool = True)
     body = encode(plain, "checkpoint") if plain else b""
     if len(body) > DESCRIPTION_BYTES_MAX:
         raise too_large("the description of a checkpoint", len(body), DESCRIPTION_BYTES_MAX, "checkpoint", plain)
-    return body + checksum(body, meta.id, meta.parent_id, meta.step, created_us)
+    return body
 
 
-def checksum(body: bytes, name: str, parent_id: str | None, step: int, created_us: int) -> bytes:
-    """Return the checksum that follows the encoded fields."""
-    columns = f"{name}\0{parent_id or ''}\0{step} {created_us}".encode()
-    return crc32(columns, crc32(body)).to_bytes(CHECKSUM_BYTES)
+def checksum(
+    body: bytes, name: str, parent_id: str | None, step: int, created_us: int, digest: bytes, size: int
+) -> bytes:
+    """Return the checksum that is stored after the encoded fields and covers everything that lists show.
+
+    The digest of a checkpoint covers more but needs the manifest, and a list of thousands must detect damage without
+    reading it.
+    """
+    columns = f"{name}\0{parent_id or ''}\0{step} {created_us} {size}".encode()
+    return crc32(digest, crc32(columns, crc32(body))).to_bytes(CHECKSUM_BYTES)
 
 
 def too_large(what: str, size: int, most: int, path: str, fields: Mapping[str, Any]) -> EncodeError:
@@ -156,9 +159,9 @@ def decode_fields(notes: bytes) -> dict[str, Any]:
 
 
 def checkpoint_digest(
-    parent: bytes, root: bytes, keys: Sequence[Key], meta: CheckpointMeta, created_us: int, notes: bytes
+    parent: bytes, root: bytes, keys: Sequence[Key], meta: CheckpointMeta, created_us: int, body: bytes
 ) -> bytes:
-    """Return the digest over the parent's digest, the content, the order of its keys and the fields."""
+    """Return the digest over the parent's digest, the content, the order of its keys and the encoded fields."""
     identity = (
         meta.id,
         meta.namespace,
@@ -168,9 +171,9 @@ def checkpoint_digest(
         meta.parent_id or "",
         meta.step,
         created_us,
-        list(keys),
+        keys,
     )
-    return hashlib.sha256(b"".join((parent, root, ormsgpack.packb(list(identity)), notes))).digest()
+    return hashlib.sha256(b"".join((parent, root, ormsgpack.packb(identity), body))).digest()
 
 
 def parent_digest(row: Row) -> bytes | None:
@@ -211,7 +214,7 @@ def values_of(row: Row) -> dict[str, Any]:
     namespace, thread, scope, branch = key
     try:
         body = notes[:-CHECKSUM_BYTES]
-        if notes[-CHECKSUM_BYTES:] != checksum(body, name, parent_id, step, created_us):
+        if notes[-CHECKSUM_BYTES:] != checksum(body, name, parent_id, step, created_us, digest, size):
             raise DecodeError("its fields do not match their checksum" if notes else "its row is missing")
         values = {
             "id": name,

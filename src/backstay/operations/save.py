@@ -40,10 +40,11 @@ from backstay.operations.rows import (
     MICROSECOND,
     NO_PARENT,
     checkpoint_digest,
+    checksum,
     encode_fields,
     from_microseconds,
     meta_of,
-    new_meta,
+    new_checkpoint,
     parent_digest,
     values_of,
 )
@@ -249,7 +250,7 @@ def _read_base(
     if head is None or head.row is None:
         return base, HeadState()
     try:
-        return base, open_head_state(store, head.row, head.owned)
+        return base, cursor.inherit(base) or open_head_state(store, head.row, head.owned)
     except Corrupted:
         _conflict_unless_there(store, cursor, head.row)
         raise
@@ -309,13 +310,13 @@ def commit_change(
     lease, branch = cursor.lease, cursor.branch
     given: CheckpointFields = {**request.inherited, **request.fields}  # type: ignore[typeddict-item]  # they are fields of a record
     name, parent_id = request.name or services.new_id(), parent.id if parent else None
-    meta = new_meta(branch, name, parent_id, step, services.now(), given)
-    created_us = (meta.created_at - EPOCH) // MICROSECOND
-    notes = encode_fields(meta, created_us, described=bool(given))
+    saved = new_checkpoint(branch, name, parent_id, step, services.now(), given)
+    created_us = (saved.created_at - EPOCH) // MICROSECOND
+    body = encode_fields(saved, described=bool(given))
     if unloaded := head_state.unloaded(change):
         _load_compared(store, cursor, head_state, unloaded, parent if takes_over else base.head)
     draft = head_state.plan(change, partial(services.new_stream, store))
-    digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, meta, created_us, notes)
+    digest = checkpoint_digest(parent.digest if parent else NO_PARENT, draft.root, draft.keys, saved, created_us, body)
     commit = Commit(
         branch=branch,
         number=base.number,
@@ -327,11 +328,11 @@ def commit_change(
         step=step,
         created_us=created_us,
         digest=digest,
-        notes=notes,
+        notes=body + checksum(body, name, parent_id, step, created_us, digest, draft.size),
         size=draft.size,
         manifest=draft.manifest,
         base=draft.base,
-        tags=meta.tags,
+        tags=saved.tags,
         blobs=draft.blobs,
         chunks=draft.chunks,
         sources=head_state.sources if takes_over else draft.sources,
@@ -345,9 +346,8 @@ def commit_change(
     row = commit.row(0, committed.seq)
     head_state.items = request.items
     cursor.move(base, Base(committed.number, committed.seq, commit.epoch, row), head_state)
-    return unchecked(
-        SavedCheckpoint, {**meta.__dict__, "seq": row.seq, "digest": digest, "size": row.size, "tags": row.tags}
-    )
+    saved.__dict__.update(seq=row.seq, digest=digest, size=row.size, tags=row.tags)
+    return saved
 
 
 def _store_commit(store: Backend, cursor: Cursor, commit: Commit) -> Committed:
@@ -388,7 +388,7 @@ def _copied_fields(row: Row, trigger: str) -> dict[str, Any]:
 
 
 def _find_or_raise(store: Backend, services: Services, name: str) -> Row:
-    row = find_row(store, services.namespace, name)
+    row = find_row(store, services.namespace, name, surely=True)
     if row is None:
         raise no_checkpoint(name)
     return row
@@ -453,10 +453,8 @@ def _same(store: Backend, stored: Row, make: MakeChange, request: SaveRequest) -
     draft = head_state.plan(change, count(1).__next__)  # only to get the root digest; nothing is written
     notes: CheckpointFields = {**request.inherited, **request.fields}  # type: ignore[typeddict-item]  # see commit_change
     step = request.fields.get("step", stored.step)
-    meta = new_meta(stored.branch, stored.id, stored.parent_id, step, from_microseconds(stored.created_us), notes)
+    meta = new_checkpoint(stored.branch, stored.id, stored.parent_id, step, from_microseconds(stored.created_us), notes)
     return (
-        checkpoint_digest(
-            digest or NO_PARENT, draft.root, draft.keys, meta, stored.created_us, encode_fields(meta, stored.created_us)
-        )
+        checkpoint_digest(digest or NO_PARENT, draft.root, draft.keys, meta, stored.created_us, encode_fields(meta))
         == stored.digest
     )

@@ -11,13 +11,15 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backstay.errors import DecodeError, InvalidInput, NotFound
+from backstay.errors import Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.runs import ExpiredLease, InterruptedRun, Session
 from backstay.operations.leases import is_alive, this_process
 from backstay.operations.listing import read_each, unreadable
 from backstay.operations.records import all_records, damaged, find_by_id, seal, unseal
 from backstay.operations.rows import Damaged, from_microseconds, meta_of
 from backstay.store.base import Backend, Query
+from backstay.store.layout import UNREADABLE
+from backstay.store.leases import LeaseStatus
 from backstay.store.records import Record
 
 local_sessions: dict[str, weakref.ref[Any]] = {}
@@ -107,8 +109,12 @@ def expired_leases(store: Backend, namespace: str) -> list[ExpiredLease | Damage
     """Return leases that were not renewed or released in time, oldest first."""
     lost = unreadable(store, namespace, None)
     rows = store.leases(namespace, None, True)
-    found = [
-        ExpiredLease(
+
+    def read(row: LeaseStatus) -> ExpiredLease:
+        if UNREADABLE in row.owner:
+            what = f"the lease of branch {row.branch.name!r} cannot be read"
+            raise Corrupted(what, thread=row.branch.thread, hint="Repair the store with store.repair()")
+        return ExpiredLease(
             thread_id=row.branch.thread,
             branch=row.branch.name,
             scope=row.branch.scope,
@@ -116,9 +122,8 @@ def expired_leases(store: Backend, namespace: str) -> list[ExpiredLease | Damage
             epoch=row.epoch,
             overdue=-row.left_us / 1e6,
         )
-        for row in rows
-    ]
-    return [*lost, *found]
+
+    return [*lost, *read_each(rows, read, lambda row: (row.branch.thread, None, 0))]
 
 
 def session_of(stored: Record) -> Session:

@@ -12,19 +12,25 @@ How a value is stored:
   part of the state is not stored twice;
 - edited: the bytes shared with the previous value are reused. Many small pieces are consolidated when their table has
   cost more than rewriting the cheapest half of them.
+
+A manifest has the entries that differ from its base and journal. Entries that it would only repeat move to the journal,
+or to a new base when repeating them has cost more than the base. Everything about the other keys (packed contents, the
+order, the size) is kept from one save to the next, so that a save of one key of many costs little more than that key.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from backstay.pieces.body import Body
+from backstay.codec.msgpack import header
+from backstay.pieces.body import LIST, Body, from_body
 from backstay.pieces.manifest import (
     INLINE_BYTES_MAX,
+    JOURNAL,
     LITERAL_BYTES_MAX,
     PIECES_MAX_INLINE,
     STREAM_BYTES_MAX,
@@ -34,13 +40,17 @@ from backstay.pieces.manifest import (
     Piece,
     Range,
     Source,
+    arrange,
     cut_pieces,
     encode_base,
     encode_manifest,
     encode_table,
     join_pieces,
+    pack_content,
+    pack_record,
     piece_length,
-    root_digest,
+    replay,
+    sort_keys,
 )
 from backstay.pieces.splice import Copy, splice
 
@@ -49,6 +59,14 @@ SEED_BYTES_MAX = 4096
 
 BASE_WASTE_MIN = 512
 """A base is written when repeating unchanged entries has cost this many bytes more than the base would."""
+
+BASE_AT_ONCE_BYTES = 4096
+"""A state whose entries take more than this starts with a base."""
+
+KEYS_WITHOUT_BASE = BASE_AT_ONCE_BYTES // (INLINE_BYTES_MAX + 16)
+
+JOURNAL_BASE_MIN = 2048
+"""A shorter base is written again instead of getting a journal, whose entry every manifest has."""
 
 MOVED_BYTES_MIN = 1024
 """Smaller values are stored again instead of as part of another value: a range would not be shorter."""
@@ -96,6 +114,7 @@ class StoredValue:
     stream: int | None = None  # the branch's own stream for this key
     end: int = 0  # where that stream ends
     table_bytes: int = 0  # written for tables since the last consolidation
+    was_decoded: bool = False  # these bytes, apart from those that were encoded and appended since
 
     def data(self) -> bytes:
         """Return the value's bytes, which must be in memory."""
@@ -104,12 +123,33 @@ class StoredValue:
             self.parts = [b"".join(self.parts)]
         return self.parts[0]
 
+    def value(self) -> Any:
+        """Decode the value, whose bytes must be in memory."""
+        assert self.parts is not None, "the bytes of this value were not loaded"
+        found = from_body(self.entry.kind, self.entry.count, self.parts, self.was_decoded)
+        self.was_decoded = True
+        return found
+
     def fill(self, parts: list[bytes]) -> None:
         """Load the value's bytes into memory."""
-        self.parts = parts
+        self.parts, self.was_decoded = parts, False
         self.hasher = hashlib.sha256()
         for part in parts:
             self.hasher.update(part)
+
+    def copy(self) -> StoredValue:
+        """Return the value for another head state. Bytes are shared: they never change."""
+        parts, hasher = self.parts, self.hasher
+        return StoredValue(
+            self.entry,
+            [*self.pieces],
+            None if parts is None else [*parts],
+            None if hasher is None else hasher.copy(),
+            self.stream,
+            self.end,
+            self.table_bytes,
+            self.was_decoded,
+        )
 
     def recount(self, count: int) -> StoredValue:
         """Return the value with the same bytes and another number of elements."""
@@ -124,10 +164,23 @@ class HeadState:
     def __init__(self) -> None:
         self.values: dict[Key, StoredValue] = {}
         self.base: bytes | None = None
-        self.base_entries: Entries = {}
+        self.journal: StoredValue | None = None
         self.sources: set[Source] = set()
         self.items: dict[str, list[Any]] = {}  # the lists this state was saved with, for saves that trust identity
-        self._waste = 0
+        self._loaded = False  # whether the bytes of all values are known to be in memory
+        self._known: Entries = {}  # of the base and the journal
+        self._changed: Entries = {}  # the entries that differ from those
+        self._base_bytes = 0  # the length of the base; 0 if it is not known
+        self._waste = 0  # bytes of repeated entries since the last base
+        self._recent: Collection[Key] = ()  # the keys that the last save changed
+        self._base_due = BASE_WASTE_MIN  # the waste from which on a new base may be worth it
+        # For all keys of the state. None: some were added, removed or reordered, or there is another base.
+        self._header = b""
+        self._contents: dict[Key, bytes] | None = None  # packed for the root digest, in its order
+        self._keys: tuple[Key, ...] = ()
+        self._order: bytes | list[Key] | None = None
+        self._removed: list[Key] = []
+        self._size = 0
 
     @classmethod
     def load(
@@ -135,12 +188,15 @@ class HeadState:
         entries: Mapping[Key, Entry],
         tables: Mapping[bytes, Sequence[Piece]],
         base: bytes | None,
-        base_entries: Entries,
+        base_entries: Mapping[Key, Entry],
         owned: Mapping[int, int],
     ) -> HeadState:
-        """Make the head state of a stored manifest; ``owned`` maps the branch's own streams to where they end."""
+        """Make the head state of a stored manifest; ``owned`` maps the branch's own streams to where they end.
+
+        If it has a journal, ``replay_journal`` must follow.
+        """
         head_state = cls()
-        head_state.base, head_state.base_entries = base, base_entries
+        head_state.base, head_state._known = base, dict(base_entries)
         for key, entry in entries.items():
             if entry.body is not None:
                 stored = StoredValue(entry, [], [entry.body], hashlib.sha256(entry.body))
@@ -152,16 +208,48 @@ class HeadState:
                     if type(piece) is Range and type(piece.source) is int and piece.source in owned:
                         stored.stream, stored.end = piece.source, owned[piece.source]
             head_state.values[key] = stored
-        head_state.sources = _sources(head_state.values.values(), base)
+        head_state.journal = head_state.values.pop(JOURNAL, None)
+        head_state.sources = head_state._find_sources()
+        head_state._changed = {key: entry for key, entry in entries.items() if base_entries.get(key) is not entry}
         return head_state
+
+    def replay_journal(self) -> None:
+        """Bring the values up to date with the journal, whose bytes were loaded."""
+        assert self.journal is not None
+        entries = {JOURNAL: self.journal.entry, **self.entries()}
+        replay(entries, self._known, self.journal.parts or ())
+        for key, entry in entries.items():
+            if entry is not self.values[key].entry:
+                self.values[key] = StoredValue(entry, [], [entry.body or b""], hashlib.sha256(entry.body or b""))
+        self._changed.pop(JOURNAL, None)
+
+    def copy(self) -> HeadState:
+        """Return an independent head state of the same place, without the lists that only its own saver may trust."""
+        twin = HeadState()
+        twin.__dict__.update(self.__dict__)
+        twin.items = {}
+        twin.values = {key: stored.copy() for key, stored in list(self.values.items())}
+        twin.journal = None if self.journal is None else self.journal.copy()
+        twin.sources, twin._known, twin._changed = set(self.sources), dict(self._known), dict(self._changed)
+        twin._contents = None if self._contents is None else dict(self._contents)
+        twin._removed = list(self._removed)
+        return twin
 
     def entries(self) -> Entries:
         """Return the manifest's entries in the state's order."""
         return {key: stored.entry for key, stored in self.values.items()}
 
+    def stored(self) -> Iterator[StoredValue]:
+        """Yield everything that is stored for the state: its values and the journal."""
+        yield from self.values.values()
+        if self.journal is not None:
+            yield self.journal
+
     def unloaded(self, change: Change) -> list[Key]:
         """Return the keys whose current bytes this change needs and which are not in memory."""
-        wanted = []
+        wanted: list[Key] = []
+        if self._loaded:
+            return wanted
         for key in change.append:
             stored = self.values.get(key)
             if stored is not None and stored.hasher is None:
@@ -170,76 +258,184 @@ class HeadState:
             stored = self.values.get(key)
             if stored is None or stored.parts is not None or stored.entry.kind != body.kind:
                 continue
-            if stored.entry.size != len(body.data) or stored.entry.digest != body.digest():
+            if stored.entry.size != body.size or stored.entry.digest != body.digest():
                 wanted.append(key)
+        self._loaded = not wanted and all(stored.parts is not None for stored in self.values.values())
         return wanted
 
     def plan(self, change: Change, new_stream: NewStream) -> Draft:
         """Apply the change and return what must be written for it."""
-        draft = Draft()
-        before = {key: stored.entry for key, stored in self.values.items()}
-        gone = [stored for key in change.delete if (stored := self.values.pop(key, None)) is not None]
+        draft, values = Draft(), self.values
+        before: dict[Key, Entry | None] = {}  # of each key whose entry changes
+        gone: list[StoredValue] = []
+        for key in change.delete:
+            if (old := values.pop(key, None)) is not None:
+                before[key] = old.entry
+                gone.append(old)
         for key, body in change.put.items():
-            old = self.values.get(key)
-            if old is None or old.entry.kind != body.kind:
+            old = values.get(key)
+            entry = None if old is None else old.entry
+            if old is not None and len(body.parts) == 1 and old.parts == body.parts and old.entry.kind == body.kind:
+                new = old.recount(body.count)
+            elif old is None or old.entry.kind != body.kind:
                 moved = _part_of_removed(body, gone) if gone and old is None else None
-                self.values[key] = moved or _whole(body, draft)
+                new = moved or _whole(body, draft)
             else:
-                self.values[key] = _replace(old, body, draft, new_stream)
+                new = _replace(old, body, draft, new_stream)
+            if new.entry is not entry:
+                values[key] = new
+                before[key] = entry
         for key, body in change.append.items():
-            old = self.values.get(key)
-            self.values[key] = _append(old, body, draft, new_stream) if old else _whole(body, draft)
-        if change.order is not None:
-            self.values = {key: self.values[key] for key in change.order}
-        self._write_manifest(before, draft)
-        # An append to a known stream refers to nothing new, unless the stream lost its reference in the meantime.
-        if change.put or change.delete or draft.blobs or any(chunk[0] not in self.sources for chunk in draft.chunks):
-            sources = _sources(self.values.values(), self.base)
+            old = values.get(key)
+            before[key] = None if old is None else old.entry
+            values[key] = _append(old, body, draft, new_stream) if old else _whole(body, draft)
+        if change.order is not None and change.order != list(values):
+            self.values = {key: values[key] for key in change.order}
+            self._contents = None
+        self._write_manifest(before, draft, new_stream)
+        if self._refers_elsewhere(change, before, draft):
+            sources = self._find_sources()
             draft.sources = sources - self.sources
             self.sources = sources
         return draft
 
-    def _write_manifest(self, before: Entries, draft: Draft) -> None:
-        """Describe the new state. Unchanged entries move to a base once repeating them has cost more than a base."""
-        entries = {key: stored.entry for key, stored in self.values.items()}
-        unchanged = {key: entry for key, entry in entries.items() if before.get(key) is entry}
-        repeated = 0  # bytes
-        for key, entry in unchanged.items():
-            known = self.base_entries.get(key)
-            if known is not entry and known != entry:
-                repeated += 48 + len(entry.body or b"") + (12 * len(entry.pieces) if entry.pieces else 0)
-        if repeated:
-            self._waste += repeated
-            # A rough size decides whether to look closer; the exact size decides.
-            if self._waste > BASE_WASTE_MIN and self._waste > BASE_WASTE_MIN + len(base := encode_base(unchanged)):
-                self.base, self.base_entries = hashlib.sha256(base).digest(), unchanged
-                draft.blobs[self.base] = base
-                self._waste = 0
-        draft.manifest = encode_manifest(entries, self.base_entries)
+    def _refers_elsewhere(self, change: Change, before: Mapping[Key, Entry | None], draft: Draft) -> bool:
+        """Return whether the state may need other sources than before."""
+        if draft.blobs:
+            return True
+        for stream, _, _ in draft.chunks:
+            if stream not in self.sources:  # it is new, or lost its reference in the meantime
+                return True
+        for key in before.keys() - change.append.keys():  # an append to a known stream refers to nothing new
+            old, new = before[key], self.values.get(key)
+            if (old is not None and old.body is None) or (new is not None and new.entry.body is None):
+                return True
+        return False
+
+    def _write_manifest(self, before: dict[Key, Entry | None], draft: Draft, new_stream: NewStream) -> None:
+        """Describe the new state."""
+        changed, contents = self._changed, self._contents
+        for key, old in before.items():
+            new = self.values[key].entry if key in self.values else None
+            if new is None or new == self._known.get(key):
+                changed.pop(key, None)
+            else:
+                changed[key] = new
+            if old is None or new is None or contents is None:
+                contents = None
+            else:
+                contents[key] = pack_content(key, new)
+                self._size += new.size - old.size
+        self._contents = contents
+        self._move_repeated(before, draft, new_stream)
+        if self._contents is None:
+            self._keys = tuple(self.values)
+            self._header = header(len(self._keys), 0x90, 0xDC)
+            self._contents = {key: pack_content(key, self.values[key].entry) for key in sort_keys(self._keys)}
+            self._changed = {key: self._changed[key] for key in self._keys if key in self._changed}
+            self._order, self._removed = arrange(self._keys, self._known, self._changed)
+            self._size = sum(stored.entry.size for stored in self.values.values())
+        listed = self._changed if self.journal is None else {**self._changed, JOURNAL: self.journal.entry}
+        draft.manifest = encode_manifest(listed, self._order, self._removed)
         draft.base = self.base
-        draft.root = root_digest(entries)
-        draft.keys = tuple(entries)
-        draft.size = sum(entry.size for entry in entries.values())
+        draft.root = hashlib.sha256(b"".join((self._header, *self._contents.values()))).digest()
+        draft.keys = self._keys
+        draft.size = self._size
+
+    def _move_repeated(self, before: dict[Key, Entry | None], draft: Draft, new_stream: NewStream) -> None:
+        """Move entries that this manifest would repeat to the journal or to a new base, if that is worth it."""
+        may_be_large = self.base is None and len(self._changed) > KEYS_WITHOUT_BASE
+        if may_be_large and _estimate(self._changed, ()) > BASE_AT_ONCE_BYTES:
+            return self._start_base(self.entries(), draft)
+        recent, self._recent = self._recent, before.keys()
+        waste = _estimate(self._changed, before)
+        if self.base is not None and (self.journal is not None or self._waste + waste > BASE_WASTE_MIN):
+            # A value that changes now but did not change in the last save would be repeated too.
+            rare = {key: entry for key, entry in self._changed.items() if key not in before or key not in recent}
+            self._extend_journal(rare, draft, new_stream)
+            waste = _estimate(self._changed, before)
+        self._waste += waste
+        if waste and self._waste > self._base_due:
+            entries = self.entries()
+            base = encode_base(entries)
+            if len(base) < JOURNAL_BASE_MIN:  # then without what changes often, so that other threads may share it
+                entries = {key: entry for key, entry in entries.items() if key not in before}
+                base = encode_base(entries)
+            self._base_due = BASE_WASTE_MIN + len(base)
+            if self._waste > self._base_due:
+                self._start_base(entries, draft)
+        return None
+
+    def _extend_journal(self, entries: Entries, draft: Draft, new_stream: NewStream) -> None:
+        """Move the small ones of these entries to the journal; start a new base if the journal is long enough."""
+        known = self._known
+        if not self._base_bytes:
+            self._base_bytes = len(encode_base(known))
+        light = {
+            key: entry
+            for key, entry in entries.items()
+            if entry.body is not None and key in known and known[key].body is not None
+        }
+        if not light or self._base_bytes < JOURNAL_BASE_MIN:
+            return
+        records = b"".join([pack_record(key, entry) for key, entry in light.items()])
+        journal = self.journal or StoredValue(Entry(LIST, 0, 0, b""), [], [], hashlib.sha256())
+        if journal.entry.size + len(records) > 2 * self._base_bytes or len(journal.pieces) >= PIECES_MAX_INLINE:
+            return self._start_base(self.entries(), draft)
+        self.journal = _append(journal, Body(LIST, len(light), records), draft, new_stream)
+        known.update(light)
+        for key in light:
+            del self._changed[key]
+        return None
+
+    def _start_base(self, entries: Entries, draft: Draft) -> None:
+        base = encode_base(entries)
+        self.base, self.journal, self._known = hashlib.sha256(base).digest(), None, entries
+        draft.blobs[self.base] = base
+        self._changed = {
+            key: stored.entry for key, stored in self.values.items() if entries.get(key) is not stored.entry
+        }
+        self._base_bytes, self._base_due, self._waste = len(base), BASE_WASTE_MIN, 0
+        self._contents = None
+
+    def _find_sources(self) -> set[Source]:
+        named: set[Source] = set() if self.base is None else {self.base}
+        for stored in self.stored():
+            if stored.pieces:
+                named.update([piece.source for piece in stored.pieces if isinstance(piece, Range)])
+                if stored.entry.table is not None:
+                    named.add(stored.entry.table)
+        return named
+
+
+def _estimate(entries: Entries, but: Collection[Key]) -> int:
+    """Return roughly how many bytes these entries take in a manifest, without those of some keys."""
+    total = 0
+    for key, entry in entries.items():
+        if key not in but:
+            total += 48 + 12 * len(entry.pieces or ()) if entry.body is None else 16 + len(entry.body)
+    return total
 
 
 def _replace(old: StoredValue, body: Body, draft: Draft, new_stream: NewStream) -> StoredValue:
     """Return the value with new bytes of the same kind."""
-    # If its bytes are not loaded, ``unloaded`` found that the digest is the same.
-    if old.parts is None or body.data == old.data():
+    if old.parts is None:  # then ``unloaded`` found that the digest is the same
         return old.recount(body.count)
-    data, previous = body.data, old.data()
-    if len(data) <= INLINE_BYTES_MAX:
+    rest = body.after(old.parts)
+    if rest == b"":
+        return old.recount(body.count)
+    size = body.size
+    if size <= INLINE_BYTES_MAX:
         return _whole(body, draft)
     if old.entry.body is not None:  # it is inline in the manifest, so there is no piece to share
         return _whole(body, draft, stream=old.stream, end=old.end)
-    if data.startswith(previous):
-        grown = Body(body.kind, body.count - old.entry.count, data[len(previous) :])
-        _append(old, grown, draft, new_stream)
-        old.parts = [data]
+    if rest is not None:
+        _append(old, Body(body.kind, body.count - old.entry.count, rest), draft, new_stream)
+        old.parts = list(body.parts)
         return old
-    edits = splice(previous, data)
+    edits = splice(old.data(), body.data)
     new_bytes = sum(len(edit) for edit in edits if not isinstance(edit, Copy))
-    if new_bytes * 2 > len(data):
+    if new_bytes * 2 > size:
         return _whole(body, draft, stream=old.stream, end=old.end)
     pieces: list[Piece] = []
     for edit in edits:
@@ -250,9 +446,9 @@ def _replace(old: StoredValue, body: Body, draft: Draft, new_stream: NewStream) 
         else:
             pieces.append(_to_stream(old, edit, draft, new_stream))
     old.pieces = join_pieces(pieces)
-    old.fill([data])
+    old.fill(list(body.parts))
     _consolidate(old, draft, new_stream)
-    old.entry = _describe(old, body.count, len(data), draft)
+    old.entry = _describe(old, body.count, size, draft)
     return old
 
 
@@ -260,8 +456,8 @@ def _append(old: StoredValue, body: Body, draft: Draft, new_stream: NewStream) -
     """Return the value with more bytes at its end."""
     entry, data = old.entry, body.data
     size, count = entry.size + len(data), entry.count + body.count
-    if entry.body is not None or size <= INLINE_BYTES_MAX:
-        return _whole(Body(entry.kind, count, old.data() + data), draft)
+    if entry.body is not None:
+        return _whole(Body(entry.kind, count, entry.body + data), draft)
     if not data:
         return old.recount(count)
     old.hasher.update(data)
@@ -271,7 +467,7 @@ def _append(old: StoredValue, body: Body, draft: Draft, new_stream: NewStream) -
     if len(tail) + len(data) <= LITERAL_BYTES_MAX and len(pieces) < PIECES_MAX_INLINE:
         pieces[len(pieces) - bool(tail) :] = [tail + data]
     else:
-        if old.stream is None and entry.size <= SEED_BYTES_MAX:
+        if old.stream is None and 0 < entry.size <= SEED_BYTES_MAX:
             pieces[:] = [_to_stream(old, old.data(), draft, new_stream)]
             tail, parts = b"", old.parts
         elif tail:
@@ -291,7 +487,7 @@ def _append(old: StoredValue, body: Body, draft: Draft, new_stream: NewStream) -
 
 def _part_of_removed(body: Body, gone: Iterable[StoredValue]) -> StoredValue | None:
     """Return the value as a part of one that the same change deletes; None if no loaded one contains it."""
-    size = len(body.data)
+    size = body.size
     if size < MOVED_BYTES_MIN:
         return None
     for old in gone:
@@ -300,22 +496,23 @@ def _part_of_removed(body: Body, gone: Iterable[StoredValue]) -> StoredValue | N
             continue
         pieces = list(cut_pieces(old.pieces, start, size))
         if len(pieces) <= PIECES_MAX_INLINE:
-            hasher = hashlib.sha256(body.data)
-            entry = Entry(body.kind, body.count, size, hasher.digest(), pieces=tuple(pieces))
-            return StoredValue(entry, pieces, parts=[body.data], hasher=hasher)
+            stored = StoredValue(Entry(body.kind, body.count, size, body.digest(), pieces=tuple(pieces)), pieces)
+            stored.fill(list(body.parts))
+            return stored
     return None
 
 
 def _whole(body: Body, draft: Draft, stream: int | None = None, end: int = 0) -> StoredValue:
     """Store the value as it is: inline if it is small, else as a blob. Its stream, if any, stays for later appends."""
-    hasher = hashlib.sha256(body.data)
-    digest, size = hasher.digest(), len(body.data)
-    inline = size <= INLINE_BYTES_MAX
-    if not inline:
-        draft.blobs[digest] = body.data
-    entry = Entry(body.kind, body.count, size, digest, body=body.data if inline else None)
-    pieces: list[Piece] = [] if inline else [Range(digest, 0, size)]
-    return StoredValue(entry, pieces, parts=[body.data], hasher=hasher, stream=stream, end=end)
+    data = body.data
+    hasher, size = hashlib.sha256(data), len(data)
+    digest = hasher.digest()
+    if size <= INLINE_BYTES_MAX:
+        entry = Entry(body.kind, body.count, size, digest, data)
+        return StoredValue(entry, [], [data], hasher, stream, end)
+    draft.blobs[digest] = data
+    entry = Entry(body.kind, body.count, size, digest)
+    return StoredValue(entry, [Range(digest, 0, size)], list(body.parts), hasher, stream, end)
 
 
 def _to_stream(stored: StoredValue, data: bytes, draft: Draft, new_stream: NewStream) -> Range:
@@ -355,12 +552,3 @@ def _consolidate(stored: StoredValue, draft: Draft, new_stream: NewStream) -> No
     merged = _to_stream(stored, stored.data()[offset : offset + cheapest], draft, new_stream)
     stored.pieces = join_pieces([*stored.pieces[:first], merged, *stored.pieces[first + half :]])
     stored.table_bytes = 0
-
-
-def _sources(values: Iterable[StoredValue], base: bytes | None) -> set[Source]:
-    named: set[Source] = set() if base is None else {base}
-    for stored in values:
-        named.update(piece.source for piece in stored.pieces if isinstance(piece, Range))
-        if stored.entry.table is not None:
-            named.add(stored.entry.table)
-    return named

@@ -13,7 +13,11 @@ An **entry** describes one value: its kind, count, size, digest and place. The p
 - table: a blob that lists all pieces but the last, and the last piece, whose end moves while the value grows.
 
 Entries that stay the same need not be repeated in every manifest: they move to a **base**, a blob of entries that
-manifests refer to and override. Apart from its base and tables a manifest is self-contained: no chains, no replay.
+manifests refer to and override. If the base is large, and now this and now that small value of it changes, the new
+inline entries move to a **journal**: a list that only grows, stored in pieces as any other, whose later items override
+earlier ones. A journal has inline entries only, and only of keys that are inline in the base, so that a manifest and
+its base name all keys and all sources. When it is twice as long as the base, a new base takes its place. Apart from its
+base, its journal and its tables a manifest is self-contained: no chains.
 
 Keys are text for the caller's state and small integers for the parts that Backstay adds to it (``FRAMES``, ``PATH``,
 ``RUN``, ``VERSIONS``), so the two cannot be confused. The **root** digest covers the sorted content only: it does not
@@ -31,6 +35,7 @@ from typing import Any, NamedTuple
 
 import ormsgpack
 
+from backstay.codec.msgpack import header
 from backstay.errors import DecodeError
 
 LITERAL_BYTES_MAX = 24
@@ -153,6 +158,7 @@ FRAMES = 0
 PATH = 1
 RUN = 2
 VERSIONS = 3  # the part of another engine's run that changes with every step; RUN holds the rest
+JOURNAL = -1  # not a part of the state: newer entries than those of the base
 
 SYSTEM_NAMES = {FRAMES: "frames", PATH: "path", RUN: "run", VERSIONS: "marks"}
 
@@ -179,25 +185,34 @@ class Entry:
 Entries = dict[Key, Entry]
 
 
-def encode_manifest(entries: Mapping[Key, Entry], base: Mapping[Key, Entry]) -> bytes:
-    """Return the bytes of a manifest that, over ``base``, describes ``entries`` in their order."""
-    changed: Entries = {}
-    for key, entry in entries.items():
-        known = base.get(key)
-        if known is not entry and known != entry:  # usually it is the same object, or there is none
-            changed[key] = entry
-    removed = [key for key in base if key not in entries]
-    natural = [key for key in base if key in entries] + [key for key in changed if key not in base]
-    order: bytes | list[Key] | None = None
-    if natural != list(entries):
-        # Each key's place in the natural order, if one byte can hold it, else its name.
-        places = {key: place for place, key in enumerate(natural)}
-        order = bytes(places[key] for key in entries) if len(natural) <= PLACES_MAX else list(entries)
-    return ormsgpack.packb([order, removed, *_pack_entries(changed)])
+def encode_manifest(
+    changed: Mapping[Key, Entry], order: bytes | list[Key] | None = None, removed: Iterable[Key] = ()
+) -> bytes:
+    """Return the bytes of a manifest with the entries that differ from the base; the others are from ``arrange``."""
+    return ormsgpack.packb([order, [*removed], *_pack_entries(changed)])
+
+
+def arrange(
+    keys: Sequence[Key], base: Mapping[Key, Entry], changed: Mapping[Key, Entry]
+) -> tuple[bytes | list[Key] | None, list[Key]]:
+    """Return the order that a manifest must state, None if it follows from the base, and the removed keys of the base.
+
+    ``keys`` are those of the state in their order.
+    """
+    present = set(keys)
+    natural = [key for key in base if key in present] + [key for key in changed if key not in base]
+    removed = [key for key in base if key not in present]
+    if natural == list(keys):
+        return None, removed
+    if len(natural) > PLACES_MAX:
+        return list(keys), removed
+    # Each key's place in the natural order: one byte is shorter than its name.
+    places = {key: place for place, key in enumerate(natural)}
+    return bytes(places[key] for key in keys), removed
 
 
 def decode_manifest(data: bytes, base: Mapping[Key, Entry]) -> Entries:
-    """Return the entries of a manifest over its base, in the state's order."""
+    """Return the entries of a manifest over its base, in the state's order; a journal comes last: see ``replay``."""
     fields = _unpack_list(data, "manifest")
     if len(fields) < 2 or not isinstance(fields[1], list):
         raise DecodeError("a manifest has an unknown form")
@@ -206,15 +221,44 @@ def decode_manifest(data: bytes, base: Mapping[Key, Entry]) -> Entries:
     order = fields[0]
     if order is None:
         return entries
+    journal = entries.pop(JOURNAL, None)
     try:
         if len(order) != len(entries):
             raise DecodeError("a manifest's order does not name all its keys")
         if isinstance(order, bytes):
             natural = list(entries)
             order = [natural[place] for place in order]
-        return {key: entries[key] for key in order}
+        entries = {key: entries[key] for key in order}
     except (IndexError, KeyError, TypeError) as error:
         raise DecodeError("a manifest's order names an unknown key") from error
+    if journal is not None:
+        entries[JOURNAL] = journal
+    return entries
+
+
+def replay(entries: Entries, base: Entries, journal: Iterable[bytes]) -> None:
+    """Update the base, and those entries that are from the base, with the bytes of the journal; remove its entry."""
+    count, data = entries.pop(JOURNAL).count, b"".join(journal)
+    if count > len(data):
+        raise DecodeError("a journal is shorter than its manifest says")
+    newest: dict[Any, list[Any]] = {}
+    for plain in _unpack_list(header(count, 0x90, 0xDC) + data, "journal"):
+        if type(plain) is not list or len(plain) != 4 or type(plain[0]) not in (str, int):
+            raise DecodeError("a journal's entry has an unknown form")
+        newest[plain[0]] = plain
+    for plain in newest.values():
+        key, entry = _unpack_entry(plain)
+        known = base.get(key)
+        if known is None or known.body is None:
+            raise DecodeError("a journal has an entry whose key is not inline in the base")
+        base[key] = entry
+        if entries.get(key) is known:
+            entries[key] = entry
+
+
+def pack_record(key: Key, entry: Entry) -> bytes:
+    """Return an inline entry as an item of a journal."""
+    return ormsgpack.packb([key, entry.kind, entry.count, entry.body])
 
 
 def encode_base(entries: Mapping[Key, Entry]) -> bytes:
@@ -243,6 +287,16 @@ def root_digest(entries: Mapping[Key, Entry]) -> bytes:
     named.sort(key=_NAME)
     content = [[name, system, entry.kind, entry.count, entry.digest] for name, system, entry in named]
     return hashlib.sha256(ormsgpack.packb(content)).digest()
+
+
+def pack_content(key: Key, entry: Entry) -> bytes:
+    """Return what the root digest covers of one value, packed, so that the next root need not pack it again."""
+    return ormsgpack.packb([str(key), type(key) is int, entry.kind, entry.count, entry.digest])
+
+
+def sort_keys(keys: Iterable[Key]) -> list[Key]:
+    """Return keys in the order in which the root digest covers them."""
+    return sorted(keys, key=lambda key: (str(key), type(key) is int))
 
 
 def _pack_entries(entries: Mapping[Key, Entry]) -> list[list[Any]]:
@@ -350,6 +404,24 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+def subtract_ranges(ranges: Iterable[tuple[int, int]], less: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of ranges that are in none of the others. Both are sorted, and none touches another."""
+    left: list[tuple[int, int]] = []
+    others = iter(less)
+    other = next(others, None)
+    for start, end in ranges:
+        while other is not None and other[0] < end:
+            if start < other[0]:
+                left.append((start, other[0]))
+            start = max(start, other[1])
+            if other[1] > end:  # it reaches into the next range
+                break
+            other = next(others, None)
+        if start < end:
+            left.append((start, end))
+    return left
+
+
 def is_needed(start: int, end: int, ranges: list[tuple[int, int]]) -> bool:
     """Return whether any byte of [start, end) lies in the sorted ranges."""
     first = bisect_right(ranges, start, key=_END)  # the first range that ends after ``start``
@@ -361,12 +433,16 @@ def assemble(rows: Iterable[tuple[int, bytes]], start: int, length: int) -> list
     parts: list[bytes] = []
     position, end = start, start + length
     for offset, data in rows:
-        if position >= end:
+        after = offset + len(data)
+        if offset == position and after <= end:  # nearly always
+            parts.append(data)
+        elif position >= end:
             break
-        if offset > position:
+        elif offset > position:
             return None
-        if offset + len(data) > position:
-            whole = offset == position and offset + len(data) <= end
-            parts.append(data if whole else data[position - offset : end - offset])
-            position = offset + len(data)
+        elif after > position:
+            parts.append(data[position - offset : end - offset])
+        else:
+            continue
+        position = after
     return parts if position >= end else None

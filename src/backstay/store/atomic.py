@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ DIRECTORY_MODE = 0o700
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _CLOSE_ON_EXEC
+_COPY_BYTES = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -161,6 +161,21 @@ def write_whole(path: Path, data: bytes, *, mode: int = FILE_MODE, sync: bool = 
         file.write(data)
 
 
+def copy_start(source: Path, target: Path, length: int) -> bool:
+    """Copy the first bytes of a file to a new one and sync it; return False if the file is shorter."""
+    with source.open("rb") as original, target.open("xb") as file:
+        os.fchmod(file.fileno(), FILE_MODE)
+        while length > 0:
+            part = original.read(min(length, _COPY_BYTES))
+            if not part:
+                return False
+            file.write(part)
+            length -= len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return True
+
+
 def remove(path: Path, *, sync: bool = False) -> bool:
     """Remove a file; return False if it did not exist."""
     try:
@@ -178,7 +193,7 @@ def remove(path: Path, *, sync: bool = False) -> bool:
 def _temporary(path: Path, mode: int) -> tuple[Path, BinaryIO]:
     """Create a file next to ``path``, locked by this process; return its path and the file."""
     while True:
-        temporary = path.with_name(f"{PREFIX}{secrets.token_hex(16)}")
+        temporary = path.with_name(f"{PREFIX}{os.urandom(16).hex()}")
         with _translated("write next to", path):
             descriptor = os.open(temporary, _NEW, mode)
             file = os.fdopen(descriptor, "wb")

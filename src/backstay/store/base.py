@@ -9,7 +9,8 @@ Order      Each commit gets a sequence number that rises within its thread and i
 One writer A commit names the branch, its last seq, the head it builds on, and its epoch. If one of them is out of date,
            nothing is stored. A deleted branch that is created again under its old name is another branch. While a lease
            runs, only its holder writes.
-Atomic     A verb happens completely or has no effect, even if the process or the machine dies in the middle.
+Atomic     A verb happens completely or has no effect, even if the process or the machine dies in the middle. Only
+           ``delete_thread`` may take several such steps.
 Durable    When ``commit``, ``write``, ``tag`` or ``delete`` returns, its effect survives a power failure (except in
            ``memory:``).
 Fresh      A read sees every commit that returned before the read started, from any process.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from backstay.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
@@ -56,7 +58,7 @@ class Row(NamedTuple):
     seq: int
     id: str
     parent_id: str | None
-    parent_digest: bytes | None  # always with the payload; otherwise only if the parent was deleted
+    parent_digest: bytes | None  # always with the payload; otherwise only if it is stored with the row
     step: int
     created_us: int
     digest: bytes
@@ -117,9 +119,10 @@ class Commit:
     chunks: Sequence[tuple[int, int, bytes]] = ()  # (stream, offset, bytes)
     sources: Collection[Source] = ()  # needed by the manifest but not by the branch's head
     owned: Collection[int] = ()  # streams that start with this commit and belong to this branch
-    requires: str | None = None  # id of the parent whose sources this takes over, which must still exist
-    # The parent's digest, if the parent is required (then it must match), if a head is replaced, or if the parent may
-    # be missing (then the row keeps the digest, unless the parent exists and has it).
+    requires: str | None = None  # id of the checkpoint whose sources this takes over, which must still exist
+    # The parent's digest, if the parent is required (then it must match), if another checkpoint is required, if a head
+    # is replaced, or if the parent may be missing. The row keeps the digest unless the parent has it and is the
+    # branch's head, or a new branch's origin: only there does a delete of the parent look for children.
     parent_digest: bytes | None = None
     origin: str | None = None  # the checkpoint that a new branch was forked from, which may be deleted by now
     replaces_head: bool = False  # replace the head, which has the same id
@@ -128,12 +131,16 @@ class Commit:
     @property
     def forked_from(self) -> str | None:
         """Return the origin of a branch that starts with this commit."""
-        return self.requires if self.requires is not None else self.origin
+        return self.origin if self.origin is not None else self.requires
 
     @property
     def keeps_parent_digest(self) -> bool:
         """Return whether the row keeps the parent's digest unless the parent exists and has it."""
         return self.parent_digest is not None and self.requires is None and not self.replaces_head
+
+    def may_take(self, digest: bytes) -> bool:
+        """Return whether the required checkpoint may have this digest; a parent must have the digest given for it."""
+        return self.requires != self.parent_id or self.parent_digest in (None, digest)
 
     def row(self, thread_number: int, seq: int) -> Row:
         """Return the row of this commit."""
@@ -265,27 +272,32 @@ class Query:
     ids: tuple[str, ...] | None = None
     heads_of_threads: bool = False  # only the newest row of every thread, newest thread first
     before: int | None = None  # only rows with a lower number (of the thread, if ``heads_of_threads``)
-    step_max: int | None = None
     tag: str | None = None
     limit: int = PAGE_ROWS_MAX
     payload: bool = False
     writes: bool = False
+    surely: bool = False  # with ids: look for a row that is not found in every other way too, which takes longer
 
     def __post_init__(self) -> None:
         if self.thread is None and self.ids is None and not self.heads_of_threads:
             raise InvalidInput("a query must name a thread or ids, or ask for the heads of all threads")
         if self.heads_of_threads and (self.thread, self.branch, self.ids, self.payload) != (None, None, None, False):
-            raise InvalidInput("a query for heads of threads takes only scope, tag and step, and no payload")
+            raise InvalidInput("a query for heads of threads takes only scope and tag, and no payload")
 
-    def names(self, row: Row) -> bool:
-        """Return whether a row has the query's thread, scope and branch, and is before the cursor."""
-        branch = row.branch
+    def covers(self, branch: BranchKey) -> bool:
+        """Return whether the query asks for rows of this branch."""
         return (
             branch.namespace == self.namespace
             and self.thread in (None, branch.thread)
             and self.scope in (None, branch.scope)
             and self.branch in (None, branch.name)
-            and (self.before is None or (row.thread_number if self.heads_of_threads else row.seq) < self.before)
+        )
+
+    def names(self, row: Row) -> bool:
+        """Return whether a row has the query's thread, scope and branch, and is before the cursor."""
+        before = self.before
+        return self.covers(row.branch) and (
+            before is None or (row.thread_number if self.heads_of_threads else row.seq) < before
         )
 
 
@@ -294,6 +306,7 @@ class Branch:
     """A branch as lists show it. ``origin`` is the checkpoint it was forked from, ``head`` its newest checkpoint."""
 
     key: BranchKey
+    number: int  # in the order of creation, never reused
     head: str | None
     head_seq: int
     last_seq: int
@@ -320,7 +333,15 @@ class Sizes:
 
     total: int
     sources: Mapping[Source, int]
-    rows: int  # bytes of manifests, notes and the like
+
+
+class NamespaceTotals(NamedTuple):
+    """The content of a namespace in numbers."""
+
+    threads: int
+    branches: int
+    checkpoints: int
+    full_copy_bytes: int  # the size of full copies of all states
 
 
 class Backend(Protocol):
@@ -346,14 +367,25 @@ class Backend(Protocol):
         Lists of the store may miss the rows in such a part.
         """
 
-    def branches(self, namespace: str, thread: str | None, scope: str | None) -> list[Branch]:
-        """Return the branches of a thread (None = of all) that have a checkpoint, oldest first."""
+    def branches(
+        self, namespace: str, thread: str | None, scope: str | None, after: int = 0, limit: int = PAGE_ROWS_MAX
+    ) -> list[Branch]:
+        """Return the branches of a thread (None = of all) that have a checkpoint, oldest first.
+
+        Only those with a higher number than ``after``; at most ``limit``, and never more than ``PAGE_ROWS_MAX``.
+        """
+
+    def forked(self, namespace: str, checkpoints: Collection[str]) -> set[str]:
+        """Return the ids among these that a branch was forked from."""
 
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         """Return the bytes of each range, in order, in their stored parts. Corrupted if any are missing."""
 
-    def sizes(self) -> Sizes:
-        """Return how many bytes everything takes."""
+    def sizes(self, sources: Collection[Source] | None = None) -> Sizes:
+        """Return how many bytes the store takes, and how many each of these sources takes (None = every source)."""
+
+    def totals(self, namespace: str) -> NamespaceTotals:
+        """Count what a namespace holds, without reading its states; a branch counts once it had a checkpoint."""
 
     # Writing ------------------------------------------------------------------------------------------------------
 
@@ -409,7 +441,9 @@ class Backend(Protocol):
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
         """Delete a thread with all its scopes, branches and records, and every byte that no other thread needs.
 
-        Fenced, and nothing is deleted, if a lease with another token runs on one of its branches.
+        Fenced, and nothing is deleted, if a lease with another token runs on one of its branches. A store may delete a
+        large thread in several transactions, its newest checkpoints first. Between them the thread is whole but
+        smaller: after a crash, or a lease that starts meanwhile (Fenced), a repeated call deletes the rest.
         """
 
     def compact(self) -> int:
@@ -505,6 +539,12 @@ class Backend(Protocol):
         As with ``delete``, the next older checkpoint becomes the head, children keep the digest, and a branch without a
         checkpoint is removed; but no bytes and no effects are deleted. NotFound if there is no such checkpoint. Fenced
         if a lease runs on the branch, unless ``force``.
+        """
+
+    def backup(self, path: Path) -> None:
+        """Write a copy of everything, as of one moment, to a new file or directory. Other verbs continue meanwhile.
+
+        StoreRefused if the store has no files.
         """
 
     def close(self) -> None:

@@ -1,11 +1,17 @@
-"""The layout of values in both SQL stores: keys, addresses, compressed bodies. Bytes only, no I/O."""
+"""The layout of values in both SQL stores: keys, addresses, and bodies that check themselves. Bytes only, no I/O.
+
+A part of a value cannot be checked against the value's digest, so every stored body has a checksum of its own: a
+compressed one in its zstd frame, any other in the four bytes after it.
+"""
 
 from __future__ import annotations
 
 import re
+import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from backstay.codec import compress, decompress
 from backstay.errors import BackstayError, Corrupted, DecodeError
@@ -16,12 +22,14 @@ SEQ_MAX = (1 << SEQ_BITS) - 1
 UNREADABLE = "\0"
 """No valid id contains it. The placeholder for an unreadable id does, so such a row is listed and hides no other."""
 
+CHECKSUM_BYTES = 4
 COMPRESS_BYTES_MIN = 256
 REMEMBERED_BYTES_MIN = 32768
 COMPRESS_AT_ONCE_BYTES = 16384
 """Smaller chunks are stored uncompressed: compressing them later, with their neighbours, is better and cheaper."""
 
 
+_SOUND = 0x2144DF1C
 IS_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
@@ -57,11 +65,22 @@ def unreadable_id(stored: object) -> str:
 
 
 def pack_body(data: bytes, least: int = COMPRESS_BYTES_MIN) -> bytes:
-    """Return the bytes compressed if that is shorter; only then does their length differ from the original."""
-    if len(data) < least:
-        return data
-    packed = compress(data)
-    return packed if len(packed) < len(data) else data
+    """Return the bytes with a checksum, compressed if that is shorter; see ``is_compressed``."""
+    if len(data) >= least:
+        packed = compress(data)
+        if len(packed) < len(data) + CHECKSUM_BYTES:
+            return packed
+    return data + checksum_of(data)
+
+
+def checksum_of(data: bytes) -> bytes:
+    """Return the checksum of uncompressed bytes. Bytes followed by it always have the same CRC-32: ``_SOUND``."""
+    return crc32(data).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def is_compressed(size: int, body: bytes) -> bool:
+    """Return whether ``pack_body`` compressed the bytes, which were ``size`` long."""
+    return len(body) != size + CHECKSUM_BYTES
 
 
 class _Last(threading.local):
@@ -74,9 +93,11 @@ _last = _Last()
 
 
 def unpack_body(size: int, body: bytes) -> bytes:
-    """Return the original bytes of ``pack_body``, which were ``size`` long."""
-    if len(body) == size:
-        return body
+    """Return the original bytes of ``pack_body``, which were ``size`` long; DecodeError if they were changed."""
+    if len(body) == size + CHECKSUM_BYTES:
+        if crc32(body) != _SOUND:
+            raise DecodeError(f"{size} stored bytes do not match their checksum")
+        return body[:size]
     if size < REMEMBERED_BYTES_MIN:
         return decompress(body, size)
     packed, plain = _last.kept
@@ -87,22 +108,22 @@ def unpack_body(size: int, body: bytes) -> bytes:
 
 
 def unpack_stored(size: int, body: bytes, where: str) -> bytes:
-    """Return the original bytes of a stored row; Corrupted if they cannot be decompressed."""
+    """Return the original bytes of a stored row; Corrupted if they were changed."""
     try:
         return unpack_body(size, body)
     except DecodeError as error:
-        raise Corrupted(f"{where} cannot be decompressed", hint="store.check() lists what is affected") from error
+        raise Corrupted(f"{where} is damaged: {error.what}", hint="store.check() lists what is affected") from error
 
 
 def unpack_or_nothing(size: int, body: bytes) -> bytes:
-    """Return the original bytes, or b"" if they cannot be decompressed: then the digest does not match."""
+    """Return the original bytes, or b"" if they were changed: then the digest does not match."""
     try:
         return unpack_body(size, body)
     except DecodeError:
         return b""
 
 
-Chunk = tuple[int, int, bytes]  # address, size before compression, body
+Chunk = tuple[int, int, bytes]  # address, size of the original bytes, body
 
 
 def touching(rows: list[Chunk]) -> list[list[Chunk]]:
@@ -116,7 +137,15 @@ def touching(rows: list[Chunk]) -> list[list[Chunk]]:
     return runs
 
 
-ODD_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+def joined(rows: Iterable[Chunk]) -> bytes | None:
+    """Return the original bytes of adjacent rows; None if one was changed: it must stay as it is, to be found."""
+    try:
+        return b"".join([unpack_body(size, body) for _, size, body in rows])
+    except DecodeError:
+        return None
+
+
+ODD_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
 
 
 def odd_value(error: Exception, path: str) -> Corrupted:
@@ -132,17 +161,19 @@ def odd_value(error: Exception, path: str) -> Corrupted:
 
 
 class Patch(NamedTuple):
-    """Changes to rows, which are named by their index. All bytes are uncompressed."""
+    """Changes to rows, which are named by their index."""
 
     drop: list[int]  # rows that cannot be decompressed any more
-    change: list[tuple[int, bytes]]  # rows with other bytes, of the same length
-    add: list[tuple[int, bytes]]  # new rows, by address
+    change: list[tuple[int, bytes]]  # other bodies for rows, for as many original bytes, compressed as before
+    add: list[tuple[int, bytes]]  # original bytes of new rows, by address
 
 
 def patched(rows: Sequence[Chunk], start: int, data: bytes) -> Patch:
     """Return the changes that store ``data`` from address ``start`` on; ``rows`` are all that may overlap it, in order.
 
-    A row that can be decompressed keeps its address and its other bytes. Bytes outside such rows become new rows.
+    A row keeps its address and its other bytes, unless it cannot be decompressed. Bytes outside such rows become new
+    rows. If only a part of an uncompressed row is replaced, its checksum stays: then the row is as it was when it was
+    written, or it is still known to be damaged.
     """
     patch = Patch([], [], [])
     position, end = start, start + len(data)
@@ -150,18 +181,20 @@ def patched(rows: Sequence[Chunk], start: int, data: bytes) -> Patch:
         if address >= end or address + size <= start:
             continue
         try:
-            whole = unpack_body(size, body)
+            whole, checksum = unpack_body(size, body), b""
         except BackstayError:
-            whole = b""
-        if len(whole) != size:
-            patch.drop.append(number)
-            continue
+            if is_compressed(size, body):
+                patch.drop.append(number)
+                continue
+            whole, checksum = body[:size], body[size:]
         if position < address:
             patch.add.append((position, data[position - start : address - start]))
         low, high = max(start, address), min(end, address + size)
         changed = whole[: low - address] + data[low - start : high - start] + whole[high - address :]
-        if changed != whole:
-            patch.change.append((number, changed))
+        if changed != whole or checksum:
+            least = COMPRESS_BYTES_MIN if is_compressed(size, body) else size + 1
+            keeps = checksum and (low, high) != (address, address + size)
+            patch.change.append((number, changed + checksum if keeps else pack_body(changed, least)))
         position = max(position, high)
     if position < end:
         patch.add.append((position, data[position - start :]))

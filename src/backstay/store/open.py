@@ -7,9 +7,14 @@ from collections.abc import Callable
 
 from backstay.errors import InvalidInput, StoreRefused
 from backstay.store.base import Backend
-from backstay.store.memory import MemoryStore
 from backstay.store.sqlite.store import SqliteStore
 from backstay.version import install_hint
+
+
+def _memory(url: str) -> Backend:
+    from backstay.store.memory import MemoryStore
+
+    return MemoryStore(url)
 
 
 def _directory(url: str) -> Backend:
@@ -29,7 +34,7 @@ def _postgres(url: str) -> Backend:
 
 
 STORES: dict[str, Callable[[str], Backend]] = {
-    "memory": MemoryStore,
+    "memory": _memory,
     "sqlite": SqliteStore,
     "dir": _directory,
     "postgresql": _postgres,
@@ -41,18 +46,24 @@ STORES: dict[str, Callable[[str], Backend]] = {
 _URL_LENGTH_MAX = 10_000
 
 
-def open_backend(url: str | os.PathLike[str]) -> Backend:
-    """Open the store that the URL names; create it if it does not exist."""
-    text = os.fspath(url) if isinstance(url, str | os.PathLike) else ""
+def path_text(path: str | os.PathLike[str]) -> str | None:
+    """Return a path or URL as text; None if it cannot be one."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     try:
         is_valid = b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:  # a lone surrogate
         is_valid = False
-    if not isinstance(text, str) or not text or len(text) > _URL_LENGTH_MAX or not is_valid:
+    return text if isinstance(text, str) and 0 < len(text) <= _URL_LENGTH_MAX and is_valid else None
+
+
+def open_backend(url: str | os.PathLike[str]) -> Backend:
+    """Open the store that the URL names; create it if it does not exist."""
+    text = path_text(url)
+    if text is None:
         raise InvalidInput("open() needs a path or a URL", hint='For example backstay.open("agent.db")')
     scheme, colon, _ = text.partition(":")
     if text == "memory:":
-        return MemoryStore(text)
+        return _memory(text)
     if colon and scheme in STORES:
         return STORES[scheme](text)
     if colon and "://" in text:

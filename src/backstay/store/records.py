@@ -57,7 +57,7 @@ def digest_of(*parts: bytes) -> bytes:
 def record_id(kind: Kind, branch: BranchKey, key: str) -> bytes:
     """Return a record's name as a digest: of an effect's branch and key, or of the kind, namespace and key."""
     parts = (*branch, key) if kind == "effect" else (kind, branch.namespace, key)
-    return digest_of(*(part.encode() for part in parts))
+    return digest_of(*(part.encode(errors="surrogatepass") for part in parts))
 
 
 def is_repeated(record: Record, stored: Record | None) -> bool:

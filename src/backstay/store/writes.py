@@ -1,8 +1,9 @@
 """The pending writes of a task, packed into one row, for both SQL stores. Bytes only, no I/O.
 
 A task's writes are stored and read together, and many are smaller than the overhead of a row. So they are one row:
-msgpack of ``[path, write, write, …]`` in the order of their indexes, compressed if that is shorter. A write is
-``[index, channel, kind, count, body]``, plus its own path if that differs from the first one's.
+msgpack of ``[path, write, write, …]`` in the order of their indexes, compressed if that is shorter, and a CRC-32 over
+that, the checkpoint's id and the task's. A write is ``[index, channel, kind, count, body]``, plus its own path if that
+differs from the first one's.
 
 Small writes are mostly alike: names of channels, and the fields of a chat message. The compression dictionary holds
 these words, so a message of fifty characters takes half the space.
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import Field, fields
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
+from zlib import crc32
 
 import ormsgpack
 
@@ -35,13 +37,14 @@ _WORDS = Words(
 """Part of the format of both SQL stores: never changed."""
 
 _COMPRESS_BYTES_MIN = 64
+_CRC_BYTES = 4
 _HINT = "Restore a copy of the store, or delete the checkpoint"
 _TYPES = (int, str, str, int, bytes)
 _UNKNOWN = ("channel", "kind", "count")
 
 
 class Packed(NamedTuple):
-    """The stored writes of one task: a body of exactly this size is not compressed."""
+    """The stored writes of one task: a body of exactly this size, without its checksum, is not compressed."""
 
     size: int
     body: bytes
@@ -64,7 +67,7 @@ def merge(existing: Iterable[WriteRow], new: Iterable[WriteRow], replace: bool) 
     return [kept[index] for index in sorted(kept)]
 
 
-def pack(rows: Sequence[WriteRow]) -> Packed:
+def pack(rows: Sequence[WriteRow], checkpoint: str) -> Packed:
     """Return the writes of one task, at least one, in their stored form."""
     path = rows[0].task_path
     packed: list[Any] = [path]
@@ -76,12 +79,15 @@ def pack(rows: Sequence[WriteRow]) -> Packed:
     except TypeError as error:  # half a character, or a number beyond 64 bits
         raise EncodeError(f"the writes of task {rows[0].task_id!r} cannot be encoded: {error}") from error
     compressed = _WORDS.compress(data) if len(data) >= _COMPRESS_BYTES_MIN else data
-    return Packed(len(data), compressed if len(compressed) < len(data) else data)
+    body = compressed if len(compressed) < len(data) else data
+    return Packed(len(data), body + _checksum(body, checkpoint, rows[0].task_id))
 
 
-def unpack(task: str, packed: Packed) -> list[WriteRow]:
-    """Return the writes that ``pack`` stored; DecodeError if the bytes are not packed writes."""
-    size, body = packed
+def unpack(task: str, packed: Packed, checkpoint: str) -> list[WriteRow]:
+    """Return the writes that ``pack`` stored; DecodeError if the bytes are not these writes."""
+    size, body = packed.size, packed.body[:-_CRC_BYTES]
+    if packed.body[-_CRC_BYTES:] != _checksum(body, checkpoint, task):
+        raise DecodeError("packed writes do not match their checksum")
     data = body if len(body) == size else _WORDS.decompress(body, size)
     try:
         path, *writes = ormsgpack.unpackb(data)
@@ -91,6 +97,11 @@ def unpack(task: str, packed: Packed) -> list[WriteRow]:
     if not rows or any(first.index >= second.index for first, second in pairwise(rows)):
         raise DecodeError(f"{len(data)} bytes are not packed writes")
     return rows
+
+
+def _checksum(body: bytes, checkpoint: str, task: str) -> bytes:
+    names = f"{checkpoint}\0{task}".encode(errors="surrogatepass")
+    return crc32(names, crc32(body)).to_bytes(_CRC_BYTES)
 
 
 class UnreadableWrites(WriteRow):
@@ -129,7 +140,7 @@ def read(tasks: Iterable[tuple[str, Packed]], thread: str, checkpoint: str) -> t
     rows: list[WriteRow] = []
     for task, packed in tasks:
         try:
-            rows += unpack(task, packed)
+            rows += unpack(task, packed, checkpoint)
         except DecodeError:
             rows.append(UnreadableWrites(task, packed.body, thread, checkpoint))
     rows.sort(key=lambda row: (row.task_path, row.task_id, row.index))
@@ -141,11 +152,11 @@ def merged(
 ) -> Packed | None:
     """Return the new content of a task's row with ``new`` writes added; None if nothing changes."""
     try:
-        existing = unpack(task, stored)
+        existing = unpack(task, stored, checkpoint)
     except DecodeError as error:
         raise damaged_writes(task, thread, checkpoint) from error
     rows = merge(existing, new, replace)
-    return None if rows == existing else pack(rows)
+    return None if rows == existing else pack(rows, checkpoint)
 
 
 def _row(task: str, path: Any, *stored: Any) -> WriteRow:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from backstay.errors import Conflict
@@ -95,6 +97,20 @@ class DeleteRules:
 
         assert child.parent_digest is not None
 
+    @pytest.mark.parametrize("name", ["main", "b"])
+    def test_a_child_with_content_from_elsewhere_can_still_be_verified_after_its_parent_was_deleted(
+        self, backend: Backend, name: str
+    ) -> None:
+        """So are copies of threads: each copy requires the checkpoint that it copies, and its parent is a copy too."""
+        parent, _ = [put(backend, branch_key(), {"n": n}) for n in range(2)]
+        elsewhere = put(backend, branch_key("u"), {"n": 2})
+        made = draft(backend, branch_key(name=name), {"n": 2}, origin=parent)
+        backend.commit(replace(made, requires=elsewhere, origin=parent))
+        backend.delete("", [parent], False)
+        (child,) = backend.find(Query("", ids=(made.id,)))
+
+        assert (child.parent_id, child.parent_digest) == (parent, made.parent_digest)
+
     def test_a_fork_outlives_its_origin(self, backend: Backend) -> None:
         ids = [put(backend, branch_key(), {"list": long_list(n * 10)}) for n in range(1, 5)]
         fork = put(backend, branch_key("u"), {"list": long_list(20)}, origin=ids[1])
@@ -104,6 +120,42 @@ class DeleteRules:
 
         assert state_of(backend, fork) == {"list": long_list(20)}
         assert state_of(backend, grown) == {"list": long_list(33)}
+
+    def test_a_branch_lets_go_of_bytes_that_only_a_fork_of_it_needs(self, backend: Backend) -> None:
+        first = put(backend, branch_key(), {"list": long_list(10)})
+        fork = put(backend, branch_key("u"), {"list": long_list(10)}, origin=first)
+        put(backend, branch_key(), {"n": 1})
+        backend.delete("", [first], False)
+        assert state_of(backend, fork) == {"list": long_list(10)}
+        backend.delete_thread("", "u")
+
+        assert bytes_of(backend) == 0
+
+    def test_bytes_that_came_back_after_an_absence_stay(self, backend: Backend) -> None:
+        one, other = {"text": "one " * 200}, {"text": "other " * 200}
+        ids = [put(backend, branch_key(), state) for state in (one, other, one, other)]
+        backend.delete("", ids[:1], False)
+        assert [state_of(backend, name) for name in ids[1:]] == [other, one, other]
+        backend.delete("", ids[3:], False)
+        assert [state_of(backend, name) for name in ids[1:3]] == [other, one]
+        size = bytes_of(backend)
+        removed = backend.delete("", ids[1:2], False)
+
+        assert (state_of(backend, ids[2]), removed.bytes) == (one, size - bytes_of(backend))
+        assert 0 < bytes_of(backend) < size
+
+    def test_a_state_that_a_rewind_brought_back_keeps_its_bytes(self, backend: Backend) -> None:
+        ids = [put(backend, branch_key(), {"list": long_list(n)}) for n in (10, 20, 30)]
+        short = put(backend, branch_key(), {"list": long_list(5)})
+        again = put(backend, branch_key(), {"list": long_list(30)}, origin=ids[2])
+        last = put(backend, branch_key(), {"list": long_list(4)})
+        backend.delete("", ids, False)
+        assert state_of(backend, again) == {"list": long_list(30)}
+        size = bytes_of(backend)
+        backend.delete("", [again], False)
+
+        assert bytes_of(backend) < size
+        assert (state_of(backend, short), state_of(backend, last)) == ({"list": long_list(5)}, {"list": long_list(4)})
 
     def test_shared_bytes_stay_as_long_as_one_branch_needs_them(self, backend: Backend) -> None:
         text = {"text": "shared " * 100}

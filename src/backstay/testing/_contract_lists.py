@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from backstay.errors import InvalidInput, NotFound
-from backstay.store.base import Backend, Query
+from backstay.store.base import Backend, BranchKey, Query
+from backstay.store.leases import LeaseRequest
 from backstay.testing.drafts import branch_key, long_list, names, pending, put, state_of
 
 HOSTILE = (
@@ -51,7 +52,7 @@ class ListRules:
         assert found == ids[::-1]
         assert backend.find(Query("", "t", limit=0)) == []
 
-    def test_a_list_is_narrowed_by_branch_scope_step_tag_and_notes(self, backend: Backend) -> None:
+    def test_a_list_is_narrowed_by_branch_scope_and_tag(self, backend: Backend) -> None:
         for n in range(1, 7):
             key = branch_key(name="b" if n % 2 else "main", scope="sub" if n > 4 else "")
             put(backend, key, {}, str(n), step=n, tags=["even"] if n % 2 == 0 else [], metadata={"user": n % 3})
@@ -62,9 +63,8 @@ class ListRules:
         assert found(branch="b") == ["5", "3", "1"]
         assert found(scope="sub") == ["6", "5"]
         assert found(scope="") == ["4", "3", "2", "1"]
-        assert found(step_max=3, scope="") == ["3", "2", "1"]
         assert found(tag="even") == ["6", "4", "2"]
-        assert found(tag="even", step_max=5, limit=1) == ["4"]
+        assert found(tag="even", before=6, limit=1) == ["4"]
 
     def test_ids_are_found_newest_first_and_missing_ones_are_skipped(self, backend: Backend) -> None:
         for name in ("first", "second", "third"):
@@ -79,7 +79,6 @@ class ListRules:
 
         assert names(backend.find(Query("", "b", ids=("one", "two")))) == ["two"]
         assert names(backend.find(Query("", ids=("one", "two"), tag="x"))) == ["one"]
-        assert names(backend.find(Query("", ids=("one", "two"), step_max=4))) == ["one"]
 
     def test_a_list_without_a_thread_or_ids_is_refused(self, backend: Backend) -> None:
         with pytest.raises(InvalidInput):
@@ -169,6 +168,57 @@ class ListRules:
         assert backend.branches("other", None, None) == []
         assert [each.head_seq for each in backend.branches("", "t", "")] == [3, 2]
 
+    def test_branches_are_listed_page_by_page(self, backend: Backend) -> None:
+        keys = [branch_key(thread, name) for name in ("main", "b", "c") for thread in ("t", "u")]
+        for key in keys:
+            put(backend, key, {"n": 1})
+        found: list[BranchKey] = []
+        after = 0
+        while page := backend.branches("", None, None, after, 4):
+            assert len(page) <= 4
+            found += [branch.key for branch in page]
+            after = page[-1].number
+
+        assert found == keys
+        first, *rest = backend.branches("", "t", None)
+        assert backend.branches("", "t", None, first.number) == rest
+        assert backend.branches("", "t", None, first.number - 1, 1) == [first]
+        assert backend.branches("", None, None, limit=0) == []
+
+    def test_checkpoints_that_branches_were_forked_from_are_known(self, backend: Backend) -> None:
+        ids = [put(backend, branch_key(), {"n": n}) for n in range(3)]
+        put(backend, branch_key(name="b"), {"n": 0}, "side", origin=ids[0])
+        put(backend, branch_key("u"), {"n": 1}, "elsewhere", origin=ids[1])
+        assert backend.forked("", [*ids, "side", "no such"]) == {ids[0], ids[1]}
+        assert backend.forked("other", ids) == backend.forked("", []) == set()
+        backend.delete_thread("", "u")
+
+        assert backend.forked("", ids) == {ids[0]}
+
+    def test_the_sizes_of_some_sources_are_those_of_all(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"text": "x" * 5000, "list": long_list(9)})
+        put(backend, branch_key(), {"text": "x" * 5000, "list": long_list(30)})
+        every = backend.sizes().sources
+        assert {type(source) for source in every} == {int, bytes}
+        for source, size in every.items():
+            assert backend.sizes([source]).sources == {source: size}
+
+        assert backend.sizes([*every, 1 << 30, bytes(32)]).sources == every
+        assert backend.sizes([]).sources == {}
+
+    def test_totals_count_one_namespace_and_what_had_checkpoints(self, backend: Backend) -> None:
+        assert backend.totals("") == (0, 0, 0, 0)
+        kept = [put(backend, branch_key(thread), {"n": number}) for thread in ("t", "u") for number in range(3)]
+        put(backend, branch_key(name="side"), {"n": 9}, origin=kept[0])
+        put(backend, branch_key("t")._replace(namespace="other"), {"n": 1})
+        backend.acquire(branch_key("leased"), LeaseRequest("me", "token", 10_000_000))
+        sizes = [row.size for thread in ("t", "u") for row in backend.find(Query("", thread))]
+
+        assert backend.totals("") == (2, 3, 7, sum(sizes))
+        assert backend.totals("other")[:3] == (1, 1, 1)
+        backend.delete_thread("", "u")
+        assert backend.totals("")[:3] == (1, 2, 4)
+
     # Tags and writes ----------------------------------------------------------------------------------------------
 
     def test_tags_are_added_and_removed_and_shown_in_order(self, backend: Backend) -> None:
@@ -199,6 +249,15 @@ class ListRules:
         (row,) = backend.find(Query(*branch_key(), writes=True))
 
         assert row.writes == (pending("task", 0, b"first"), pending("task", -1, b"third", "path"))
+
+    def test_tasks_may_have_any_name(self, backend: Backend) -> None:
+        tasks = ["", "nul\0", "nul", "x" * 14, "x" * 15, "x" * 15 + "\0", "x" * 16, "\1", "\2", "\2" * 15, "x" * 1000]
+        name = put(backend, branch_key(), {})
+        for task in tasks:
+            backend.write(branch_key(), name, [pending(task, 0, task.encode())], False)
+        (row,) = backend.find(Query("", ids=(name,), writes=True))
+
+        assert {write.task_id: write.body for write in row.writes} == {task: task.encode() for task in tasks}
 
     def test_langgraph_writes_come_in_the_order_of_path_task_and_index(self, backend: Backend) -> None:
         name = put(backend, branch_key(), {})

@@ -148,6 +148,9 @@ class RecordRules:
         assert backend.record(kind, branch_key("u", "b", "sub"), "one") == row
         for checkpoint in (there, "no such"):
             assert backend.put_record(fresh(kind, branch=branch_key("u"), body=b"other", checkpoint=checkpoint)) == row
+        changed = change(backend, replace(row, branch=branch_key("u")), b"changed")
+        assert changed == replace(row, body=b"changed", version=row.version + 1)
+        assert listed(backend) == [changed]
 
     def test_kinds_do_not_share_their_names(self, backend: Backend) -> None:
         rows = [keep(backend, kind, body=kind.encode()) for kind in KINDS]

@@ -20,8 +20,9 @@ from backstay.operations.load import find_row, get, load_values, open_head_state
 from backstay.operations.rows import (
     NO_PARENT,
     checkpoint_digest,
+    checksum,
     encode_fields,
-    new_meta,
+    new_checkpoint,
     parent_digest,
     to_microseconds,
 )
@@ -69,8 +70,9 @@ def draft(
         parent, above = base.parent_id, parent_digest(base) or NO_PARENT
     step = notes.pop("step", seen.head.step + 1 if seen.head else 1)
     created: datetime = notes.pop("created_at", EPOCH)
-    meta = new_meta(key, name or f"cp-{next(_numbers)}", parent, step, created, notes)  # type: ignore[arg-type]  # Notes
-    encoded = encode_fields(meta, to_microseconds(created))
+    meta = new_checkpoint(key, name or f"cp-{next(_numbers)}", parent, step, created, notes)  # type: ignore[arg-type]  # Notes
+    created_us, fields = to_microseconds(created), encode_fields(meta)
+    digest = checkpoint_digest(above, plan.root, plan.keys, meta, created_us, fields)
     return Commit(
         branch=key,
         number=seen.number,
@@ -80,9 +82,9 @@ def draft(
         id=meta.id,
         parent_id=parent,
         step=step,
-        created_us=to_microseconds(created),
-        digest=checkpoint_digest(above, plan.root, plan.keys, meta, to_microseconds(created), encoded),
-        notes=encoded,
+        created_us=created_us,
+        digest=digest,
+        notes=fields + checksum(fields, meta.id, parent, step, created_us, digest, plan.size),
         size=plan.size,
         manifest=plan.manifest,
         base=plan.base,

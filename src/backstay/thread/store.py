@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from backstay.errors import InvalidInput
-from backstay.maintenance.check import NewestGood, check, newest_good
-from backstay.maintenance.repair import repair
-from backstay.maintenance.report import Report
-from backstay.maintenance.stats import Stats, stats
 from backstay.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
 from backstay.model.decision import InterruptKind
 from backstay.model.ids import IdMaker, check_id
 from backstay.model.runs import ExpiredLease, InterruptedRun, Session
 from backstay.operations import load, retention, sessions
-from backstay.operations.arguments import branch_key
+from backstay.operations.arguments import branch_key, names_of
 from backstay.operations.cursor import Access, Cursor, Services
 from backstay.operations.drivers import Offload
 from backstay.operations.interrupts import InterruptRecord, inbox_of
@@ -41,6 +36,9 @@ from backstay.store.open import open_backend
 from backstay.thread.access import access_of, awaited
 from backstay.thread.lease import AsyncLease, Lease, check_lease_options, claim
 from backstay.thread.thread import AsyncOnLost, AsyncThread, OnLost, Thread
+
+if TYPE_CHECKING:
+    from backstay.maintenance import NewestGood, Report, Stats
 
 
 def make_services(namespace: str, clock: Callable[[], datetime] | None) -> Services:
@@ -113,9 +111,10 @@ class Store:
         listing = listing_of_threads(self.namespace, limit, Filter(tag, graph, trigger, interrupt, where))
         return history_of(self._access, listing, check_on_damage(on_damage))
 
-    def get(self, id: str) -> Checkpoint | None:
-        """Load a checkpoint of any thread by its id; None if it does not exist."""
-        return load.get(self._access.store, self.namespace, check_id(id, "checkpoint id"))
+    def get(self, id: str, *, keys: Iterable[str] | None = None) -> Checkpoint | None:
+        """Load a checkpoint of any thread by its id; None if it does not exist. ``keys`` as in ``Thread.get``."""
+        wanted = None if keys is None else names_of(keys, "keys")
+        return load.get(self._access.store, self.namespace, check_id(id, "checkpoint id"), wanted)
 
     def delete_all(self) -> Removed:
         """Delete every thread of this namespace and return what was deleted."""
@@ -202,6 +201,8 @@ class Store:
         A check changes nothing. It covers checkpoints, pending writes, effects, interrupts and sessions. With
         ``every``, the report also lists each good record.
         """
+        from backstay.maintenance.check import check
+
         return check(self._access.store, self._access.services, thread, every=every)
 
     def repair(
@@ -221,6 +222,9 @@ class Store:
         this call rebuilds only that part: call it again for the rest. It raises Fenced, and changes nothing, if a
         process holds a lease on a branch that would change, unless ``force``.
         """
+        from backstay.maintenance.repair import repair
+        from backstay.maintenance.report import Report
+
         if report is not None and not isinstance(report, Report):
             raise InvalidInput(
                 f"report must be the report of a check, not {type(report).__name__}", hint="Pass store.check()"
@@ -241,16 +245,29 @@ class Store:
 
         Use it when the newest checkpoint is damaged. If all of them are, it looks in ``backup``. It changes nothing.
         """
+        from backstay.maintenance.check import newest_good
+
         key = branch_key(self.namespace, thread_id, branch, scope)
         return newest_good(self._access, key, _backup_access(backup))
 
     def stats(self) -> Stats:
-        """Return how much the store holds, by thread and key, and how much full copies would take."""
-        return stats(self._access.store, self._access.services, None)
+        """Return how much the store holds and how much full copies would take. ``thread.stats()`` has it by key."""
+        from backstay.maintenance.stats import stats
+
+        return stats(self._access.store, self._access.services)
 
     def compact(self) -> int:
         """Make the store as small as possible and return the bytes freed."""
         return self._access.store.compact()
+
+    def backup(self, path: str | os.PathLike[str]) -> Report:
+        """Write a copy of a SQLite or directory store to a new path, and check every byte of it; return the report.
+
+        The copy is the store as of one moment, with all namespaces; saves continue meanwhile. To restore it, open it.
+        """
+        from backstay.maintenance.backup import backup
+
+        return backup(self._access.store, self._access.services, path)
 
     def close(self) -> None:
         """Close the store. Closing twice does nothing."""
@@ -276,6 +293,8 @@ async def aopen(
 ) -> AsyncStore:
     """Open a store for use with an event loop; see ``open``."""
     services = make_services(namespace, clock)
+    import asyncio
+
     return AsyncStore(await asyncio.to_thread(open_backend, url), services)
 
 
@@ -326,6 +345,7 @@ class AsyncStore:
     newest_good = awaited(Store.newest_good)
     stats = awaited(Store.stats)
     compact = awaited(Store.compact)
+    backup = awaited(Store.backup)
 
     @overload
     def threads(
@@ -417,6 +437,8 @@ class AsyncStore:
     async def close(self) -> None:
         """Close the store. Closing twice does nothing."""
         # Not in one of the store's workers, because closing waits for them.
+        import asyncio
+
         await asyncio.to_thread(self._sync.close)
 
     async def __aenter__(self) -> AsyncStore:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from backstay.errors import InvalidInput
-from backstay.maintenance.check import check
-from backstay.maintenance.report import Report
-from backstay.maintenance.stats import Stats, stats
 from backstay.model.checkpoint import Checkpoint, CheckpointFields, CheckpointMeta, SavedCheckpoint, Write
 from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.ids import check_id
 from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations import interrupts, load, retention
-from backstay.operations.arguments import check_step, fork_target, id_of
+from backstay.operations.arguments import check_step, fork_target, id_of, names_of
 from backstay.operations.cursor import Access, Cursor, Handle
 from backstay.operations.drivers import in_event_loop
 from backstay.operations.interrupts import InterruptRecord, inbox_of
@@ -40,6 +37,9 @@ from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, arun_effe
 from backstay.thread.lease import AsyncLease, Lease, check_lease_options
 from backstay.thread.loop import PAUSE_CHECK_S, AsyncLoop, Loop, check_loop_options
 from backstay.thread.session import AsyncRunSession, RunSession
+
+if TYPE_CHECKING:
+    from backstay.maintenance import Report, ThreadStats
 
 T = TypeVar("T")
 OnLost = Callable[[Lease], None]
@@ -116,9 +116,26 @@ class Thread:
         """Load the newest checkpoint at or before a step; None before the first."""
         return self._handle.run(load.at_step, self._cursor.branch, check_step(step))
 
-    def get(self, id: str) -> Checkpoint | None:
-        """Load one of this thread's checkpoints by its id; None if it does not exist."""
-        return self._handle.run(load.get_of_thread, self._cursor.branch, check_id(id, "checkpoint id"))
+    def get(self, id: str, *, keys: Iterable[str] | None = None) -> Checkpoint | None:
+        """Load one of this thread's checkpoints by its id; None if it does not exist.
+
+        With ``keys``, only these keys of the state are read, verified and decoded. The others are missing from
+        ``state``, so do not save it as a whole state: use ``append(set=…)``. A key that the state does not have raises
+        NotFound.
+        """
+        wanted = None if keys is None else names_of(keys, "keys")
+        return self._handle.run(load.get_of_thread, self._cursor.branch, check_id(id, "checkpoint id"), wanted)
+
+    def tail(self, key: str, n: int) -> list[Any]:
+        """Return the last ``n`` items of a list in the newest checkpoint, fewer if it is shorter.
+
+        The rest of the list is not read, unless the list was rewritten or older checkpoints were deleted since these
+        items were added. Raises NotFound if the state has no such key, and InvalidInput if it is not a list. The list
+        is empty if there is no checkpoint. This does not change what the handle builds on.
+        """
+        if type(n) is not int or n < 0:
+            raise InvalidInput(f"n must be a whole number, 0 or more, not {n!r:.40}")
+        return self._handle.run(load.tail, self._cursor.branch, key, n)
 
     @overload
     def history(
@@ -162,6 +179,10 @@ class Thread:
     def branches(self, *, on_damage: OnDamage = "raise") -> list[Any]:
         """Return the thread's branches, oldest first."""
         return list(raise_or_mark(self._handle.run(load.branches, self._cursor.branch), check_on_damage(on_damage)))
+
+    def scopes(self) -> list[str]:
+        """Return the scopes of this thread, such as those of its subgraphs, oldest first; "" is the thread's own."""
+        return self._handle.run(load.scopes, self._cursor.branch)
 
     def fork(
         self,
@@ -400,11 +421,15 @@ class Thread:
 
     def check(self, checkpoint: CheckpointMeta | str | None = None) -> Report:
         """Check every byte of this thread, or of one of its checkpoints, against its digest, and report all damage."""
+        from backstay.maintenance.check import check
+
         return self._handle.run(check, self._services, self.id, None if checkpoint is None else id_of(checkpoint))
 
-    def stats(self) -> Stats:
+    def stats(self) -> ThreadStats:
         """Return how much this thread stores, by key, and how much full copies would take."""
-        return self._handle.run(stats, self._services, self.id)
+        from backstay.maintenance.stats import thread_stats
+
+        return self._handle.run(thread_stats, self._services, self.id)
 
     def _bind(self, saved: SavedCheckpoint) -> Checkpoint:
         """Let a checkpoint that was just saved load its payload when it is first used."""
@@ -469,6 +494,8 @@ class AsyncThread:
     latest = awaited(Thread.latest)
     at = awaited(Thread.at)
     get = awaited(Thread.get)
+    tail = awaited(Thread.tail)
+    scopes = awaited(Thread.scopes)
     rewind = awaited(Thread.rewind)
     tag = awaited(Thread.tag)
     untag = awaited(Thread.untag)

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from backstay.codec import decode, encode
+from backstay.codec.values import MUTABLE
 from backstay.errors import Corrupted, InvalidInput, Rejected
 from backstay.model.checkpoint import CheckpointMeta
 from backstay.model.decision import Decision, DecisionKind, InterruptKind
@@ -89,7 +90,7 @@ def _loop_run_of(meta: CheckpointMeta) -> LoopRun | None:
 
 
 _GROWING = (list, str, bytes)
-_SIZED = (list, dict, set)
+_SIZED = tuple(MUTABLE)
 
 
 class TurnLeft(BaseException):

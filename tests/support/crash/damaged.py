@@ -12,17 +12,15 @@ import functools
 import hashlib
 import json
 import os
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import apsw
-
 import backstay
 from backstay.errors import BackstayError
 from backstay.model.checkpoint import CheckpointMeta, Write
-from backstay.store.sqlite.database import CHECKSUM_VFS
 
 THREADS = ("alpha", "beta")
 CUT = -1
@@ -46,6 +44,8 @@ def fill(path: str) -> None:
             thread.save({"log": log, "n": number, "doc": text("doc", 2000)}, id=f"a{number}", label=f"step {number}")
         thread.write("a8", [Write("task", 0, "channel", {"answer": 42})])
         thread.tag("a3", "good", "kept")
+        thread.interrupt("a6", payload={"q": 1}, id="ask")
+        thread.effect("mail", lambda: {"sent": 1})
         store.compact()
         log[2] = text("edited", 40)  # in the middle: the value is now made of several pieces
         thread.save({"log": [*log, text("late", 600)], "n": 9, "doc": text("doc", 2000)}, id="a9")
@@ -73,6 +73,12 @@ def ask(store: backstay.Store) -> dict[str, Answer]:
     questions["threads"] = lambda: [plain(meta) for meta in store.threads()]
     questions["branch"] = lambda: plain(store.thread("alpha", branch="what-if").latest())
     questions["tagged"] = lambda: [plain(meta) for meta in store.thread("alpha").history(tag="good")]
+    questions["branches"] = lambda: [
+        (branch.key.name, branch.head, branch.head_seq) for branch in store.thread("alpha").branches()
+    ]
+    questions["step"] = lambda: plain(store.thread("alpha").at(step=5))
+    questions["interrupts"] = lambda: [(each.id, each.thread_id, each.decision) for each in store.interrupts()]
+    questions["effect"] = lambda: store.thread("alpha").effect("mail", _must_not_run)
     for thread in THREADS:
         questions[f"latest {thread}"] = functools.partial(_latest, store, thread)
         questions[f"history {thread}"] = functools.partial(_history, store, thread)
@@ -83,6 +89,10 @@ def ask(store: backstay.Store) -> dict[str, Answer]:
         except BackstayError as error:
             answers[name] = error
     return answers
+
+
+def _must_not_run() -> None:
+    raise AssertionError("an effect that was done is done again")
 
 
 def _get(store: backstay.Store, name: str) -> Answer:
@@ -139,7 +149,7 @@ def judge(data: bytes, expected: dict[str, Answer], path: str, damage: Damage) -
         verdict.refused = 1
         return verdict
     # A second connection keeps the log in place while errors make the store close and open its own: much faster.
-    with store, contextlib.closing(apsw.Connection(path, vfs=CHECKSUM_VFS)) as idle:
+    with store, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as idle:
         idle.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         try:
             verdict.reported = int(not store.check())

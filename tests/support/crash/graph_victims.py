@@ -53,8 +53,8 @@ WRITES = frozenset(
 )
 READS = frozenset(
     {
-        *("head", "find", "branches", "fetch", "leases", "record", "records"),
-        *("sizes", "check", "close", "unread"),
+        *("head", "find", "branches", "forked", "fetch", "leases", "record", "records"),
+        *("sizes", "totals", "check", "backup", "close", "unread"),
     }
 )
 """All verbs of the store contract are one or the other; a test says so."""

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import selectors
+import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import backstay
 from backstay.errors import Conflict
 from backstay.model.checkpoint import Checkpoint
+from support.processes import Nursery
 
 SHARED = "shared"
 LOG_LENGTH_MAX = 40
@@ -166,3 +170,67 @@ def _walk(store: backstay.Store, thread: str, found: Found) -> dict[str, Checkpo
     if head is None or before is None or head.id != before.id:
         found.broken.append(f"head of {thread}")
     return seen
+
+
+# Killing them ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Victim:
+    """A writer that may be killed."""
+
+    name: str
+    pid: int
+    pipe: int
+    generation: int
+    unread: bytes = b""
+    lines: int = 0
+
+
+class Arena:
+    """Writers, their pipes, and what they said."""
+
+    def __init__(self, nursery: Nursery, folder: Path) -> None:
+        self.nursery = nursery
+        self.folder = folder
+        self.path = str(folder / "agent.db")
+        self.told = Told()
+        self.killed = 0
+        self.selector = selectors.DefaultSelector()
+
+    def start(self, name: str, generation: int) -> Victim:
+        """Start a writer; what it says comes through a fifo of its own."""
+        fifo = str(self.folder / f"{name}.{generation}")
+        os.mkfifo(fifo)
+        pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        pid = self.nursery.start("support.crash.kill_victims:save_without_end", [self.path, name, generation], fifo)
+        victim = Victim(name, pid, pipe, generation)
+        self.selector.register(pipe, selectors.EVENT_READ, victim)
+        return victim
+
+    def read_until(self, victim: Victim, lines: int) -> None:
+        """Read what all say until one has said so many lines."""
+        while victim.lines < lines:
+            for key, _ in self.selector.select():
+                assert self._take(key.data), f"{key.data.name} ended by itself: see its error above"
+
+    def kill(self, victim: Victim) -> None:
+        """Kill a writer and read what it had said before it died."""
+        os.kill(victim.pid, signal.SIGKILL)
+        assert self.nursery.wait(victim.pid) == -signal.SIGKILL
+        self.killed += 1
+        while self._take(victim):
+            pass
+        self.selector.unregister(victim.pipe)
+        os.close(victim.pipe)
+
+    def _take(self, victim: Victim) -> bool:
+        try:
+            found = os.read(victim.pipe, 1 << 16)
+        except BlockingIOError:
+            return False
+        *lines, victim.unread = (victim.unread + found).split(b"\n")
+        victim.lines += len(lines)
+        for line in lines:
+            self.told.take(line.decode())
+        return bool(found)

@@ -203,13 +203,9 @@ MUTATIONS: dict[str, Callable[[], None]] = {
 }
 
 FENCE_WORDS = {
-    "append_checkpoint": {
-        " AND br.epoch = p_epoch": "",
-        "ELSE br.token = p_token END": "ELSE true END",
-    },
     "commit_checkpoint": {
         "IF epoch <> p_epoch OR (p_token": "IF (p_token",
         "OR (p_token IS NOT NULL AND p_token IS DISTINCT FROM v_token) THEN": "THEN",
     },
 }
-"""What makes up the fence in PostgreSQL's functions, and what they are without it."""
+"""What makes up the fence in PostgreSQL's function, and what it is without it. A fenced plain save comes to it too."""

@@ -126,7 +126,7 @@ def _change(store: backstay.Store, seen: int, **changes: Any) -> object:
 
 
 WRITES = [
-    Step("append", b".append_checkpoint(", _append),
+    Step("append", b".commit_checkpoint(", _append),
     Step("first save", b".commit_checkpoint(", _save),
     Step("fork", b".commit_checkpoint(", _fork),
     Step("rewind", b".commit_checkpoint(", lambda store: store.thread("t").rewind("c-1", id="r-1").digest),

@@ -1,23 +1,31 @@
 """Power cuts, enumerated: what may be on a disk after the power failed, at each moment of a recorded run.
 
-``Recorder`` notes what this process does to the files under a folder, through ``os``. ``Disk`` plays that again, step
-by step, and knows what is durable and what is not yet:
+``Recorder`` notes what this process does to the files under a folder, through ``os``; ``Trace`` reads from strace's log
+what any processes did, in whatever language. ``Disk`` plays that again, step by step, and knows what is durable and
+what is not yet:
 
     a file       has in each sector what was there at its last sync or at any moment since, and its length is one of
-                 those that it had since; what lies inside its length and was never written is zeros
+                 those that it had since; what lies inside its length and was never written is zeros. File systems cut
+                 a file at once, and in order with all else that happens to its size: what was cut off is there whole
+                 as long as it was not cut, and then no more
     a directory  has the names that it had at its last sync; of what was done to it since, any part may have happened
 
 After a sync that failed, what it should have written may be thrown away and yet be read until the power fails; only
 what is written again afterwards comes to the disk with the next sync.
 
 ``Disk.states`` gives such states: all of them if they are few, else some that a seeded chance picks. That nothing
-reached the disk without a sync, and that everything did, are always among them.
+reached the disk without a sync, and that everything did, are always among them. ``Cuts`` tries them all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import random
+import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,9 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SECTOR_BYTES = 512
-SECTORS_MIXED_MAX = 5  # if more differ, chance picks
 PENDING_NAMES_MAX = 4
-CONTENTS_PICKED = 12
 ROOT = 0
 
 Patch = Callable[[object, str, object], None]
@@ -46,7 +52,7 @@ class Op(NamedTuple):
     parent: int = ROOT
     name: str = ""
     old_name: str = ""
-    at: int = 0
+    at: int = 0  # of a sync: how many changes of the file are newer than the start of the call
     data: bytes = b""
     is_directory: bool = False
 
@@ -60,15 +66,48 @@ def write_tree(folder: Path, tree: Tree) -> None:
             (folder / path).write_bytes(data)
 
 
-class Recorder:
-    """Notes every change under a folder, which has ``tree`` in it. ``before`` may raise, as a failing disk does."""
+class Journal:
+    """What was done under a folder, which had ``tree`` in it."""
 
     def __init__(self, folder: Path, tree: Tree | None = None) -> None:
         self.ops: list[Op] = []
-        self.before: Callable[[str, str], None] = lambda _call, _path: None
         self._names = {str(folder): ROOT}
         self._names |= {str(folder / path): number for number, path in enumerate(sorted(tree or {}), 1)}
         self._last = len(self._names) - 1
+
+    def told(self, event: str) -> None:
+        """Note that somebody outside was told something now."""
+        self.ops.append(Op("told", name=event))
+
+    def _made(self, path: Any, *_: Any) -> None:
+        self._add(str(path), is_directory=True)
+
+    def _renamed(self, source: Any, target: Any) -> None:
+        parent, name = self._place(str(target)) or (ROOT, "")
+        node = self._names[str(target)] = self._names.pop(str(source))
+        self.ops.append(Op("rename", node, parent, name, old_name=Path(source).name))
+
+    def _forgot(self, path: Any) -> None:
+        parent, name = self._place(str(path)) or (ROOT, "")
+        self.ops.append(Op("forget", self._names.pop(str(path)), parent, name))
+
+    def _add(self, path: str, is_directory: bool = False) -> None:
+        parent, name = self._place(path) or (ROOT, "")
+        self._last += 1
+        self._names[path] = self._last
+        self.ops.append(Op("make", self._last, parent, name, is_directory=is_directory))
+
+    def _place(self, path: str) -> tuple[int, str] | None:
+        parent, _, name = path.rpartition("/")
+        return (self._names[parent], name) if parent in self._names else None
+
+
+class Recorder(Journal):
+    """Notes every change that this process makes. ``before`` may raise, as a failing disk does."""
+
+    def __init__(self, folder: Path, tree: Tree | None = None) -> None:
+        super().__init__(folder, tree)
+        self.before: Callable[[str, str], None] = lambda _call, _path: None
         self._descriptors: dict[int, tuple[int, str]] = {}
         self._buffered: set[int] = set()  # files that Python's own buffers write to: what, is seen when they are synced
 
@@ -86,10 +125,6 @@ class Recorder:
         for name, note in on_name.items():
             patch(os, name, partial(self._call_on_name, name, getattr(os, name), note))
         patch(os, "open", partial(self._opening, os.open))
-
-    def told(self, event: str) -> None:
-        """Note that somebody outside was told something now."""
-        self.ops.append(Op("told", name=event))
 
     # Calls --------------------------------------------------------------------------------------------------------
 
@@ -148,27 +183,92 @@ class Recorder:
             self.ops.append(Op("write", node, data=Path(path).read_bytes()))
         self.ops.append(Op("sync", node))
 
-    def _made(self, path: Any, *_: Any) -> None:
-        self._add(str(path), is_directory=True)
 
-    def _renamed(self, source: Any, target: Any) -> None:
-        parent, name = self._place(str(target)) or (ROOT, "")
-        node = self._names[str(target)] = self._names.pop(str(source))
-        self.ops.append(Op("rename", node, parent, name, old_name=Path(source).name))
+class Trace(Journal):
+    """Reads every change from the log of ``strace -f -y -xx``; told is what was written to the file ``out``.
 
-    def _forgot(self, path: Any) -> None:
-        parent, name = self._place(str(path)) or (ROOT, "")
-        self.ops.append(Op("forget", self._names.pop(str(path)), parent, name))
+    Mapped memory is not seen by strace, so only files whose names end in ``unseen`` may be mapped, and they are empty
+    here. A call that changes a file in a way that is not known here is an error.
+    """
 
-    def _add(self, path: str, is_directory: bool = False) -> None:
-        parent, name = self._place(path) or (ROOT, "")
-        self._last += 1
-        self._names[path] = self._last
-        self.ops.append(Op("make", self._last, parent, name, is_directory=is_directory))
+    CALLS = (
+        "openat,pwrite64,ftruncate,fsync,fdatasync,unlinkat,renameat,renameat2,mkdirat,"
+        "?open,?creat,?unlink,?rename,?mkdir,?rmdir,?link,?symlink,linkat,symlinkat,"
+        "write,writev,pwritev,pwritev2,truncate,fallocate,mmap,msync,sync_file_range,copy_file_range,sendfile,splice"
+    )
+    OPTIONS = ("-xx", "-s", str(1 << 26))
+    _BYTES = ("pwrite64", "ftruncate", "fsync", "fdatasync", "mmap")
+    _LINE = re.compile(r"(\d+) +(?:<\.\.\. )?(\w+)(?: resumed>|\()(.*)")
+    _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
+    _FILE = re.compile(r"\d+<((?:\\x[0-9a-f]{2})*)>")
 
-    def _place(self, path: str) -> tuple[int, str] | None:
-        parent, _, name = path.rpartition("/")
-        return (self._names[parent], name) if parent in self._names else None
+    def __init__(self, folder: Path, out: Path, unseen: str, tree: Tree | None = None) -> None:
+        super().__init__(folder, tree)
+        self._folder, self._out, self._unseen = str(folder), str(out), unseen
+        self._unfinished: dict[str, tuple[str, int]] = {}  # by thread: what was logged, and how many ops came before
+
+    def read(self, log: str) -> list[Op]:
+        """Return everything that was done."""
+        for line in log.splitlines():
+            found = self._LINE.match(line)
+            if found is None:
+                assert "+++" in line or "---" in line, f"strace says {line[:200]!r}"
+                continue
+            thread, call, rest = found.groups()
+            if line.endswith("<unfinished ...>"):
+                self._unfinished[thread] = rest.removesuffix("<unfinished ...>"), len(self.ops)
+                continue
+            start, begun = self._unfinished.pop(thread) if "resumed>" in line[:60] else ("", len(self.ops))
+            arguments, _, answer = (start + rest).rpartition(" = ")
+            if not answer.startswith(("-1", "?")):
+                self._happened(call, arguments, answer, begun)
+            else:
+                assert self._path(arguments) not in self._names or call in ("openat", "open", "mkdir"), line[:200]
+        return self.ops
+
+    def _happened(self, call: str, arguments: str, answer: str, begun: int) -> None:
+        path = self._path(arguments)
+        if path == self._out and call == "write":
+            self.told(self._texts(arguments)[0].decode().rstrip())
+        if path != self._folder and not path.startswith(f"{self._folder}/"):
+            return
+        if path.endswith(" (deleted)") or (path.endswith(self._unseen) and call in self._BYTES):
+            return
+        if path in self._names and call in self._BYTES and call != "mmap":
+            self.ops.append(self._change(call, self._names[path], arguments, answer, begun))
+        elif call in ("openat", "open"):
+            if path not in self._names and "O_CREAT" in arguments:
+                self._add(path)
+            elif "O_TRUNC" in arguments:
+                self.ops.append(Op("cut", self._names[path]))
+        elif call in ("unlink", "unlinkat"):
+            self._forgot(path)
+        elif call in ("rename", "renameat", "renameat2"):
+            self._renamed(path, self._texts(arguments)[1].decode())
+        else:
+            assert call in ("mkdir", "mkdirat"), f"{call} of {path}: a change that cannot be played again"
+            self._made(path)
+
+    def _change(self, call: str, node: int, arguments: str, answer: str, begun: int) -> Op:
+        last = int(arguments.rstrip(") ").rpartition(", ")[2] or 0) if "sync" not in call else 0
+        if call == "pwrite64":
+            return Op("write", node, at=last, data=self._texts(arguments)[0][: int(answer)])
+        if call == "ftruncate":
+            return Op("cut", node, at=last)
+        newer = sum(op.node == node and op.kind in ("write", "cut") for op in self.ops[begun:])
+        return Op("sync", node, at=newer)
+
+    def _path(self, arguments: str) -> str:
+        """Return the path of the file that a call is about: by its descriptor, else the first that is named."""
+        found = self._FILE.search(arguments) or self._TEXT.search(arguments)
+        return "" if found is None else _bytes(found[1]).decode(errors="replace")
+
+    def _texts(self, arguments: str) -> list[bytes]:
+        return [_bytes(text) for text in self._TEXT.findall(arguments)]
+
+
+def _bytes(text: str) -> bytes:
+    return bytes.fromhex(text.replace("\\x", ""))
 
 
 @dataclass
@@ -188,66 +288,144 @@ class Directory:
         return names
 
     def choices(self) -> list[dict[str, int]]:
-        """Return all that it may contain."""
+        """Return all that it may contain, nothing of the pending first and everything last."""
         if len(self.pending) > PENDING_NAMES_MAX:
             return [self.after(self.pending[:count]) for count in range(len(self.pending) + 1)]
         every = (part for count in range(len(self.pending) + 1) for part in combinations(self.pending, count))
         return [self.after(part) for part in every]
 
 
-@dataclass
-class File:
-    """What a file contained at its last sync and at each moment since; ``thrown`` if a failed sync threw that away."""
+Histories = dict[int, list[tuple[int, bytes]]]
+"""By the number of a sector: moments and what it contained from then on, oldest first."""
 
-    versions: list[bytes] = field(default_factory=lambda: [b""])
-    thrown: File | None = None
+
+class File:
+    """What a file contains, and what its sectors and its length were at its last sync and at each moment since.
+
+    ``thrown`` is what it contains if a failed sync threw that away.
+    """
+
+    def __init__(self, data: bytes = b"") -> None:
+        self._data = bytearray(data)
+        self._lengths = [len(data)]  # by moment
+        self._sectors: Histories = {}  # those that changed
+        self._cuts: list[tuple[int, int]] = []  # moments at which it was made shorter, and how long it was then
+        self._thrown: File | None = None
 
     def play(self, op: Op) -> None:
-        data = self.versions[-1]
-        if self.thrown is not None:
-            self.thrown.play(op)
+        if self._thrown is not None:
+            self._thrown.play(op)
         if op.kind == "failed":
-            self.thrown = File([self.versions[0]])
+            self._thrown = File(self.durable())
         elif op.kind == "sync":
-            self.versions = [data]
-        elif op.kind == "cut":
-            self.versions.append(data[: op.at].ljust(op.at, b"\0"))
+            self._synced(len(self._lengths) - 1 - op.at)
         else:
-            self.versions.append(data[: op.at].ljust(op.at, b"\0") + op.data + data[op.at + len(op.data) :])
+            self._change(op)
 
-    def choices(self, rng: random.Random) -> list[bytes]:
-        """Return what it may contain: all of it if that is little, else some of it."""
-        return self._mixtures(rng) + ([] if self.thrown is None else self.thrown.choices(rng))
+    def durable(self) -> bytes:
+        """Return what it contains if nothing reached the disk since its last sync."""
+        return self._mixed({at: history[0][1] for at, history in self._sectors.items()}, self._lengths[0])
 
-    def _mixtures(self, rng: random.Random) -> list[bytes]:
-        first, last = self.versions[0], self.versions[-1]
-        if len(self.versions) == 1:
-            return [last]
-        lengths = sorted({len(version) for version in self.versions})
-        sectors = range(-(-lengths[-1] // SECTOR_BYTES))
-        differing = [at for at in sectors if len({_sector(version, at) for version in self.versions}) > 1]
-        found = [first, last]
-        if len(differing) <= SECTORS_MIXED_MAX and len(self.versions) <= 3:
-            for picked in product(self.versions, repeat=len(differing)):
-                parts = dict(zip(differing, picked, strict=True))
-                found += [_mixed(last, parts, sectors, length) for length in lengths]
+    def now(self) -> bytes:
+        """Return what a reader sees now."""
+        return bytes(self._data)
+
+    def count(self) -> int:
+        """Return how many contents are possible, or more."""
+        found = 0 if self._thrown is None else self._thrown.count()
+        for cuts in range(len(self._cuts) + 1):
+            sectors, moments = self._after(cuts)
+            found += prod(map(len, sectors.values())) * len(moments)
+        return found
+
+    def choices(self) -> list[bytes]:
+        """Return all that it may contain, which should be few."""
+        found = [] if self._thrown is None else self._thrown.choices()
+        for cuts in range(len(self._cuts) + 1):
+            sectors, moments = self._after(cuts)
+            for picked in product(*([data for _, data in history] for history in sectors.values())):
+                parts = dict(zip(sectors, picked, strict=True))
+                found += [self._mixed(parts, length) for length in {self._lengths[moment] for moment in moments}]
+        return found
+
+    def pick(self, rng: random.Random) -> bytes:
+        """Return something that it may contain."""
+        if self._thrown is not None and rng.random() < 0.5:
+            return self._thrown.pick(rng)
+        sectors, moments = self._after(rng.randint(0, len(self._cuts)))
+        lengths = [self._lengths[moment] for moment in moments]
+        kind = rng.choice(("moment", "sector", "changes", "sectors"))
+        if kind == "moment":  # only what came before it; perhaps with the size that came later
+            last = rng.choice(moments)
+            came, length = {*range(last + 1)}, rng.choice((self._lengths[last], lengths[-1]))
+        elif kind == "changes":  # some changes came to the disk, later ones before earlier ones
+            missing = rng.choice((0.1, 0.5, 0.9))
+            came = {moment for moment in range(len(self._lengths)) if rng.random() >= missing}
+            length = self._lengths[max((moment for moment in moments if moment in came), default=moments[0])]
         else:
-            for _ in range(CONTENTS_PICKED):
-                found.append(rng.choice(self.versions))
-                old = rng.choice(self.versions)  # one sector is old, as if only the rest had been written back
-                found.append(_mixed(last, {rng.choice(differing): old}, sectors, len(last)))
-                parts = {at: rng.choice(self.versions) for at in differing}
-                found.append(_mixed(last, parts, sectors, rng.choice(lengths)))
-        return list(dict.fromkeys(found))
+            came, length = {*range(len(self._lengths))}, lengths[-1]
+        parts = {
+            at: next((data for moment, data in reversed(history) if moment in came), history[0][1])
+            for at, history in sectors.items()
+        }
+        if kind == "sector" and sectors:  # one is old, as if only the rest had been written back
+            at = rng.choice(list(sectors))
+            parts[at] = rng.choice(sectors[at])[1]
+        elif kind == "sectors":
+            parts, length = {at: rng.choice(history)[1] for at, history in sectors.items()}, rng.choice(lengths)
+        return self._mixed(parts, length)
 
+    def _after(self, cuts: int) -> tuple[Histories, range]:
+        """Return what its sectors may be, and the moments whose length it may have, if so many cuts have happened."""
+        happened, pending = self._cuts[:cuts], self._cuts[cuts:]
+        sectors: Histories = {}
+        for at, history in self._sectors.items():
+            end = (at + 1) * SECTOR_BYTES
+            first = max((moment for moment, length in happened if length < end), default=0)
+            last = min((moment for moment, length in pending if length < end), default=len(self._lengths))
+            base = next(data for moment, data in reversed(history) if moment <= first)
+            sectors[at] = [(0, base), *(each for each in history if first < each[0] < last)]
+        return sectors, range(happened[-1][0] if happened else 0, pending[0][0] if pending else len(self._lengths))
 
-def _sector(data: bytes, at: int) -> bytes:
-    return data[at * SECTOR_BYTES : (at + 1) * SECTOR_BYTES]
+    def _change(self, op: Op) -> None:
+        data, end = self._data, op.at + len(op.data) if op.kind == "write" else max(op.at, len(self._data))
+        touched = range(min(op.at, len(data)) // SECTOR_BYTES, -(-end // SECTOR_BYTES))
+        for at in touched:
+            if at not in self._sectors:
+                self._sectors[at] = [(0, self._sector(at))]
+        if len(data) < op.at:
+            data.extend(bytes(op.at - len(data)))
+        if op.kind == "write":
+            data[op.at : end] = op.data
+        else:
+            del data[op.at :]
+        moment = len(self._lengths)
+        if len(data) < self._lengths[-1]:
+            self._cuts.append((moment, len(data)))
+        self._lengths.append(len(data))
+        for at in touched:
+            self._sectors[at].append((moment, self._sector(at)))
 
+    def _synced(self, first: int) -> None:
+        """Forget all that was before this moment, which has come to the disk."""
+        left: Histories = {}
+        for at, history in self._sectors.items():
+            if history[-1][0] > first:
+                base = next(data for moment, data in reversed(history) if moment <= first)
+                left[at] = [(0, base), *((moment - first, data) for moment, data in history if moment > first)]
+        self._sectors, self._lengths = left, self._lengths[first:]
+        self._cuts = [(moment - first, length) for moment, length in self._cuts if moment > first]
 
-def _mixed(last: bytes, parts: dict[int, bytes], sectors: range, length: int) -> bytes:
-    data = b"".join(_sector(parts.get(at, last), at).ljust(SECTOR_BYTES, b"\0") for at in sectors)
-    return data[:length]
+    def _mixed(self, parts: dict[int, bytes], length: int) -> bytes:
+        """Return what a reader sees now, but with these sectors and this length."""
+        room = max(length, SECTOR_BYTES * (1 + max(parts, default=-1)))
+        data = bytearray(self._data.ljust(room, b"\0"))
+        for at, part in parts.items():
+            data[at * SECTOR_BYTES : (at + 1) * SECTOR_BYTES] = part
+        return bytes(data[:length])
+
+    def _sector(self, at: int) -> bytes:
+        return bytes(self._data[at * SECTOR_BYTES : (at + 1) * SECTOR_BYTES]).ljust(SECTOR_BYTES, b"\0")
 
 
 class Disk:
@@ -258,7 +436,7 @@ class Disk:
         numbers = {path: number for number, path in enumerate(sorted(tree or {}), 1)}
         for path, data in (tree or {}).items():
             parent, _, name = path.rpartition("/")
-            self._nodes[numbers[path]] = Directory() if data is None else File([data])
+            self._nodes[numbers[path]] = Directory() if data is None else File(data)
         for path, number in numbers.items():
             parent, _, name = path.rpartition("/")
             self._directory(numbers[parent] if parent else ROOT).names[name] = number
@@ -276,30 +454,97 @@ class Disk:
             elif op.kind == "sync":
                 node.names, node.pending = node.after(node.pending), []
 
+    def now(self) -> Tree:
+        """Return what a reader sees now."""
+        return self._tree(lambda node: node.now() if isinstance(node, File) else node.after(node.pending))
+
     def states(self, rng: random.Random, most: int) -> Iterator[Tree]:
         """Give states in which the power may leave the disk now; about ``most`` of them if there are more."""
-        choices: dict[int, list[dict[str, int] | bytes]] = {
-            number: [*(node.choices() if isinstance(node, Directory) else node.choices(rng))]
-            for number, node in self._nodes.items()
-        }
-        if prod(map(len, choices.values())) <= most:
-            for picked in product(*choices.values()):
-                yield self._tree(dict(zip(choices, picked, strict=True)))
+        yield self._tree(lambda node: node.durable() if isinstance(node, File) else node.names)
+        yield self.now()
+        named = {ROOT}
+        for node in self._nodes.values():
+            if isinstance(node, Directory):
+                named.update(node.names.values(), (op.node for op in node.pending))
+        nodes = [self._nodes[number] for number in sorted(named)]
+        if prod(node.count() if isinstance(node, File) else len(node.choices()) for node in nodes) <= most:
+            for every in product(*(node.choices() for node in nodes)):
+                picked: dict[int, Any] = {id(node): content for node, content in zip(nodes, every, strict=True)}
+                yield self._tree(lambda node: picked[id(node)])  # noqa: B023 - used at once
             return
-        yield self._tree({number: every[0] for number, every in choices.items()})
         for _ in range(most):
-            yield self._tree({number: rng.choice(every) for number, every in choices.items()})
+            yield self._tree(lambda node: node.pick(rng) if isinstance(node, File) else rng.choice(node.choices()))
 
     def _directory(self, number: int) -> Directory:
         node = self._nodes[number]
         assert isinstance(node, Directory)
         return node
 
-    def _tree(self, picked: dict[int, dict[str, int] | bytes], number: int = ROOT, path: str = "") -> Tree:
-        found = picked[number]
+    def _tree(self, choose: Choose, number: int = ROOT, path: str = "") -> Tree:
+        found = choose(self._nodes[number])
         if isinstance(found, bytes):
             return {path: found}
         tree: Tree = {path: None} if path else {}
         for name, child in found.items():
-            tree |= self._tree(picked, child, f"{path}/{name}" if path else name)
+            tree |= self._tree(choose, child, f"{path}/{name}" if path else name)
         return tree
+
+
+Choose = Callable[[Directory | File], dict[str, int] | bytes]
+Judge = Callable[[Path, list[str], int], object]
+"""Raises an error if a folder does not hold what it must, by all that was told, and by the number of the last Op."""
+
+
+@dataclass
+class Cuts:
+    """Power cuts that were tried, and what they broke."""
+
+    folder: Path
+    seed: int
+    judge: Judge
+    tried: int = 0
+    broken: list[str] = field(default_factory=list)
+    states: list[tuple[Tree, list[str]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self._seen: set[bytes] = set()
+
+    def everywhere(
+        self, ops: list[Op], most: int, before: Tree | None = None, told: list[str] | None = None, share: float = 1.0
+    ) -> None:
+        """Cut the power before the first and after each thing that was done, or after a share of them."""
+        disk, said = Disk(before), list(told or [])
+        for number, op in enumerate((Op("told", name=""), *ops), -1):
+            disk.play(op)
+            if op.kind == "told":
+                said.append(op.name)
+            if self._rng.random() < share:
+                for tree in disk.states(self._rng, most):
+                    self._try(tree, said, number)
+
+    def _try(self, tree: Tree, told: list[str], number: int) -> None:
+        hasher = hashlib.sha256(repr(told).encode())
+        for path, data in sorted(tree.items()):
+            hasher.update(f"{path} {'-' if data is None else len(data)} ".encode() + (data or b""))
+        if hasher.digest() in self._seen:
+            return
+        self._seen.add(hasher.digest())
+        self.tried += 1
+        self.states.append((tree, list(told)))
+        with placed(self.folder, tree) as place:
+            try:
+                self.judge(place, told, number)
+            except Exception as error:
+                self.broken.append(f"after {told[-1:]}, operation {number}: {type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def placed(folder: Path, tree: Tree | None = None) -> Iterator[Path]:
+    """Give a new folder with everything in it."""
+    place = Path(tempfile.mkdtemp(dir=folder))
+    write_tree(place, tree or {})
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)

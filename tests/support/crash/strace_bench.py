@@ -120,8 +120,8 @@ class Bench:
         """Run the victim once for each fault, and give the runs in order."""
         return self._pool.map(self.run, faults)
 
-    def run(self, fault: Fault | None, trace: tuple[str, ...] = ()) -> Run:
-        """Run the victim, with a fault or without."""
+    def run(self, fault: Fault | None, trace: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> Run:
+        """Run the victim, with a fault or without, and with more options of strace."""
         nursery = self._free.get()
         try:
             folder = Path(tempfile.mkdtemp(dir=self.root))
@@ -132,7 +132,7 @@ class Bench:
                 options.append(f"inject={fault.call}:{fault.what}:when={fault.number}")
             pid = nursery.start(self.victim, self.arguments(folder), out, held=True)
             assert STRACE is not None
-            command = [STRACE, "-f", "-y", "-o", log, *(word for option in options for word in ("-e", option))]
+            command = [STRACE, "-f", "-y", "-o", log, *more, *(word for option in options for word in ("-e", option))]
             with subprocess.Popen([*command, "-p", str(pid)], stderr=subprocess.PIPE, text=True) as tracer:
                 assert tracer.stderr is not None
                 attached = tracer.stderr.readline()

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from backstay.errors import BackstayError
-from backstay.store.base import Backend, BranchKey, Commit, Committed, Head, Query
+from backstay.store.base import Backend, Branch, BranchKey, Commit, Committed, Head, Query
 from backstay.store.leases import Clock, ClockReading, LeaseGrant, LeaseRequest, LeaseStatus
 from backstay.store.records import KINDS, Fence, Kind, Record
 from backstay.testing.drafts import branch_key, damage, draft
@@ -245,7 +245,7 @@ def _unnumbered(answer: object) -> object:
         return [_unnumbered(each) for each in answer]
     if isinstance(answer, Head):
         return replace(answer, number=0, owned={}, row=answer.row and answer.row._replace(thread_number=0))
-    if isinstance(answer, LeaseGrant | LeaseStatus | Committed | Record):
+    if isinstance(answer, Branch | LeaseGrant | LeaseStatus | Committed | Record):
         return replace(answer, number=0)
     return answer
 

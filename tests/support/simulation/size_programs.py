@@ -24,7 +24,7 @@ from backstay.bundle import export_bundle, import_bundle
 from backstay.errors import Conflict
 from backstay.model.checkpoint import Checkpoint, Write
 from backstay.operations.retention import Keep
-from backstay.pieces.manifest import Entries, Range, decode_base, decode_manifest, piece_length
+from backstay.pieces.manifest import JOURNAL, Entries, Range, decode_base, decode_manifest, piece_length
 from backstay.store.base import PAGE_ROWS_MAX, Query
 from backstay.store.directory import logs
 from backstay.store.directory.control import RING_ENTRIES
@@ -127,6 +127,7 @@ PHRASES = {"agent": ("grow", "slide", "prune"), "editor": ("grow", "cut", "prune
 STARTS = {
     6: ("grow", "slide", "take_out"),
     12: ("grow", "undo", "grow", "reopen"),
+    13: ("small_keys", "small_keys", "prune", "small_keys"),
     14: ("grow", "move_store", "grow", "grow", "reopen"),
 }
 """What is rarely met by chance: how some programs begin."""
@@ -422,9 +423,10 @@ class Game:
         state = {**self.head(branch), **{f"k{n}": n * 7 for n in range(count)}}
         self.say(count, "small keys of", branch)
         self.save(branch, state)
-        for n in range(chance.randrange(8)):
+        for n in range(chance.choice((3, 40))):
             state = {**state, f"k{chance.randrange(count)}": n if n % 2 else some_text(chance, some_size(chance, 300))}
             self.save(branch, state)
+        self.counts["journals"] += JOURNAL in self.entries(self.lines[branch][-1])
 
     def move_key(self, chance: Random) -> None:
         """Give a value, or a part of it, another name, and bring the keys into another order."""

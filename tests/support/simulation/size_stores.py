@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import apsw
 import psycopg
 from psycopg import sql
 
-from backstay.codec import decompress
 from backstay.pieces.manifest import OFFSET_BITS, Range, decode_base, decode_manifest, decode_table
 from backstay.store.base import Backend
 from backstay.store.directory.store import DirectoryStore
+from backstay.store.layout import unpack_body
 from backstay.store.memory import MemoryStore
 from backstay.store.postgres.store import PostgresStore
 from backstay.store.postgres.target import parse_url
@@ -119,7 +119,7 @@ def inside_tables(backend: MemoryStore) -> Inside:
             "branches": len(tables.branches),
             "references": sum(len(branch.sources) for branch in tables.branches.values()),
             "tags": sum(map(bool, tables.tags.values())),
-            "writes": len(tables.writes),
+            "writes": sum(len(thread.writes) for thread in tables.threads.values()),
             "empty streams": sum(not chunks for chunks in tables.bytes.streams.values()),
         },
     )
@@ -152,8 +152,9 @@ class SqlitePlace(FilePlace):
         return SqliteStore(str(self.path))
 
     def look(self, backend: Backend, at_end: bool = False) -> Inside:
-        connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
-        with connection:  # one moment
+        connection = sqlite3.connect(self.path, isolation_level=None)
+        connection.execute("BEGIN")  # one moment for all statements
+        with connection:
 
             def every(statement: str) -> list[Any]:
                 return list(connection.execute(statement))
@@ -165,7 +166,7 @@ class SqlitePlace(FilePlace):
                 every("SELECT b.digest, c.manifest FROM checkpoint c LEFT JOIN blob b ON b.id = c.base"),
                 {
                     table: every(f"SELECT count(*) FROM {table}")[0][0]
-                    for table in ("branch", "ref", "tag", "write", "write_piece")
+                    for table in ("branch", "ref", "write", "write_piece")
                 },
             )
         connection.close()
@@ -174,10 +175,10 @@ class SqlitePlace(FilePlace):
 
 def _sqlite_blob(path: str, number: int) -> Callable[[], bytes]:
     def read() -> bytes:
-        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        connection = sqlite3.connect(path, isolation_level=None)
         size, body = next(iter(connection.execute("SELECT size, body FROM blob WHERE id = ?", (number,))))
         connection.close()
-        return _unpacked(size, body)
+        return unpack_body(size, body)
 
     return read
 
@@ -243,16 +244,16 @@ class PostgresPlace:
                 *(_row("fresh", *row) for row in every("SELECT address, length(body) FROM {schema}.fresh")),
             ],
             {name: self._blob(name) for (name,) in every("SELECT digest FROM {schema}.blob")},
-            every("SELECT b.digest, c.manifest FROM {schema}.checkpoint c LEFT JOIN {schema}.blob b ON b.id = c.base"),
+            every("SELECT base, manifest FROM {schema}.checkpoint"),
             {
                 table: every(f"SELECT count(*) FROM {{schema}}.{table}")[0][0]
-                for table in ("branch", "stream_ref", "blob_ref", "tag", "write")
+                for table in ("branch", "ref", "tag", "write")
             },
         )
 
     def _blob(self, name: bytes) -> Callable[[], bytes]:
         def read() -> bytes:
-            return _unpacked(*self._every("SELECT size, body FROM {schema}.blob WHERE digest = %s", (name,))[0])
+            return unpack_body(*self._every("SELECT size, body FROM {schema}.blob WHERE digest = %s", (name,))[0])
 
         return read
 
@@ -263,7 +264,3 @@ class PostgresPlace:
 def _row(where: str, address: int, size: int) -> tuple[str, int, int, int]:
     start = address & ((1 << OFFSET_BITS) - 1)
     return where, address >> OFFSET_BITS, start, start + size
-
-
-def _unpacked(size: int, body: bytes) -> bytes:
-    return body if len(body) == size else decompress(body, size)

@@ -7,12 +7,12 @@ this process. A file with a write-ahead log is read together with it.
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from urllib.parse import quote
 
-import apsw
 from langgraph.checkpoint.serde.base import CipherProtocol
 
 from backstay.errors import Corrupted, DecodeError, StoreBusy, StoreRefused
@@ -28,7 +28,7 @@ from backstay.langgraph.importer.tables import (
     writes_of,
 )
 
-BUSY_MS = 10_000
+BUSY_S = 10.0
 
 _CHECKPOINTS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
 _WRITES = {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "value"}
@@ -55,7 +55,9 @@ class SqliteSource(Source):
         with _translated(path):
             try:
                 self._connection = _connect(path, "mode=ro")
-            except (apsw.CantOpenError, apsw.ReadOnlyError):
+            except sqlite3.OperationalError as error:
+                if _code(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                    raise
                 # SQLite opens a file in a read-only directory only if we promise that the file never changes.
                 if not os.path.exists(path) or os.path.exists(f"{path}-wal"):
                     raise
@@ -91,7 +93,9 @@ class SqliteSource(Source):
             key = (thread, ref.ns, ref.id)
             ((tag, data, metadata),) = self._connection.execute(_ROW, key)
             writes, lost = writes_of(self._connection.execute(self._writes, key))
-        except (apsw.CorruptError, UnicodeDecodeError, ValueError) as error:
+        except (sqlite3.DatabaseError, ValueError) as error:
+            if isinstance(error, sqlite3.DatabaseError) and _code(error) != sqlite3.SQLITE_CORRUPT:
+                raise
             raise DecodeError("its row is damaged") from error
         checkpoint = split(*decrypted_value(tag, data, self._cipher), ref)
         return SourceCheckpoint(ref, checkpoint, metadata_of(metadata), writes, lost)
@@ -104,13 +108,17 @@ class SqliteSource(Source):
         return {str(name) for (name,) in self._connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
 
 
-def _connect(path: str, parameters: str) -> apsw.Connection:
+def _connect(path: str, parameters: str) -> sqlite3.Connection:
     """Open a file in one read transaction."""
-    connection = apsw.Connection(
-        f"file:{quote(os.path.abspath(path))}?{parameters}", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = sqlite3.connect(
+        f"file:{quote(os.path.abspath(path))}?{parameters}",
+        timeout=BUSY_S,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=True,
     )
+    connection.text_factory = partial(str, encoding="utf-8")
     try:
-        connection.set_busy_timeout(BUSY_MS)
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # takes the snapshot
@@ -124,11 +132,17 @@ def _connect(path: str, parameters: str) -> apsw.Connection:
 def _translated(path: str) -> Iterator[None]:
     try:
         yield
-    except apsw.BusyError as error:
-        raise StoreBusy(f"another program has locked {path}", path=path, hint="Try again later") from error
-    except (apsw.CorruptError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise Corrupted(f"{path} is damaged: {error}", path=path, hint="Import an undamaged copy") from error
-    except apsw.Error as error:
+    except sqlite3.Error as error:
+        if _code(error) == sqlite3.SQLITE_BUSY:
+            raise StoreBusy(f"another program has locked {path}", path=path, hint="Try again later") from error
+        if _code(error) == sqlite3.SQLITE_CORRUPT:
+            raise Corrupted(f"{path} is damaged: {error}", path=path, hint="Import an undamaged copy") from error
         raise StoreRefused(
             f"{path} cannot be read as a SQLite file: {error}", path=path, hint="Check the path"
         ) from error
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -79,6 +79,7 @@ class Logs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.known: dict[int, Log] = {}
+        self.damaged: list[Log] = []  # those with gaps, as the replay found them
         self.unreadable: set[int] = set()  # files at the path of a log that are not logs; never written to
         self.as_of: int | None = None  # the rewrite count for which ``known`` is valid; None during a rewrite
         self._paths: dict[int, Path] = {}

@@ -68,6 +68,7 @@ def replay(logs: Logs, acknowledged: list[RingEntry], cuts: bool, pending: tuple
     result.last = max(result.last, *(entry.number for entry in acknowledged), 0)
     result.tables.last_stream = max(result.tables.last_stream, *result.tables.bytes.streams, 0)
     result.tables.collect_deferred()
+    logs.damaged = [log for log in logs.known.values() if log.gaps]
     for number in sorted(logs.unreadable):
         _judge_unreadable(logs, number, number in ends, cuts, pending, result)
     return result

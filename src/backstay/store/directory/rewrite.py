@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,30 +96,9 @@ def _log_of(branch: BranchKey, tables: Tables) -> int:
     return found.number if found is not None else STORE_LOG
 
 
-class Needs:
-    """Which log holds which bytes of the tables, computed once for all logs to rewrite."""
-
-    def __init__(self, tables: Tables) -> None:
-        self.branches = {branch.number: branch for branch in tables.branches.values()}
-        self.blobs: dict[int, dict[bytes, Content]] = {}
-        self.chunks: dict[int, dict[int, list[Chunk]]] = {}
-        for name, body in tables.bytes.blobs.items():
-            if isinstance(body, LogContent):
-                self.blobs.setdefault(body.log, {})[name] = body
-        for stream, kept in tables.bytes.streams.items():
-            for chunk in kept:
-                if isinstance(chunk[1], LogContent):
-                    self.chunks.setdefault(chunk[1].log, {}).setdefault(stream, []).append(chunk)
-        self.orphans = {  # deleted parents whose digest a child still needs
-            (space, row.parent_id, row.parent_digest)
-            for (space, _), row in tables.rows.items()
-            if row.parent_digest is not None
-        }
-
-
-def rewrite(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> int:
+def rewrite(logs: Logs, tables: Tables, log: Log, last: int) -> int:
     """Rewrite a log, or remove it if none of its records is needed; return how many bytes that freed."""
-    mutations = list(_needed(logs, tables, needs, log, last))
+    mutations = list(_needed(logs, tables, log, last))
     before = logs.size(log)
     if not mutations and log.number != STORE_LOG:
         return logs.remove(log.number)
@@ -143,7 +122,7 @@ def rewrite(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> in
     return before - new.end
 
 
-def _needed(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> Iterator[Numbered]:
+def _needed(logs: Logs, tables: Tables, log: Log, last: int) -> Iterator[Numbered]:
     """Yield the mutations of a log that are still needed, in order."""
     found = [
         (part.number, each)
@@ -152,16 +131,17 @@ def _needed(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> It
         for each in _flat(mutation_of(logs, log, part))
     ]
     first = found[0][0] if found else last
-    yield from ((first, stored) for stored in _bytes_in(needs, log.number))
-    branch = needs.branches.get(log.number)
+    yield from ((first, stored) for stored in _bytes_in(tables, log.number, [mutation for _, mutation in found]))
+    branch = tables.branch_order.get(log.number)
     sources = dict(branch.sources) if branch is not None else {}
+    again = {source: sources[source] for source in branch.scattered} if branch is not None else {}
     for number, mutation in found:
         if isinstance(mutation, CheckpointStored) and branch is not None:
             name = (mutation.row.branch.namespace, mutation.row.id)
             row = tables.rows.get(name)
             if row is not None and (row.branch, row.seq) == (branch.key, mutation.row.seq):
                 # The checkpoint still exists: yield its row as it is now, without its bytes. The first one carries all
-                # sources.
+                # sources, and the second again those that are scattered.
                 row = row._replace(tags=tables.tags.get(name, ()))
                 yield (
                     number,
@@ -169,9 +149,10 @@ def _needed(logs: Logs, tables: Tables, needs: Needs, log: Log, last: int) -> It
                         row, branch.number, sources=sources, origin=branch.origin, replaces=mutation.replaces
                     ),
                 )
-                sources = {}
+                again = {} if sources is again else again
+                sources = again
                 continue
-        if (current := _digests_for_children(mutation, needs) or _current(tables, mutation)) is not None:
+        if (current := _digests_for_children(mutation, tables) or _current(tables, mutation)) is not None:
             yield number, current
     if branch is not None:
         thread = tables.number_of(branch.key)
@@ -188,7 +169,7 @@ def _flat(mutation: Mutation) -> Iterator[Mutation]:
         yield mutation
 
 
-def _digests_for_children(mutation: Mutation, needs: Needs) -> CheckpointsDeleted | None:
+def _digests_for_children(mutation: Mutation, tables: Tables) -> CheckpointsDeleted | None:
     """Return the digests that children in other logs need of a checkpoint that was replaced or quarantined."""
     if isinstance(mutation, CheckpointStored) and mutation.replaces is not None:
         mutation = CheckpointsDeleted(
@@ -196,8 +177,11 @@ def _digests_for_children(mutation: Mutation, needs: Needs) -> CheckpointsDelete
         )
     elif not isinstance(mutation, CheckpointsDeleted) or not mutation.keeps_bytes:
         return None
+    space = mutation.namespace
     wanted = {
-        name: digest for name, digest in mutation.digests.items() if (mutation.namespace, name, digest) in needs.orphans
+        name: digest
+        for name, digest in mutation.digests.items()
+        if any((child.parent_id, child.parent_digest) == (name, digest) for child in tables.first_of_forks(space, name))
     }
     return replace(mutation, digests=wanted) if wanted else None
 
@@ -206,7 +190,7 @@ def _current(tables: Tables, mutation: Mutation) -> Mutation | None:
     """Return the part of a mutation of writes or a record that is still current; None if no part is."""
     match mutation:
         case WritesStored():
-            kept = tables.writes.get((*mutation.branch[:3], mutation.checkpoint), {})
+            kept = tables.writes_of(mutation.branch, mutation.checkpoint)
             rows = [row for row in mutation.rows if kept.get((row.task_id, row.index)) == row]
             return replace(mutation, rows=rows) if rows else None
         case RecordStored(record):
@@ -216,18 +200,27 @@ def _current(tables: Tables, mutation: Mutation) -> Mutation | None:
             return None
 
 
-def _bytes_in(needs: Needs, number: int) -> Iterator[BytesStored]:
-    """Yield the needed bytes of this log, a few megabytes at a time."""
+def _bytes_in(tables: Tables, number: int, mutations: Iterable[Mutation]) -> Iterator[BytesStored]:
+    """Yield the needed bytes of this log, which has these mutations, a few megabytes at a time."""
     blobs: dict[bytes, Content] = {}
     chunks: list[tuple[int, int, Content]] = []
     size = 0
-    for name, body in needs.blobs.get(number, {}).items():
+    stored = [each for each in mutations if isinstance(each, CheckpointStored | BytesStored)]
+
+    def is_here(body: Content | None) -> bool:
+        return isinstance(body, LogContent) and body.log == number
+
+    for name in dict.fromkeys(name for each in stored for name in each.blobs):
+        body = tables.bytes.blobs.get(name)
+        if body is None or not is_here(body):
+            continue
         blobs[name] = body
         size += body.size
         if size >= RECORD_BYTES:
             yield BytesStored(blobs)
             blobs, size = {}, 0
-    for stream, here in needs.chunks.get(number, {}).items():
+    for stream in dict.fromkeys(stream for each in stored for stream, _, _ in each.chunks):
+        here = [chunk for chunk in tables.bytes.streams.get(stream, ()) if is_here(chunk[1])]
         for at, data in _runs(here):
             chunks.append((stream, at, MemoryContent(data)))
             size += len(data)
@@ -268,7 +261,7 @@ def save_damaged_parts(logs: Logs, directory: Path) -> list[Log]:
                 raise failure(error, "move", path) from error
             for changed in (directory, path.parent):
                 sync_directory(changed)
-    damaged = [log for log in logs.known.values() if log.gaps]
+    damaged = logs.damaged
     for log in damaged:
         first = logs.first_bytes(log.number)
         if first != frame.file_head(log.mark):

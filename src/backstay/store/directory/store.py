@@ -20,24 +20,26 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
-from backstay.errors import Corrupted, OutcomeUnknown, StoreError
-from backstay.pieces.manifest import Range
-from backstay.store.atomic import sweep, sync_directory
+from backstay.errors import Corrupted, OutcomeUnknown, StoreBusy, StoreError
+from backstay.pieces.manifest import Range, Source
+from backstay.store.atomic import copy_start, make_directory, sweep, sync_directory, write_whole
 from backstay.store.base import BranchKey, Head, Query, Removed, Row, Sizes
 from backstay.store.directory.control import ControlState, RingEntry
 from backstay.store.directory.descriptors import LogMoved
 from backstay.store.directory.encoding import encode
 from backstay.store.directory.frame import FILE_HEAD_BYTES, HEAD_BYTES, RecordFrame
-from backstay.store.directory.logs import BRANCHES, REPAIR_HINT, STORE_LOG, Log, Logs
+from backstay.store.directory.logs import BRANCHES, REPAIR_HINT, STORE_LOG, Log, LogContent, Logs
 from backstay.store.directory.replay import mutation_of, replay
-from backstay.store.directory.rewrite import Needs, garbage_of, log_of, rewrite, save_damaged_parts
-from backstay.store.directory.root import Root, path_of
+from backstay.store.directory.rewrite import garbage_of, log_of, rewrite, save_damaged_parts
+from backstay.store.directory.root import NAME_FILE, Root, path_of
 from backstay.store.finding import DAMAGED, LEFTOVER, Finding
 from backstay.store.leases import Clock, boot_clock
 from backstay.store.lock import is_mine, reentered
@@ -52,6 +54,9 @@ STREAMS_AT_ONCE = 256
 
 GARBAGE_BYTES_MIN = 1 << 18
 """A log with fewer unneeded bytes than this is not worth rewriting."""
+
+GARBAGE_PER_LOG_BYTES = 1 << 12
+"""Nor is the store's own log, with fewer of them for each log: all logs are rewritten with it."""
 
 LOCK_TIMEOUT_S = 30.0
 _TRIES_MAX = 10
@@ -275,20 +280,21 @@ class DirectoryStore(MemoryStore):
     def _useless(self, garbage: dict[int, int]) -> list[Log]:
         """Count bytes that are no longer needed; return the logs that are worth rewriting."""
         for body in self._tables.dropped:
-            log = getattr(body, "log", None)
-            if log is not None:
-                garbage[log] = garbage.get(log, 0) + body.stored
+            if isinstance(body, LogContent):
+                garbage[body.log] = garbage.get(body.log, 0) + body.stored
         self._tables.dropped.clear()
         if not garbage:
             return []
-        alive = {branch.number for branch in self._tables.branches.values()} | {STORE_LOG}
         found = []
         for number, size in garbage.items():
-            garbage_log = self._logs.known.get(number)
-            if garbage_log is not None and not garbage_log.gaps:
-                garbage_log.garbage += size
-                if number not in alive or garbage_log.garbage > max(GARBAGE_BYTES_MIN, garbage_log.end // 2):
-                    found.append(garbage_log)
+            log = self._logs.known.get(number)
+            if log is not None and not log.gaps:
+                log.garbage += size
+                is_gone = number != STORE_LOG and self._tables.branch_order.get(number) is None
+                # The store's log is rewritten together with all others, so that must pay for all of them.
+                least = GARBAGE_BYTES_MIN if number != STORE_LOG else GARBAGE_PER_LOG_BYTES * len(self._logs.known)
+                if is_gone or log.garbage > max(GARBAGE_BYTES_MIN, least, log.end // 2):
+                    found.append(log)
         return self._all_logs() if any(log.number == STORE_LOG for log in found) else found
 
     def _all_logs(self) -> list[Log]:
@@ -299,10 +305,10 @@ class DirectoryStore(MemoryStore):
         """Rewrite logs; return how many bytes that freed. A failure leaves stored data as it was."""
         if not logs:
             return 0
-        given, needs = 0, Needs(self._tables)
+        given = 0
         self._is_stale = True
         for log in logs:
-            if log.gaps or (log.number == STORE_LOG and any(each.gaps for each in self._logs.known.values())):
+            if log.gaps or (log.number == STORE_LOG and any(each.gaps for each in self._logs.damaged)):
                 continue  # damaged records stay, and so do the store's records about them
             try:
                 self._root.check()
@@ -313,7 +319,7 @@ class DirectoryStore(MemoryStore):
                 self._logs.as_of = None
                 self._state = self._state._replace(rewrites=self._state.rewrites + 1)
                 self._root.control.write(self._state)
-                given += rewrite(self._logs, self._tables, needs, log, self._state.last)
+                given += rewrite(self._logs, self._tables, log, self._state.last)
                 self._logs.as_of = self._state.rewrites
             except (StoreError, Corrupted, OutcomeUnknown, LogMoved) as error:
                 what = f"it could not be rewritten: {error.what}"
@@ -321,6 +327,32 @@ class DirectoryStore(MemoryStore):
                 return given
         self._is_stale = False
         return given
+
+    def backup(self, path: Path) -> None:
+        """Copy each log up to where its last record ends now: that part changes only when a log is rewritten."""
+        for _ in range(_TRIES_MAX):
+            ends, rewrites = self._read(
+                lambda: ({log.path: log.end for log in self._logs.known.values()}, self._state.rewrites)
+            )
+            try:
+                make_directory(path / BRANCHES)
+                write_whole(path / NAME_FILE, (self._root.path / NAME_FILE).read_bytes())
+                # If a log is gone or shorter, it was rewritten meanwhile.
+                is_whole = all(
+                    copy_start(log, path / log.relative_to(self._root.path), end) for log, end in ends.items()
+                )
+                sync_directory(path / BRANCHES)
+                sync_directory(path)
+            except FileNotFoundError:
+                is_whole = False
+            if is_whole and self._read(lambda: self._state.rewrites) == rewrites:
+                return
+            shutil.rmtree(path)
+        raise StoreBusy(
+            "the store's logs were rewritten again and again while they were copied",
+            path=str(self._root.path),
+            hint="Try again when less is being deleted",
+        )
 
     @writing
     def compact(self) -> int:
@@ -356,7 +388,7 @@ class DirectoryStore(MemoryStore):
     @reading
     def head(self, branch: BranchKey) -> Head | None:
         found = self._tables.head(branch)
-        for log in self._logs.known.values():
+        for log in self._logs.damaged:
             if log.broken is not None and log.number == (found.number if found else log.number):
                 hint = f"{REPAIR_HINT}. Earlier checkpoints can still be read"
                 raise Corrupted(log.broken, thread=branch.thread, path=str(log.path), hint=hint)
@@ -371,25 +403,21 @@ class DirectoryStore(MemoryStore):
             # The missing checkpoint may be in a part of a log that cannot be read.
             if self._logs.unreadable:
                 raise self._unreadable()
-            for log in self._logs.known.values():
-                if log.gaps:
-                    what = f"a checkpoint was not found, but part of {log.path} cannot be read"
-                    raise Corrupted(what, path=str(log.path), hint=REPAIR_HINT)
+            for log in self._logs.damaged:
+                what = f"a checkpoint was not found, but part of {log.path} cannot be read"
+                raise Corrupted(what, path=str(log.path), hint=REPAIR_HINT)
         return found
 
     @reading
     def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
         if self._logs.unreadable:
             return [self._unreadable()]
-        threads = {branch.number: branch.key for branch in self._tables.branches.values()}
         found = []
-        for log in self._logs.known.values():
-            branch = threads.get(log.number)
-            if log.gaps and (
-                branch is None or log.is_foreign or (branch.namespace == namespace and thread in (None, branch.thread))
-            ):
+        for log in self._logs.damaged:
+            branch = None if log.is_foreign else self._tables.branch_order.get(log.number)
+            if branch is None or (branch.key.namespace == namespace and thread in (None, branch.key.thread)):
                 what = f"part of {log.path} cannot be read, so lists may miss checkpoints that were stored there"
-                name = None if branch is None or log.is_foreign else branch.thread
+                name = None if branch is None else branch.key.thread
                 found.append(Corrupted(what, thread=name, path=str(log.path), hint=REPAIR_HINT))
         return found
 
@@ -402,9 +430,10 @@ class DirectoryStore(MemoryStore):
         return Corrupted(what, path=path, hint=REPAIR_HINT)
 
     @reading
-    def sizes(self) -> Sizes:
-        sizes = self._tables.sizes()
-        return Sizes(sum(self._logs.size(log) for log in self._logs.known.values()), sizes.sources, sizes.rows)
+    def sizes(self, sources: Collection[Source] | None = None) -> Sizes:
+        stored = self._tables.bytes
+        total = sum(log.end for log in self._logs.known.values())
+        return Sizes(total, stored.sizes(stored.names() if sources is None else sources))
 
     @reading
     def check(self) -> list[Finding]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from backstay.errors import Corrupted
-from backstay.pieces.manifest import Coverage, Range, Source, assemble, is_needed
+from backstay.pieces.manifest import Range, Source, assemble
 from backstay.store.finding import source_name
 
 
@@ -81,11 +81,19 @@ class StoredBytes:
         chunks = self.streams.get(stream) if isinstance(stream, int) else None
         return chunks[-1][0] + chunks[-1][1].size if chunks else None
 
-    def sizes(self) -> dict[Source, int]:
-        """Return how many bytes each blob and stream takes."""
-        sources: dict[Source, int] = {name: body.stored for name, body in self.blobs.items()}
-        sources.update({stream: sum(body.stored for _, body in chunks) for stream, chunks in self.streams.items()})
-        return sources
+    def names(self) -> list[Source]:
+        """Return all blobs and streams."""
+        return [*self.blobs, *self.streams]
+
+    def sizes(self, sources: Iterable[Source]) -> dict[Source, int]:
+        """Return how many bytes each of these blobs and streams takes, if it exists."""
+        found: dict[Source, int] = {}
+        for source in sources:
+            if isinstance(source, bytes) and source in self.blobs:
+                found[source] = self.blobs[source].stored
+            elif isinstance(source, int) and source in self.streams:
+                found[source] = sum(body.stored for _, body in self.streams[source])
+        return found
 
     def read(self, piece: Range) -> list[bytes]:
         """Return the bytes of a range."""
@@ -111,24 +119,29 @@ class StoredBytes:
             if kept[at][0] + kept[at][1].size > piece.start:
                 yield kept[at]
 
-    def trim(self, source: Source, referred: bool, coverage: Coverage) -> list[Content]:
-        """Drop the parts of a source that no checkpoint needs, and return them."""
-        if isinstance(source, bytes):
-            return [] if referred or source not in self.blobs else [self.blobs.pop(source)]
-        chunks = self.streams.get(source, [])
-        ranges = coverage.ranges(source) if referred else []
-        kept: list[Chunk] = []
-        dropped: list[Content] = []
-        for offset, body in chunks:
-            if is_needed(offset, offset + body.size, ranges):
-                kept.append((offset, body))
-            else:
-                dropped.append(body)
-        if kept:
-            self.streams[source] = kept
-        else:
-            self.streams.pop(source, None)
+    def chunks(self, stream: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the stored ranges of a stream that overlap this one."""
+        return [(offset, offset + body.size) for offset, body in self._over(Range(stream, start, end - start))]
+
+    def drop_chunks(self, stream: int, chunks: Collection[tuple[int, int]]) -> list[Content]:
+        """Drop stored ranges, and return them."""
+        kept, dropped = self.streams.get(stream, []), []
+        for start, end in sorted(chunks, reverse=True):
+            at = bisect_left(kept, start, key=_offset)
+            while at < len(kept) and kept[at][0] == start:
+                if kept[at][1].size == end - start:
+                    dropped.append(kept.pop(at)[1])
+                    break
+                at += 1
+        if not kept:
+            self.streams.pop(stream, None)
         return dropped
+
+    def drop(self, source: Source) -> list[Content]:
+        """Drop a blob or a stream, and return its parts."""
+        if isinstance(source, bytes):
+            return [self.blobs.pop(source)] if source in self.blobs else []
+        return [body for _, body in self.streams.pop(source, [])]
 
 
 def _offset(chunk: Chunk) -> int:

@@ -43,29 +43,25 @@ class CheckpointStored:
         row, space = self.row, self.row.branch.namespace
         thread = tables.thread(*row.branch[:2], row.thread_number)
         branch = tables.branch(row.branch, self.branch_number)
+        replaced = tables.rows.get((space, row.id)) if self.replaces is not None else None
         if self.replaces is not None:
             tables.take_rows_out({row.id: self.replaces}, space)
             tables.forget_rows({row.id: self.replaces}, space)
         if not branch.last_seq:
-            branch.origin = self.origin
+            tables.set_origin(branch, self.origin)
         if self.lease is not None:
-            branch.lease = self.lease
+            tables.set_lease(branch, self.lease)
         thread.next_seq = max(thread.next_seq, row.seq + 1)
         branch.last_seq = max(branch.last_seq, row.seq)
-        # Applied again, this very row is in the list already, perhaps followed by others of its batch.
-        at = len(branch.rows)
-        while at and branch.rows[at - 1].seq > row.seq:
-            at -= 1
-        if not at or branch.rows[at - 1] is not row:
-            branch.rows.append(row)
-        tables.rows[space, row.id] = row
+        tables.add_row(branch, row)
         if row.tags:
             tables.tags[space, row.id] = row.tags
         tables.bytes.put(self.blobs, self.chunks)
-        for source, own in self.sources.items():
-            branch.sources.setdefault(source, own)
+        tables.refer(branch, self.sources)
         if self.replaces is not None:
-            tables.collect({branch.key: branch})
+            # Applied again, the old row may be forgotten already; then all bytes of the branch are looked at.
+            is_known = replaced is not None and replaced.seq != row.seq
+            tables.collect({branch.key: branch}, [replaced] if replaced is not None and is_known else None)
         return NOTHING
 
 
@@ -83,9 +79,9 @@ class BranchStored:
     def apply(self, tables: Tables) -> Removed:
         tables.thread(*self.key[:2], self.thread_number)
         branch = tables.branch(self.key, self.number)
-        branch.lease = self.lease
+        tables.set_lease(branch, self.lease)
         branch.last_seq = max(branch.last_seq, self.last_seq)
-        branch.origin = branch.origin or self.origin
+        tables.set_origin(branch, branch.origin or self.origin)
         return NOTHING
 
 
@@ -98,9 +94,10 @@ class BranchDropped:
 
     def apply(self, tables: Tables) -> Removed:
         tables.reserve_numbers(self.counters)
-        if self.key[:2] in tables.threads and not tables.has_more(*self.key[:2], besides=self.key):
-            del tables.threads[self.key[:2]]
-        tables.branches.pop(self.key, None)
+        is_last = self.key[:2] in tables.threads and not tables.has_more(*self.key[:2], besides=self.key)
+        tables.drop_branch(self.key)
+        if is_last:
+            tables.drop_thread(*self.key[:2])
         return NOTHING
 
 
@@ -114,8 +111,8 @@ class WritesStored:
     rows: Sequence[WriteRow]
 
     def apply(self, tables: Tables) -> Removed:
-        tables.thread(*self.branch[:2], self.thread_number)
-        stored = tables.writes.setdefault((*self.branch[:3], self.checkpoint), {})
+        thread = tables.thread(*self.branch[:2], self.thread_number)
+        stored = thread.writes.setdefault((self.branch.scope, self.checkpoint), {})
         stored.update({(row.task_id, row.index): row for row in self.rows})
         return NOTHING
 
@@ -151,25 +148,27 @@ class CheckpointsDeleted:
     def apply(self, tables: Tables) -> Removed:
         tables.reserve_numbers(self.counters, self.threads)
         space, names = self.namespace, self.digests
-        deleted = sum((space, name) in tables.rows for name in names)
+        rows = [row for name in names if (row := tables.rows.get((space, name))) is not None]
         touched = {key: tables.branches[key] for key in self.branches if key in tables.branches}
         tables.take_rows_out(names, space)
-        scopes = {key[:3] for key in self.branches}
-        for each in [each for each in tables.writes if each[:3] in scopes and each[3] in names]:
-            tables.writes.pop(each, None)
+        scopes = {key[:3]: tables.threads[key[:2]].writes for key in self.branches if key[:2] in tables.threads}
+        for (_, _, scope), writes in scopes.items():
+            for name in names if len(names) < len(writes) else [name for _, name in writes if name in names]:
+                writes.pop((scope, name), None)
         emptied = {key for key, is_empty in self.branches.items() if is_empty}
-        tables.records.drop(
-            lambda record: (
-                (record.branch.namespace == space and record.checkpoint in names)
+        for thread in {key[:2] for key in self.branches}:
+            tables.records.drop(
+                record
+                for record in tables.records.of_thread(*thread)
+                if record.checkpoint in names
                 or (record.kind == "effect" and record.branch in emptied and not self.keeps_bytes)
             )
-        )
-        freed = 0 if self.keeps_bytes else tables.collect(touched)
+        freed = 0 if self.keeps_bytes else tables.collect(touched, [row for row in rows if row.branch in touched])
         gone = [key for key in emptied & touched.keys() if not touched[key].rows]
         for key in gone:
-            tables.branches.pop(key, None)
+            tables.drop_branch(key)
         tables.forget_rows(names, space)
-        return Removed(deleted, len(gone), freed)
+        return Removed(len(rows), len(gone), freed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +186,11 @@ class ThreadDeleted:
         rows = (tables.rows.get((self.namespace, each)) for each in self.digests)
         emptied = {row.branch: True for row in rows if row is not None}
         removed = CheckpointsDeleted(self.namespace, self.digests, emptied, self.counters, ()).apply(tables)
-        for key in [key for key in tables.branches if key[:2] == name]:
-            tables.branches.pop(key, None)
-        for each in [each for each in tables.writes if each[:2] == name]:
-            tables.writes.pop(each, None)
-        tables.records.drop(lambda record: record.branch[:2] == name)
-        tables.threads.pop(name, None)
+        tables.records.drop(tables.records.of_thread(*name))
+        thread = tables.threads.get(name)
+        for key in list(thread.branches) if thread is not None else ():
+            tables.drop_branch(key)
+        tables.drop_thread(*name)
         return removed
 
 
@@ -249,10 +247,9 @@ class RowRestored:
     def apply(self, tables: Tables) -> Removed:
         row, branch = self.row, tables.branches.get(self.row.branch)
         if branch is not None:
-            branch.rows = [row if each.seq == row.seq else each for each in branch.rows]
-            tables.rows[row.branch.namespace, row.id] = row
-            for source in self.sources:
-                branch.sources.setdefault(source, False)
+            tables.replace_row(row)
+            tables.refer(branch, dict.fromkeys(self.sources, False))
+            branch.scattered.update(branch.sources)  # it may no longer need what its neighbours need
             thread = tables.threads[row.branch[:2]]
             thread.next_seq = max(thread.next_seq, self.last_seq + 1)
             branch.last_seq = max(branch.last_seq, self.last_seq)
@@ -268,11 +265,11 @@ class Rebuilt:
     def apply(self, tables: Tables) -> Removed:
         for branch in tables.branches.values():
             for row in branch.rows:
-                for source in sources_of(row, tables.bytes.blob):
-                    branch.sources.setdefault(source, False)
+                tables.refer(branch, dict.fromkeys(sources_of(row, tables.bytes.blob), False))
+            branch.scattered.update(branch.sources)
         if not self.drops:
             return NOTHING
-        tables.records.drop(tables.has_lost_checkpoint)
+        tables.records.drop(filter(tables.has_lost_checkpoint, tables.records))
         return Removed(bytes=tables.collect(tables.branches) + tables.drop_unreferenced())
 
 

@@ -11,16 +11,20 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
+from pathlib import Path
 
-from backstay.errors import Corrupted
-from backstay.pieces.manifest import Range
+from backstay.errors import Corrupted, StoreRefused
+from backstay.pieces.manifest import Range, Source
 from backstay.store.base import (
+    PAGE_ROWS_MAX,
     Branch,
     BranchKey,
     Commit,
     Committed,
     Finding,
     Head,
+    NamespaceTotals,
     Query,
     Removed,
     Row,
@@ -80,20 +84,36 @@ class MemoryStore(MemoryTransactions):
         return []
 
     @reading
-    def branches(self, namespace: str, thread: str | None, scope: str | None) -> list[Branch]:
-        return [
+    def branches(
+        self, namespace: str, thread: str | None, scope: str | None, after: int = 0, limit: int = PAGE_ROWS_MAX
+    ) -> list[Branch]:
+        found = (
             branch.shown()
-            for branch in self._sorted_branches(namespace, thread)
+            for branch in self._branches_after(namespace, thread, after)
             if branch.last_seq and scope in (None, branch.key.scope)
-        ]
+        )
+        return list(islice(found, max(0, min(limit, PAGE_ROWS_MAX))))
+
+    @reading
+    def forked(self, namespace: str, checkpoints: Collection[str]) -> set[str]:
+        return {name for name in checkpoints if (namespace, name) in self._tables.forks}
 
     @reading
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         return [self._tables.bytes.read(piece) for piece in ranges]
 
     @reading
-    def sizes(self) -> Sizes:
-        return self._tables.sizes()
+    def sizes(self, sources: Collection[Source] | None = None) -> Sizes:
+        stored, rows = self._tables.bytes, self._tables.rows.values()
+        every = stored.sizes(stored.names())
+        total = sum(every.values()) + sum(len(row.manifest) + len(row.notes) for row in rows)
+        return Sizes(total, every if sources is None else stored.sizes(sources))
+
+    @reading
+    def totals(self, namespace: str) -> NamespaceTotals:
+        branches = [branch for branch in self._branches_after(namespace, None, 0) if branch.last_seq]
+        sizes = [row.size for (space, _), row in self._tables.rows.items() if space == namespace]
+        return NamespaceTotals(len({branch.key.thread for branch in branches}), len(branches), len(sizes), sum(sizes))
 
     # Writing ------------------------------------------------------------------------------------------------------
 
@@ -140,7 +160,7 @@ class MemoryStore(MemoryTransactions):
 
     @writing
     def write(self, branch: BranchKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool) -> None:
-        kept = self._tables.writes.get((*branch[:3], checkpoint), {})
+        kept = self._tables.writes_of(branch, checkpoint)
         new = {(row.task_id, row.index): row for row in (writes if replace else reversed(writes))}
         rows = [row for name, row in new.items() if replace or name not in kept]
         self._apply(WritesStored(branch, self._tables.number_of(branch), checkpoint, rows))
@@ -170,16 +190,19 @@ class MemoryStore(MemoryTransactions):
         forked: bool = False,
     ) -> Removed:
         tables = self._tables
-        origins = {branch.origin for branch in tables.branches.values() if branch.key.namespace == namespace}
+        awaited: dict[str, set[str | None]] = {}
         to_delete = []
         for name in dict.fromkeys(checkpoints):
             row = tables.rows.get((namespace, name))
             if row is None:
                 continue
             is_head = tables.is_head(row)
-            if protect and (is_head or tables.has_open_record(namespace, name)):
+            thread = row.branch.thread
+            if protect and thread not in awaited:
+                awaited[thread] = tables.awaited(namespace, thread)
+            if protect and (is_head or name in awaited[thread]):
                 continue
-            if (tagged and tables.tags.get((namespace, name))) or (forked and name in origins):
+            if (tagged and tables.tags.get((namespace, name))) or (forked and (namespace, name) in tables.forks):
                 continue
             if is_head:
                 tables.branches[row.branch].lease.check_delete(row.branch, token, self._clock())
@@ -191,7 +214,7 @@ class MemoryStore(MemoryTransactions):
         if (namespace, thread) not in self._tables.threads:
             return Removed()
         now = self._clock()
-        branches = self._sorted_branches(namespace, thread)
+        branches = self._branches_after(namespace, thread, 0)
         for branch in sorted(branches, key=lambda branch: branch.lease.left_us(now)):
             branch.lease.check_delete(branch.key, token, now)
         digests = {row.id: row.digest for branch in branches for row in branch.rows}
@@ -313,6 +336,9 @@ class MemoryStore(MemoryTransactions):
             self._tables.branches[row.branch].lease.check_delete(row.branch, None, self._clock())
         self._apply(self._deleted(namespace, [row], keeps_bytes=True))
 
+    def backup(self, path: Path) -> None:
+        raise StoreRefused("a store in memory has no files to copy", hint="Export its threads with store.export(…)")
+
     @writing
     def compact(self) -> int:
         return 0
@@ -344,10 +370,13 @@ class MemoryStore(MemoryTransactions):
         row = commit.row(tables.number_of(key), seq)
         if replaced is not None:
             row = row._replace(parent_digest=commit.parent_digest)
-        elif commit.keeps_parent_digest and commit.parent_id is not None:
-            is_next = before is not None and before.id == commit.parent_id
-            parent = before if is_next else tables.rows.get((key.namespace, commit.parent_id))
-            if parent is None or parent.digest != commit.parent_digest:
+        elif commit.parent_digest is not None and commit.parent_id is not None:
+            # A delete looks for children only in the next row of the branch and in the first rows of forks.
+            rows = branch.rows if branch is not None else []
+            previous = before if before is not None else rows[-1] if rows else None
+            if previous is None and commit.forked_from == commit.parent_id:
+                previous = tables.rows.get((key.namespace, commit.parent_id))
+            if previous is None or (previous.id, previous.digest) != (commit.parent_id, commit.parent_digest):
                 row = row._replace(parent_digest=commit.parent_digest)
         lease = None
         if commit.claim is not None:
@@ -371,7 +400,7 @@ class MemoryStore(MemoryTransactions):
             raise branch_moved(commit)
         if commit.requires is not None:
             source = self._tables.rows.get((commit.branch.namespace, commit.requires))
-            if source is None or commit.parent_digest not in (None, source.digest):
+            if source is None or not commit.may_take(source.digest):
                 raise required_is_gone(commit)
 
     def _leased_as(self, branch: MemoryBranch, lease: LeaseRow) -> BranchStored:
@@ -379,13 +408,15 @@ class MemoryStore(MemoryTransactions):
             branch.key, branch.number, self._tables.number_of(branch.key), lease, branch.last_seq, branch.origin
         )
 
-    def _sorted_branches(self, namespace: str, thread: str | None) -> list[MemoryBranch]:
-        branches = sorted(self._tables.branches.values(), key=lambda branch: branch.number)
-        return [
-            branch for branch in branches if branch.key.namespace == namespace and thread in (None, branch.key.thread)
-        ]
+    def _branches_after(self, namespace: str, thread: str | None, after: int) -> Iterable[MemoryBranch]:
+        """Return the branches of a thread, or of all, with a higher number, in the order of their numbers."""
+        if thread is None:
+            return (branch for branch in self._tables.branch_order.above(after) if branch.key.namespace == namespace)
+        found = self._tables.threads.get((namespace, thread))
+        own = [] if found is None else [branch for branch in found.branches.values() if branch.number > after]
+        return sorted(own, key=lambda branch: branch.number)
 
     def _leased(self, namespace: str, now: ClockReading) -> list[MemoryBranch]:
         """Return the branches with an unreleased lease, earliest expiry first."""
-        leased = [branch for branch in self._sorted_branches(namespace, None) if branch.lease.token is not None]
-        return sorted(leased, key=lambda branch: branch.lease.left_us(now))
+        leased = [branch for branch in self._tables.leased.values() if branch.key.namespace == namespace]
+        return sorted(leased, key=lambda branch: (branch.lease.left_us(now), branch.number))

@@ -19,7 +19,10 @@ use either copy.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,16 +41,27 @@ from backstay.store.base import (
     no_checkpoint,
     required_is_gone,
 )
-from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, SEQ_BITS, SEQ_MAX, address_of, key_of, pack_body
+from backstay.store.layout import (
+    COMPRESS_AT_ONCE_BYTES,
+    SEQ_BITS,
+    SEQ_MAX,
+    address_of,
+    checksum_of,
+    joined,
+    key_of,
+    pack_body,
+)
 from backstay.store.leases import fenced
 from backstay.store.postgres import queries
-from backstay.store.postgres.collect import delete_rows, keep_parents, lock_threads
+from backstay.store.postgres.collect import delete_rows, lock_threads
 from backstay.store.postgres.connection import CHECKPOINT_IS_GONE, ID_EXISTS, NOT_AS_THOUGHT, DeadlineConnection
 from backstay.store.postgres.pool import RetryingPool
-from backstay.store.postgres.rows import pack_id, pack_task, unpack_id, unpack_task
+from backstay.store.postgres.rows import pack_id, pack_task, reference_columns, split_fresh, unpack_id, unpack_task
 from backstay.store.writes import Packed, by_task, merge, merged, pack
 
 WINDOW_BYTES = 65_536
+STREAMS_AT_ONCE = 16
+_INT8 = struct.Struct("!q").pack
 STORED, SAME, TAKEN, MOVED, FENCED = range(5)
 """Answers of ``commit_checkpoint``."""
 
@@ -56,15 +70,27 @@ class PostgresCheckpoints:
     """The verbs that add checkpoints, pending writes and tags."""
 
     _pool: RetryingPool
+    _shared: set[int]
+    _reserved: dict[int, list[int]]  # stream numbers, by process: a forked child does not use its parent's
 
     def reserve(self, count: int) -> int:
+        if count == 1:  # as for every new thread: take several at once, and keep the others for the next calls
+            with contextlib.suppress(KeyError, IndexError):
+                return self._reserved[os.getpid()].pop()
+            first = self._reserve(STREAMS_AT_ONCE)
+            self._reserved[os.getpid()] = list(range(first + STREAMS_AT_ONCE - 1, first, -1))
+            return first
+        return self._reserve(count)
+
+    def _reserve(self, count: int) -> int:
         return self._pool.write(lambda connection: int(connection.scalar(queries.RESERVE, (count,))) - count)
 
     def commit(self, commit: Commit) -> Committed:
         if commit.replaces_head:
             return self._pool.change(lambda connection: _replace_head(connection, commit), commit.id)
-        add = _append if is_plain(commit) else _add
-        return self._pool.write(lambda connection: add(connection, commit), commit.id)
+        if is_plain(commit):
+            return self._pool.write(lambda connection: _append(connection, commit, self._shared), commit.id)
+        return self._pool.write(lambda connection: _add(connection, commit), commit.id)
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:
         check_batch(commits)
@@ -77,14 +103,14 @@ class PostgresCheckpoints:
 
         def work(connection: DeadlineConnection) -> None:
             stored: dict[str, Packed | None] = dict.fromkeys(tasks)  # as far as known
-            changed = {task: pack(merge((), new, replace)) for task, new in tasks.items()}
+            changed = {task: pack(merge((), new, replace), checkpoint) for task, new in tasks.items()}
             while others := swap(connection, branch, checkpoint, stored, changed):
                 stored.update(others)
                 changed = {}
                 for task, new in tasks.items():
                     found = stored[task]
                     if found is None:
-                        changed[task] = pack(merge((), new, replace))
+                        changed[task] = pack(merge((), new, replace), checkpoint)
                     elif (packed := merged(task, found, new, replace, branch.thread, checkpoint)) is not None:
                         changed[task] = packed
                 if not changed:
@@ -112,27 +138,65 @@ def is_plain(commit: Commit) -> bool:
     return len(data) < COMPRESS_AT_ONCE_BYTES and not leaves_window(offset, data)
 
 
-def _append(connection: DeadlineConnection, commit: Commit) -> Committed:
-    """Add a plain checkpoint by the fast function; if anything is unusual, by the full one, which reports it."""
-    stream, offset, data = commit.chunks[0] if commit.chunks else (0, 0, b"")
-    bound = (*_head_arguments(commit), address_of(stream, offset) if commit.chunks else None, data)
+def _append(connection: DeadlineConnection, commit: Commit, shared: set[int]) -> Committed:
+    """Add a plain checkpoint by one fast statement; if anything is unusual, by the function, which reports it.
+
+    ``shared`` has the branches that are not alone in their thread, as far as known.
+    """
+    if connection.prepare_threshold is None:  # the server would have to plan the statement each time
+        return _add(connection, commit)
+    namespace, claim, is_alone = commit.branch.namespace, commit.claim, commit.number not in shared
+    stream, offset, data = commit.chunks[0] if commit.chunks else (0, 0, None)
+    numbers = (
+        commit.number,
+        commit.last_seq,
+        commit.head_seq,
+        commit.epoch,
+        commit.step,
+        commit.created_us,
+        commit.size,
+        slot_of(stream, offset),
+        address_of(stream, offset),
+        claim.ttl_us if claim else 0,
+    )
+    bound = (
+        *map(_INT8, numbers),
+        pack_id(namespace, commit.id),
+        None if commit.parent_id is None else pack_id(namespace, commit.parent_id),
+        commit.digest,
+        commit.notes,
+        commit.base,
+        commit.manifest,
+        data,
+        claim.token.encode() if claim else None,
+        None if data is None else len(data).to_bytes(4) + checksum_of(data),
+    )
+    statement = queries.APPEND[claim is not None, is_alone, data is not None]
     try:
-        return Committed(commit.number, int(connection.scalar(queries.APPEND, bound)), True)
+        seq = connection.fast(statement, queries.APPEND_TYPES, bound)
+        return Committed(commit.number, int.from_bytes(seq), True)
     except psycopg.Error as error:
         if error.sqlstate not in (NOT_AS_THOUGHT, ID_EXISTS):
             raise
-    return _add(connection, commit)
+    committed = _add(connection, commit)
+    if committed.fresh:
+        (shared.add if is_alone else shared.discard)(commit.number)
+    return committed
 
 
 def _add(connection: DeadlineConnection, commit: Commit) -> Committed:
     """Add a checkpoint at the end of its branch."""
 
     def read(start: int, end: int) -> list[tuple[int, bytes]]:
-        return [(address, body) for address, body in connection.every(queries.FRESH_ROWS, {"start": start, "end": end})]
+        rows: list[tuple[int, bytes]] = []
+        for address, body, checks, known in connection.every(queries.FRESH_ROWS, {"start": start, "end": end}):
+            data = joined(split_fresh(address, body, checks))
+            if data is not None:  # a damaged row stays as it is, to be found when it is read
+                rows.append((address + known, data[known:]))
+        return rows
 
     added = additions(commit, read)
     key = commit.branch
-    streams = [source for source in commit.sources if isinstance(source, int)]
     bound = (
         *key,
         *_head_arguments(commit),
@@ -144,9 +208,7 @@ def _add(connection: DeadlineConnection, commit: Commit) -> Committed:
         list(commit.blobs),
         [len(data) for data in commit.blobs.values()],
         [pack_body(data) for data in commit.blobs.values()],
-        streams,
-        [stream in commit.owned for stream in streams],
-        [source for source in commit.sources if isinstance(source, bytes)],
+        *reference_columns(commit.sources, commit.owned),
         list(commit.tags),
         None if commit.requires is None else pack_id(key.namespace, commit.requires),
         None if commit.forked_from is None else pack_id(key.namespace, commit.forked_from),
@@ -173,22 +235,21 @@ def _add(connection: DeadlineConnection, commit: Commit) -> Committed:
 def _replace_head(connection: DeadlineConnection, commit: Commit) -> Committed:
     """Replace the newest checkpoint under its id, inside a transaction."""
     key = commit.branch
-    lock_threads(connection, [thread for (thread,) in connection.every(queries.THREAD, key[:2])])
+    threads = [thread for (thread,) in connection.every(queries.THREAD, key[:2])]
+    lock_threads(connection, threads)
     name = pack_id(key.namespace, commit.id)
     found = connection.one(queries.IDENTITY, (name,))
     committed = _add(connection, commit)
     if found is not None and committed.fresh:
-        replaced, digest = found
         new = key_of(committed.number, committed.seq)
-        keep_parents(connection, {name: digest}, [committed.number], but_not=new)
         if commit.parent_digest is not None:
             connection.run(queries.KEEP_PARENT_DIGEST, (commit.parent_digest, new))
-        delete_rows(connection, [replaced])
+        delete_rows(connection, [found[0]], threads, name, new)
     return committed
 
 
 def _head_arguments(commit: Commit) -> tuple[Any, ...]:
-    """Return the arguments about the writer and the checkpoint, which both functions take."""
+    """Return the arguments about the writer and the checkpoint."""
     namespace, claim = commit.branch.namespace, commit.claim
     return (
         commit.number,
@@ -234,22 +295,21 @@ def _add_all(connection: DeadlineConnection, commits: Sequence[Commit]) -> list[
         _copy(connection, queries.COPY_CHUNKS, ("int8", "int4", "bytea"), _merge_chunks(rest))
         sources = dict.fromkeys(source for commit in rest for source in commit.sources)
         owned = {stream for commit in rest for stream in commit.owned}
-        streams = [source for source in sources if isinstance(source, int)]
-        connection.run(queries.ADD_STREAM_REFS, (first.number, streams, [stream in owned for stream in streams]))
-        digests = [source for source in sources if isinstance(source, bytes)]
-        connection.run(queries.ADD_BLOB_REFS, (first.number, digests))
-        _add_rows(connection, rest, done[1:], names[1:])
+        connection.run(queries.ADD_REFS, (first.number, *reference_columns(sources, owned)))
+        _add_rows(connection, commits[0], rest, done[1:], names[1:])
         connection.run(queries.MOVE_BRANCH, {"branch": first.number, "seq": done[-1].seq})
     return done
 
 
 def _add_rows(
-    connection: DeadlineConnection, commits: Sequence[Commit], done: Sequence[Committed], names: Sequence[bytes]
+    connection: DeadlineConnection,
+    first: Commit,
+    commits: Sequence[Commit],
+    done: Sequence[Committed],
+    names: Sequence[bytes],
 ) -> None:
-    wanted = list({commit.base for commit in commits if commit.base is not None})
-    bases = dict(connection.every(queries.BLOB_IDS, (wanted,)))
     keys = [key_of(place.number, place.seq) for place in done]
-    types = ("int8", "bytea", "bytea", "bytea", "int8", "int8", "bytea", "int8", "bytea", "int8", "bytea")
+    types = ("int8", "bool", "bytea", "bytea", "bytea", "int8", "int8", "bytea", "int8", "bytea", "bytea", "bytea")
     # Parents, with their digests, that are neither stored nor among these commits: their children keep the digest.
     missing = {(commit.parent_id, commit.parent_digest) for commit in commits if commit.parent_digest is not None}
     missing -= {(commit.id, commit.digest) for commit in commits}
@@ -259,18 +319,19 @@ def _add_rows(
     rows = (
         (
             key,
+            commit.parent_id != before.id,
             name,
             None if commit.parent_id is None else pack_id(commit.branch.namespace, commit.parent_id),
-            commit.parent_digest if (commit.parent_id, commit.parent_digest) in missing else None,
+            commit.parent_digest if (commit.parent_id, commit.parent_digest) in missing else b"",
             commit.step,
             commit.created_us,
             commit.digest,
             commit.size,
             commit.notes,
-            None if commit.base is None else bases[commit.base],
+            commit.base,
             commit.manifest,
         )
-        for key, name, commit in zip(keys, names, commits, strict=True)
+        for key, name, before, commit in zip(keys, names, [first, *commits], commits, strict=False)
     )
     _copy(connection, queries.COPY_CHECKPOINTS, types, rows)
     tags = [(key, tag) for key, commit in zip(keys, commits, strict=True) for tag in commit.tags]
@@ -354,13 +415,18 @@ class Additions:
     def add_small(self, address: int, data: bytes) -> None:
         """Add a row to ``fresh``."""
         self.small.append(address)
-        self.small_bodies.append(data)
+        self.small_bodies.append(pack_body(data, COMPRESS_AT_ONCE_BYTES))
 
     def add(self, address: int, data: bytes) -> None:
         """Add a row to ``chunk``."""
         self.addresses.append(address)
         self.sizes.append(len(data))
         self.bodies.append(pack_body(data))
+
+
+def slot_of(stream: int, offset: int) -> int:
+    """Return the slot of ``fresh`` for bytes that start here."""
+    return stream << 6 | (offset >> 10 & 63)
 
 
 def leaves_window(offset: int, data: bytes) -> bool:

@@ -16,20 +16,22 @@ not change. Each stream is one short transaction that locks its owner's thread, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from backstay.errors import Corrupted, DecodeError
-from backstay.pieces.manifest import OFFSET_BITS, STREAM_BYTES_MAX, Coverage, Range, Source, is_needed
-from backstay.store.base import BranchKey, Removed, Sizes
-from backstay.store.layout import SEQ_BITS, Chunk, address_of, pack_body, touching, unpack_body
+from backstay.errors import Corrupted, DecodeError, StoreRefused
+from backstay.pieces.manifest import OFFSET_BITS, STREAM_BYTES_MAX, Coverage, Range, Source, is_needed, merge_ranges
+from backstay.store.base import BranchKey, NamespaceTotals, Removed, Sizes
+from backstay.store.layout import SEQ_BITS, Chunk, address_of, joined, pack_body, touching, unpack_stored
 from backstay.store.leases import fenced
 from backstay.store.postgres import queries
 from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.find import CHECK_HINT, read_ranges
 from backstay.store.postgres.pool import RetryingPool
-from backstay.store.postgres.rows import pack_id
+from backstay.store.postgres.rows import pack_id, reference_columns
 from backstay.store.postgres.target import Target
 
 
@@ -71,8 +73,8 @@ class PostgresDeletes:
         wanted = [pack_id(namespace, name) for name in checkpoints]
 
         def work(connection: DeadlineConnection) -> Removed:
-            begin_delete(connection)
-            lock_threads(connection, {thread for (thread,) in connection.every(queries.THREADS_OF, (wanted,))})
+            threads = {thread for (thread,) in connection.every(queries.THREADS_OF, (wanted,))}
+            lock_threads(connection, threads)
             connection.every(queries.LOCK_CHECKPOINTS, (wanted,))  # a concurrent tag either waits or counts
             keys = []
             for fields in connection.every(queries.TO_DELETE, (wanted,)):
@@ -82,83 +84,110 @@ class PostgresDeletes:
                 if is_head and held is not None and held != token and left_us > 0:
                     raise fenced(BranchKey(*branch), 0, epoch, owner, left_us)
                 keys.append(key)
-            return delete_rows(connection, keys)
+            return delete_rows(connection, keys, threads)
 
-        return self._pool.change(work)
+        return self._pool.change(work, begin=queries.BEGIN_DELETE)
 
     def delete_thread(self, namespace: str, thread: str, token: str | None = None) -> Removed:
         def work(connection: DeadlineConnection) -> Removed:
-            begin_delete(connection)
             found = connection.one(queries.THREAD, (namespace, thread))
             if found is None:
                 return Removed()
             lock_threads(connection, found)
-            branches = connection.every(queries.BRANCHES_OF_THREAD, (namespace, thread))
-            for _, epoch, owner, held, left_us, *branch in branches:
+            keys: list[int] = []
+            for _, epoch, owner, held, rows, left_us, *branch in connection.every(
+                queries.BRANCHES_OF_THREAD, (namespace, thread)
+            ):
                 if held is not None and held != token and left_us > 0:
                     raise fenced(BranchKey(*branch), 0, epoch, owner, left_us)
-            keys = [key for (key,) in connection.every(queries.KEYS_OF_BRANCHES, ([branch[0] for branch in branches],))]
-            removed = delete_rows(connection, keys)
-            for statement in (
-                queries.DROP_WRITES_OF_THREAD,
-                queries.DROP_RECORDS_OF_THREAD,
-                queries.DROP_BRANCHES_OF_THREAD,
-                queries.DROP_THREAD,
-            ):
-                connection.run(statement, found)
+                keys += rows
+            removed = delete_rows(connection, keys, found)
+            connection.run(queries.DROP_THREAD, {"thread": found[0]})
             return removed
 
-        return self._pool.change(work)
+        return self._pool.change(work, begin=queries.BEGIN_DELETE)
 
 
-def delete_rows(connection: DeadlineConnection, keys: Collection[int]) -> Removed:
-    """Delete checkpoints by key, then everything that only they needed. Their threads are locked already."""
-    branches = sorted({key >> SEQ_BITS for key in keys})
-    if not branches:
-        return Removed()
-    lock_threads(connection, {thread for (thread,) in connection.every(queries.THREADS_SHARING, (branches,))})
-    to_delete = sorted(keys)
-    digests = dict(connection.every(queries.DROP_CHECKPOINTS, (to_delete,)))
-    names = list(digests)
-    connection.run(queries.DROP_TAGS, (to_delete,))
-    connection.run(queries.DROP_WRITES, (branches, names))
-    connection.run(queries.DROP_RECORDS, (names,))
-    before: dict[int, set[Source]] = {branch: set() for branch in branches}
-    for branch, stream, digest in connection.every(queries.REFS_OF_BRANCHES, {"branches": branches}):
-        before[branch].add(digest if stream is None else stream)
-    keep_parents(connection, digests, branches)
-    connection.run(queries.SETTLE_HEADS, (branches,))
-    emptied = [branch for (branch,) in connection.every(queries.DROP_EMPTY_BRANCHES, (branches,))]
-    if emptied:
-        connection.run(queries.DROP_STREAM_REFS_OF_BRANCHES, (emptied,))
-        connection.run(queries.DROP_BLOB_REFS_OF_BRANCHES, (emptied,))
-    return Removed(len(digests), len(emptied), _collect(connection, before))
+def delete_rows(
+    connection: DeadlineConnection,
+    keys: Collection[int],
+    threads: Collection[int],
+    replaced: bytes | None = None,
+    but_not: int = 0,
+) -> Removed:
+    """Delete checkpoints by key, then everything that only they needed. Their threads are locked already.
 
-
-def keep_parents(
-    connection: DeadlineConnection, digests: dict[bytes, bytes], branches: Collection[int], but_not: int = 0
-) -> None:
-    """Give the children of deleted checkpoints their parent's digest.
-
-    The children are in the same scope of the thread, or are the first checkpoints of forks.
+    ``replaced`` is the id of the checkpoint if another row, ``but_not``, has taken it over: children keep the digest.
     """
-    connection.run(
-        queries.KEEP_PARENT_DIGESTS,
-        {"ids": list(digests), "digests": list(digests.values()), "branches": list(branches), "but_not": but_not},
-    )
+    if not keys:
+        return Removed()
+    branches = sorted({key >> SEQ_BITS for key in keys})
+    sharing = {thread for (thread,) in connection.every(queries.THREADS_SHARING, (branches,))}
+    lock_threads(connection, sharing.difference(threads))
+    doomed = drop_checkpoints(connection, keys, replaced, but_not)
+    headless = {key >> SEQ_BITS for key, is_head, *_ in doomed if is_head}
+    before: dict[int, set[Source]] = {}
+    for branch, stream, digest in (
+        connection.every(queries.SETTLE_BRANCHES_AND_EFFECTS, {"branches": list(headless)}) if headless else ()
+    ):
+        before.setdefault(branch, set()).update(() if stream is None else (stream or digest,))
+    emptied = len(before)
+    before |= _suspects(connection, [row for row in doomed if row[0] >> SEQ_BITS not in before])
+    return Removed(len(doomed), emptied, _collect(connection, before) if any(before.values()) else 0)
 
 
-def begin_delete(connection: DeadlineConnection) -> None:
-    """Block all other deletes until the transaction ends."""
-    connection.run(queries.IDLE_LIMIT)
-    connection.run(queries.ONE_DELETER)
+def drop_checkpoints(
+    connection: DeadlineConnection, keys: Collection[int], replaced: bytes | None = None, but_not: int = 0
+) -> list[tuple[Any, ...]]:
+    """Delete checkpoints with their tags, writes and records; return the rows with the keys of their neighbours."""
+    bound = {"keys": sorted(keys), "replaced": replaced, "but_not": but_not}
+    return connection.every(queries.DROP_CHECKPOINTS, bound)
+
+
+def _suspects(connection: DeadlineConnection, doomed: Sequence[tuple[Any, ...]]) -> dict[int, set[Source]]:
+    """Return the sources, by branch, with a part that only the deleted rows needed, and none of their neighbours.
+
+    All other bytes stay needed, and no reference ends, so nothing else has to be read. In a thread that only grows,
+    there is no such source unless its newest checkpoint was deleted.
+    """
+    gone = {row[0] for row in doomed}
+    beside = {key for row in doomed for key in row[2:4] if key is not None} - gone
+    stored = connection.every(queries.MANIFESTS, (list(beside),)) if beside else ()
+    rows = [(key, base, manifest, True) for key, base, manifest in stored]
+    rows += [(key, base, manifest, False) for key, _, _, _, base, manifest in doomed]
+    bases = list({base for _, base, _, _ in rows if base is not None})
+    found = connection.every(queries.BLOBS, (bases,)) if bases else ()
+    blobs = {digest: (size, body) for digest, size, body in found}
+
+    def read(name: bytes) -> bytes:
+        return unpack_stored(*blobs[name], "a base") if name in blobs else read_blob(connection, name)
+
+    needs = {key >> SEQ_BITS: (Coverage(read), Coverage(read)) for key in gone}
+    sources: dict[int, tuple[set[Source], set[Source]]] = {branch: (set(), set()) for branch in needs}
+    unclear = set()
+    for key, base, manifest, stays in rows:
+        branch = key >> SEQ_BITS
+        try:
+            sources[branch][stays].update(needs[branch][stays].add(manifest, base))
+        except (Corrupted, DecodeError):
+            unclear.add(branch)
+    suspects: dict[int, set[Source]] = {}
+    for branch, (lost, kept) in sources.items():
+        going, staying = needs[branch]
+        suspects[branch] = lost - kept
+        for source in lost & kept:
+            ranges = staying.ranges(source)
+            if isinstance(source, int) and merge_ranges([*ranges, *going.ranges(source)]) != ranges:
+                suspects[branch].add(source)
+    for branch, stream, digest in connection.every(queries.REFS_OF_BRANCHES, (list(unclear),)) if unclear else ():
+        suspects[branch].add(stream or digest)
+    return {branch: found for branch, found in suspects.items() if found}
 
 
 def lock_threads(connection: DeadlineConnection, threads: Collection[int]) -> None:
     """Lock these threads against all other changes until the transaction ends."""
     if threads:
-        connection.every(queries.LOCK_BRANCHES, (list(threads),))
-        connection.every(queries.LOCK_THREADS, (list(threads),))
+        connection.every(queries.LOCK_BRANCHES_AND_THREADS, {"threads": list(threads)})
 
 
 def _collect(connection: DeadlineConnection, before: dict[int, set[Source]]) -> int:
@@ -204,11 +233,9 @@ def _trim(connection: DeadlineConnection, kept: dict[int, list[tuple[int, int]]]
 
 def drop_references(connection: DeadlineConnection, dropped: Collection[tuple[int, Source]]) -> None:
     """Drop references, given as branch and source."""
-    streams = [(branch, source) for branch, source in dropped if isinstance(source, int)]
-    blobs = [(branch, source) for branch, source in dropped if isinstance(source, bytes)]
-    for statement, pairs in ((queries.DROP_STREAM_REFS, streams), (queries.DROP_BLOB_REFS, blobs)):
-        if pairs:
-            connection.run(statement, ([branch for branch, _ in pairs], [source for _, source in pairs]))
+    if dropped:
+        streams, _, digests = reference_columns([source for _, source in dropped])
+        connection.run(queries.DROP_REFS, ([branch for branch, _ in dropped], streams, digests))
 
 
 def drop_blobs(connection: DeadlineConnection, names: Collection[bytes]) -> int:
@@ -237,14 +264,29 @@ class PostgresSpace:
     _pool: RetryingPool
     _target: Target
 
-    def sizes(self) -> Sizes:
+    def sizes(self, sources: Collection[Source] | None = None) -> Sizes:
         def work(connection: DeadlineConnection) -> Sizes:
-            sources: dict[Source, int] = dict(connection.every(queries.BLOB_SIZES))
-            sources.update(connection.every(queries.STREAM_SIZES))
-            total = connection.scalar(queries.TABLE_BYTES, (self._target.schema,))
-            return Sizes(total, sources, connection.scalar(queries.ROW_BYTES))
+            taken: dict[Source, int] = {}
+            if sources is None:
+                taken.update(connection.every(queries.BLOB_SIZES))
+                taken.update(connection.every(queries.STREAM_SIZES))
+            elif sources:
+                blobs = [source for source in sources if isinstance(source, bytes)]
+                streams = [source for source in sources if isinstance(source, int)]
+                taken.update(connection.every(queries.BLOB_SIZES + queries.OF_BLOBS, (blobs,)))
+                taken.update(connection.every(queries.SIZES_OF_STREAMS, {"streams": streams}))
+            return Sizes(connection.scalar(queries.TABLE_BYTES, (self._target.schema,)), taken)
 
         return self._pool.read(work)
+
+    def totals(self, namespace: str) -> NamespaceTotals:
+        return NamespaceTotals(*self._pool.read(lambda connection: connection.every(queries.TOTALS, (namespace,)))[0])
+
+    def backup(self, path: Path) -> None:
+        raise StoreRefused(
+            "a PostgreSQL store is copied with the server's own tools",
+            hint="pg_dump --schema=NAME writes a copy that psql or pg_restore puts back: see docs/repair.md",
+        )
 
     def compact(self) -> int:
         def table_bytes(connection: DeadlineConnection) -> int:
@@ -252,14 +294,13 @@ class PostgresSpace:
 
         before = self._pool.read(table_bytes)
         for (stream,) in self._pool.read(lambda connection: connection.every(queries.STREAMS)):
-            self._pool.change(partial(_compact_stream, stream=stream))
+            self._pool.change(partial(_compact_stream, stream=stream), begin=queries.BEGIN_DELETE)
         for table in TABLES:
             self._pool.read(partial(DeadlineConnection.run, statement=f"VACUUM {{schema}}.{table}"))
         return max(0, before - self._pool.read(table_bytes))
 
 
 def _compact_stream(connection: DeadlineConnection, stream: int) -> None:
-    connection.run(queries.ONE_DELETER)
     thread = connection.scalar(queries.OWNER_THREAD, (stream,))
     if thread is not None:
         lock_threads(connection, [thread])
@@ -271,8 +312,8 @@ def _compact_stream(connection: DeadlineConnection, stream: int) -> None:
 
 
 def _merge(connection: DeadlineConnection, rows: list[Chunk]) -> None:
-    if len(rows) == 1:
-        return  # a single row was compressed when it was saved
-    data = b"".join(unpack_body(size, body) for _, size, body in rows)
+    data = joined(rows) if len(rows) > 1 else None  # a single row was compressed when it was saved
+    if data is None:
+        return
     connection.every(queries.DROP_CHUNKS, ([address for address, _, _ in rows],))
     connection.run(queries.ADD_CHUNK, (rows[0][0], len(data), pack_body(data)))

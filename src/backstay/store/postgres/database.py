@@ -11,7 +11,7 @@ import re
 import psycopg
 
 from backstay.errors import StoreRefused
-from backstay.store.postgres.connection import DeadlineConnection, is_pooled, translate
+from backstay.store.postgres.connection import DeadlineConnection, translate
 from backstay.store.postgres.pool import RetryingPool
 from backstay.store.postgres.schema import check_schema, migration_scripts, newest_version, schema_script
 from backstay.store.postgres.target import Target
@@ -44,9 +44,8 @@ def prepare(pool: RetryingPool, target: Target) -> None:
     """Check the server and create or migrate the tables, on a connection of its own."""
     connection = pool.connect()
     try:
-        is_pooled(connection)  # without a pooler, it has a safe search path from here on
         _check_server(connection, target)
-        while _version(connection, target) != newest_version():
+        while not _is_newest(connection) and _version(connection, target) != newest_version():
             try:
                 connection.execute("BEGIN")
                 connection.execute(SAFE_PATH)
@@ -54,11 +53,17 @@ def prepare(pool: RetryingPool, target: Target) -> None:
                 connection.execute("COMMIT")
             except psycopg.errors.DeadlockDetected:  # with a writer: try again
                 connection.execute("ROLLBACK")
-        check_schema(connection, target)
-    except psycopg.Error as error:
-        raise translate(error, target) from error
-    finally:
+        try:
+            check_schema(connection, target)
+        except StoreRefused:
+            _version(connection, target)  # which says it better if whole tables are missing
+            raise
+    except BaseException as error:
         connection.close()
+        if isinstance(error, psycopg.Error):
+            raise translate(error, target) from error
+        raise
+    pool.keep(connection)
 
 
 def migrate(connection: DeadlineConnection, target: Target) -> None:
@@ -75,6 +80,14 @@ def migrate(connection: DeadlineConnection, target: Target) -> None:
     for script in migration_scripts()[current - 1 :]:
         _execute(connection, script)
     connection.run("UPDATE {schema}.meta SET version = %s", (newest_version(),))
+
+
+def _is_newest(connection: DeadlineConnection) -> bool:
+    """Return whether the schema has our version, as it usually has: then most questions need not be asked."""
+    try:
+        return bool(connection.scalar(VERSION) == newest_version())
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn):
+        return False
 
 
 def _version(connection: DeadlineConnection, target: Target) -> int | None:

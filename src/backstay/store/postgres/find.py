@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from backstay.errors import Corrupted
@@ -12,7 +12,7 @@ from backstay.store.layout import SEQ_MAX, address_of, unpack_stored
 from backstay.store.postgres import queries
 from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.pool import RetryingPool
-from backstay.store.postgres.rows import pack_id, read_row, unpack_id
+from backstay.store.postgres.rows import pack_id, read_row, split_fresh, unpack_id
 
 CHECK_HINT = "store.check() lists what is affected; restore a backup"
 BRANCH_FIELDS = 6
@@ -57,9 +57,6 @@ class PostgresReads:
         limit = max(0, min(query.limit, PAGE_ROWS_MAX))
         bound: dict[str, Any] = {"namespace": query.namespace, "scope": query.scope, "limit": limit}
         conditions = ""
-        if query.step_max is not None:
-            conditions += queries.AND_STEP_MAX
-            bound["step_max"] = max(-(1 << 63), min(query.step_max, (1 << 63) - 1))
         if query.tag is not None:
             conditions += queries.AND_TAG
             bound["tag"] = query.tag
@@ -71,12 +68,12 @@ class PostgresReads:
             rows.sort(key=lambda row: (row.seq, row.thread_number), reverse=True)
             return rows[:limit]
         if query.heads_of_threads:
-            bound["before"] = query.before
+            bound["before"] = (1 << 63) - 1 if query.before is None else query.before
             statement = queries.HEADS_OF_THREADS_WITH_WRITES if query.writes else queries.HEADS_OF_THREADS
         else:
             before = SEQ_MAX if query.before is None else min(max(query.before, 0), SEQ_MAX)
             bound.update(thread=query.thread, branch=query.branch, before=before)
-            statement = _OF_BRANCHES[shape]
+            statement = _OF_BRANCHES[shape].replace("{branches}", _where(None, query.scope, query.branch))
         return self._rows(statement.replace("{conditions}", conditions), bound, query)
 
     def _rows(self, statement: str, bound: dict[str, Any], query: Query) -> list[Row]:
@@ -95,27 +92,44 @@ class PostgresReads:
     def unread(self, namespace: str, thread: str | None) -> list[Corrupted]:
         return []  # the call that needs an unreadable page raises the error
 
-    def branches(self, namespace: str, thread: str | None, scope: str | None) -> list[Branch]:
-        bound = {"namespace": namespace, "thread": thread, "scope": scope}
+    def branches(
+        self, namespace: str, thread: str | None, scope: str | None, after: int = 0, limit: int = PAGE_ROWS_MAX
+    ) -> list[Branch]:
+        bound: dict[str, Any] = {"namespace": namespace, "thread": thread, "scope": scope, "after": after}
+        bound["limit"] = max(0, min(limit, PAGE_ROWS_MAX))
+
+        statement = queries.BRANCHES.replace("{conditions}", _where(thread, scope, None))
 
         def work(connection: DeadlineConnection) -> list[Branch]:
             return [
                 Branch(
                     BranchKey(*fields[2:6]),
+                    fields[0],
                     None if head is None else unpack_id(head),
                     head_seq,
                     last_seq,
                     epoch,
                     None if origin is None else unpack_id(origin),
                 )
-                for *fields, head, head_seq, last_seq, epoch, origin in connection.every(queries.BRANCHES, bound)
+                for *fields, head, head_seq, last_seq, epoch, origin in connection.every(statement, bound)
             ]
 
         return self._pool.read(work)
 
+    def forked(self, namespace: str, checkpoints: Collection[str]) -> set[str]:
+        names = {pack_id(namespace, name): name for name in checkpoints}
+        found = self._pool.read(lambda connection: connection.every(queries.FORKED, (list(names),)))
+        return {names[origin] for (origin,) in found}
+
     def fetch(self, ranges: Iterable[Range]) -> list[list[bytes]]:
         wanted = list(ranges)
         return self._pool.read(lambda connection: read_ranges(connection, wanted))
+
+
+def _where(thread: str | None, scope: str | None, branch: str | None) -> str:
+    """Return conditions for the names that are given; one for any name would keep an index from being used."""
+    names = {queries.AND_THREAD: thread, queries.AND_SCOPE: scope, queries.AND_BRANCH: branch}
+    return " ".join(condition for condition, name in names.items() if name is not None)
 
 
 def read_ranges(connection: DeadlineConnection, wanted: Sequence[Range]) -> list[list[bytes]]:
@@ -133,10 +147,12 @@ def read_ranges(connection: DeadlineConnection, wanted: Sequence[Range]) -> list
     }
     blobs: dict[bytes, bytes] = {}
     chunks: list[list[tuple[int, bytes]]] = [[] for _ in streams]
-    for number, address, digest, size, body in connection.every(queries.BYTES, bound):
+    for number, place, digest, whole, stored, checks in connection.every(queries.BYTES, bound):
         if digest is not None:
-            blobs[digest] = unpack_stored(size, body, f"blob {digest.hex()[:16]}")
-        else:
+            blobs[digest] = unpack_stored(whole, stored, f"blob {digest.hex()[:16]}")
+            continue
+        rows = [(place, whole, stored)] if checks is None else split_fresh(place, stored, checks)
+        for address, size, body in rows:
             part = unpack_stored(size, body, f"stream {streams[number - 1][0]}")
             chunks[number - 1].append((address - firsts[number - 1], part))
     parts = iter(chunks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backstay.store.base import BranchKey
+from backstay.store.layout import UNREADABLE
 from backstay.store.leases import LeaseGrant, LeaseRequest, LeaseStatus, fenced
 from backstay.store.postgres import queries
 from backstay.store.postgres.connection import DeadlineConnection
@@ -54,7 +55,10 @@ class PostgresLeases:
     def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseStatus]:
         bound = {"namespace": namespace, "thread": thread, "expired": expired_only}
         found = self._pool.read(lambda connection: connection.every(queries.LEASES, bound))
-        return [LeaseStatus(BranchKey(*fields[:4]), *fields[4:]) for fields in found]
+        return [
+            LeaseStatus(BranchKey(*key), number, UNREADABLE if owner is None else owner, epoch, left_us)
+            for *key, number, owner, epoch, left_us in found
+        ]
 
     def claim(self, namespace: str, count: int, request: LeaseRequest) -> list[LeaseGrant]:
         bound = {"namespace": namespace, "count": count, **request._asdict()}

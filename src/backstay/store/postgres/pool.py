@@ -9,26 +9,25 @@ Nothing outlives the deadline. A call whose outcome is still open by then raises
 
 An exception may arrive between any two lines (Ctrl-C), and a signal handler may call the store in the middle of another
 call of its thread. So this file uses no locks. A call that ends without having clearly returned its connection disposes
-of the whole pool, and the next call creates another. A call inside a call does not use the pool, whose lock its thread
-may hold, and opens a connection of its own.
+of the whole pool, and the next call creates another. A call inside a call does not use the pool, whose last connection
+its thread may hold, and opens a connection of its own.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import itertools
-import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg_pool import ConnectionPool, PoolTimeout
 
 from backstay.errors import BackstayError, OutcomeUnknown, StoreBusy, StoreError
 from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
@@ -47,19 +46,53 @@ from backstay.store.postgres.target import Target
 T = TypeVar("T")
 Work = Callable[[DeadlineConnection], T]
 
-POOL_WAIT_S = 0.2
-"""How long one wait for a pooled connection lasts. Asking again makes the pool try to connect again."""
-
-CLOSE_S = 2.0
-"""How long closing waits for the threads of a pool."""
-
 PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Pauses between attempts after a lost connection; the last one repeats until the deadline."""
 
-logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+CONNECT_PAUSE_S = 0.1
+"""The pause after a failed attempt to connect."""
+
+IDLE_S_MAX, AGE_S_MAX = 600.0, 3600.0
+"""An idle connection is closed after this time, and any connection after this one, when another is returned."""
 
 
-Pool = ConnectionPool[DeadlineConnection]
+class Pool:
+    """The idle connections of one process, and a permit for each connection that its callers may have at once.
+
+    Each step is one call of a container without a lock that an interrupt could leave held.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.idle: deque[DeadlineConnection] = deque()  # the last one used is the next one used
+        self.permits: SimpleQueue[None] = SimpleQueue()
+        self.is_closed = False
+        self._size = size
+        self._permit_all()
+
+    def put(self, connection: DeadlineConnection) -> None:
+        """Add an idle connection; close it if it is broken or old. Close another that was idle for too long."""
+        now = connection.used = time.monotonic()
+        if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE or now > connection.until:
+            connection.close()  # a transaction that is still open will never be finished
+            return
+        self.idle.append(connection)
+        if self.is_closed:
+            self.close()
+        with contextlib.suppress(IndexError):  # another thread took it
+            if now - self.idle[0].used > IDLE_S_MAX:
+                self.idle.popleft().close()
+
+    def close(self) -> None:
+        """Close all idle connections; those in use are closed when they are returned."""
+        self.is_closed = True
+        self._permit_all()  # a caller that waits for a permit finds the pool closed
+        with contextlib.suppress(IndexError):
+            while True:
+                self.idle.pop().close()
+
+    def _permit_all(self) -> None:
+        for _ in range(self._size):
+            self.permits.put(None)
 
 
 @dataclass(slots=True)
@@ -76,23 +109,22 @@ class RetryingPool:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._closed = False
-        # By process: a forked child creates its own and keeps its parent's unused, so that it never closes that. The
-        # main thread has a pool of its own: an interrupt, which only comes there, may leave the pool's locks held.
-        self._pools: dict[tuple[int, bool], Pool] = {}
+        # By process: a forked child creates its own and keeps its parent's unused, so that it never closes that.
+        self._pools: dict[int, Pool] = {}
         self._local = threading.local()
         self.statements = Statements(target.schema, newest_version())
 
     def connect(self) -> DeadlineConnection:
         """Return a connection outside the pool, with a deadline; errors say exactly why connecting failed."""
-        deadline = time.monotonic() + self._target.timeout_s
         try:
-            arguments = {**self._arguments(), "prepare_threshold": None}  # nothing to gain here, see ``is_pooled``
-            connection = DeadlineConnection.connect(self._target.conninfo, **arguments)
-            connection.deadline, connection.statements = deadline, self.statements
-            return connection
+            return self._connect(time.monotonic() + self._target.timeout_s)
         except psycopg.Error as error:
             failure = translate(error, self._target)
         raise failure  # outside the except block, so that the driver's error, with libpq's arguments, is not attached
+
+    def keep(self, connection: DeadlineConnection) -> None:
+        """Add a connection from ``connect`` to the pool."""
+        self._own_pool().put(connection)
 
     def read(self, work: Work[T]) -> T:
         """Run work that changes nothing."""
@@ -102,10 +134,10 @@ class RetryingPool:
         """Run work that is one statement and returns its first result again if it was applied before."""
         return self._repeat(work, lambda _: True, name)
 
-    def change(self, work: Work[T], name: str | None = None, again: bool = False) -> T:
+    def change(self, work: Work[T], name: str | None = None, again: bool = False, begin: str = BEGIN) -> T:
         """Run work as one transaction; ``again`` says that it returns its first result again, like a write."""
         return self._repeat(
-            partial(_in_transaction, work, BEGIN), lambda connection: connection.committing, name, repeats_unknown=again
+            partial(_in_transaction, work, begin), lambda connection: connection.committing, name, repeats_unknown=again
         )
 
     def look(self, work: Work[T]) -> T:
@@ -115,12 +147,9 @@ class RetryingPool:
     def close(self) -> None:
         """Close all connections; calls in progress may still finish."""
         self._closed = True
-        for is_main in (False, True):
-            pool = self._pools.pop((os.getpid(), is_main), None)
-            if pool is not None and self._is_inside():
-                _dispose(pool)
-            elif pool is not None:
-                pool.close(CLOSE_S)
+        pool = self._pools.pop(os.getpid(), None)
+        if pool is not None:
+            pool.close()
 
     def _is_inside(self) -> bool:
         """Return whether this thread is inside a call, which a signal has interrupted."""
@@ -141,20 +170,14 @@ class RetryingPool:
         try:
             self._local.inside = True
             return self._attempts(work, may_be_applied, name, repeats_unknown, None if was_inside else loan)
-        except RuntimeError as error:
-            # An interrupt may have made the pool's own locks raise this error: then raise the interrupt.
-            cause: BaseException | None = error
-            while cause is not None and isinstance(cause, Exception):
-                cause = cause.__context__
-            raise (cause or error) from None
         finally:
             self._local.inside = was_inside
-            if loan.pool is not None:  # it may wait for a connection that it will never get back
-                if self._pools.get(_own_key()) is loan.pool:
-                    self._pools.pop(_own_key(), None)
+            if loan.pool is not None:  # it may miss a permit
+                if self._pools.get(os.getpid()) is loan.pool:
+                    self._pools.pop(os.getpid(), None)
                 if loan.connection is not None:
                     loan.connection.close()
-                _dispose(loan.pool)
+                loan.pool.close()
             if self._closed:
                 self.close()
 
@@ -169,104 +192,89 @@ class RetryingPool:
         deadline = time.monotonic() + self._target.timeout_s
         unknown = False
         for attempt in itertools.count():
-            with self._connection(deadline, unknown, name, loan) as connection:
-                try:
-                    result = work(connection)
-                    if connection.in_doubt and may_be_applied(connection):
-                        raise OutcomeUnknown(
-                            "the server stored the data but stopped waiting for its synchronous standby, so a failover "
-                            "may lose it",
-                            checkpoint=name,
-                            path=self._target.shown,
-                            hint="When the standby is back, repeat the call with the same id: it waits for the standby",
-                        )
-                    return result
-                except psycopg.Error as error:
-                    failure = error
-                except BackstayError:
-                    raise
-                except ODD_VALUE_ERRORS as error:
-                    raise odd_value(error, self._target.shown) from error
-                lost = is_lost(failure, connection)
-                unknown = unknown or (lost and may_be_applied(connection))
-                again = is_transient(failure) or (lost and (repeats_unknown or not unknown))
-                if isinstance(failure, DeadlinePassed) or not again:
-                    raise self._given_up(failure, unknown, name) from failure
+            connection = self._borrowed(deadline, unknown, name, loan)
+            connection.deadline, connection.committing, connection.in_doubt = deadline, False, False
+            try:
+                result = work(connection)
+                if connection.in_doubt and may_be_applied(connection):
+                    raise OutcomeUnknown(
+                        "the server stored the data but stopped waiting for its synchronous standby, so a failover "
+                        "may lose it",
+                        checkpoint=name,
+                        path=self._target.shown,
+                        hint="When the standby is back, repeat the call with the same id: it waits for the standby",
+                    )
+                return result
+            except psycopg.Error as error:
+                failure, lost = error, is_lost(error, connection)
+            except BackstayError:
+                raise
+            except ODD_VALUE_ERRORS as error:
+                raise odd_value(error, self._target.shown) from error
+            finally:
+                if loan is None or loan.pool is None:
+                    connection.close()
+                else:
+                    loan.pool.put(connection)
+                    loan.pool.permits.put(None)
+                    loan.pool = loan.connection = None
+            unknown = unknown or (lost and may_be_applied(connection))
+            again = is_transient(failure) or (lost and (repeats_unknown or not unknown))
+            if isinstance(failure, DeadlinePassed) or not again:
+                raise self._given_up(failure, unknown, name) from failure
             pause = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
             if pause and (left := deadline - time.monotonic()) > 0:
                 time.sleep(min(pause, left))
         raise AssertionError  # the loop never ends by itself
 
-    @contextlib.contextmanager
-    def _connection(
-        self, deadline: float, unknown: bool, name: str | None, loan: Loan | None
-    ) -> Iterator[DeadlineConnection]:
+    def _borrowed(self, deadline: float, unknown: bool, name: str | None, loan: Loan | None) -> DeadlineConnection:
+        """Return a connection that is open, of the pool or, without a loan, a new one."""
+        self._check_open()
         if loan is None:
-            self._check_open()
-            with self.connect() as connection:
-                self._configure(connection)
-                connection.deadline = deadline
-                yield connection
-            return
-        pool, connection = self._checked_out(deadline, unknown, name, loan)
-        connection.deadline, connection.committing, connection.in_doubt = deadline, False, False
-        try:
-            yield connection
-        except BaseException:
-            if connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                connection.close()  # its transaction will never be finished
-            raise
-        finally:
-            pool.putconn(connection)
-            loan.pool = loan.connection = None
-
-    def _checked_out(
-        self, deadline: float, unknown: bool, name: str | None, loan: Loan
-    ) -> tuple[Pool, DeadlineConnection]:
+            return self.connect()
         while (left := deadline - time.monotonic()) > 0:
             self._check_open()
-            key = _own_key()
-            pool = loan.pool = self._pools.get(key) or self._pools.setdefault(key, self._new_pool())
+            pool = loan.pool = self._own_pool()
             try:
-                if pool.closed:
-                    pool.open()
-                connection = loan.connection = pool.getconn(min(left, POOL_WAIT_S))
-            except PoolTimeout:
-                loan.pool = None
-                continue
-            except psycopg.OperationalError:  # another thread closed or disposed of it
-                loan.pool = None
-                if self._pools.get(key) is pool:
-                    self._pools.pop(key, None)
-                continue
-            if connection.is_open():
-                return pool, connection
-            pool.putconn(connection)  # it died while idle: take the next one; nothing was sent
+                pool.permits.get(timeout=left)
+                while pool.idle and not pool.is_closed:
+                    connection = loan.connection = pool.idle.pop()
+                    if connection.is_open():
+                        return connection  # the others died while idle; nothing was sent
+                if not pool.is_closed:
+                    connection = loan.connection = self._connect(deadline)
+                    return connection
+            except IndexError:  # another thread was faster
+                pool.permits.put(None)
+            except psycopg.Error:
+                pool.permits.put(None)
+                time.sleep(max(0.0, min(CONNECT_PAUSE_S, deadline - time.monotonic())))
+            except Empty:
+                pass
             loan.pool = loan.connection = None
-        raise self._given_up(PoolTimeout("no connection in time"), unknown, name)
+        raise self._given_up(None, unknown, name)
+
+    def _own_pool(self) -> Pool:
+        return self._pools.get(os.getpid()) or self._pools.setdefault(os.getpid(), Pool(self._target.pool_size))
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("the store is closed", hint="Open it again with backstay.open")
 
-    def _new_pool(self) -> Pool:
-        return ConnectionPool(
-            self._target.conninfo,
-            connection_class=DeadlineConnection,
-            kwargs=self._arguments(),
-            configure=self._configure,
-            min_size=0,
-            max_size=1 if _own_key()[1] else self._target.pool_size,  # the main thread makes one call at a time
-            reconnect_timeout=0,  # callers ask again, so no growing pauses after an outage
-            open=False,
-        )
-
-    def _configure(self, connection: DeadlineConnection) -> None:
-        connection.statements = self.statements
-        connection.watch()
-        connection.deadline = time.monotonic() + self._target.connect_timeout_s
-        if is_pooled(connection) and self._target.prepare is None:
-            connection.prepare_threshold = None
+    def _connect(self, deadline: float) -> DeadlineConnection:
+        """Return a new connection; raise the driver's error."""
+        connection = DeadlineConnection.connect(self._target.conninfo, **self._arguments())
+        try:
+            connection.statements, connection.uses = self.statements, {}
+            connection.until = time.monotonic() + AGE_S_MAX
+            connection.deadline = deadline
+            connection.watch()
+            if is_pooled(connection) and self._target.prepare is None:
+                connection.prepare_threshold = None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _arguments(self) -> dict[str, Any]:
         target = self._target
@@ -284,7 +292,7 @@ class RetryingPool:
             "client_encoding": "utf8",
         }
 
-    def _given_up(self, error: psycopg.Error, unknown: bool, name: str | None) -> BackstayError:
+    def _given_up(self, error: psycopg.Error | None, unknown: bool, name: str | None) -> BackstayError:
         if unknown:
             return OutcomeUnknown(
                 "the connection was lost before the server answered, so the data may or may not be stored",
@@ -292,7 +300,7 @@ class RetryingPool:
                 path=self._target.shown,
                 hint="Repeat the call with the same id: it returns the first result, or stores the data now",
             )
-        if isinstance(error, PoolTimeout | DeadlinePassed):
+        if error is None or isinstance(error, DeadlinePassed):
             return StoreBusy(
                 f"the database did not answer within {self._target.timeout_s:g} s; nothing was stored",
                 path=self._target.shown,
@@ -318,16 +326,6 @@ class Statements(dict[str, str]):
             text = text.replace(name, value)
         self[statement] = text
         return text
-
-
-def _own_key() -> tuple[int, bool]:
-    """Return the key of this thread's pool."""
-    return os.getpid(), threading.current_thread() is threading.main_thread()
-
-
-def _dispose(pool: Pool) -> None:
-    """Close a pool in another thread, because this one may have been interrupted while it held the pool's lock."""
-    _thread.start_new_thread(pool.close, (CLOSE_S,))  # an interrupt can break threading's own start
 
 
 def _in_transaction(work: Work[T], begin: str, connection: DeadlineConnection) -> T:

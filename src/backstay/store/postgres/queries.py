@@ -9,25 +9,33 @@ Every write checks that the schema still has the version that its process opened
 statement has {current} among its conditions, and a transaction of several statements starts with it.
 """
 
-from backstay.store.postgres.rows import BASE_NAME, BRANCH_COLUMNS, PAYLOAD_COLUMNS, ROW_COLUMNS, WRITE_COLUMNS
+from backstay.store.postgres.rows import BRANCH_COLUMNS, PAYLOAD_COLUMNS, ROW_COLUMNS, WRITE_COLUMNS
 
 _BRANCH = "{schema}.thread t JOIN {schema}.branch br ON br.thread = t.id"
-_PAYLOAD = "LEFT JOIN {schema}.blob b ON b.id = c.base LEFT JOIN {schema}.checkpoint p ON p.id = c.parent"
+# The thread of a dropped branch that was alone has the next number itself again.
+_NUMBERED = """numbered AS (
+  UPDATE {schema}.thread t SET next_seq = greatest(t.next_seq, e.last_seq + 1), alone = NULL FROM emptied e
+  WHERE t.id = e.thread AND t.alone = e.id)"""
+_PAYLOAD = "LEFT JOIN {schema}.blob b ON b.digest = c.base LEFT JOIN {schema}.checkpoint p ON p.id = c.parent"
 
 BEGIN = "BEGIN; SELECT {current}"
+# Only one delete runs at a time. Its statements are about given rows, so the planner need not guess how many there are.
+BEGIN_DELETE = f"""{BEGIN}; SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL enable_seqscan = off;
+SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off;
+SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('backstay delete {{schema}}', 0))"""
 BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 # Reading ----------------------------------------------------------------------------------------------------------
 
 HEAD = f"""
 SELECT {BRANCH_COLUMNS}, br.last_seq, br.epoch,
-  ARRAY(SELECT r.stream FROM {{schema}}.stream_ref r WHERE r.branch = br.id AND r.owned ORDER BY r.stream),
+  ARRAY(SELECT r.stream FROM {{schema}}.ref r WHERE r.branch = br.id AND r.owned ORDER BY r.stream),
   ARRAY(SELECT greatest(
           (SELECT k.address + k.size FROM {{schema}}.chunk k
            WHERE k.address >= r.stream << 28 AND k.address < (r.stream + 1) << 28 ORDER BY k.address DESC LIMIT 1),
           (SELECT pg_catalog.max(f.address + pg_catalog.length(f.body)) FROM {{schema}}.fresh f
-           WHERE f.slot >= r.stream << 7 AND f.slot < (r.stream + 1) << 7))
-        FROM {{schema}}.stream_ref r WHERE r.branch = br.id AND r.owned ORDER BY r.stream),
+           WHERE f.slot >= r.stream << 6 AND f.slot < (r.stream + 1) << 6))
+        FROM {{schema}}.ref r WHERE r.branch = br.id AND r.owned ORDER BY r.stream),
   {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, {WRITE_COLUMNS}
 FROM {_BRANCH} LEFT JOIN {{schema}}.checkpoint c ON c.key = br.id << 32 | br.head {_PAYLOAD}
 WHERE t.namespace = %s AND t.name = %s AND br.scope = %s AND br.name = %s"""
@@ -36,9 +44,12 @@ BRANCHES = f"""
 SELECT {BRANCH_COLUMNS}, (SELECT c.id FROM {{schema}}.checkpoint c WHERE c.key = br.id << 32 | br.head),
   br.head, br.last_seq, br.epoch, br.origin
 FROM {_BRANCH}
-WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s)
-  AND (%(scope)s::text IS NULL OR br.scope = %(scope)s) AND (br.last_seq <> 0 OR br.head <> 0)
-ORDER BY br.id"""
+WHERE t.namespace = %(namespace)s {{conditions}} AND (br.last_seq <> 0 OR br.head <> 0) AND br.id > %(after)s
+ORDER BY br.id LIMIT %(limit)s"""
+AND_THREAD = "AND t.name = %(thread)s"
+AND_SCOPE = "AND br.scope = %(scope)s"
+AND_BRANCH = "AND br.name = %(branch)s"
+FORKED = "SELECT DISTINCT origin FROM {schema}.branch WHERE origin = ANY(%s::bytea[])"
 
 _BY_ID = """
 FROM pg_catalog.unnest(%(ids)s::bytea[]) wanted JOIN {schema}.checkpoint c ON c.id = wanted
@@ -56,8 +67,7 @@ FROM {_BRANCH} CROSS JOIN LATERAL (
   WHERE c.key > br.id << 32 AND c.key < (br.id << 32) + %(before)s {{conditions}}
   ORDER BY c.key DESC LIMIT %(limit)s) c"""
 _OF_BRANCHES_WHERE = """
-WHERE t.namespace = %(namespace)s AND t.name = %(thread)s
-  AND (%(scope)s::text IS NULL OR br.scope = %(scope)s) AND (%(branch)s::text IS NULL OR br.name = %(branch)s)
+WHERE t.namespace = %(namespace)s AND t.name = %(thread)s {branches}
 ORDER BY c.key & 4294967295 DESC LIMIT %(limit)s"""
 ROWS_OF_BRANCHES = f"SELECT {BRANCH_COLUMNS}, {ROW_COLUMNS} {_OF_BRANCHES} {_OF_BRANCHES_WHERE}"
 ROWS_OF_BRANCHES_WITH_WRITES = (
@@ -77,35 +87,87 @@ JOIN LATERAL (
   WHERE n.thread = t.id AND (n.last_seq <> 0 OR n.head <> 0) AND (%(scope)s::text IS NULL OR n.scope = %(scope)s)
   ORDER BY n.head DESC LIMIT 1) br ON true
 LEFT JOIN {schema}.checkpoint c ON c.key = br.id << 32 | br.head
-WHERE t.namespace = %(namespace)s AND (%(before)s::bigint IS NULL OR t.id < %(before)s)
+WHERE t.namespace = %(namespace)s AND t.id < %(before)s
   AND (c.key IS NULL OR (true {conditions}))
 ORDER BY t.id DESC LIMIT %(limit)s"""
 HEADS_OF_THREADS = f"SELECT {BRANCH_COLUMNS}, {ROW_COLUMNS} {_HEADS}"
 HEADS_OF_THREADS_WITH_WRITES = f"SELECT {BRANCH_COLUMNS}, {ROW_COLUMNS}, {WRITE_COLUMNS} {_HEADS}"
 
-AND_STEP_MAX = " AND c.step <= %(step_max)s"
 AND_TAG = " AND EXISTS (SELECT 1 FROM {schema}.tag g WHERE g.checkpoint = c.key AND g.name = %(tag)s)"
 
 BYTES = """
-SELECT r.n, k.address, NULL::bytea, k.size, k.body
+SELECT r.n, k.address, NULL::bytea, k.size, k.body, k.checks
 FROM unnest(%(first)s::bigint[], %(start)s::bigint[], %(end)s::bigint[]) WITH ORDINALITY r (first, start, stop, n)
 CROSS JOIN LATERAL (
-  SELECT c.address, c.size, c.body FROM {schema}.chunk c
+  SELECT c.address, c.size, c.body, NULL::bytea AS checks FROM {schema}.chunk c
   WHERE c.address >= coalesce(
       (SELECT pg_catalog.max(e.address) FROM {schema}.chunk e
        WHERE e.address <= r.start AND e.address >= r.first), r.start)
     AND c.address < r.stop
   UNION ALL
-  SELECT f.address, pg_catalog.length(f.body), f.body FROM {schema}.fresh f
-  WHERE f.slot >= r.first >> 21 AND f.slot < (r.first >> 21) + 128
+  SELECT f.address, pg_catalog.length(f.body), f.body, f.checks FROM {schema}.fresh f
+  WHERE f.slot >= r.first >> 22 AND f.slot < (r.first >> 22) + 64
     AND f.address < r.stop AND f.address + pg_catalog.length(f.body) > r.start) k
 UNION ALL
-SELECT 0, NULL, b.digest, b.size, b.body FROM {schema}.blob b WHERE b.digest = ANY(%(blobs)s::bytea[])"""
+SELECT 0, NULL, b.digest, b.size, b.body, NULL FROM {schema}.blob b WHERE b.digest = ANY(%(blobs)s::bytea[])"""
 
 # Writing ----------------------------------------------------------------------------------------------------------
 
-APPEND = """
-SELECT {schema}.append_checkpoint({version}, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
+FRESH_CONFLICT = """ON CONFLICT (slot) DO UPDATE SET
+    address = CASE WHEN f.address >> 16 = excluded.address >> 16 THEN f.address ELSE excluded.address END,
+    body = CASE WHEN f.address >> 16 = excluded.address >> 16 THEN f.body || excluded.body ELSE excluded.body END,
+    checks = CASE WHEN f.address >> 16 = excluded.address >> 16 THEN f.checks ELSE ''::bytea END || excluded.checks
+  WHERE CASE WHEN f.address >> 16 = excluded.address >> 16
+    THEN f.address + pg_catalog.length(f.body) = excluded.address
+    ELSE f.address + pg_catalog.length(f.body) <= (
+      SELECT k.address + k.size FROM {schema}.chunk k
+      WHERE k.address < f.address + pg_catalog.length(f.body) ORDER BY k.address DESC LIMIT 1)
+    END"""
+"""The rule of ``put_fresh`` for a slot that is in use."""
+
+
+def _append(is_leased: bool, is_alone: bool, has_bytes: bool) -> str:
+    """Return the statement of a plain save, which changes everything or nothing: see ``checkpoints.is_plain``.
+
+    It has no function around it and touches as few tables as possible, because most of its time is spent on that. It
+    fails if the branch is not as the writer expects: then ``commit_checkpoint`` finds out why.
+    """
+    seq = "br.last_seq + 1" if is_alone else "t.next_seq"
+    extend = ", expires = pg_catalog.clock_timestamp() + $10::double precision * interval '1 microsecond'"
+    numbered = """
+numbered AS (
+  UPDATE {schema}.thread t SET next_seq = m.seq + 1 FROM moved m WHERE t.id = m.thread AND t.next_seq = m.seq
+  RETURNING 1),"""
+    put = f"""
+put AS (
+  INSERT INTO {{schema}}.fresh AS f SELECT $8, $9, $17, $19 FROM moved {FRESH_CONFLICT} RETURNING 1),"""
+    return f"""
+WITH moved AS (
+  UPDATE {{schema}}.branch br SET head = {seq}, last_seq = {seq}{extend if is_leased else ""}
+  {"" if is_alone else "FROM {schema}.thread t"}
+  WHERE br.id = $1 AND br.last_seq = $2 AND br.head = $3 AND br.epoch = $4
+    AND {"br.alone" if is_alone else "NOT br.alone AND t.id = br.thread AND t.alone IS NULL"}
+    AND {"br.token = $18" if is_leased else "(br.expires IS NULL OR br.expires <= pg_catalog.clock_timestamp())"}
+    AND (SELECT m.version FROM {{schema}}.meta m) = {{version}}
+  RETURNING br.last_seq AS seq, br.thread),{"" if is_alone else numbered}{put if has_bytes else ""}
+added AS (
+  INSERT INTO {{schema}}.checkpoint
+    (key, side, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
+  SELECT $1 << 32 | m.seq, $12 IS DISTINCT FROM (SELECT h.id FROM {{schema}}.checkpoint h WHERE h.key = $1 << 32 | $3),
+    $11, $12, ''::bytea, $5, $6, $13, $7, $14, $15, $16
+  FROM moved m{"" if is_alone else ", numbered"}{", put" if has_bytes else ""} RETURNING 1)
+SELECT CASE WHEN EXISTS (SELECT 1 FROM added) THEN (SELECT m.seq FROM moved m) ELSE {{schema}}.refuse_append() END"""
+
+
+_BYTEA, _INT8, _TEXT = 17, 20, 25
+APPEND_TYPES = (*[_INT8] * 10, *[_BYTEA] * 7, _TEXT, _BYTEA)
+"""The types of the parameters of ``APPEND``, as PostgreSQL numbers them."""
+APPEND = {
+    (is_leased, is_alone, has_bytes): _append(is_leased, is_alone, has_bytes)
+    for is_leased in (False, True)
+    for is_alone in (False, True)
+    for has_bytes in (False, True)
+}
 COMMIT = """
 SELECT * FROM {schema}.commit_checkpoint(
   {version}, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
@@ -117,22 +179,19 @@ BRANCH_NUMBER = f"""
 SELECT br.id FROM {_BRANCH} WHERE t.namespace = %s AND t.name = %s AND br.scope = %s AND br.name = %s
 FOR NO KEY UPDATE OF br"""
 PUT_BLOBS = "SELECT {schema}.put_blobs(%s::bytea[], %s::int[], %s::bytea[])"
-BLOB_IDS = "SELECT digest, id FROM {schema}.blob WHERE digest = ANY(%s::bytea[])"
 COPY_CHECKPOINTS = """
-COPY {schema}.checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
+COPY {schema}.checkpoint (key, side, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
 FROM STDIN (FORMAT BINARY)"""
 COPY_CHUNKS = "COPY {schema}.chunk (address, size, body) FROM STDIN (FORMAT BINARY)"
 COPY_TAGS = "COPY {schema}.tag (checkpoint, name) FROM STDIN (FORMAT BINARY)"
-ADD_STREAM_REFS = """
-INSERT INTO {schema}.stream_ref SELECT %s, s, o FROM unnest(%s::bigint[], %s::boolean[]) u (s, o)
+ADD_REFS = """
+INSERT INTO {schema}.ref SELECT %s, u.* FROM unnest(%s::bigint[], %s::boolean[], %s::bytea[]) u
 ON CONFLICT DO NOTHING"""
-ADD_BLOB_REFS = """
-INSERT INTO {schema}.blob_ref SELECT %s, d FROM pg_catalog.unnest(%s::bytea[]) d ON CONFLICT DO NOTHING"""
 MOVE_BRANCH = """
 WITH moved AS (UPDATE {schema}.branch SET head = %(seq)s, last_seq = %(seq)s WHERE id = %(branch)s RETURNING thread)
 UPDATE {schema}.thread t SET next_seq = %(seq)s + 1 FROM moved m WHERE t.id = m.thread"""
 
-RESERVE = "UPDATE {schema}.counter SET value = value + %s WHERE name = 'stream' AND {current} RETURNING value"
+RESERVE = "UPDATE {schema}.counter SET value = value + %s WHERE {current} RETURNING value"
 
 _WRITES = "SELECT * FROM {schema}.put_writes({version}, %s, %s, %s, %s, %s::bytea[], %s::int[], %s::bytea[]"
 ADD_WRITES = f"{_WRITES})"
@@ -150,8 +209,6 @@ FROM found f"""
 
 # Deleting ---------------------------------------------------------------------------------------------------------
 
-ONE_DELETER = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('backstay delete {schema}', 0))"
-IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = '60s'"
 TO_DELETE = """
 SELECT c.key, c.key = (br.id << 32 | br.head), br.epoch, br.owner, br.token,
   coalesce(extract(epoch FROM br.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
@@ -163,74 +220,92 @@ FROM {schema}.checkpoint c JOIN {schema}.branch br ON br.id = c.key >> 32 JOIN {
 WHERE c.id = ANY(%s::bytea[])"""
 BRANCHES_OF_THREAD = """
 SELECT br.id, br.epoch, br.owner, br.token,
+  ARRAY(SELECT c.key FROM {schema}.checkpoint c WHERE c.key > br.id << 32 AND c.key < (br.id + 1) << 32),
   coalesce(extract(epoch FROM br.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
   t.namespace, t.name, br.scope, br.name
 FROM {schema}.branch br JOIN {schema}.thread t ON t.id = br.thread
-WHERE t.namespace = %s AND t.name = %s ORDER BY br.id"""
+WHERE t.namespace = %s AND t.name = %s ORDER BY br.id FOR UPDATE OF br"""
 THREADS_OF = """
 SELECT DISTINCT br.thread FROM {schema}.checkpoint c JOIN {schema}.branch br ON br.id = c.key >> 32
 WHERE c.id = ANY(%s::bytea[])"""
 THREAD = "SELECT id FROM {schema}.thread WHERE namespace = %s AND name = %s"
-LOCK_BRANCHES = "SELECT id FROM {schema}.branch WHERE thread = ANY(%s::bigint[]) ORDER BY id FOR UPDATE"
+LOCK_BRANCHES_AND_THREADS = """
+WITH locked AS MATERIALIZED (
+  SELECT id FROM {schema}.branch WHERE thread = ANY(%(threads)s::bigint[]) ORDER BY id FOR UPDATE)
+SELECT id FROM {schema}.thread
+WHERE id = ANY(%(threads)s::bigint[]) AND (SELECT pg_catalog.count(*) FROM locked) >= 0 ORDER BY id FOR UPDATE"""
 LOCK_THREADS = "SELECT id FROM {schema}.thread WHERE id = ANY(%s::bigint[]) ORDER BY id FOR UPDATE"
 THREADS_SHARING = """
-SELECT DISTINCT br.thread FROM {schema}.stream_ref r
-JOIN {schema}.stream_ref s ON s.stream = r.stream JOIN {schema}.branch br ON br.id = s.branch
-WHERE r.branch = ANY(%s::bigint[])"""
+SELECT DISTINCT br.thread FROM {schema}.ref r
+JOIN {schema}.ref s ON s.stream = r.stream JOIN {schema}.branch br ON br.id = s.branch
+WHERE r.branch = ANY(%s::bigint[]) AND r.stream > 0"""
 LOCK_CHECKPOINTS = "SELECT 1 FROM {schema}.checkpoint WHERE id = ANY(%s::bytea[]) ORDER BY key FOR UPDATE"
-DROP_CHECKPOINTS = "DELETE FROM {schema}.checkpoint WHERE key = ANY(%s::bigint[]) RETURNING id, digest"
-KEEP_PARENT_DIGESTS = """
-UPDATE {schema}.checkpoint c SET parent_digest = d.digest
-FROM unnest(%(ids)s::bytea[], %(digests)s::bytea[]) d (id, digest), {schema}.branch br
-WHERE c.parent = d.id AND c.parent_digest IS NULL AND c.key <> %(but_not)s
-  AND c.key > br.id << 32 AND c.key < (br.id + 1) << 32
-  AND (br.id = ANY(%(branches)s::bigint[]) OR br.origin = ANY(%(ids)s::bytea[])
-       OR (br.thread, br.scope) IN (
-         SELECT s.thread, s.scope FROM {schema}.branch s WHERE s.id = ANY(%(branches)s::bigint[])))"""
+# Deletes checkpoints with their tags, writes and records, and gives their children the digest. The children are found
+# among all rows as they were before, so a row that is deleted too is left out. Returns each row with its neighbours.
+DROP_CHECKPOINTS = """
+WITH doomed AS MATERIALIZED (
+  SELECT c.key, c.id, c.digest, c.base, c.manifest, br.thread, br.scope,
+    coalesce(br.id << 32 | br.head = c.key, false) AS is_head,
+    (SELECT p.key FROM {schema}.checkpoint p WHERE p.key < c.key AND p.key > c.key >> 32 << 32
+     ORDER BY p.key DESC LIMIT 1) AS previous,
+    (SELECT n.key FROM {schema}.checkpoint n WHERE n.key > c.key AND n.key < ((c.key >> 32) + 1) << 32
+     ORDER BY n.key LIMIT 1) AS following
+  FROM {schema}.checkpoint c LEFT JOIN {schema}.branch br ON br.id = c.key >> 32
+  WHERE c.key = ANY(%(keys)s::bigint[])),
+children AS MATERIALIZED (
+  SELECT d.following AS key, d.id, d.digest FROM doomed d
+  UNION ALL
+  SELECT s.key, d.id, d.digest FROM doomed d JOIN {schema}.checkpoint s
+    ON s.parent = coalesce(%(replaced)s::bytea, d.id) AND s.side),
+gone AS (DELETE FROM {schema}.checkpoint WHERE key = ANY(%(keys)s::bigint[])),
+untagged AS (DELETE FROM {schema}.tag WHERE checkpoint = ANY(%(keys)s::bigint[])),
+unwritten AS (
+  DELETE FROM {schema}.write w USING doomed d WHERE w.thread = d.thread AND w.scope = d.scope AND w.checkpoint = d.id),
+unrecorded AS (DELETE FROM {schema}.record r USING doomed d WHERE r.checkpoint = d.id),
+informed AS (
+  UPDATE {schema}.checkpoint c SET parent_digest = h.digest FROM children h
+  WHERE c.key = h.key AND c.parent = coalesce(%(replaced)s::bytea, h.id) AND c.parent_digest = ''::bytea
+    AND c.key <> ALL(%(keys)s::bigint[]) AND c.key <> %(but_not)s::bigint)
+SELECT key, is_head, previous, following, base, manifest FROM doomed"""
 KEEP_PARENT_DIGEST = "UPDATE {schema}.checkpoint SET parent_digest = %s WHERE key = %s"
-DROP_TAGS = "DELETE FROM {schema}.tag WHERE checkpoint = ANY(%s::bigint[])"
-DROP_WRITES = """
-DELETE FROM {schema}.write w USING {schema}.branch br
-WHERE br.id = ANY(%s::bigint[]) AND w.thread = br.thread AND w.scope = br.scope AND w.checkpoint = ANY(%s::bytea[])"""
-DROP_RECORDS = "DELETE FROM {schema}.record WHERE checkpoint = ANY(%s::bytea[])"
-KEYS_OF_BRANCHES = """
-SELECT c.key FROM pg_catalog.unnest(%s::bigint[]) br
-JOIN {schema}.checkpoint c ON c.key > br << 32 AND c.key < (br + 1) << 32"""
-SETTLE_HEADS = """
-UPDATE {schema}.branch br SET head = n.head FROM (
-  SELECT i, (SELECT c.key & 4294967295 FROM {schema}.checkpoint c WHERE c.key > i << 32 AND c.key < (i + 1) << 32
-             ORDER BY c.key DESC LIMIT 1) AS head
-  FROM pg_catalog.unnest(%s::bigint[]) i) n
-WHERE br.id = n.i AND n.head IS NOT NULL AND br.head <> n.head"""
-DROP_EMPTY_BRANCHES = """
-WITH emptied AS (
-  DELETE FROM {schema}.branch br WHERE br.id = ANY(%s::bigint[]) AND NOT EXISTS (
+MANIFESTS = "SELECT key, base, manifest FROM {schema}.checkpoint WHERE key = ANY(%s::bigint[])"
+BLOBS = "SELECT digest, size, body FROM {schema}.blob WHERE digest = ANY(%s::bytea[])"
+_SETTLED = """settled AS (
+  UPDATE {schema}.branch br SET head = n.head FROM (
+    SELECT i, (SELECT c.key & 4294967295 FROM {schema}.checkpoint c WHERE c.key > i << 32 AND c.key < (i + 1) << 32
+               ORDER BY c.key DESC LIMIT 1) AS head
+    FROM pg_catalog.unnest(%(branches)s::bigint[]) i) n
+  WHERE br.id = n.i AND n.head IS NOT NULL AND br.head <> n.head),
+emptied AS (
+  DELETE FROM {schema}.branch br WHERE br.id = ANY(%(branches)s::bigint[]) AND NOT EXISTS (
     SELECT 1 FROM {schema}.checkpoint c WHERE c.key > br.id << 32 AND c.key < (br.id + 1) << 32)
-  RETURNING br.id, br.thread, br.scope, br.name),
+  RETURNING br.id, br.thread, br.last_seq, br.scope, br.name),
+unreferred AS (
+  DELETE FROM {schema}.ref r USING emptied e WHERE r.branch = e.id RETURNING r.branch, r.stream, r.digest)"""
+# Gives branches their newest row as the head, and drops those without a row; returns them with what they referred to.
+SETTLE_BRANCHES = f"""WITH {_SETTLED},
+{_NUMBERED}
+SELECT e.id, u.stream, u.digest FROM emptied e LEFT JOIN unreferred u ON u.branch = e.id"""
+SETTLE_BRANCHES_AND_EFFECTS = f"""WITH {_SETTLED},
+{_NUMBERED},
 dropped AS (
-  DELETE FROM {schema}.record r USING emptied br
+  DELETE FROM {{schema}}.record r USING emptied br
   WHERE r.kind = 'effect' AND r.thread = br.thread AND r.scope = br.scope AND r.branch = br.name)
-SELECT id FROM emptied"""
-DROP_STREAM_REFS_OF_BRANCHES = "DELETE FROM {schema}.stream_ref WHERE branch = ANY(%s::bigint[])"
-DROP_BLOB_REFS_OF_BRANCHES = "DELETE FROM {schema}.blob_ref WHERE branch = ANY(%s::bigint[])"
-REFS_OF_BRANCHES = """
-SELECT branch, stream, NULL::bytea FROM {schema}.stream_ref WHERE branch = ANY(%(branches)s::bigint[])
-UNION ALL SELECT branch, NULL, digest FROM {schema}.blob_ref WHERE branch = ANY(%(branches)s::bigint[])"""
-BRANCHES_REFERRING = "SELECT stream, branch FROM {schema}.stream_ref WHERE stream = ANY(%s::bigint[])"
-MANIFESTS_OF_BRANCHES = f"""
-SELECT c.key >> 32, {BASE_NAME}, c.manifest FROM pg_catalog.unnest(%s::bigint[]) br
-JOIN {{schema}}.checkpoint c ON c.key > br << 32 AND c.key < (br + 1) << 32
-LEFT JOIN {{schema}}.blob b ON b.id = c.base"""
-DROP_STREAM_REFS = """
-DELETE FROM {schema}.stream_ref r USING unnest(%s::bigint[], %s::bigint[]) d (branch, stream)
-WHERE r.branch = d.branch AND r.stream = d.stream"""
-DROP_BLOB_REFS = """
-DELETE FROM {schema}.blob_ref r USING unnest(%s::bigint[], %s::bytea[]) d (branch, digest)
-WHERE r.branch = d.branch AND r.digest = d.digest"""
-LOCK_BLOBS = "SELECT 1 FROM {schema}.blob WHERE digest = ANY(%s::bytea[]) ORDER BY id FOR UPDATE"
+SELECT e.id, u.stream, u.digest FROM emptied e LEFT JOIN unreferred u ON u.branch = e.id"""
+DROP_REFS_OF_BRANCHES = "DELETE FROM {schema}.ref WHERE branch = ANY(%s::bigint[])"
+REFS_OF_BRANCHES = "SELECT branch, stream, digest FROM {schema}.ref WHERE branch = ANY(%s::bigint[])"
+BRANCHES_REFERRING = "SELECT stream, branch FROM {schema}.ref WHERE stream = ANY(%s::bigint[])"
+MANIFESTS_OF_BRANCHES = """
+SELECT c.key >> 32, c.base, c.manifest FROM pg_catalog.unnest(%s::bigint[]) br
+JOIN {schema}.checkpoint c ON c.key > br << 32 AND c.key < (br + 1) << 32"""
+DROP_REFS = """
+DELETE FROM {schema}.ref r USING unnest(%s::bigint[], %s::bigint[], %s::bytea[]) d (branch, stream, digest)
+WHERE r.branch = d.branch AND r.stream = d.stream AND r.digest = d.digest"""
+LOCK_BLOBS = "SELECT 1 FROM {schema}.blob WHERE digest = ANY(%s::bytea[]) ORDER BY digest FOR UPDATE"
 DROP_BLOBS = """
 DELETE FROM {schema}.blob b WHERE b.digest = ANY(%s::bytea[])
-  AND NOT EXISTS (SELECT 1 FROM {schema}.blob_ref r WHERE r.digest = b.digest) RETURNING pg_catalog.length(b.body)"""
+  AND NOT EXISTS (SELECT 1 FROM {schema}.ref r WHERE r.stream = 0 AND r.digest = b.digest)
+RETURNING pg_catalog.length(b.body)"""
 # The same bytes may be in `chunk` and in `fresh`, even at the same address, in rows of different lengths. So every row
 # is judged by its own address and length, and deleted only from its own table.
 ROW_SIZES = """
@@ -238,17 +313,18 @@ SELECT false AS is_fresh, k.address, k.size FROM pg_catalog.unnest(%(streams)s::
 JOIN {schema}.chunk k ON k.address >= s << 28 AND k.address < (s + 1) << 28
 UNION ALL
 SELECT true, f.address, pg_catalog.length(f.body) FROM pg_catalog.unnest(%(streams)s::bigint[]) s
-JOIN {schema}.fresh f ON f.slot >= s << 7 AND f.slot < (s + 1) << 7"""
+JOIN {schema}.fresh f ON f.slot >= s << 6 AND f.slot < (s + 1) << 6"""
 BLOB_SIZE = "SELECT size FROM {schema}.blob WHERE digest = %s"
 IDENTITY = "SELECT key, digest FROM {schema}.checkpoint WHERE id = %s"
 DROP_CHUNKS = "DELETE FROM {schema}.chunk WHERE address = ANY(%s::bigint[]) RETURNING pg_catalog.length(body)"
 DROP_FRESH = """
 DELETE FROM {schema}.fresh f USING pg_catalog.unnest(%s::bigint[]) a
-WHERE f.slot = (a >> 28 << 7) | ((a >> 9) & 127::bigint) AND f.address = a RETURNING pg_catalog.length(body)"""
-DROP_WRITES_OF_THREAD = "DELETE FROM {schema}.write WHERE thread = %s"
-DROP_RECORDS_OF_THREAD = "DELETE FROM {schema}.record WHERE thread = %s"
-DROP_BRANCHES_OF_THREAD = "DELETE FROM {schema}.branch WHERE thread = %s"
-DROP_THREAD = "DELETE FROM {schema}.thread WHERE id = %s"
+WHERE f.slot = (a >> 28 << 6) | ((a >> 10) & 63::bigint) AND f.address = a RETURNING pg_catalog.length(body)"""
+DROP_THREAD = """
+WITH unwritten AS (DELETE FROM {schema}.write WHERE thread = %(thread)s),
+unrecorded AS (DELETE FROM {schema}.record WHERE thread = %(thread)s),
+unbranched AS (DELETE FROM {schema}.branch WHERE thread = %(thread)s)
+DELETE FROM {schema}.thread WHERE id = %(thread)s"""
 
 # Maintenance ------------------------------------------------------------------------------------------------------
 
@@ -261,18 +337,33 @@ SELECT s.address >> 28, pg_catalog.sum(s.bytes)::bigint FROM (
   SELECT address, pg_catalog.length(body) AS bytes FROM {schema}.chunk
   UNION ALL SELECT address, pg_catalog.length(body) FROM {schema}.fresh) s
 GROUP BY 1"""
-ROW_BYTES = """
-SELECT coalesce(pg_catalog.sum(pg_catalog.length(manifest) + pg_catalog.length(notes)), 0)::bigint
-FROM {schema}.checkpoint"""
+OF_BLOBS = " WHERE digest = ANY(%s::bytea[])"
+SIZES_OF_STREAMS = """
+SELECT s.stream, pg_catalog.sum(s.bytes)::bigint FROM (
+  SELECT s AS stream, pg_catalog.length(k.body) AS bytes FROM pg_catalog.unnest(%(streams)s::bigint[]) s
+  JOIN {schema}.chunk k ON k.address >= s << 28 AND k.address < (s + 1) << 28
+  UNION ALL
+  SELECT s, pg_catalog.length(f.body) FROM pg_catalog.unnest(%(streams)s::bigint[]) s
+  JOIN {schema}.fresh f ON f.slot >= s << 6 AND f.slot < (s + 1) << 6) s
+GROUP BY 1"""
+TOTALS = """
+SELECT pg_catalog.count(DISTINCT b.thread), pg_catalog.count(*),
+  coalesce(pg_catalog.sum(b.checkpoints), 0)::bigint, coalesce(pg_catalog.sum(b.bytes), 0)::bigint
+FROM (
+  SELECT br.thread, pg_catalog.count(c.key) AS checkpoints, pg_catalog.sum(c.size) AS bytes
+  FROM {schema}.thread t JOIN {schema}.branch br ON br.thread = t.id
+  LEFT JOIN {schema}.checkpoint c ON c.key >> 32 = br.id
+  WHERE t.namespace = %s AND (br.head <> 0 OR br.last_seq <> 0) GROUP BY br.id) b"""
 BRANCH_FACTS = """
-SELECT t.id, t.next_seq, t.namespace, t.name, br.scope, br.name, br.id, br.head, br.last_seq,
+SELECT t.id, CASE WHEN pg_catalog.bool_or(br.alone AND br.id IS DISTINCT FROM t.alone) OVER (PARTITION BY t.id) THEN 0
+    ELSE greatest(t.next_seq, (SELECT a.last_seq + 1 FROM {schema}.branch a WHERE a.id = t.alone)) END,
+  t.namespace, t.name, br.scope, br.name, br.id, br.head, br.last_seq,
   coalesce((SELECT c.key & 4294967295 FROM {schema}.checkpoint c WHERE c.key > br.id << 32 AND c.key < (br.id + 1) << 32
             ORDER BY c.key DESC LIMIT 1), 0), br.token IS NOT NULL
 FROM {schema}.branch br JOIN {schema}.thread t ON t.id = br.thread ORDER BY br.id"""
 BRANCHES_LOST = """
-SELECT branch FROM {schema}.stream_ref r WHERE NOT EXISTS (SELECT 1 FROM {schema}.branch br WHERE br.id = r.branch)
-UNION
-SELECT branch FROM {schema}.blob_ref r WHERE NOT EXISTS (SELECT 1 FROM {schema}.branch br WHERE br.id = r.branch)"""
+SELECT DISTINCT branch FROM {schema}.ref r
+WHERE NOT EXISTS (SELECT 1 FROM {schema}.branch br WHERE br.id = r.branch)"""
 TAGS_WITHOUT_CHECKPOINT = """
 SELECT checkpoint, name FROM {schema}.tag g
 WHERE NOT EXISTS (SELECT 1 FROM {schema}.checkpoint c WHERE c.key = g.checkpoint)"""
@@ -293,17 +384,16 @@ SELECT false AS is_fresh, address, size FROM {schema}.chunk
 UNION ALL SELECT true, address, pg_catalog.length(body) FROM {schema}.fresh"""
 STREAMS = "SELECT DISTINCT address >> 28 FROM {schema}.chunk ORDER BY 1"
 OWNER_THREAD = """
-SELECT br.thread FROM {schema}.stream_ref r JOIN {schema}.branch br ON br.id = r.branch WHERE r.stream = %s
+SELECT br.thread FROM {schema}.ref r JOIN {schema}.branch br ON br.id = r.branch WHERE r.stream = %s
 ORDER BY r.owned DESC LIMIT 1"""  # or, without an owner, of any other branch that needs it
 CHUNKS_OF_STREAM = """
 SELECT address, size, body FROM {schema}.chunk WHERE address >= %s AND address < %s ORDER BY address"""
 FRESH_ROWS = """
-SELECT greatest(f.address, h.stop), pg_catalog.substr(f.body, greatest(h.stop - f.address, 0)::int + 1)
-FROM {schema}.fresh f
+SELECT f.address, f.body, f.checks, greatest(h.stop - f.address, 0)::int FROM {schema}.fresh f
 LEFT JOIN LATERAL (
   SELECT k.address + k.size AS stop FROM {schema}.chunk k
   WHERE k.address < f.address + pg_catalog.length(f.body) ORDER BY k.address DESC LIMIT 1) h ON true
-WHERE f.slot >= %(start)s >> 28 << 7 AND f.slot < (%(start)s >> 28 << 7) + 128
+WHERE f.slot >= %(start)s >> 28 << 6 AND f.slot < (%(start)s >> 28 << 6) + 64
   AND f.address >= %(start)s AND f.address < %(end)s AND f.address + pg_catalog.length(f.body) > coalesce(h.stop, 0)
 ORDER BY f.address"""
 ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
@@ -323,7 +413,11 @@ RELEASE = f"""
 UPDATE {{schema}}.branch br SET owner = NULL, token = NULL, expires = NULL
 FROM {{schema}}.thread t WHERE {_NAMED} AND br.epoch = %(epoch)s AND (br.token = %(token)s OR br.token IS NULL)
 RETURNING br.id, br.thread, br.last_seq"""
-DROP_UNUSED_BRANCH = "DELETE FROM {schema}.branch WHERE id = %s AND last_seq = 0 AND token IS NULL RETURNING thread"
+DROP_UNUSED_BRANCH = f"""
+WITH emptied AS (
+  DELETE FROM {{schema}}.branch WHERE id = %s AND last_seq = 0 AND token IS NULL RETURNING id, thread, last_seq),
+{_NUMBERED}
+SELECT id FROM emptied"""
 DROP_UNUSED_THREAD = """
 DELETE FROM {schema}.thread t WHERE t.id = %s AND t.next_seq = 1
   AND NOT EXISTS (SELECT 1 FROM {schema}.branch br WHERE br.thread = t.id)
@@ -372,11 +466,13 @@ SELECT * FROM {schema}.put_record(
 # Every save starts by locking a branch or a thread, so none is in progress while these are held. Reads continue.
 NO_SAVERS = "LOCK TABLE {schema}.branch, {schema}.thread IN EXCLUSIVE MODE"
 SET_BRANCH = "UPDATE {schema}.branch SET head = %s, last_seq = %s WHERE id = %s"
-SET_NEXT_SEQ = "UPDATE {schema}.thread SET next_seq = %s WHERE id = %s"
-DROP_BRANCHES = "DELETE FROM {schema}.branch WHERE id = ANY(%s::bigint[])"
-DROP_EMPTY_BRANCH = """
-DELETE FROM {schema}.branch br WHERE br.id = %s AND NOT EXISTS (
-  SELECT 1 FROM {schema}.checkpoint c WHERE c.key > br.id << 32 AND c.key < (br.id + 1) << 32) RETURNING br.id"""
+SET_NEXT_SEQ = """
+WITH cleared AS (UPDATE {schema}.branch SET alone = false WHERE thread = %(thread)s AND alone)
+UPDATE {schema}.thread SET next_seq = %(seq)s, alone = NULL WHERE id = %(thread)s"""
+DROP_BRANCHES = f"""
+WITH emptied AS (DELETE FROM {{schema}}.branch WHERE id = ANY(%s::bigint[]) RETURNING id, thread, last_seq),
+{_NUMBERED}
+SELECT id FROM emptied"""
 DROP_TAG = "DELETE FROM {schema}.tag WHERE checkpoint = %s AND name = %s"
 DROP_RECORD = "DELETE FROM {schema}.record WHERE id = %s"
 PUT_BLOB = """
@@ -389,14 +485,14 @@ WHERE address >= coalesce((
     WHERE e.address <= %(start)s AND e.address >= %(stream)s), %(start)s)
   AND address < %(end)s FOR UPDATE"""
 FRESH_TOUCHING = """
-SELECT f.address, pg_catalog.length(f.body), f.body, f.slot FROM {schema}.fresh f
-WHERE f.slot >= %(stream)s >> 21 AND f.slot < (%(stream)s >> 21) + 128
+SELECT f.address, f.body, f.checks, f.slot FROM {schema}.fresh f
+WHERE f.slot >= %(stream)s >> 22 AND f.slot < (%(stream)s >> 22) + 64
   AND f.address < %(end)s AND f.address + pg_catalog.length(f.body) > %(start)s FOR UPDATE"""
 PUT_CHUNK = """
 INSERT INTO {schema}.chunk VALUES (%s, %s, %s)
 ON CONFLICT (address) DO UPDATE SET size = excluded.size, body = excluded.body"""
 DROP_CHUNK = "DELETE FROM {schema}.chunk WHERE address = %s"
-PUT_FRESH = "UPDATE {schema}.fresh SET body = %s WHERE slot = %s"
+PUT_FRESH = "UPDATE {schema}.fresh SET body = %s, checks = %s WHERE slot = %s"
 PLACE = f"""
 SELECT c.key, c.digest, br.id, br.thread, br.epoch, br.owner, br.token,
   coalesce(extract(epoch FROM br.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint,
@@ -404,10 +500,10 @@ SELECT c.key, c.digest, br.id, br.thread, br.epoch, br.owner, br.token,
 FROM {{schema}}.checkpoint c LEFT JOIN ({_BRANCH}) ON br.id = c.key >> 32 WHERE c.id = %s"""
 PUT_CHECKPOINT = """
 UPDATE {schema}.checkpoint SET parent = %s, parent_digest = %s, step = %s, created = %s, digest = %s, size = %s,
-  notes = %s, base = (SELECT b.id FROM {schema}.blob b WHERE b.digest = %s), manifest = %s
+  notes = %s, base = %s, manifest = %s
 WHERE key = %s"""
 OUTDATE_WRITERS = """
 WITH moved AS (
-  UPDATE {schema}.branch br SET last_seq = t.next_seq FROM {schema}.thread t
-  WHERE br.id = %s AND br.head = %s AND t.id = br.thread RETURNING br.thread, t.next_seq AS seq)
+  UPDATE {schema}.branch br SET last_seq = greatest(t.next_seq, br.last_seq + 1) FROM {schema}.thread t
+  WHERE br.id = %s AND br.head = %s AND t.id = br.thread RETURNING br.thread, br.last_seq AS seq)
 UPDATE {schema}.thread t SET next_seq = m.seq + 1 FROM moved m WHERE t.id = m.thread"""

@@ -18,16 +18,15 @@ from backstay.store.leases import BranchKey, fenced
 from backstay.store.postgres import queries
 from backstay.store.postgres.collect import (
     UnneededRows,
-    begin_delete,
     drop_blobs,
+    drop_checkpoints,
     drop_references,
-    keep_parents,
     lock_threads,
     read_blob,
 )
 from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.pool import RetryingPool
-from backstay.store.postgres.rows import pack_id, unpack_id
+from backstay.store.postgres.rows import pack_id, reference_columns, split_fresh, unpack_id
 from backstay.store.reachability import (
     BranchFacts,
     Reachability,
@@ -64,17 +63,13 @@ class PostgresRebuildPlan:
         """Repair everything in the plan."""
         for bound in self.moved:
             connection.run(queries.SET_BRANCH, bound)
-        for number in self.numbered:
-            connection.run(queries.SET_NEXT_SEQ, number)
+        for seq, thread in self.numbered:
+            connection.run(queries.SET_NEXT_SEQ, {"seq": seq, "thread": thread})
         for branch, source in self.missing:
             _refer(connection, branch, {source})
         drop_references(connection, self.unneeded)
-        for statement in (
-            queries.DROP_BRANCHES,
-            queries.DROP_STREAM_REFS_OF_BRANCHES,
-            queries.DROP_BLOB_REFS_OF_BRANCHES,
-        ):
-            connection.run(statement, (self.empty,))
+        connection.run(queries.DROP_BRANCHES, (self.empty,))
+        connection.run(queries.DROP_REFS_OF_BRANCHES, (self.empty,))
         drop_blobs(connection, self.blobs)
         self.unneeded_rows.drop(connection)
         for tag in self.tags:
@@ -97,7 +92,6 @@ class PostgresRepair:
 
     def rebuild(self, dry_run: bool, drop: bool) -> list[Finding]:
         def work(connection: DeadlineConnection) -> list[Finding]:
-            begin_delete(connection)
             connection.run(queries.NO_SAVERS)
             plan = find_rebuild(connection, drop)
             plan.apply(connection)
@@ -105,13 +99,12 @@ class PostgresRepair:
 
         if dry_run:
             return self._pool.look(lambda connection: find_rebuild(connection, drop).findings)
-        return self._pool.change(work, again=True)
+        return self._pool.change(work, again=True, begin=queries.BEGIN_DELETE)
 
     def restore(
         self, blobs: Mapping[bytes, bytes], chunks: Sequence[tuple[int, int, bytes]], rows: Sequence[Row] = ()
     ) -> None:
         def work(connection: DeadlineConnection) -> None:
-            begin_delete(connection)
             places = []  # of each row: its key, its branch's number and its thread's
             for row in rows:
                 found = connection.one(queries.PLACE, (pack_id(row.branch.namespace, row.id),))
@@ -126,38 +119,29 @@ class PostgresRepair:
             for row, (key, branch, _) in zip(rows, places, strict=True):
                 parent = None if row.parent_id is None else pack_id(row.branch.namespace, row.parent_id)
                 described = (row.step, row.created_us, row.digest, row.size, row.notes)
-                bound = (parent, row.parent_digest, *described, row.base or None, row.manifest, key)
+                bound = (parent, row.parent_digest or b"", *described, row.base, row.manifest, key)
                 connection.run(queries.PUT_CHECKPOINT, bound)
                 connection.run(queries.OUTDATE_WRITERS, (branch, key & SEQ_MAX))
                 _refer(connection, branch, sources_of(row, lambda name: read_blob(connection, name)))
 
-        self._pool.change(work, again=True)
+        self._pool.change(work, again=True, begin=queries.BEGIN_DELETE)
 
     def quarantine(self, namespace: str, checkpoint: str, force: bool = False) -> None:
         name = pack_id(namespace, checkpoint)
 
         def work(connection: DeadlineConnection) -> None:
-            begin_delete(connection)
             lock_threads(connection, {thread for (thread,) in connection.every(queries.THREADS_OF, ([name],))})
             found = connection.one(queries.PLACE, (name,))
             if found is None:
                 raise no_checkpoint(checkpoint)
-            key, digest, branch, _, epoch, owner, held, left_us, *names = found
+            key, _, branch, _, epoch, owner, held, left_us, *names = found
             if held is not None and left_us > 0 and not force:
                 raise fenced(BranchKey(*names), 0, epoch, owner, left_us)
-            connection.every(queries.DROP_CHECKPOINTS, ([key],))
-            connection.run(queries.DROP_TAGS, ([key],))
-            connection.run(queries.DROP_RECORDS, ([name],))
-            if branch is None:
-                return
-            connection.run(queries.DROP_WRITES, ([branch], [name]))
-            keep_parents(connection, {name: digest}, [branch])
-            connection.run(queries.SETTLE_HEADS, ([branch],))
-            if connection.one(queries.DROP_EMPTY_BRANCH, (branch,)) is not None:
-                connection.run(queries.DROP_STREAM_REFS_OF_BRANCHES, ([branch],))
-                connection.run(queries.DROP_BLOB_REFS_OF_BRANCHES, ([branch],))
+            drop_checkpoints(connection, [key])
+            if branch is not None:
+                connection.every(queries.SETTLE_BRANCHES, {"branches": [branch]})
 
-        self._pool.change(work, checkpoint)
+        self._pool.change(work, checkpoint, begin=queries.BEGIN_DELETE)
 
 
 # Planning ---------------------------------------------------------------------------------------------------------
@@ -194,8 +178,8 @@ def _scanned(
 ) -> list[tuple[BranchFacts, References]]:
     numbers = [facts.number for facts in group]
     referred: dict[int, set[Source]] = {number: set() for number in numbers}
-    for branch, stream, digest in connection.every(queries.REFS_OF_BRANCHES, {"branches": numbers}):
-        referred[branch].add(digest if stream is None else stream)
+    for branch, stream, digest in connection.every(queries.REFS_OF_BRANCHES, (numbers,)):
+        referred[branch].add(stream or digest)
     manifests: dict[int, list[tuple[bytes | None, bytes]]] = {number: [] for number in numbers}
     for branch, base, manifest in connection.every(queries.MANIFESTS_OF_BRANCHES, (numbers,)):
         manifests[branch].append((base, manifest))
@@ -254,22 +238,29 @@ def _plan_rows(connection: DeadlineConnection, plan: PostgresRebuildPlan) -> Non
 def _put_stretch(connection: DeadlineConnection, first: int, offset: int, data: bytes) -> None:
     bound = {"stream": first, "start": first + offset, "end": first + offset + len(data)}
     chunks = [(*row, None) for row in connection.every(queries.CHUNKS_TOUCHING, bound)]
-    stored = sorted([*chunks, *connection.every(queries.FRESH_TOUCHING, bound)], key=lambda row: row[0])
+    fresh = [
+        (*row, slot)
+        for address, body, checks, slot in connection.every(queries.FRESH_TOUCHING, bound)
+        for row in split_fresh(address, body, checks)
+    ]
+    stored = sorted([*chunks, *fresh], key=lambda row: row[0])
     patch = patched([(address, size, body) for address, size, body, _ in stored], first + offset, data)
     for number in patch.drop:
         connection.run(queries.DROP_CHUNK, (stored[number][0],))
-    for number, whole in patch.change:
-        address, _, _, slot = stored[number]
+    changed = dict(patch.change)
+    for number, body in changed.items():
+        address, size, _, slot = stored[number]
         if slot is None:
-            connection.run(queries.PUT_CHUNK, (address, len(whole), pack_body(whole)))
-        else:
-            connection.run(queries.PUT_FRESH, (whole, slot))
+            connection.run(queries.PUT_CHUNK, (address, size, body))
+    for slot in {stored[number][3] for number in changed} - {None}:
+        parts = [(size, changed.get(number, body)) for number, (_, size, body, at) in enumerate(stored) if at == slot]
+        whole = b"".join(body[:size] for size, body in parts)
+        checks = b"".join(size.to_bytes(4) + body[size:] for size, body in parts)
+        connection.run(queries.PUT_FRESH, (whole, checks, slot))
     for address, part in patch.add:
         connection.run(queries.PUT_CHUNK, (address, len(part), pack_body(part)))
 
 
 def _refer(connection: DeadlineConnection, branch: int, sources: set[Source]) -> None:
     """Let a branch refer to sources. It owns none of the streams: its next save starts a new one."""
-    streams = [source for source in sources if isinstance(source, int)]
-    connection.run(queries.ADD_STREAM_REFS, (branch, streams, [False] * len(streams)))
-    connection.run(queries.ADD_BLOB_REFS, (branch, [source for source in sources if isinstance(source, bytes)]))
+    connection.run(queries.ADD_REFS, (branch, *reference_columns(sources)))

@@ -10,17 +10,17 @@ schema may hold tables and functions with other names, and plain indexes on our 
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from backstay.errors import StoreRefused
 from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.target import Target
 
-_MIGRATIONS = importlib.resources.files(__package__) / "migrations"
-_SCHEMA = importlib.resources.files(__package__) / "schema.sql"
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_SCHEMA = Path(__file__).parent / "schema.sql"
 
 _TABLE = re.compile(r"^CREATE TABLE \{schema\}\.(\w+) \(\n(.*?)\n\)", re.MULTILINE | re.DOTALL)
 _INDEX = re.compile(r"^CREATE INDEX \w+ ON \{schema\}\.(\w+) (\([\w, ]+\)(?: WHERE [^;]+)?);", re.MULTILINE)

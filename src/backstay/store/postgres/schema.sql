@@ -3,7 +3,8 @@
 --
 -- Locks: a writer locks the row of its branch in `branch`, then the row of its thread in `thread`, always in this order. A
 -- fork from another thread locks that thread's row too. A delete locks all branches and then the rows of all threads that
--- share a stream with it, so that nothing changes while it runs.
+-- share a stream with it, so that nothing changes while it runs. Only a plain save to a branch that is `alone` leaves the
+-- thread's row out: see `branch`.
 --
 -- A function that answers "stored" has written or locked a row in the same transaction. Only then does the answer wait for
 -- a synchronous standby, even if an earlier attempt stored the data.
@@ -17,15 +18,20 @@ CREATE TABLE {schema}.meta (
   version int NOT NULL
 );
 
+-- next_seq is the next sequence number, unless a branch is alone: then it is at most that branch's last_seq + 1.
 CREATE TABLE {schema}.thread (
   id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   next_seq  bigint NOT NULL,
+  alone     bigint,
   namespace text COLLATE "C" NOT NULL,
   name      text COLLATE "C" NOT NULL,
   UNIQUE (namespace, name)
 ) WITH (fillfactor = 50);
 
 -- One row per branch. last_seq never falls, even when the head is deleted. The lease: epoch, owner, token, expires.
+-- alone: no other branch of the thread has had a sequence number, so the next one is last_seq + 1 and a save need not change
+-- the thread's row, which names the branch. Before another branch gets a number, its writer locks this row and sets alone to
+-- false for good.
 CREATE TABLE {schema}.branch (
   id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   thread   bigint NOT NULL,
@@ -33,6 +39,7 @@ CREATE TABLE {schema}.branch (
   last_seq bigint NOT NULL,
   epoch    bigint NOT NULL DEFAULT 0,
   expires  timestamptz,
+  alone    boolean NOT NULL,
   scope    text COLLATE "C" NOT NULL,
   name     text COLLATE "C" NOT NULL,
   owner    text,
@@ -43,24 +50,29 @@ CREATE TABLE {schema}.branch (
 CREATE INDEX branch_origin ON {schema}.branch (origin) WHERE origin IS NOT NULL;
 CREATE INDEX branch_leased ON {schema}.branch (id) WHERE token IS NOT NULL;
 
--- key = branch << 32 | seq. Ids: 0x00 and a UUID's 16 bytes, or 0x01 and "namespace NUL id" as text.
+-- key = branch << 32 | seq. Ids: a UUID's 16 bytes, or 0x01 and "namespace NUL id" as text; 0x0202 instead of 0x01 if that
+-- would be 16 bytes long too. base: a blob's digest. parent_digest is empty as long as the parent is stored: most rows have no
+-- NULL, which saves 8 bytes in each. If side is false, the parent was the branch's head when the row was added, so a
+-- parent's children are the row after it and what the index finds.
 CREATE TABLE {schema}.checkpoint (
   key           bigint PRIMARY KEY,
   created       bigint NOT NULL,
   size          bigint NOT NULL,
-  base          bigint,
   step          bigint NOT NULL,
+  side          boolean NOT NULL,
   id            bytea NOT NULL UNIQUE,
   parent        bytea,
-  parent_digest bytea,
+  parent_digest bytea NOT NULL,
   digest        bytea NOT NULL,
+  base          bytea,
   notes         bytea NOT NULL,
   manifest      bytea NOT NULL
 );
+CREATE INDEX checkpoint_side ON {schema}.checkpoint (parent) WHERE side;
 ALTER TABLE {schema}.checkpoint ALTER notes SET STORAGE EXTERNAL, ALTER manifest SET STORAGE EXTERNAL;
 
--- The bytes of streams; address = stream << 28 | offset. size is the length before compression; a body of exactly that
--- length is not compressed.
+-- The bytes of streams; address = stream << 28 | offset. size is the length of the original bytes; a body that is four
+-- bytes longer is these bytes and their CRC-32, any other is a zstd frame with a checksum.
 CREATE TABLE {schema}.chunk (
   address bigint PRIMARY KEY,
   size    int NOT NULL,
@@ -69,37 +81,33 @@ CREATE TABLE {schema}.chunk (
 ALTER TABLE {schema}.chunk ALTER body SET STORAGE EXTERNAL;
 
 -- Small new bytes. When a stream has filled a window of 64 KiB, one compressed row in `chunk` holds it too, and the next
--- window writes over these rows: a stream has 128 of them, one for each 512 bytes of a window. So what is superseded is
--- reused at once, inside its page, and nothing waits for a vacuum. slot = stream << 7 | (offset >> 9 & 127).
+-- window writes over these rows: a stream has 64 of them, one for each KiB of a window. So what is superseded is
+-- reused at once, inside its page, and nothing waits for a vacuum. slot = stream << 6 | (offset >> 10 & 63). The bytes of
+-- several saves may be in one row: checks has for each of them its length (4 bytes) and its CRC-32.
 CREATE TABLE {schema}.fresh (
   slot    bigint PRIMARY KEY,
   address bigint NOT NULL,
-  body    bytea NOT NULL
-) WITH (fillfactor = 75);
-ALTER TABLE {schema}.fresh ALTER body SET STORAGE EXTERNAL;
+  body    bytea NOT NULL,
+  checks  bytea NOT NULL
+) WITH (toast_tuple_target = 8160);
+ALTER TABLE {schema}.fresh ALTER body SET STORAGE EXTERNAL, ALTER checks SET STORAGE EXTERNAL;
 
 CREATE TABLE {schema}.blob (
-  id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  digest bytea PRIMARY KEY,
   size   int NOT NULL,
-  digest bytea NOT NULL UNIQUE,
   body   bytea NOT NULL
 );
 ALTER TABLE {schema}.blob ALTER body SET STORAGE EXTERNAL;
 
-CREATE TABLE {schema}.stream_ref (
-  branch   bigint NOT NULL,
+-- The streams and blobs that the checkpoints of a branch need: a stream has an empty digest, a blob the stream number 0.
+CREATE TABLE {schema}.ref (
+  branch bigint NOT NULL,
   stream bigint NOT NULL,
   owned  boolean NOT NULL,
-  PRIMARY KEY (branch, stream)
-);
-CREATE INDEX stream_ref_stream ON {schema}.stream_ref (stream);
-
-CREATE TABLE {schema}.blob_ref (
-  branch   bigint NOT NULL,
   digest bytea NOT NULL,
-  PRIMARY KEY (branch, digest)
+  PRIMARY KEY (branch, stream, digest)
 );
-CREATE INDEX blob_ref_digest ON {schema}.blob_ref (digest);
+CREATE INDEX ref_source ON {schema}.ref (stream, digest);
 
 CREATE TABLE {schema}.tag (
   checkpoint bigint NOT NULL,
@@ -108,8 +116,8 @@ CREATE TABLE {schema}.tag (
 );
 CREATE INDEX tag_name ON {schema}.tag (name, checkpoint);
 
--- One row for all writes of a task, packed as store/writes.py says. task: 0x00 and a UUID's 16 bytes, or 0x01 and its
--- text. size is the length before compression; a body of exactly that length is not compressed.
+-- One row for all writes of a task, packed as store/writes.py says. task: a UUID's 16 bytes, or 0x01 and its
+-- text, as in ids. size is the length before compression; a body of exactly that length is not compressed.
 CREATE TABLE {schema}.write (
   thread     bigint NOT NULL,
   size       int NOT NULL,
@@ -143,11 +151,11 @@ CREATE INDEX record_thread ON {schema}.record (thread, kind, number);
 CREATE INDEX record_open ON {schema}.record (kind, number) WHERE open;
 CREATE INDEX record_checkpoint ON {schema}.record (checkpoint) WHERE checkpoint IS NOT NULL;
 
+-- One row: the next stream number.
 CREATE TABLE {schema}.counter (
-  name  text PRIMARY KEY,
   value bigint NOT NULL
-) WITH (fillfactor = 50);
-INSERT INTO {schema}.counter VALUES ('stream', 1);
+);
+INSERT INTO {schema}.counter VALUES (1);
 
 -- Raises ZB006 unless the schema has the version that the writer was made for.
 CREATE FUNCTION {schema}.check_version(p_version int) RETURNS boolean
@@ -178,15 +186,17 @@ BEGIN
   END LOOP;
 END $$;
 
--- Puts small new bytes into their slot. Bytes of the same window are extended. Bytes of an older window are replaced, but
+-- Puts small new bytes, given with their CRC-32, into their slot. Bytes of the same window are extended. Bytes of an older window are replaced, but
 -- only if `chunk` has them too. Otherwise nothing changes, and the function returns false.
 CREATE FUNCTION {schema}.put_fresh(p_address bigint, p_body bytea) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  INSERT INTO {schema}.fresh AS f VALUES ((p_address >> 28 << 7) | ((p_address >> 9) & 127), p_address, p_body)
+  INSERT INTO {schema}.fresh AS f VALUES ((p_address >> 28 << 6) | ((p_address >> 10) & 63), p_address,
+      substr(p_body, 1, length(p_body) - 4), int4send(length(p_body) - 4) || substr(p_body, length(p_body) - 3))
     ON CONFLICT (slot) DO UPDATE SET
       address = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.address ELSE p_address END,
-      body = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.body || p_body ELSE p_body END
+      body = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.body || excluded.body ELSE excluded.body END,
+      checks = CASE WHEN f.address >> 16 = p_address >> 16 THEN f.checks || excluded.checks ELSE excluded.checks END
     WHERE CASE WHEN f.address >> 16 = p_address >> 16 THEN f.address + length(f.body) = p_address
       ELSE f.address + length(f.body) <= (
         SELECT k.address + k.size FROM {schema}.chunk k
@@ -195,37 +205,11 @@ BEGIN
   RETURN FOUND;
 END $$;
 
--- A save that adds at most one small chunk to an existing branch, as nearly every save does. It is one statement that
--- changes everything, or nothing if the branch is not as the writer expects; then commit_checkpoint finds out why.
-CREATE FUNCTION {schema}.append_checkpoint(
-  p_version int, p_number bigint, p_last_seq bigint, p_head_seq bigint, p_epoch bigint, p_token text, p_ttl bigint,
-  p_id bytea, p_parent bytea, p_step bigint, p_created bigint, p_digest bytea, p_size bigint,
-  p_notes bytea, p_base bytea, p_manifest bytea, p_address bigint, p_body bytea
-) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  v_key bigint;
+-- Undoes the statement that calls it, a plain save (see queries.py): something is not as its writer expects.
+CREATE FUNCTION {schema}.refuse_append() RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM {schema}.check_version(p_version);
-  WITH moved AS (
-    UPDATE {schema}.branch br SET head = t.next_seq, last_seq = t.next_seq,
-      expires = CASE WHEN p_token IS NULL THEN br.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
-    FROM {schema}.thread t
-    WHERE br.id = p_number AND t.id = br.thread AND br.last_seq = p_last_seq AND br.head = p_head_seq AND br.epoch = p_epoch
-      AND CASE WHEN p_token IS NULL THEN br.expires IS NULL OR br.expires <= clock_timestamp() ELSE br.token = p_token END
-    RETURNING br.thread, t.next_seq AS seq
-  ), numbered AS (
-    UPDATE {schema}.thread t SET next_seq = m.seq + 1 FROM moved m WHERE t.id = m.thread AND t.next_seq = m.seq
-    RETURNING m.seq
-  )
-  INSERT INTO {schema}.checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
-    SELECT p_number << 32 | n.seq, p_id, p_parent, p_step, p_created, p_digest, p_size, p_notes,
-      CASE WHEN p_base IS NULL THEN NULL ELSE (SELECT b.id FROM {schema}.blob b WHERE b.digest = p_base) END, p_manifest
-    FROM numbered n
-    RETURNING key INTO v_key;
-  IF v_key IS NULL OR NOT (p_address IS NULL OR {schema}.put_fresh(p_address, p_body)) THEN
-    RAISE EXCEPTION 'not as the writer thinks' USING ERRCODE = 'ZB001';
-  END IF;
-  RETURN v_key & 4294967295;
+  RAISE EXCEPTION 'not as the writer thinks' USING ERRCODE = 'ZB001';
 END $$;
 
 -- Any save. Every query inside sees what was committed before it began, so the checks after a lock see the truth.
@@ -250,17 +234,19 @@ DECLARE
   v_expires  timestamptz;
   v_key      bigint;
   v_digest   bytea;
-  v_base     bigint;
   v_source   bigint;
+  v_alone    boolean;
+  v_sole     bigint;
+  v_other    bigint;
 BEGIN
   PERFORM {schema}.check_version(p_version);
-  SELECT br.id, br.head, br.last_seq, br.epoch, br.owner, br.token, br.expires
-    INTO branch, v_head, v_last, epoch, owner, v_token, v_expires
+  SELECT br.id, br.head, br.last_seq, br.epoch, br.owner, br.token, br.expires, br.alone
+    INTO branch, v_head, v_last, epoch, owner, v_token, v_expires, v_alone
     FROM {schema}.thread t JOIN {schema}.branch br ON br.thread = t.id
     WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
     FOR NO KEY UPDATE OF br;
   IF NOT FOUND THEN
-    branch := 0; epoch := 0; v_head := 0; v_last := 0;
+    branch := 0; epoch := 0; v_head := 0; v_last := 0; v_alone := false;
   END IF;
   left_us := 0; seq := 0;
 
@@ -281,7 +267,20 @@ BEGIN
     RETURN;
   END IF;
 
-  SELECT m.thread_id, m.next_seq INTO v_thread, seq FROM {schema}.make_thread(p_namespace, p_thread) m;
+  IF NOT v_alone THEN
+    UPDATE {schema}.branch br SET alone = false FROM {schema}.thread t
+      WHERE t.namespace = p_namespace AND t.name = p_thread AND br.id = t.alone AND br.alone
+      RETURNING br.last_seq INTO v_other;
+  END IF;
+  SELECT m.thread_id, m.next_seq, m.alone INTO v_thread, seq, v_sole FROM {schema}.make_thread(p_namespace, p_thread) m;
+  seq := greatest(seq, v_last + 1, v_other + 1);
+  IF NOT v_alone AND v_sole IS NOT NULL THEN
+    PERFORM 1 FROM {schema}.branch br WHERE br.id = v_sole AND br.alone;
+    IF FOUND THEN
+      RAISE EXCEPTION 'another writer made the first branch' USING ERRCODE = '40001';
+    END IF;
+    v_sole := NULL;
+  END IF;
   IF p_requires IS NOT NULL THEN
     SELECT br.thread INTO v_source
       FROM {schema}.checkpoint c JOIN {schema}.branch br ON br.id = c.key >> 32 WHERE c.id = p_requires;
@@ -289,45 +288,50 @@ BEGIN
       PERFORM 1 FROM {schema}.thread t WHERE t.id = v_source FOR KEY SHARE;
     END IF;
     PERFORM 1 FROM {schema}.checkpoint c
-      WHERE c.id = p_requires AND (p_parent_digest IS NULL OR c.digest = p_parent_digest);
+      WHERE c.id = p_requires
+        AND (p_requires IS DISTINCT FROM p_parent OR p_parent_digest IS NULL OR c.digest = p_parent_digest);
     IF NOT FOUND THEN
       RAISE EXCEPTION 'the checkpoint it builds on is gone' USING ERRCODE = 'ZB005';
     END IF;
   END IF;
   IF branch = 0 THEN
-    INSERT INTO {schema}.branch AS br (thread, scope, name, head, last_seq, origin)
-      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin) ON CONFLICT DO NOTHING RETURNING br.id INTO branch;
+    INSERT INTO {schema}.branch AS br (thread, scope, name, head, last_seq, origin, alone)
+      VALUES (v_thread, p_scope, p_branch, 0, 0, p_origin, seq = 1) ON CONFLICT DO NOTHING RETURNING br.id INTO branch;
     IF branch IS NULL THEN
       RAISE EXCEPTION 'another writer made the branch' USING ERRCODE = '40001';
+    END IF;
+    IF seq = 1 THEN
+      v_sole := branch;
     END IF;
   END IF;
 
   IF cardinality(p_blobs) > 0 THEN
     PERFORM {schema}.put_blobs(p_blobs, p_blob_sizes, p_blob_bodies);
   END IF;
-  IF p_base IS NOT NULL THEN
-    SELECT b.id INTO v_base FROM {schema}.blob b WHERE b.digest = p_base;
-  END IF;
   INSERT INTO {schema}.chunk SELECT * FROM unnest(p_addresses, p_sizes, p_bodies);
   FOR i IN 1 .. cardinality(p_small) LOOP
     IF NOT {schema}.put_fresh(p_small[i], p_small_bodies[i]) THEN
-      INSERT INTO {schema}.chunk VALUES (p_small[i], length(p_small_bodies[i]), p_small_bodies[i]);
+      INSERT INTO {schema}.chunk VALUES (p_small[i], length(p_small_bodies[i]) - 4, p_small_bodies[i]);
     END IF;
   END LOOP;
-  INSERT INTO {schema}.stream_ref SELECT commit_checkpoint.branch, s, o FROM unnest(p_streams, p_owned) u (s, o)
+  INSERT INTO {schema}.ref SELECT commit_checkpoint.branch, u.* FROM unnest(p_streams, p_owned, p_digests) u
     ON CONFLICT DO NOTHING;
-  INSERT INTO {schema}.blob_ref SELECT commit_checkpoint.branch, d FROM unnest(p_digests) d ON CONFLICT DO NOTHING;
   IF p_replaces THEN  -- free the id; the caller deletes the row in the same transaction
     UPDATE {schema}.checkpoint c SET id = '\x02'::bytea || int8send(c.key) WHERE c.key = v_key;
   END IF;
-  INSERT INTO {schema}.checkpoint (key, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
-    VALUES (branch << 32 | seq, p_id, p_parent,
-      CASE WHEN p_parent_digest IS NOT NULL AND p_requires IS NULL AND NOT p_replaces AND NOT EXISTS (
+  INSERT INTO {schema}.checkpoint
+    (key, side, id, parent, parent_digest, step, created, digest, size, notes, base, manifest)
+    VALUES (branch << 32 | seq,
+      p_parent IS DISTINCT FROM (SELECT c.id FROM {schema}.checkpoint c WHERE c.key = branch << 32 | v_head),
+      p_id, p_parent,
+      CASE WHEN p_parent_digest IS NOT NULL AND NOT p_replaces AND NOT EXISTS (
         SELECT 1 FROM {schema}.checkpoint c WHERE c.id = p_parent AND c.digest = p_parent_digest)
-        THEN p_parent_digest END,  -- of a parent that is not there
-      p_step, p_created, p_digest, p_size, p_notes, v_base, p_manifest);
+        THEN p_parent_digest ELSE '' END,  -- of a parent that is not there
+      p_step, p_created, p_digest, p_size, p_notes, p_base, p_manifest);
   INSERT INTO {schema}.tag SELECT commit_checkpoint.branch << 32 | commit_checkpoint.seq, n FROM unnest(p_tags) n;
-  UPDATE {schema}.thread t SET next_seq = commit_checkpoint.seq + 1 WHERE t.id = v_thread;
+  IF NOT v_alone THEN
+    UPDATE {schema}.thread t SET next_seq = commit_checkpoint.seq + 1, alone = v_sole WHERE t.id = v_thread;
+  END IF;
   UPDATE {schema}.branch br SET head = commit_checkpoint.seq, last_seq = commit_checkpoint.seq,
       origin = CASE WHEN v_last = 0 THEN p_origin ELSE br.origin END,
       expires = CASE WHEN p_token IS NULL THEN br.expires ELSE clock_timestamp() + p_ttl * interval '1 microsecond' END
@@ -335,12 +339,13 @@ BEGIN
   outcome := 0;
 END $$;
 
--- The thread's number and next seq, its row locked; made if it was not there.
-CREATE FUNCTION {schema}.make_thread(p_namespace text, p_name text, OUT thread_id bigint, OUT next_seq bigint)
+-- The thread's row, locked; made if it was not there.
+CREATE FUNCTION {schema}.make_thread(
+  p_namespace text, p_name text, OUT thread_id bigint, OUT next_seq bigint, OUT alone bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   LOOP
-    SELECT t.id, t.next_seq INTO thread_id, next_seq
+    SELECT t.id, t.next_seq, t.alone INTO thread_id, next_seq, alone
       FROM {schema}.thread t WHERE t.namespace = p_namespace AND t.name = p_name FOR NO KEY UPDATE;
     EXIT WHEN FOUND;
     INSERT INTO {schema}.thread AS t (namespace, name, next_seq) VALUES (p_namespace, p_name, 1)
@@ -382,6 +387,7 @@ DECLARE
   v_thread  bigint;
   v_token   text;
   v_expires timestamptz;
+  v_alone   boolean;
 BEGIN
   PERFORM {schema}.check_version(p_version);
   outcome := 0; left_us := 0;
@@ -391,10 +397,15 @@ BEGIN
       WHERE t.namespace = p_namespace AND t.name = p_thread AND br.scope = p_scope AND br.name = p_branch
       FOR NO KEY UPDATE OF br;
     EXIT WHEN FOUND;
-    SELECT m.thread_id INTO v_thread FROM {schema}.make_thread(p_namespace, p_thread) m;
-    INSERT INTO {schema}.branch AS br (thread, scope, name, head, last_seq)
-      VALUES (v_thread, p_scope, p_branch, 0, 0) ON CONFLICT DO NOTHING RETURNING br.id, br.epoch INTO branch, epoch;
-    EXIT WHEN FOUND;
+    SELECT m.thread_id, m.next_seq = 1 AND m.alone IS NULL INTO v_thread, v_alone
+      FROM {schema}.make_thread(p_namespace, p_thread) m;
+    INSERT INTO {schema}.branch AS br (thread, scope, name, head, last_seq, alone)
+      VALUES (v_thread, p_scope, p_branch, 0, 0, v_alone)
+      ON CONFLICT DO NOTHING RETURNING br.id, br.epoch INTO branch, epoch;
+    IF FOUND AND v_alone THEN
+      UPDATE {schema}.thread t SET alone = acquire_lease.branch WHERE t.id = v_thread;
+    END IF;
+    EXIT WHEN epoch IS NOT NULL;
   END LOOP;
   IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() THEN
     outcome := 1;

@@ -10,21 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import apsw
-
-from backstay.errors import Corrupted
+from backstay.errors import Corrupted, DecodeError
 from backstay.pieces.manifest import OFFSET_BITS, Range, assemble
-from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, address_of, pack_body, touching, unpack_body, unpack_stored
+from backstay.store.layout import (
+    COMPRESS_AT_ONCE_BYTES,
+    address_of,
+    is_compressed,
+    joined,
+    pack_body,
+    touching,
+    unpack_body,
+    unpack_stored,
+)
 from backstay.store.sqlite import queries
+from backstay.store.sqlite.files import Connection
 from backstay.store.sqlite.rows import CHECK_HINT, fetch_all, fetch_one
 
 WINDOWS_BYTES = (65536, 262144)
 """Small windows first, so that little stays uncompressed; then large ones, which compress better and load faster."""
 
 
-def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes) -> None:
+def add_chunk(connection: Connection, stream: int, offset: int, data: bytes) -> None:
     """Append bytes to a stream; merge the rows of every window that this finishes."""
-    body = data if len(data) < COMPRESS_AT_ONCE_BYTES else pack_body(data)
+    body = pack_body(data, COMPRESS_AT_ONCE_BYTES)
     connection.execute(queries.ADD_CHUNK, (stream << OFFSET_BITS | offset, len(data), body))
     for length in WINDOWS_BYTES:
         window = offset // length
@@ -32,24 +40,24 @@ def add_chunk(connection: apsw.Connection, stream: int, offset: int, data: bytes
             merge_window(connection, address_of(stream, window * length), length)
 
 
-def merge_window(connection: apsw.Connection, start: int, length: int) -> None:
+def merge_window(connection: Connection, start: int, length: int) -> None:
     """Merge each run of adjacent rows that start in [start, start + length) into one row."""
     rows = fetch_all(connection, queries.CHUNKS_IN_WINDOW, (start, start + length))
     for run in touching(rows):
-        if len(run) == 1 and run[0][1] != len(run[0][2]):
-            continue  # compressed already
-        data = b"".join(unpack_body(size, body) for _, size, body in run)
+        data = None if len(run) == 1 and is_compressed(*run[0][1:]) else joined(run)
+        if data is None:
+            continue
         connection.execute(queries.DROP_CHUNKS, (run[0][0], run[-1][0] + 1))
         connection.execute(queries.ADD_CHUNK, (run[0][0], len(data), pack_body(data)))
 
 
-def add_blob(connection: apsw.Connection, name: bytes, data: bytes) -> None:
+def add_blob(connection: Connection, name: bytes, data: bytes) -> None:
     """Store a blob unless it exists."""
     if fetch_one(connection, queries.HAS_BLOB, (name,)) is None:
         connection.execute(queries.ADD_BLOB, (name, len(data), pack_body(data)))
 
 
-def read_blob(connection: apsw.Connection, name: bytes) -> bytes:
+def read_blob(connection: Connection, name: bytes) -> bytes:
     """Return a blob's bytes."""
     row = fetch_one(connection, queries.BLOB, (name,))
     if row is None:
@@ -57,7 +65,7 @@ def read_blob(connection: apsw.Connection, name: bytes) -> bytes:
     return unpack_stored(row[0], row[1], f"blob {name.hex()[:16]}")
 
 
-def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[list[bytes]]:
+def read_ranges(connection: Connection, ranges: Iterable[Range]) -> list[list[bytes]]:
     """Return the bytes of each range, in the parts they are stored in."""
     blobs: dict[bytes, bytes] = {}
     found: list[list[bytes]] = []
@@ -74,9 +82,10 @@ def read_ranges(connection: apsw.Connection, ranges: Iterable[Range]) -> list[li
             first = address_of(stream, 0)
             bound = {"start": first + start, "stream": first, "end": first + end}
             rows = fetch_all(connection, queries.CHUNKS, bound)
-            unpacked = (
-                (address - first, unpack_stored(size, body, f"stream {stream}")) for address, size, body in rows
-            )
+            try:
+                unpacked = [(address - first, unpack_body(size, body)) for address, size, body in rows]
+            except DecodeError as error:
+                raise Corrupted(f"stream {stream} is damaged: {error.what}", hint=CHECK_HINT) from error
             data = assemble(unpacked, start, piece.length)
             if data is None:
                 raise Corrupted(f"bytes {start} to {end} of stream {stream} are missing", hint=CHECK_HINT)

@@ -1,8 +1,8 @@
 """Opening a database file: only ours, only of a version we know, only with settings that keep acknowledged data.
 
-Every connection comes from ``Database.connect``. Pages have checksums (SQLite's own checksum VFS, which apsw ships), so
-a flipped bit anywhere in the file is an error when its page is read and never a wrong answer. (The write-ahead log has
-SQLite's own checksums; damage there ends the log, as a power failure would.)
+Every connection comes from ``Database.connect``. The file is an ordinary SQLite database, opened with Python's own
+SQLite library, because two libraries in one process would drop each other's locks. Pages have no checksums: damage is
+found by the digests and seals of rows.
 
 Only SQLite opens the file: closing any other descriptor of it would drop the locks of the process.
 
@@ -13,21 +13,20 @@ opened, both before anything is written and before anything is acknowledged.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import threading
+import sqlite3
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
-
-import apsw
-import apsw.sqlite_extra
 
 from backstay.errors import BackstayError, Corrupted, StoreBusy, StoreError, StoreFull, StoreRefused
 from backstay.store.atomic import FILE_MODE, make_directory, sync_directory
 from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
 from backstay.store.lock import ProcessLock
 from backstay.store.sqlite.files import (
+    FOLD_ALL,
     WAL_BYTES,
     Connection,
     Identity,
@@ -35,29 +34,29 @@ from backstay.store.sqlite.files import (
     WalLimit,
     companions_of,
     database_problem,
+    fold,
     identity_of,
 )
 from backstay.store.sqlite.schema import APPLICATION_ID, check_schema, migrate, newest_version
 from backstay.version import install_hint
 
-SQLITE_VERSION_MIN = (3, 51, 3)
-"""Older versions can corrupt a write-ahead log that several processes use (fixed in 3.51.3)."""
+SQLITE_VERSION_MIN = (3, 35, 0)
+"""The first with RETURNING."""
 
 PAGE_BYTES = 4096
-CHECKSUM_BYTES = 8
 SMALLEST_DATABASE_BYTES = 512
 CACHE_KIB = 8192
-CHECKSUM_VFS = "cksmvfs"
-_SETTINGS = {
-    apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
-    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_FKEY: 0,
-    # Without this SQLite prepares a statement again whenever a bound value might change its plan: 8 us per save.
-    apsw.SQLITE_DBCONFIG_ENABLE_QPSG: 1,
-}
-_vfs_lock = threading.Lock()
+LOOK_AT_TABLES_S = 1.0
+"""How often a writer looks whether another program changed the tables."""
+
+_SETTINGS = (
+    "PRAGMA synchronous=FULL",
+    f"PRAGMA cache_size=-{CACHE_KIB}",
+    "PRAGMA temp_store=MEMORY",
+    f"PRAGMA journal_size_limit={WAL_BYTES}",
+    "PRAGMA trusted_schema=OFF",
+    "PRAGMA cell_size_check=ON",
+)
 
 
 class Database:
@@ -86,9 +85,8 @@ class Database:
                 connection.execute("BEGIN")
                 self._check_tables(connection)
                 connection.execute("COMMIT")
-                connection.files = OpenFiles(
-                    self.path, self._identity
-                )  # the transaction has opened the log and its index
+                # The transaction has opened the log and its index.
+                connection.files = OpenFiles(self.path, self._identity)
                 self.check_in_place(connection)
                 return connection
             except BaseException:
@@ -107,12 +105,14 @@ class Database:
         if problem is not None or self._refusal is not None:
             self._refuse(problem)
         connection.execute("BEGIN IMMEDIATE")
-        try:
-            if connection.execute("PRAGMA data_version").get != connection.others:
-                self._check_tables(connection)
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
+        if time.monotonic() - connection.looked_at > LOOK_AT_TABLES_S:
+            try:
+                if connection.pragma("data_version") != connection.others:
+                    self._check_tables(connection)
+                connection.looked_at = time.monotonic()
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
 
     def confirm(self, connection: Connection) -> None:
         """Raise StoreRefused if the committed transaction is not in the file at the path. The lock is still held.
@@ -136,8 +136,8 @@ class Database:
 
     def _check_tables(self, connection: Connection) -> None:
         """Raise StoreRefused if another version or program changed the tables since the store was opened."""
-        connection.others = connection.execute("PRAGMA data_version").get
-        version, tables = connection.execute("PRAGMA user_version").get, connection.execute("PRAGMA schema_version").get
+        connection.others = int(connection.pragma("data_version"))
+        version, tables = connection.pragma("user_version"), int(connection.pragma("schema_version"))
         try:
             if version != newest_version():
                 raise StoreRefused(
@@ -160,17 +160,12 @@ class Database:
             problem = database_problem(self.path, self._identity)
             if problem is not None or self._refusal is not None:
                 self._refuse(problem)
-        connection = Connection(self.path, flags=apsw.SQLITE_OPEN_READWRITE, vfs=CHECKSUM_VFS)
+        connection = connect(self.path, self.timeout_s)
         try:
             if identity_of(self.path) != self._identity:
                 self._refuse("the database was deleted, moved or replaced while it was being opened")
-            connection.set_busy_timeout(int(self.timeout_s * 1000))
-            for setting, value in _SETTINGS.items():
-                connection.config(setting, value)
-            connection.execute(
-                f"PRAGMA synchronous=FULL; PRAGMA cache_size=-{CACHE_KIB}; PRAGMA temp_store=MEMORY;"
-                f"PRAGMA journal_size_limit={WAL_BYTES}"
-            )
+            for setting in _SETTINGS:
+                connection.execute(setting)
         except BaseException:
             connection.close()
             raise
@@ -178,27 +173,40 @@ class Database:
 
     def _prepare(self) -> None:
         """Create the database or migrate an older one; raise StoreRefused if it is another program's."""
-        try:
-            with self.lock.take(), translated(self.path):
-                _create_private(self.path)
-                _check_empty(self.path)
-                with contextlib.closing(self._open()) as connection:
-                    _identify(connection, self.path)
-                    mode = connection.pragma("journal_mode", "wal")
-                    if mode != "wal":
-                        raise StoreRefused(
-                            f"SQLite cannot use a write-ahead log here (journal mode {mode})",
-                            path=self.path,
-                            hint="Move the database to a local file system",
-                        )
-                    migrate(connection)
-                    if is_cut(self.path):  # a crash may have cut pages that are still in the log
-                        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                    # SQLite would fill the rest of the last page with zeros, which no checksum notices.
-                    if is_cut(self.path):
-                        raise _cut(self.path)
-        except Corrupted as error:
-            raise (_cut(self.path) if is_cut(self.path) else error) from error.__cause__
+        with self.lock.take(), translated(self.path):
+            create_private(self.path)
+            _check_empty(self.path)
+            with contextlib.closing(self._open()) as connection:
+                is_new = _identify(connection, self.path)
+                (mode,) = connection.execute("PRAGMA journal_mode=wal").fetchone()
+                if mode != "wal":
+                    raise StoreRefused(
+                        f"SQLite cannot use a write-ahead log here (journal mode {mode})",
+                        path=self.path,
+                        hint="Move the database to a local file system",
+                    )
+                if is_new:  # SQLite deleted its journal: after a power failure it must not be back, next to the log
+                    sync_directory(Path(self.path).parent)
+                migrate(connection)
+                if is_new:
+                    fold(connection, FOLD_ALL)  # so that a bare copy of the file is a store
+
+
+def connect(path: str, timeout_s: float) -> Connection:
+    """Return a connection to an existing file, outside a transaction."""
+    connection = sqlite3.connect(
+        f"{Path(path).as_uri()}?mode=rw",
+        timeout=timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=Connection,
+        cached_statements=256,
+        uri=True,
+    )
+    connection.seqs, connection.lost = {}, {}
+    # Damaged text is read too, and then refused by the seal of its row.
+    connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+    return connection
 
 
 @contextlib.contextmanager
@@ -206,7 +214,7 @@ def translated(path: str) -> Iterator[None]:
     """Turn the driver's errors, and errors caused by unexpected values in rows, into ours."""
     try:
         yield
-    except apsw.Error as error:
+    except sqlite3.Error as error:
         raise translate(error, path) from error
     except BackstayError:
         raise
@@ -214,50 +222,55 @@ def translated(path: str) -> Iterator[None]:
         raise odd_value(error, path) from error
 
 
-def translate(error: apsw.Error, path: str) -> BackstayError:
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_REFUSED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+
+
+def code_of(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code; 0 if the error is the driver's own."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Return whether SQLite found a damaged page, or could not read one."""
+    return code_of(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+
+
+def translate(error: sqlite3.Error, path: str) -> BackstayError:
     """Return our error for one of the driver's."""
-    text = str(error)
-    extended = getattr(error, "extendedresult", 0)
-    if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return StoreBusy("another program holds a lock on the database", path=path, hint="Try again")
-    if isinstance(error, apsw.FullError):
+    code = code_of(error)
+    if code in _BUSY:
+        return StoreBusy(
+            "another program held a lock on the database for too long", path=path, hint="Try again when it has finished"
+        )
+    if code == sqlite3.SQLITE_FULL:
         return StoreFull("no space left for the database", path=path, hint="Free some space, then try again")
-    if isinstance(error, apsw.NotADBError):
-        return StoreRefused("the file is not a SQLite database", path=path, hint="Choose another path")
-    if isinstance(error, apsw.CorruptError) or extended == apsw.SQLITE_IOERR_DATA:
-        return Corrupted(
-            "a page of the database is damaged, or a program other than Backstay changed it",
-            path=path,
-            hint="If the store opens, store.check() lists the damage; otherwise restore a copy",
-        )
-    if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError | apsw.AuthError):
+    if code == sqlite3.SQLITE_NOTADB:
         return StoreRefused(
-            f"the database cannot be opened for writing ({text})", path=path, hint="Check the folder's permissions"
+            "the file is not a SQLite database",
+            path=path,
+            hint="Choose another path. If it was a store, its first page is damaged: see docs/repair.md",
         )
-    return StoreError(f"SQLite reports: {text}", path=path)
+    if code == sqlite3.SQLITE_CORRUPT:
+        return Corrupted(
+            f"the database is damaged ({error})",
+            path=path,
+            hint="If the store opens, store.check() lists the damage; otherwise see docs/repair.md",
+        )
+    if code in _REFUSED:
+        return StoreRefused(
+            f"the database cannot be opened for writing ({error})", path=path, hint="Check the folder's permissions"
+        )
+    return StoreError(f"SQLite reports: {error}", path=path)
 
 
 def _check_library() -> None:
-    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
-    if version < SQLITE_VERSION_MIN:
+    if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
+        needed = ".".join(map(str, SQLITE_VERSION_MIN[:2]))
         raise StoreRefused(
-            f"SQLite {apsw.sqlite_lib_version()} can corrupt a database that several processes use",
-            hint="Install a newer apsw: pip install -U apsw",
+            f"this Python has SQLite {sqlite3.sqlite_version}, and Backstay needs {needed} or newer",
+            hint="Use a newer Python, or one that was built with a newer SQLite",
         )
-    with _vfs_lock:
-        if CHECKSUM_VFS in apsw.vfs_names():
-            return
-        usual = apsw.vfs_names()[0]
-        loader = apsw.Connection(":memory:")
-        try:
-            apsw.sqlite_extra.load(loader, "cksumvfs")
-        except Exception as error:
-            raise StoreRefused(
-                "this build of apsw does not support page checksums", hint="Install apsw from PyPI: pip install -U apsw"
-            ) from error
-        finally:
-            loader.close()
-        apsw.set_default_vfs(usual)  # loading makes it the default of the whole process; only our connections need it
 
 
 def _check_path(path: str) -> None:
@@ -274,7 +287,7 @@ def _check_path(path: str) -> None:
         raise StoreRefused(error.what, path=path, hint=error.hint) from error
 
 
-def _create_private(path: str) -> None:
+def create_private(path: str) -> None:
     """Create an empty file that only its owner may read; SQLite gives the log and index the same mode."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), FILE_MODE)
@@ -304,15 +317,15 @@ def _check_empty(path: str) -> None:
         )
 
 
-def _identify(connection: apsw.Connection, path: str) -> None:
-    application, version = connection.pragma("application_id"), connection.pragma("user_version")
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
-    reserved = ctypes.c_int(CHECKSUM_BYTES if tables == 0 else -1)  # -1 asks instead of setting
+def _identify(connection: Connection, path: str) -> bool:
+    """Return whether the database is empty; raise StoreRefused if it is not empty and not ours."""
+    application, version = connection.pragma("application_id"), int(connection.pragma("user_version"))
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if application == 0 and version == 0 and tables == 0:
         # SQLite accepts these options only before the first table exists.
-        connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
-        connection.execute(f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
-        return
+        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        return True
     if application != APPLICATION_ID:
         raise StoreRefused("the database belongs to another program", path=path, hint="Choose another path")
     if version > newest_version():
@@ -321,24 +334,9 @@ def _identify(connection: apsw.Connection, path: str) -> None:
             path=path,
             hint=f"Upgrade Backstay. {install_hint()}",
         )
-    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
-    if reserved.value != CHECKSUM_BYTES:
-        raise StoreRefused(
-            "another program rewrote the database without page checksums",
-            path=path,
-            hint="Restore the original file, or import it",
-        )
     if version == newest_version():
         check_schema(connection, path)
-
-
-def _cut(path: str) -> Corrupted:
-    return Corrupted("the database ends in the middle of a page", path=path, hint="Restore a copy of it")
-
-
-def is_cut(path: str) -> bool:
-    """Return whether the file's size is not a multiple of the page size."""
-    return os.stat(path).st_size % PAGE_BYTES != 0
+    return False
 
 
 def resolve_path(url: str) -> str:

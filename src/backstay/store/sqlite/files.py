@@ -8,20 +8,21 @@ The files are only looked up by name, because closing a descriptor of the databa
 process. A lookup costs a few microseconds. A folder's change time moves whenever a name in it is created, removed or
 renamed, so as long as it does not move, one look at the folder covers all three files.
 
-SQLite folds the log into the database after every 1,000 pages and restarts it, but not while a reader is using it: as
-long as any program keeps a read transaction open, the log only grows. The store cannot prevent that, so it warns once
-and ``store.check()`` reports it while it lasts. Saves continue.
+The log is folded into the database after every 1,000 pages, by SQLite, and after the first save in any second, by
+``WalLimit``. So a bare copy of the database file is never empty and at worst a little old. Only a process that holds
+our lock folds the log. While any program keeps a read transaction open, the log cannot be restarted and only grows. The
+store cannot prevent that, so it warns once and ``store.check()`` reports it while it lasts. Saves continue.
 """
 
 from __future__ import annotations
 
+import _sqlite3
 import contextlib
 import os
+import sqlite3
 import sys
 import time
 import warnings
-
-import apsw
 
 from backstay.errors import StoreWarning
 from backstay.store.finding import LEFTOVER, Finding
@@ -30,12 +31,39 @@ COMPANIONS = ("-wal", "-shm")
 FOLDER_SETTLED_NS = 1_000_000_000
 """A folder's change time is trusted once it is this old: two changes within one tick of the kernel share their time."""
 
+FOLD_S = 1.0
+"""The log is folded by the first save after this time."""
+
 WAL_BYTES = 16 * 1024 * 1024
 """A longer log is cut to this when it restarts, and earlier if no reader is using it."""
 
 REPORTED_BYTES = 4 * WAL_BYTES
 PATIENCE_MS = 20
-_PAGES_BETWEEN_LOOKS = 1024  # 4 MiB
+_COMMITS_BETWEEN_LOOKS = 64
+_NO_CHECKPOINT_ON_CLOSE = 1006
+
+FOLD = "PRAGMA wal_checkpoint(PASSIVE)"
+"""Copies as much of the log into the database as readers allow."""
+
+FOLD_ALL = "PRAGMA wal_checkpoint(TRUNCATE)"
+"""Waits for readers, copies the whole log and empties it."""
+
+_PRAGMAS = {
+    name: f"PRAGMA {name}"
+    for name in (
+        *(
+            "application_id",
+            "user_version",
+            "schema_version",
+            "data_version",
+            "page_count",
+            "page_size",
+            "freelist_count",
+        ),
+        *("journal_mode", "synchronous", "auto_vacuum", "trusted_schema", "cell_size_check"),
+    )
+}
+_BUSY_TIMEOUT = "PRAGMA busy_timeout="
 
 Identity = tuple[int, int]  # device and inode
 
@@ -119,55 +147,96 @@ class OpenFiles:
             return 0
 
 
-class Connection(apsw.Connection):
+class Connection(sqlite3.Connection):
     """A connection that knows its open files, and what it last saw of changes by others."""
 
     files: OpenFiles | None = None
     others = 0  # SQLite's data_version: changes when another connection changes the database
     tables = 0  # SQLite's schema_version: changes when any connection changes the schema
-    look_at = 0  # how many pages are written before the log's size is checked
+    looked_at = 0.0  # when the tables were last compared
+    seqs: dict[int, list[int]]  # a writer's own: by branch, the highest sequence number of its thread
+    lost: dict[int, list[tuple[int, int]]]  # a writer's own: see Collectable
 
-    def close(self, force: bool = False) -> None:
-        """Close it. The last connection deletes the log, by name; not if that name is another program's file now."""
+    def forget(self) -> None:
+        """Forget what a writer remembers of what it wrote, because it was undone or another one wrote."""
+        self.seqs.clear()
+        self.lost.clear()
+
+    def pragma(self, name: str) -> int | str:
+        """Return the value of a setting."""
+        found: int | str = self.execute(_PRAGMAS[name]).fetchone()[0]
+        return found
+
+    def close(self) -> None:
+        """Close it. The last connection folds its log and deletes it, by name; not if that is another file now."""
         if self.files is not None and self.files.problem() is not None:
-            with contextlib.suppress(apsw.ConnectionClosedError):
-                self.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        super().close(force)
+            if sys.version_info >= (3, 12):
+                with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
+                    self.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE)
+            else:
+                _do_not_fold_on_close(self)
+        super().close()
+
+
+def _do_not_fold_on_close(connection: Connection) -> None:
+    """Do what ``setconfig`` does in Python 3.12.
+
+    SQLite's own handle is the first field of Python's connection. The library that Python loaded is reached through
+    Python's own module: no second one is loaded.
+    """
+    import ctypes
+
+    if handle := ctypes.c_void_p.from_address(id(connection) + object.__basicsize__):
+        library = ctypes.CDLL(getattr(_sqlite3, "__file__", None))
+        library.sqlite3_db_config(handle, _NO_CHECKPOINT_ON_CLOSE, 1, None)
 
 
 class WalLimit:
-    """Checks the log's size now and then, cuts it, and warns once if it cannot be cut."""
+    """Folds the log into the database now and then, cuts it if it is long, and warns once if it cannot be cut."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path = path
-        self._timeout_ms = int(timeout_s * 1000)
+        self._wait = f"{_BUSY_TIMEOUT}{int(timeout_s * 1000)}"
+        self._hardly_wait = f"{_BUSY_TIMEOUT}{PATIENCE_MS}"
         self._try_at = WAL_BYTES
         self._warned = False
+        self._commits = 0
+        self._folded_at = float("-inf")
 
     def apply(self, connection: Connection) -> None:
-        """Cut the log if it is too long and no reader is using it. Called after a commit, under the lock."""
-        written, _ = connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE)
-        if connection.files is None or written < connection.look_at:
+        """Fold the log if it is time, and cut it if it is too long and no reader is using it.
+
+        Called after a commit, under the lock.
+        """
+        self._commits += 1
+        now = time.monotonic()
+        if now - self._folded_at >= FOLD_S:
+            self._folded_at = now
+            fold(connection, FOLD)
+        elif self._commits % _COMMITS_BETWEEN_LOOKS:
             return
-        connection.look_at = written + _PAGES_BETWEEN_LOOKS
-        size = connection.files.log_bytes()
+        size = 0 if connection.files is None else connection.files.log_bytes()
         if size <= WAL_BYTES:
             self._try_at = WAL_BYTES
         elif size > self._try_at:
-            connection.set_busy_timeout(PATIENCE_MS)
+            connection.execute(self._hardly_wait)
             try:
-                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-            except apsw.Error:
-                pass  # committed data is in the log; the next transaction reports any problem with the database
+                fold(connection, FOLD_ALL)
             finally:
-                connection.set_busy_timeout(self._timeout_ms)
-            size = connection.files.log_bytes()
+                connection.execute(self._wait)
+            size = 0 if connection.files is None else connection.files.log_bytes()
             self._try_at = max(WAL_BYTES, 2 * size)  # so that a long-running reader does not slow down every save
         if size > REPORTED_BYTES and not self._warned:
             self._warned = True
             # A program that turns warnings into errors must not lose a save; check() reports the problem too.
             with contextlib.suppress(StoreWarning):
                 warnings.warn(_grown(self._path, size), StoreWarning, stacklevel=2)
+
+
+def fold(connection: Connection, statement: str) -> None:
+    """Run ``FOLD`` or ``FOLD_ALL``. Committed data is safe in the log if this fails."""
+    with contextlib.suppress(sqlite3.Error):  # the next transaction reports any problem with the database
+        connection.execute(statement).fetchall()
 
 
 def wal_findings(connection: Connection, path: str) -> list[Finding]:

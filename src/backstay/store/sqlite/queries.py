@@ -1,65 +1,87 @@
 """All SQL statements of the SQLite store, by name. Values are always bound, never written into the text."""
 
-ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.step, c.created, c.digest, c.size, c.notes"
+ROW_COLUMNS = "c.key, c.id, c.parent, c.parent_digest, c.back, c.step, c.created, c.digest, c.size, c.notes, c.tags"
 # If the base's row is missing its name is empty, which no blob has: that is damage, unlike a row without a base.
 BASE_NAME = "iif(c.base IS NULL, NULL, coalesce(b.digest, x''))"
 PAYLOAD_COLUMNS = f"{BASE_NAME}, b.size, b.body, c.manifest, p.digest"
 
 # Threads and branches ------------------------------------------------------------------------------------------------
+#
+# Each is looked up through one index, and once more through another if it is not found.
 
-BRANCH = """
-SELECT br.id, t.id, br.head, br.last_seq, t.next_seq, br.epoch, br.owner, br.token, br.expires, br.boot
-FROM thread t JOIN branch br ON br.thread = t.id
-WHERE t.namespace = ? AND t.name = ? AND br.scope = ? AND br.name = ?"""
+BRANCH_COLUMNS = """t.id, t.floor, t.seal, br.id, br.head, br.last_seq, br.epoch, br.owner, br.token, br.expires,
+  br.boot, br.origin, br.seal, br.lease_seal"""
+_NAMES = "t.namespace, t.name, br.scope, br.name"
+_BY_NAME = """
+FROM thread t INDEXED BY thread_name CROSS JOIN branch br INDEXED BY branch_name ON br.thread = t.id"""
+_NAMED = "WHERE t.namespace = ? AND t.name = ? AND br.scope = ? AND br.name = ?"
+BRANCH = f"SELECT {BRANCH_COLUMNS} {_BY_NAME} {_NAMED}"
+BRANCH_AGAIN = f"""
+SELECT 1 FROM thread t INDEXED BY thread_again CROSS JOIN branch br INDEXED BY branch_again ON br.thread = t.id
+{_NAMED}"""
+BRANCH_BY_ID = f"""
+SELECT {_NAMES}, {BRANCH_COLUMNS} FROM branch br CROSS JOIN thread t ON t.id = br.thread WHERE br.id = ?"""
 
-BRANCHES = """
-SELECT br.id, t.id, t.namespace, t.name, br.scope, br.name, br.head, br.last_seq, br.epoch, br.origin
-FROM thread t JOIN branch br ON br.thread = t.id
-WHERE t.namespace = :namespace AND (:thread IS NULL OR t.name = :thread) AND (:scope IS NULL OR br.scope = :scope)
-  AND (br.last_seq <> 0 OR br.head <> 0)
-ORDER BY br.id"""
+_HAS_CHECKPOINT = "(br.last_seq <> 0 OR br.head <> 0)"
+# The namespace is in a thread's row and in its index: if one of them is damaged, the seal of the thread shows it.
+_IN_NAMESPACE = """(t.namespace = :namespace
+  OR EXISTS (SELECT 1 FROM thread x INDEXED BY thread_listed WHERE x.namespace = :namespace AND x.id = {}.thread))"""
+_LISTED_BRANCHES = f"AND (:scope IS NULL OR br.scope = :scope) AND {_HAS_CHECKPOINT} AND br.id > :after"
+BRANCHES = f"""
+SELECT {_NAMES}, {BRANCH_COLUMNS} FROM branch br LEFT JOIN thread t ON t.id = br.thread
+WHERE (t.id IS NULL OR {_IN_NAMESPACE.format("br")}) {_LISTED_BRANCHES}
+ORDER BY br.id LIMIT :limit"""
+BRANCHES_IN_THREAD = f"""
+SELECT {_NAMES}, {BRANCH_COLUMNS} {_BY_NAME} WHERE t.namespace = :namespace AND t.name = :thread {_LISTED_BRANCHES}
+ORDER BY br.id LIMIT :limit"""
+COUNT_BRANCHES_IN_THREAD_AGAIN = f"""
+SELECT count(*) FROM thread t INDEXED BY thread_again CROSS JOIN branch br INDEXED BY branch_again ON br.thread = t.id
+WHERE t.namespace = :namespace AND t.name = :thread {_LISTED_BRANCHES}"""
+BRANCHES_OF_THREAD = f"""
+SELECT {_NAMES}, {BRANCH_COLUMNS} {_BY_NAME}
+WHERE t.namespace = :namespace AND t.name = :thread"""
+COUNT_BRANCHES_AGAIN = """
+SELECT count(*) FROM thread t INDEXED BY thread_again CROSS JOIN branch br INDEXED BY branch_again ON br.thread = t.id
+WHERE t.namespace = :namespace AND t.name = :thread"""
+AND_SCOPE = " AND br.scope = :scope"
+AND_BRANCH = " AND br.name = :branch"
+OLDEST_BRANCH_FIRST = " ORDER BY br.id"
 
-BRANCHES_OF_THREAD = """
-SELECT br.id, t.id, t.namespace, t.name, br.scope, br.name
-FROM thread t JOIN branch br ON br.thread = t.id
-WHERE t.namespace = :namespace AND t.name = :thread
-  AND (:scope IS NULL OR br.scope = :scope) AND (:branch IS NULL OR br.name = :branch)"""
-
-BRANCH_BY_ID = """
-SELECT t.id, t.namespace, t.name, br.scope, br.name FROM branch br JOIN thread t ON t.id = br.thread WHERE br.id = ?"""
-
-THREAD = "SELECT id, next_seq FROM thread WHERE namespace = ? AND name = ?"
-ADD_THREAD = "INSERT INTO thread (namespace, name, next_seq) VALUES (?, ?, 1) RETURNING id"
-NUMBER_THREAD = "UPDATE thread SET next_seq = ? WHERE id = ?"
+THREAD = "SELECT id, floor, seal FROM thread INDEXED BY thread_name WHERE namespace = ? AND name = ?"
+THREAD_AGAIN = "SELECT 1 FROM thread INDEXED BY thread_again WHERE namespace = ? AND name = ?"
+ADD_THREAD = "INSERT INTO thread (namespace, name, floor, seal) VALUES (?, ?, 0, 0) RETURNING id"
+PUT_FLOOR = "UPDATE thread SET floor = ?, seal = ? WHERE id = ?"
 DROP_THREAD = "DELETE FROM thread WHERE id = ?"
 DROP_UNUSED_THREAD = """
-DELETE FROM thread WHERE id = :thread AND next_seq = 1
+DELETE FROM thread WHERE id = :thread AND floor = 0
   AND NOT EXISTS (SELECT 1 FROM branch WHERE thread = :thread)
   AND NOT EXISTS (SELECT 1 FROM write WHERE thread = :thread)
   AND NOT EXISTS (SELECT 1 FROM record WHERE thread = :thread)"""
 
 ADD_BRANCH = """
-INSERT INTO branch (thread, scope, name, head, last_seq) VALUES (?, ?, ?, 0, 0) RETURNING id"""
-MOVE_BRANCH = "UPDATE branch SET head = ?, last_seq = ? WHERE id = ?"
-MOVE_BRANCH_UNDER_LEASE = "UPDATE branch SET head = ?, last_seq = ?, expires = ?, boot = ? WHERE id = ?"
-SET_ORIGIN = "UPDATE branch SET origin = ? WHERE id = ?"
-SET_HEAD = "UPDATE branch SET head = ? WHERE id = ?"
+INSERT INTO branch (thread, scope, name, head, last_seq, epoch, seal) VALUES (?, ?, ?, 0, 0, 0, 0) RETURNING id"""
+PUT_BRANCH = """
+UPDATE branch SET head = ?, last_seq = ?, epoch = ?, owner = ?, token = ?, expires = ?, boot = ?, origin = ?, seal = ?,
+  lease_seal = ?
+WHERE id = ?"""
+# A save moves its branch if it has seen its newest row. x XOR y is (x | y) - (x & y).
+_MOVE = "UPDATE branch SET head = ?, last_seq = ?, seal = (seal | ?) - (seal & ?)"
+_SEEN = "WHERE id = ? AND last_seq = ? AND head = ? AND epoch = ?"
+MOVE_BRANCH = f"{_MOVE} {_SEEN} AND (token IS NULL OR boot <> ? OR expires <= ?)"
+MOVE_BRANCH_UNDER_LEASE = f"{_MOVE}, boot = ?, expires = ?, lease_seal = ? {_SEEN} AND token = ?"
+HIGHEST_SEQ = "SELECT max(last_seq) FROM branch WHERE thread = ?"
 DROP_BRANCH = "DELETE FROM branch WHERE id = ?"
 DROP_BRANCHES_OF_THREAD = "DELETE FROM branch WHERE thread = ?"
 BRANCH_IDS = "SELECT id FROM branch WHERE thread = ?"
-SISTERS = "SELECT id FROM branch WHERE (thread, scope) = (SELECT thread, scope FROM branch WHERE id = ?)"
+NEWEST_BRANCHES = "SELECT id FROM branch WHERE thread = ? ORDER BY id DESC"
 HEAD_OF_BRANCH = "SELECT head FROM branch WHERE id = ?"
 BRANCHES_FORKED_FROM = "SELECT id FROM branch WHERE origin = ?"
 
 # Leases -----------------------------------------------------------------------------------------------------------
 
-SET_LEASE = "UPDATE branch SET epoch = ?, owner = ?, token = ?, expires = ?, boot = ? WHERE id = ?"
-END_LEASE = "UPDATE branch SET owner = NULL, token = NULL, expires = NULL, boot = NULL WHERE id = ?"
-_LEASES = """
-SELECT br.id, t.namespace, t.name, br.scope, br.name, br.epoch, br.owner, br.token, br.expires, br.boot
-FROM branch br CROSS JOIN thread t ON t.id = br.thread"""
-LEASE_OF_HEAD = f"{_LEASES} WHERE br.id = ? AND br.head = ?"
-LEASED = f"{_LEASES} WHERE br.token IS NOT NULL AND t.namespace = :namespace"
+LEASED = f"""
+SELECT {_NAMES}, {BRANCH_COLUMNS} FROM branch br LEFT JOIN thread t ON t.id = br.thread
+WHERE br.token IS NOT NULL AND (t.id IS NULL OR {_IN_NAMESPACE.format("br")})"""
 AND_LEASED_IN_THREAD = " AND br.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
 AND_EXPIRED = " AND (br.boot <> :boot OR br.expires <= :now)"
 AND_HELD = " AND br.token = :token"
@@ -70,27 +92,36 @@ EXPIRED_FIRST = " ORDER BY iif(br.boot = :boot, br.expires, 0), br.id LIMIT :lim
 
 _RECORDS = """
 SELECT r.place, t.namespace, t.name, r.scope, r.branch, r.key, r.body, r.version, r.checkpoint, r.open,
-  r.expires, r.boot
-FROM record r CROSS JOIN thread t ON t.id = r.thread"""
+  r.expires, r.boot, r.seal, r.thread, t.floor, t.seal
+FROM record r LEFT JOIN thread t ON t.id = r.thread"""
 RECORD = f"{_RECORDS} WHERE r.id = ?"
-_LISTED = f"{_RECORDS} WHERE r.place > :low AND r.place < :high AND t.namespace = :namespace"
+RECORD_AGAIN = """
+SELECT 1 FROM thread t INDEXED BY thread_name CROSS JOIN record r INDEXED BY record_thread ON r.thread = t.id
+WHERE t.namespace = ? AND t.name = ? AND r.key = ? AND r.place > ? AND r.place < ?
+  AND (? <> 'effect' OR (r.scope = ? AND r.branch = ?))"""
+_LISTED = f"""{_RECORDS} WHERE r.place > :low AND r.place < :high AND (t.id IS NULL OR {_IN_NAMESPACE.format("r")})"""
 _IN_THREAD = " AND r.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-# Open records are found in their index, which has their places too; then they are looked up in order.
-_OPEN_ANYWHERE = " AND r.place IN (SELECT place FROM record WHERE open AND place > :low AND place < :high)"
 _FIRST_STORED_FIRST = " ORDER BY r.place LIMIT :limit"
 RECORDS = {  # of one thread or of all, only open ones or all
     (False, False): _LISTED + _FIRST_STORED_FIRST,
-    (False, True): _LISTED + _OPEN_ANYWHERE + _FIRST_STORED_FIRST,
+    (False, True): _LISTED.replace("record r", "record r INDEXED BY record_open") + " AND r.open" + _FIRST_STORED_FIRST,
     (True, False): _LISTED + _IN_THREAD + _FIRST_STORED_FIRST,
     (True, True): _LISTED + _IN_THREAD + " AND r.open" + _FIRST_STORED_FIRST,
 }
-NEXT_RECORD = "UPDATE counter SET value = value + 1 WHERE name = 'record' RETURNING value"
+_THREAD = "(SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
+THREAD_COUNTS = f"""
+SELECT {_THREAD}, (SELECT count(*) FROM record INDEXED BY record_thread WHERE thread = {_THREAD}),
+  (SELECT count(*) FROM record INDEXED BY record_again WHERE thread = {_THREAD})"""
+OPEN_COUNTS = """
+SELECT (SELECT count(*) FROM record INDEXED BY record_open WHERE open AND place > :low AND place < :high),
+  (SELECT count(*) FROM record INDEXED BY record_open_again WHERE open AND place > :low AND place < :high)"""
 ADD_RECORD = """
-INSERT INTO record (place, id, thread, scope, branch, key, checkpoint, version, open, expires, boot, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-CHANGE_RECORD = "UPDATE record SET version = ?, open = ?, expires = ?, boot = ?, body = ? WHERE id = ?"
+INSERT INTO record (place, id, thread, scope, branch, key, checkpoint, version, open, body, expires, boot, seal)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+CHANGE_RECORD = "UPDATE record SET version = ?, open = ?, body = ?, expires = ?, boot = ?, seal = ? WHERE id = ?"
 HAS_OPEN_RECORD = """
 SELECT 1 FROM record WHERE thread = (SELECT thread FROM branch WHERE id = ?) AND open AND checkpoint = ? LIMIT 1"""
+CHECKPOINTS_WITH_RECORDS = "SELECT DISTINCT checkpoint FROM record WHERE thread = ? AND checkpoint IS NOT NULL"
 DROP_RECORDS_OF_CHECKPOINT = "DELETE FROM record WHERE thread = ? AND checkpoint = ?"
 DROP_RECORDS_OF_BRANCH = """
 DELETE FROM record WHERE place > ? AND place < ?
@@ -102,52 +133,95 @@ DROP_RECORDS_OF_THREAD = "DELETE FROM record WHERE thread = ?"
 _FROM = "FROM checkpoint c LEFT JOIN blob b ON b.id = c.base LEFT JOIN checkpoint p ON p.id = c.parent"
 ROW_BY_ID = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.id = :id"
 ROW_BY_ID_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.id = :id"
-# With whether it has tags and pending writes. Most rows have none, and then no other statement looks for them.
+IS_HIDDEN = "SELECT 1 FROM checkpoint NOT INDEXED WHERE id = ?"
+# The branch, its newest row, the streams that it may extend with their ends, and whether it has pending writes: most
+# rows have none, and then no other statement looks for them.
 HEAD = f"""
-SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS}, EXISTS (SELECT 1 FROM tag WHERE checkpoint = c.key),
-  EXISTS (SELECT 1 FROM write WHERE thread = ? AND scope = ? AND checkpoint = c.id)
-{_FROM} WHERE c.key = ?"""
-ROWS_OF_BRANCH = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.key > ? AND c.key < ?"
-ROWS_OF_BRANCH_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key > ? AND c.key < ?"
-HEADS_OF_THREADS = f"""
-SELECT t.id, t.namespace, t.name, br.scope, br.name, {ROW_COLUMNS}
-FROM thread t
-JOIN branch br ON br.thread = t.id AND (br.last_seq <> 0 OR br.head <> 0) AND br.head = (
-  SELECT max(head) FROM branch
-  WHERE thread = t.id AND (last_seq <> 0 OR head <> 0) AND (:scope IS NULL OR scope = :scope))
+SELECT {BRANCH_COLUMNS}, EXISTS (SELECT 1 FROM write INDEXED BY sqlite_autoindex_write_1
+      WHERE thread = t.id AND scope = br.scope AND checkpoint = c.id)
+    OR EXISTS (SELECT 1 FROM write INDEXED BY write_again WHERE checkpoint = c.id),
+  (SELECT group_concat(r.source || ' ' || coalesce((
+      SELECT k.address + k.size - (r.source << 28) FROM chunk k
+      WHERE k.address >= r.source << 28 AND k.address < (r.source + 1) << 28 ORDER BY k.address DESC LIMIT 1), 0))
+    FROM ref r WHERE r.branch = br.id AND r.owned),
+  {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_BY_NAME}
 LEFT JOIN checkpoint c ON c.key = br.id << 32 | br.head
-WHERE t.namespace = :namespace AND (:before IS NULL OR t.id < :before) AND (c.key IS NULL OR (true"""
+LEFT JOIN blob b ON b.id = c.base LEFT JOIN checkpoint p ON p.id = c.parent
+{_NAMED}"""
+ROWS_OF_BRANCH = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.key > :low AND c.key < :high"
+TAGGED_OF_BRANCH = f"""
+SELECT {ROW_COLUMNS} FROM checkpoint c INDEXED BY checkpoint_tagged
+WHERE c.tags IS NOT NULL AND c.key > :low AND c.key < :high ORDER BY c.key DESC"""
+TAGGED_OF_BRANCH_WITH_PAYLOAD = f"""
+SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM.replace("checkpoint c", "checkpoint c INDEXED BY checkpoint_tagged", 1)}
+WHERE c.tags IS NOT NULL AND c.key > :low AND c.key < :high ORDER BY c.key DESC"""
+ROWS_OF_BRANCH_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.key > :low AND c.key < :high"
+# The row that follows another in its branch.
+FOLLOWING = "SELECT key, back FROM checkpoint WHERE key > ? AND key < ? ORDER BY key LIMIT 1"
+# The index has the threads of a namespace in the order of their numbers, so a page reads only the threads it shows.
+_LISTED_BRANCH = "WHERE thread = t.id AND (last_seq <> 0 OR head <> 0) AND (:scope IS NULL OR scope = :scope)"
+HEADS_OF_THREADS = f"""
+SELECT t.id, t.name, (
+    SELECT id FROM branch INDEXED BY branch_again {_LISTED_BRANCH} ORDER BY last_seq DESC LIMIT 1) AS again,
+  {_NAMES}, {BRANCH_COLUMNS}, {ROW_COLUMNS}
+FROM thread t INDEXED BY thread_listed
+LEFT JOIN branch br ON br.id = (
+    SELECT id FROM branch INDEXED BY branch_name {_LISTED_BRANCH} ORDER BY head DESC LIMIT 1)
+LEFT JOIN checkpoint c ON c.key = br.id << 32 | br.head
+WHERE t.namespace = :namespace AND t.id < :before AND (br.id IS NOT NULL OR again IS NOT NULL)
+  AND (c.key IS NULL OR (true"""
+COUNT_THREADS = """
+SELECT
+  (SELECT count(*) FROM thread INDEXED BY thread_listed WHERE namespace = :namespace AND id >= :low AND id < :high),
+  (SELECT count(*) FROM thread NOT INDEXED WHERE namespace = :namespace AND id >= :low AND id < :high)"""
 
-AND_STEP_MAX = " AND c.step <= :step_max"
-AND_TAG = " AND c.key IN (SELECT checkpoint FROM tag WHERE name = :tag)"
+# A tag is stored between two NULs, in the row and in an index: if one of them is damaged, their checksum shows it.
+AND_TAG = """ AND c.tags IS NOT NULL AND (instr(c.tags, :tag) OR EXISTS (
+  SELECT 1 FROM checkpoint x INDEXED BY checkpoint_tagged_again
+  WHERE x.key = c.key AND x.tags IS NOT NULL AND instr(x.tags, :tag)))"""
+TAGGED_COUNTS = """
+SELECT (SELECT count(*) FROM checkpoint INDEXED BY checkpoint_tagged WHERE tags IS NOT NULL AND key > ? AND key < ?),
+  (SELECT count(*) FROM checkpoint INDEXED BY checkpoint_tagged_again WHERE tags IS NOT NULL AND key > ? AND key < ?)"""
 NEWEST_FIRST = " ORDER BY c.key DESC LIMIT :limit"
 NEWEST_THREAD_FIRST = ")) ORDER BY t.id DESC LIMIT :limit"
 
 IDENTITY = "SELECT key, digest FROM checkpoint WHERE id = ?"
 ADD_CHECKPOINT = """
-INSERT INTO checkpoint (key, id, parent, step, created, digest, size, notes, base, manifest)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM blob WHERE digest = ?), ?)"""
-DROP_CHECKPOINT = "DELETE FROM checkpoint WHERE key = ? RETURNING id, digest"
+INSERT INTO checkpoint (key, id, parent, back, step, created, digest, size, notes, tags, manifest)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+ADD_CHECKPOINT_WITH_BASE = """
+INSERT INTO checkpoint (key, id, parent, back, step, created, digest, size, notes, tags, manifest, base)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM blob WHERE digest = ?))"""
+DROP_CHECKPOINT = "DELETE FROM checkpoint WHERE key = ?"
+TO_DROP = f"""
+SELECT c.id, c.digest, {BASE_NAME}, c.manifest FROM checkpoint c LEFT JOIN blob b ON b.id = c.base WHERE c.key = ?"""
 RENAME_CHECKPOINT = "UPDATE checkpoint SET id = ? WHERE key = ?"
 NEWEST_KEY = "SELECT max(key) FROM checkpoint WHERE key > ? AND key < ?"
+LINKS_OF_BRANCH = "SELECT key, back FROM checkpoint WHERE key > ? AND key < ? ORDER BY key"
+PREVIOUS_KEY = "SELECT max(key) FROM checkpoint WHERE key > ? AND key < ?"
+FOLLOWING_KEY = "SELECT min(key) FROM checkpoint WHERE key > ? AND key < ?"
+FOLLOWING_PARENT = "SELECT key, parent FROM checkpoint WHERE key > ? AND key < ? ORDER BY key LIMIT 1"
+SET_BACK = "UPDATE checkpoint SET back = ? WHERE key = ?"
 MANIFESTS_OF_BRANCH = f"""
 SELECT {BASE_NAME}, c.manifest FROM checkpoint c LEFT JOIN blob b ON b.id = c.base WHERE c.key > ? AND c.key < ?"""
-PARENTS_OF_BRANCH = "SELECT key, parent FROM checkpoint WHERE key > ? AND key < ? AND parent_digest IS NULL"
 KEEP_PARENT_DIGEST = "UPDATE checkpoint SET parent_digest = ? WHERE key = ?"
+KEEP_PARENT_DIGEST_IF = """
+UPDATE checkpoint SET parent_digest = ? WHERE key = ? AND parent = ? AND parent_digest IS NULL"""
 ID_BY_KEY = "SELECT id FROM checkpoint WHERE key = ?"
-KEYS_OF_BRANCH = "SELECT key FROM checkpoint WHERE key > ? AND key < ?"
+KEY_BY_ID = "SELECT key FROM checkpoint INDEXED BY checkpoint_id WHERE id = ?"
+KEYS_OF_BRANCH = "SELECT key FROM checkpoint WHERE key > ? AND key < ? ORDER BY key DESC LIMIT ?"
 
 # Tags and writes --------------------------------------------------------------------------------------------------
 
-TAGS = "SELECT name FROM tag WHERE checkpoint = ? ORDER BY name"
-TAGS_BETWEEN = "SELECT checkpoint, name FROM tag WHERE checkpoint BETWEEN ? AND ? ORDER BY checkpoint, name"
-ADD_TAG = "INSERT INTO tag VALUES (?, ?) ON CONFLICT DO NOTHING"
-DROP_TAG = "DELETE FROM tag WHERE checkpoint = ? AND name = ?"
-DROP_TAGS = "DELETE FROM tag WHERE checkpoint = ?"
+TAGS = "SELECT tags, id FROM checkpoint WHERE key = ?"
+SET_TAGS = "UPDATE checkpoint SET tags = ? WHERE key = ?"
 
-WRITES = "SELECT task, size, pieces, body FROM write WHERE thread = ? AND scope = ? AND checkpoint = ?"
+_WRITE = "write INDEXED BY sqlite_autoindex_write_1"  # its own tree
+WRITES = f"SELECT task, size, pieces, body FROM {_WRITE} WHERE thread = ? AND scope = ? AND checkpoint = ?"
+WRITES_AGAIN = """
+SELECT count(*) FROM write INDEXED BY write_again WHERE thread = ? AND scope = ? AND checkpoint = ?"""
 _OF_TASK = "thread = ? AND scope = ? AND checkpoint = ? AND task = ?"
-WRITES_OF_TASK = f"SELECT size, pieces, body FROM write WHERE {_OF_TASK}"
+WRITES_OF_TASK = f"SELECT size, pieces, body FROM {_WRITE} WHERE {_OF_TASK}"
 ADD_WRITES = "INSERT INTO write VALUES (?, ?, ?, ?, ?, ?, ?)"
 DROP_WRITES = "DELETE FROM write WHERE thread = ? AND scope = ? AND checkpoint = ? RETURNING pieces, body"
 DROP_WRITES_OF_TASK = f"DELETE FROM write WHERE {_OF_TASK} RETURNING pieces, body"
@@ -163,7 +237,8 @@ DROP_PIECES = "DELETE FROM write_piece WHERE number >= ? AND number < ?"
 BLOB = "SELECT size, body FROM blob WHERE digest = ?"
 HAS_BLOB = "SELECT 1 FROM blob WHERE digest = ?"
 ADD_BLOB = "INSERT INTO blob (digest, size, body) VALUES (?, ?, ?)"
-DROP_BLOB = "DELETE FROM blob WHERE digest = ? RETURNING length(body)"
+DROP_BLOB = "DELETE FROM blob WHERE digest = ?"
+BLOB_SIZE = "SELECT length(body) FROM blob WHERE digest = ?"
 BLOB_SIZES = "SELECT digest, coalesce(length(body), 0) FROM blob"
 
 CHUNKS = """
@@ -172,37 +247,47 @@ WHERE address >= coalesce((SELECT max(address) FROM chunk WHERE address <= :star
   AND address < :end
 ORDER BY address"""
 CHUNKS_IN_WINDOW = "SELECT address, size, body FROM chunk WHERE address >= ? AND address < ? ORDER BY address"
+CHUNK_SIZES_OVER = """
+SELECT address, size FROM chunk
+WHERE address >= coalesce((SELECT max(address) FROM chunk WHERE address <= :start AND address >= :stream), :start)
+  AND address < :end ORDER BY address"""
+CHUNK_SIZE = "SELECT length(body) FROM chunk WHERE address = ?"
 CHUNK_SIZES = "SELECT address, size, length(body) FROM chunk WHERE address >= ? AND address < ? ORDER BY address"
 ADD_CHUNK = "INSERT INTO chunk VALUES (?, ?, ?)"
 DROP_CHUNKS = "DELETE FROM chunk WHERE address >= ? AND address < ?"
 DROP_CHUNK = "DELETE FROM chunk WHERE address = ?"
+STREAM_SIZE = "SELECT sum(length(body)) FROM chunk WHERE address >= ? AND address < ?"
 STREAM_SIZES = "SELECT address >> 28, coalesce(sum(length(body)), 0) FROM chunk GROUP BY 1"
 
-REFS = "SELECT source, owned FROM ref WHERE branch = ?"
-# The streams that a branch may extend, with their ends: 0 if a stream is empty.
-OWNED = """
-SELECT r.source, coalesce((
-  SELECT c.address + c.size - (r.source << 28) FROM chunk c
-  WHERE c.address >= r.source << 28 AND c.address < (r.source + 1) << 28 ORDER BY c.address DESC LIMIT 1), 0)
-FROM ref r WHERE r.branch = ? AND r.owned"""
-ADD_REF = "INSERT INTO ref VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+REFS = "SELECT source FROM ref WHERE branch = ?"
+ADD_REF = "INSERT INTO ref VALUES (?, ?, ?, 0) ON CONFLICT DO UPDATE SET scattered = 1"
+ADD_SCATTERED_REF = "INSERT INTO ref VALUES (?, ?, 0, 1) ON CONFLICT DO UPDATE SET scattered = 1"
+SCATTER_REFS = "UPDATE ref SET scattered = 1 WHERE branch = ?"
+IS_SCATTERED = "SELECT scattered FROM ref WHERE branch = ? AND source = ?"
 DROP_REF = "DELETE FROM ref WHERE branch = ? AND source = ?"
 DROP_REFS = "DELETE FROM ref WHERE branch = ?"
-IS_REFERRED = "SELECT 1 FROM ref WHERE source = ? LIMIT 1"
 BRANCHES_REFERRING = "SELECT branch FROM ref WHERE source = ?"
 
-RESERVE = "UPDATE counter SET value = value + ? WHERE name = 'stream' RETURNING value"
+CHECK_REFS = "PRAGMA integrity_check('ref')"
+
+COUNTER = "SELECT value, seal FROM counter WHERE name = ?"
+PUT_COUNTER = "INSERT OR REPLACE INTO counter VALUES (?, ?, ?)"
+
+TOTALS = """
+SELECT count(DISTINCT thread), count(*), coalesce(sum(checkpoints), 0), coalesce(sum(bytes), 0) FROM (
+  SELECT br.thread, count(c.key) AS checkpoints, sum(c.size) AS bytes
+  FROM thread t CROSS JOIN branch br ON br.thread = t.id
+  LEFT JOIN checkpoint c ON c.key > br.id << 32 AND c.key < (br.id + 1) << 32
+  WHERE t.namespace = ? AND (br.head <> 0 OR br.last_seq <> 0) GROUP BY br.id)"""
+COUNTED_TWICE = """
+SELECT (SELECT count(*) FROM checkpoint NOT INDEXED), (SELECT count(*) FROM checkpoint INDEXED BY checkpoint_id),
+  (SELECT count(*) FROM branch NOT INDEXED), (SELECT count(*) FROM branch INDEXED BY branch_name),
+  (SELECT count(*) FROM thread NOT INDEXED), (SELECT count(*) FROM thread INDEXED BY thread_name)"""
 
 # Maintenance ------------------------------------------------------------------------------------------------------
 
-ROW_BYTES = "SELECT coalesce(sum(length(manifest) + length(notes)), 0) FROM checkpoint"
-BRANCH_FACTS = """
-SELECT t.id, t.next_seq, t.namespace, t.name, br.scope, br.name, br.id, br.head, br.last_seq,
-  coalesce((SELECT max(key) FROM checkpoint WHERE key > br.id << 32 AND key < (br.id + 1) << 32), 0) & 4294967295,
-  br.token IS NOT NULL
-FROM branch br JOIN thread t ON t.id = br.thread ORDER BY br.id"""
+ALL_BRANCHES = f"SELECT {_NAMES}, {BRANCH_COLUMNS} FROM branch br LEFT JOIN thread t ON t.id = br.thread ORDER BY br.id"
 BRANCHES_LOST = "SELECT DISTINCT branch FROM ref WHERE branch NOT IN (SELECT id FROM branch)"
-TAGS_WITHOUT_CHECKPOINT = "SELECT checkpoint, name FROM tag WHERE checkpoint NOT IN (SELECT key FROM checkpoint)"
 UNREACHABLE = """
 SELECT 'checkpoint', count(*) FROM checkpoint c WHERE NOT EXISTS (SELECT 1 FROM branch br WHERE br.id = c.key >> 32)
 UNION ALL SELECT 'branch', count(*) FROM branch WHERE thread NOT IN (SELECT id FROM thread)
@@ -229,15 +314,42 @@ UPDATE checkpoint SET parent = ?, parent_digest = ?, step = ?, created = ?, dige
   base = (SELECT id FROM blob WHERE digest = ?), manifest = ?
 WHERE key = ?"""
 
+TABLES = "SELECT count(*) FROM sqlite_schema"
+RELEASE_PAGES = "PRAGMA incremental_vacuum(2000)"  # not all at once, so that other writers wait only for a moment
 CHECK_FILE = "PRAGMA integrity_check(100)"
 CHECK_TABLE = "SELECT * FROM pragma_integrity_check(?)"
-TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"
-REINDEX = {
-    "blob": "REINDEX blob",
-    "checkpoint": "REINDEX checkpoint",
-    "chunk": "REINDEX chunk",
-    "record": "REINDEX record",
-    "ref": "REINDEX ref",
-}
-DISOWN = "UPDATE ref SET owned = 0"
-EXPIRE = "UPDATE record SET boot = '' WHERE boot IS NOT NULL"
+CHECK_REFERENCES = "PRAGMA foreign_key_check"
+
+# The names in the indexes, which hold them like the table does.
+THREADS = "SELECT id, namespace, name, floor, seal FROM thread NOT INDEXED"
+THREAD_NAMES = [
+    f"SELECT id, namespace, name FROM thread INDEXED BY {index} WHERE {first} >= ''"
+    for index, first in (("thread_name", "namespace"), ("thread_again", "name"))
+]
+BRANCH_NAMES = [
+    f"SELECT id, thread, scope, name FROM branch INDEXED BY {index} WHERE thread >= 0"
+    for index in ("branch_name", "branch_again")
+]
+NAMED_INDEXES = (
+    *("thread_name", "thread_again", "thread_listed"),
+    *("branch_name", "branch_again", "branch_leased", "branch_origin"),
+)
+DROP_INDEX = {name: f"DROP INDEX {name}" for name in NAMED_INDEXES}
+_TABLES = ("blob", "branch", "checkpoint", "chunk", "counter", "record", "ref", "thread", "write", "write_piece")
+READ_TABLE = {name: f"SELECT * FROM {name} NOT INDEXED" for name in _TABLES}
+REINDEX = {name: f"REINDEX {name}" for name in _TABLES}
+COLUMNS = "SELECT name, type, pk FROM pragma_table_info(?)"
+PUT_THREAD = "UPDATE thread SET namespace = ?, name = ?, floor = ?, seal = ? WHERE id = ?"
+PUT_BRANCH_NAMES = "UPDATE branch SET thread = ?, scope = ?, name = ? WHERE id = ?"
+RECORD_SEALS = "SELECT place, thread, scope, branch, key, checkpoint, expires, boot, seal FROM record"
+EXPIRE_RECORD = "UPDATE record SET expires = 0, boot = '', seal = ? WHERE place = ?"
+NUMBERS_USED = """
+SELECT max(coalesce((SELECT max(address) >> 28 FROM chunk), 0),
+  coalesce((SELECT max(source) FROM ref WHERE typeof(source) = 'integer'), 0)),
+  coalesce((SELECT max(place & 281474976710655) FROM record), 0)"""
+# Threads and branches whose rows are lost get such that a rebuild repairs.
+_ADD_BRANCH_AS = "INSERT INTO branch (id, thread, scope, name, head, last_seq, epoch, seal)"
+NAMES_LEFT = [
+    *((read, "INSERT INTO thread VALUES (?, ?, ?, 0, -1)") for read in THREAD_NAMES),
+    *((read, f"{_ADD_BRANCH_AS} VALUES (?, ?, ?, ?, 0, 0, 0, -1)") for read in BRANCH_NAMES),
+]

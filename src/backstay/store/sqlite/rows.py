@@ -1,20 +1,34 @@
-"""Rows of the SQLite tables: ids, checkpoints, branches and pending writes, read and written.
+"""Rows of the SQLite tables: ids, seals, threads, branches, checkpoints and pending writes, read and written.
 
-Any program that can write the file can put values of any type into a row, so every row is checked before it is used.
+SQLite pages have no checksums, and any program that can write the file can put any value into a row. So every row is
+checked before it is used: a checkpoint by its own checksum and digest, every other row by its **seal**, a CRC-32 of its
+columns. A damaged page can also hide a row. So an answer like "there is no such branch" is given only after a second
+look, through another index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import contains
+from sqlite3 import Connection
 from typing import Any, NamedTuple
+from zlib import crc32
 
-import apsw
+import ormsgpack
 
 from backstay.errors import Corrupted
 from backstay.pieces.manifest import is_needed, merge_ranges
-from backstay.store.base import Row, WriteRow
-from backstay.store.layout import IS_UUID, SEQ_BITS, SEQ_MAX, unpack_or_nothing, unreadable_id, uuid_bytes, uuid_text
+from backstay.store.base import Row, WriteRow, no_checkpoint
+from backstay.store.layout import (
+    IS_UUID,
+    SEQ_BITS,
+    SEQ_MAX,
+    UNREADABLE,
+    unpack_or_nothing,
+    unreadable_id,
+    uuid_bytes,
+    uuid_text,
+)
 from backstay.store.leases import NO_LEASE, BranchKey, LeaseRow
 from backstay.store.records import KINDS, Kind
 from backstay.store.sqlite import queries
@@ -23,7 +37,8 @@ from backstay.store.writes import Packed, by_task, merge, merged, pack, read
 StoredId = str | bytes
 Bound = Sequence[Any] | Mapping[str, Any]
 _UUID_BYTES = 16
-CHECK_HINT = "store.check() lists what is affected; restore a copy of the file"
+_CRC_BYTES = 4
+CHECK_HINT = "store.check() lists what is affected; docs/repair.md says how to repair it"
 
 PIECE_BYTES = 260
 """Large rows in key order leave a third of each page empty; small pieces that are always added at the end do not.
@@ -37,20 +52,29 @@ INLINE_BYTES_MAX = 80
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "text": (str,), "bytes": (bytes,), "id": (str, bytes)}
 
 
-def fetch_all(connection: apsw.Connection, statement: str, bound: Bound = ()) -> list[tuple[Any, ...]]:
+def fetch_all(connection: Connection, statement: str, bound: Bound = ()) -> list[tuple[Any, ...]]:
     """Return all rows."""
     return connection.execute(statement, bound).fetchall()
 
 
-def fetch_one(connection: apsw.Connection, statement: str, bound: Bound = ()) -> tuple[Any, ...] | None:
+def fetch_one(connection: Connection, statement: str, bound: Bound = ()) -> tuple[Any, ...] | None:
     """Return the first row, or None."""
-    return connection.execute(statement, bound).fetchone()
+    found: tuple[Any, ...] | None = connection.execute(statement, bound).fetchone()
+    return found
 
 
-def fetch_value(connection: apsw.Connection, statement: str, bound: Bound = ()) -> Any:
+def fetch_value(connection: Connection, statement: str, bound: Bound = ()) -> Any:
     """Return the first column of the first row, or None."""
     row = connection.execute(statement, bound).fetchone()
     return None if row is None else row[0]
+
+
+def seal(*columns: object) -> int:
+    """Return the checksum of a row's columns; one that no row has if they cannot be what we stored."""
+    try:
+        return crc32(ormsgpack.packb(columns))
+    except (TypeError, ValueError):  # text that is not UTF-8
+        return -1
 
 
 class ColumnTypes:
@@ -67,9 +91,12 @@ class ColumnTypes:
     def fits(self, fields: Sequence[Any]) -> bool:
         """Return whether all values have these types."""
         found = tuple(map(type, fields))
-        if found not in self._known and all(map(contains, self._columns, found)):
-            self._known.add(found)
-        return found in self._known
+        if found in self._known:
+            return True
+        if not all(map(contains, self._columns, found)):
+            return False
+        self._known.add(found)
+        return True
 
     def check(self, fields: Sequence[Any]) -> None:
         """Raise Corrupted if a value has another type."""
@@ -101,6 +128,23 @@ def unpack_id(stored: StoredId) -> str:
     return name if name and "\0" not in name else unreadable_id(stored)
 
 
+def pack_tags(tags: Sequence[str], name: StoredId) -> bytes | None:
+    """Return tags as they are stored with the checkpoint of this id: each after a NUL, then a NUL and a checksum."""
+    if not tags:
+        return None
+    packed = b"".join(b"\0" + tag.encode() for tag in sorted(tags)) + b"\0"
+    return packed + seal(packed, name).to_bytes(_CRC_BYTES)
+
+
+def unpack_tags(stored: bytes | None, name: StoredId) -> tuple[str, ...] | None:
+    """Return the tags that ``pack_tags`` stored, in order; None if they are damaged."""
+    if stored is None:
+        return ()
+    packed, found = stored[:-_CRC_BYTES], stored[-_CRC_BYTES:]
+    is_sound = seal(packed, name).to_bytes(_CRC_BYTES, signed=False) == found
+    return tuple(packed[1:-1].decode().split("\0")) if is_sound else None
+
+
 NUMBER_BITS = 48
 NUMBER_MAX = (1 << NUMBER_BITS) - 1
 """A record's place is its kind in the bits above these and its number, so each kind is one range of the table."""
@@ -120,42 +164,42 @@ def kind_of(place: int) -> Kind:
     return KINDS[number]
 
 
-_BRANCH = ColumnTypes("thread or branch", "text text text text")
-_ROW = ColumnTypes("checkpoint", "int id id? bytes? int int bytes int bytes")
+# Checkpoints ------------------------------------------------------------------------------------------------------
+
+_ROW = ColumnTypes("checkpoint", "int id id? bytes? int int int bytes int bytes bytes?")
 _ROW_WITH_PAYLOAD = ColumnTypes(
-    "checkpoint or blob", "int id id? bytes? int int bytes int bytes bytes? int? bytes? bytes bytes?"
+    "checkpoint or blob", "int id id? bytes? int int int bytes int bytes bytes? bytes? int? bytes? bytes bytes?"
 )
 
 
-def read_branch(fields: Sequence[Any]) -> BranchKey:
-    """Return a branch's key from its columns."""
-    _BRANCH.check(fields)
-    return BranchKey(*fields)
+def lost_row(branch: BranchKey, thread: int, seq: int, name: str = UNREADABLE) -> Row:
+    """Return a row without a description, which takes the place of one that cannot be read or is missing."""
+    return Row(branch, thread, seq, name, None, None, 0, 0, b"", b"", 0)
 
 
-def read_row(branch: BranchKey, thread: int, fields: tuple[Any, ...], payload: bool, tags: tuple[str, ...]) -> Row:
+def read_row(branch: BranchKey, thread: int, fields: tuple[Any, ...], payload: bool) -> Row:
     """Return a row from its columns: ``ROW_COLUMNS``, then ``PAYLOAD_COLUMNS`` if there is a payload."""
-    return read_rows(branch, thread, [fields], payload, {fields[0]: tags})[0]
+    return read_rows(branch, thread, [fields], payload)[0]
 
 
-def read_rows(
-    branch: BranchKey, thread: int, found: list[tuple[Any, ...]], payload: bool, tags: dict[int, tuple[str, ...]]
-) -> list[Row]:
+def read_rows(branch: BranchKey, thread: int, found: Sequence[tuple[Any, ...]], payload: bool) -> list[Row]:
     """Return the rows of one branch, given newest first."""
     rows: list[Row] = []
     child_parent, child_parent_text = None, ""
-    _BRANCH.check(branch)
     shape = _ROW_WITH_PAYLOAD if payload else _ROW
     for fields in found:
         if not shape.fits(fields):
-            # Without a description, so its readers report that it is damaged.
-            rows.append(Row(branch, thread, fields[0] & SEQ_MAX, unpack_id(fields[1]), None, None, 0, 0, b"", b"", 0))
+            rows.append(lost_row(branch, thread, fields[0] & SEQ_MAX, unpack_id(fields[1])))
             continue
-        key, name, parent, parent_digest, step, created, digest, size, notes = fields[:9]
+        key, name, parent, parent_digest, _, step, created, digest, size, notes, stored_tags = fields[:11]
+        tags = () if stored_tags is None else unpack_tags(stored_tags, name)
+        if tags is None:
+            rows.append(lost_row(branch, thread, key & SEQ_MAX, unpack_id(name)))
+            continue
         base = base_data = None
         manifest = b""
         if payload:
-            base, base_size, base_body, manifest, present_parent_digest = fields[9:14]
+            base, base_size, base_body, manifest, present_parent_digest = fields[11:16]
             parent_digest = present_parent_digest if parent_digest is None else parent_digest
             base_data = unpack_or_nothing(base_size, base_body) if base_body is not None else None
         # A row is nearly always the parent of the row before it in the list, so its text is known already.
@@ -174,7 +218,7 @@ def read_rows(
                 digest,
                 notes,
                 size,
-                tags.get(key, ()),
+                tags,
                 (),
                 base,
                 base_data,
@@ -184,69 +228,181 @@ def read_rows(
     return rows
 
 
-# Threads and branches ------------------------------------------------------------------------------------------------
+def find_checkpoint(connection: Connection, namespace: str, name: str) -> tuple[int, bytes]:
+    """Return the key and digest of a checkpoint; NotFound if it does not exist."""
+    stored = pack_id(namespace, name)
+    found = fetch_one(connection, queries.IDENTITY, (stored,))
+    if found is None:
+        if fetch_one(connection, queries.IS_HIDDEN, (stored,)) is not None:
+            raise hidden_checkpoint(name)
+        raise no_checkpoint(name)
+    return found[0], found[1]
+
+
+def hidden_checkpoint(name: str) -> Corrupted:
+    """Return the error for a checkpoint that its index has lost."""
+    return Corrupted(f"checkpoint {name} cannot be found by its id", checkpoint=name, hint=CHECK_HINT)
+
+
+# Threads and branches ---------------------------------------------------------------------------------------------
 
 
 class BranchRow(NamedTuple):
-    """A branch's row, with the next sequence number of its thread."""
+    """A branch's row, with its thread's number and floor."""
 
-    number: int = 0
-    thread: int = 0
+    key: BranchKey
+    thread: int
+    floor: int
+    number: int
     head: int = 0
     last_seq: int = 0
-    next_seq: int = 0
     lease: LeaseRow = NO_LEASE
+    origin: StoredId | None = None
 
 
-NO_BRANCH = BranchRow()
-_BRANCH_ROW = ColumnTypes("branch or thread", "int int int int int int text? text? int? text?")
-_LEASE = ColumnTypes("branch", "int text? text? int? text?")
+_BRANCH_ROW = ColumnTypes("branch or thread", "int int int int int int int text? text? int? text? id? int int?")
+_NAMES = ColumnTypes("thread or branch", "text text text text")
 
 
-def find_branch(connection: apsw.Connection, key: BranchKey) -> BranchRow | None:
-    """Return a branch's row, or None."""
+def read_branch(fields: Sequence[Any], key: BranchKey) -> BranchRow:
+    """Return a branch's row from ``BRANCH_COLUMNS`` and its names; Corrupted if it is damaged."""
+    _NAMES.check(key)
+    _BRANCH_ROW.check(fields)
+    thread, floor, thread_seal, number, head, last_seq, epoch, owner, token, expires, boot, origin, _, _ = fields
+    if thread_seal != seal(thread, key.namespace, key.thread, floor) or not is_sound(fields, key):
+        raise damaged_branch(key)
+    return BranchRow(
+        key, thread, floor, number, head, last_seq, LeaseRow(epoch, owner, token, expires or 0, boot or ""), origin
+    )
+
+
+def readable_names(key: BranchKey) -> BranchKey:
+    """Return the names of a branch whose row is damaged, for lists."""
+    return BranchKey(*(name if isinstance(name, str) else UNREADABLE for name in key))
+
+
+def is_sound(fields: Sequence[Any], key: BranchKey) -> bool:
+    """Return whether a branch's row, given as ``BRANCH_COLUMNS``, matches its seals; its thread's row is another."""
+    thread, _, _, number, head, last_seq, epoch, owner, token, expires, boot, origin, own, lease = fields
+    if own != _seal_branch(number, thread, key, origin) ^ seal_place(number, head, last_seq, epoch):
+        return False
+    if token is None:
+        return (owner, expires, boot, lease) == (None, None, None, None)
+    return bool(lease == seal(number, epoch, owner, token, expires, boot))
+
+
+def damaged_branch(key: BranchKey) -> Corrupted:
+    """Return the error for a branch whose row, or whose thread's row, is damaged or cannot be found by its name."""
+    return Corrupted(
+        f"the row of branch {key.name!r}, or of its thread, is damaged",
+        thread=key.thread,
+        hint="Other threads are not affected. Repair the store with store.repair(): see docs/repair.md",
+    )
+
+
+def _seal_branch(number: int, thread: int, key: BranchKey, origin: StoredId | None) -> int:
+    return seal(number, thread, key.scope, key.name, origin)
+
+
+def seal_place(number: int, head: int, last_seq: int, epoch: int) -> int:
+    """Return the part of a branch's seal that changes with every save.
+
+    The seal is this part XOR the rest, so that a save can change it without knowing the rest.
+    """
+    return seal(number, head, last_seq, epoch, 0)
+
+
+def find_branch(connection: Connection, key: BranchKey) -> BranchRow | None:
+    """Return a branch's row, or None if there is no such branch."""
     found = connection.execute(queries.BRANCH, key).fetchone()
     if found is None:
+        check_absent(connection, key)
         return None
-    _BRANCH_ROW.check(found)
-    number, thread, head, last_seq, next_seq, epoch, owner, token, expires, boot = found
-    return BranchRow(number, thread, head, last_seq, next_seq, LeaseRow(epoch, owner, token, expires or 0, boot or ""))
+    return read_branch(found, key)
 
 
-def add_branch(connection: apsw.Connection, key: BranchKey) -> BranchRow:
+def check_absent(connection: Connection, key: BranchKey) -> None:
+    """Raise Corrupted if a branch that was not found exists after all."""
+    if connection.execute(queries.BRANCH_AGAIN, key).fetchone() is not None:
+        raise damaged_branch(key)
+
+
+def put_branch(connection: Connection, row: BranchRow) -> None:
+    """Write everything about an existing branch that can change."""
+    epoch, owner, token, expires, boot = row.lease
+    lease: tuple[Any, ...] = (None,) * 5
+    if token is not None:
+        lease = (owner, token, expires, boot, seal(row.number, epoch, owner, token, expires, boot))
+    own = _seal_branch(row.number, row.thread, row.key, row.origin)
+    own ^= seal_place(row.number, row.head, row.last_seq, epoch)
+    connection.execute(
+        queries.PUT_BRANCH, (row.head, row.last_seq, epoch, *lease[:4], row.origin, own, lease[4], row.number)
+    )
+
+
+def add_branch(connection: Connection, key: BranchKey) -> BranchRow:
     """Create a branch without a checkpoint, and its thread if it does not exist."""
-    thread, next_seq = thread_of(connection, key)
+    thread, floor = thread_of(connection, key)
     number = fetch_value(connection, queries.ADD_BRANCH, (thread, key.scope, key.name))
-    return BranchRow(number, thread, next_seq=next_seq)
+    row = BranchRow(key, thread, floor, number)
+    put_branch(connection, row)
+    return row
 
 
-def thread_of(connection: apsw.Connection, branch: BranchKey) -> tuple[int, int]:
-    """Return the thread's number and next sequence number; create the thread if it does not exist."""
-    found = fetch_one(connection, queries.THREAD, branch[:2])
+def thread_of(connection: Connection, branch: BranchKey) -> tuple[int, int]:
+    """Return the thread's number and floor; create the thread if it does not exist."""
+    found = find_thread(connection, branch.namespace, branch.thread)
     if found is not None:
-        return int(found[0]), int(found[1])
-    return int(fetch_value(connection, queries.ADD_THREAD, branch[:2])), 1
+        return found
+    number = int(fetch_value(connection, queries.ADD_THREAD, branch[:2]))
+    put_floor(connection, number, branch.namespace, branch.thread, 0)
+    return number, 0
 
 
-def read_lease(epoch: int, owner: str | None, token: str | None, expires: int | None, boot: str | None) -> LeaseRow:
-    """Return a branch's lease from its columns."""
-    _LEASE.check((epoch, owner, token, expires, boot))
-    return LeaseRow(epoch, owner, token, expires or 0, boot or "")
+def find_thread(connection: Connection, namespace: str, name: str) -> tuple[int, int] | None:
+    """Return a thread's number and floor, or None if there is no such thread."""
+    found = fetch_one(connection, queries.THREAD, (namespace, name))
+    if found is None:
+        if fetch_one(connection, queries.THREAD_AGAIN, (namespace, name)) is not None:
+            raise damaged_branch(BranchKey(namespace, name, "", ""))
+        return None
+    number, floor, own = found
+    if own != seal(number, namespace, name, floor):
+        raise damaged_branch(BranchKey(namespace, name, "", ""))
+    return int(number), int(floor)
 
 
-def branch_of(connection: apsw.Connection, key: int) -> tuple[int, BranchKey]:
-    """Return the thread's number and the branch of the checkpoint with this key."""
+def put_floor(connection: Connection, number: int, namespace: str, name: str, floor: int) -> None:
+    """Write a thread's floor."""
+    connection.execute(queries.PUT_FLOOR, (floor, seal(number, namespace, name, floor), number))
+
+
+def branch_of(connection: Connection, key: int) -> BranchRow:
+    """Return the branch of the checkpoint with this key."""
     found = fetch_one(connection, queries.BRANCH_BY_ID, (key >> SEQ_BITS,))
     if found is None:
         raise Corrupted("a checkpoint belongs to a branch that does not exist", hint=CHECK_HINT)
-    return found[0], BranchKey(*found[1:])
+    return read_branch(found[4:], BranchKey(*found[:4]))
+
+
+# Counters ---------------------------------------------------------------------------------------------------------
+
+
+def count_up(connection: Connection, name: str, by: int) -> int:
+    """Add to a counter and return its new value."""
+    found = fetch_one(connection, queries.COUNTER, (name,))
+    if found is None or found[1] != seal(name, found[0]):
+        raise Corrupted(f"the counter {name!r} of the store is damaged", hint=CHECK_HINT)
+    value = int(found[0]) + by
+    connection.execute(queries.PUT_COUNTER, (name, value, seal(name, value)))
+    return value
 
 
 # Pending writes ---------------------------------------------------------------------------------------------------
 
 
 def put_writes(
-    connection: apsw.Connection, branch: BranchKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool
+    connection: Connection, branch: BranchKey, checkpoint: str, writes: Sequence[WriteRow], replace: bool
 ) -> None:
     """Store the results of finished tasks; see ``Backend.write``."""
     thread = thread_of(connection, branch)[0]
@@ -255,7 +411,7 @@ def put_writes(
         key = (thread, branch.scope, name, uuid_bytes(task) or task)
         found = fetch_one(connection, queries.WRITES_OF_TASK, key)
         if found is None:
-            _put(connection, key, pack(merge((), new, replace)))
+            _put(connection, key, pack(merge((), new, replace), checkpoint))
             continue
         stored = merged(task, _packed(connection, *found), new, replace, branch.thread, checkpoint)
         if stored is not None:
@@ -263,10 +419,18 @@ def put_writes(
             _put(connection, key, stored)
 
 
-def with_writes(connection: apsw.Connection, row: Row) -> Row:
+def with_writes(connection: Connection, row: Row) -> Row:
     """Return the row with its pending writes."""
     name = pack_id(row.branch.namespace, row.id)
-    found = fetch_all(connection, queries.WRITES, (row.thread_number, row.branch.scope, name))
+    key = (row.thread_number, row.branch.scope, name)
+    found = fetch_all(connection, queries.WRITES, key)
+    if len(found) != fetch_value(connection, queries.WRITES_AGAIN, key):
+        raise Corrupted(
+            f"some pending writes of checkpoint {row.id} cannot be found",
+            thread=row.branch.thread,
+            checkpoint=row.id,
+            hint=CHECK_HINT,
+        )
     if not found:
         return row
     tasks = [
@@ -275,20 +439,20 @@ def with_writes(connection: apsw.Connection, row: Row) -> Row:
     return row._replace(writes=read(tasks, row.branch.thread, row.id))
 
 
-def drop_writes(connection: apsw.Connection, statement: str, bound: tuple[object, ...]) -> None:
+def drop_writes(connection: Connection, statement: str, bound: tuple[object, ...]) -> None:
     """Drop rows of writes and their pieces, by one of the DROP_WRITES statements."""
     for pieces, first in fetch_all(connection, statement, bound):
         if isinstance(first, int):
             connection.execute(queries.DROP_PIECES, (first, first + pieces))
 
 
-def lost_pieces(connection: apsw.Connection) -> list[int]:
+def lost_pieces(connection: Connection) -> list[int]:
     """Return the numbers of pieces that no row refers to."""
     needed = merge_ranges([(first, first + pieces) for first, pieces in fetch_all(connection, queries.PIECES_NEEDED)])
     return [number for (number,) in connection.execute(queries.PIECES) if not is_needed(number, number + 1, needed)]
 
 
-def _put(connection: apsw.Connection, key: tuple[int, str, StoredId, StoredId], packed: Packed) -> None:
+def _put(connection: Connection, key: tuple[int, str, StoredId, StoredId], packed: Packed) -> None:
     size, body = packed
     if len(body) <= INLINE_BYTES_MAX:
         connection.execute(queries.ADD_WRITES, (*key, size, 0, body))
@@ -299,7 +463,7 @@ def _put(connection: apsw.Connection, key: tuple[int, str, StoredId, StoredId], 
     connection.execute(queries.ADD_WRITES, (*key, size, len(pieces), first))
 
 
-def _packed(connection: apsw.Connection, size: int, pieces: int, body: object) -> Packed:
+def _packed(connection: Connection, size: int, pieces: int, body: object) -> Packed:
     if isinstance(body, int):
         found = fetch_all(connection, queries.PIECES_OF, (body, body + pieces))
         return Packed(size, b"".join(piece for (piece,) in found))

@@ -10,23 +10,24 @@ not touch ours. Triggers and views are refused everywhere.
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 from functools import cache
-from importlib.resources.abc import Traversable
-
-import apsw
+from pathlib import Path
 
 from backstay.errors import StoreRefused
+from backstay.store.sqlite.files import Connection
+from backstay.store.sqlite.rows import seal
 
 APPLICATION_ID = 0x42535459  # "BSTY"
-_MIGRATIONS = importlib.resources.files(__package__) / "migrations"
-_SCHEMA = importlib.resources.files(__package__) / "schema.sql"
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_SCHEMA = Path(__file__).parent / "schema.sql"
 _CREATE = re.compile(r"^CREATE (TABLE|(?:UNIQUE )?INDEX) (\w+)[^;]*", re.MULTILINE)
+_COUNTERS = {"stream": 1, "record": 0}
 _NAMED_MAX = 10
+_AROUND = re.compile(r"\s*([(),])\s*")
 
 
-def migrate(connection: apsw.Connection) -> None:
+def migrate(connection: Connection) -> None:
     """Bring the schema to the newest version; each migration and its number are one transaction."""
     current = int(connection.pragma("user_version"))
     if current == 0:
@@ -36,8 +37,13 @@ def migrate(connection: apsw.Connection) -> None:
     for version, script in steps:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.execute(script)
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={version}")
+            for statement in script.split(";"):
+                connection.execute(statement)
+            if current == 0:
+                rows = [(name, value, seal(name, value)) for name, value in _COUNTERS.items()]
+                connection.executemany("INSERT INTO counter VALUES (?, ?, ?)", rows)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={version}")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
@@ -64,11 +70,16 @@ def schema_script() -> str:
 
 @cache
 def our_objects() -> dict[str, str]:
-    """Return the tables and indexes that must exist, by name, as SQLite stores their text."""
-    return {found[2]: " ".join(found[0].split()) for found in _CREATE.finditer(schema_script())}
+    """Return the statements of the tables and indexes that must exist, by name."""
+    return {found[2]: found[0] for found in _CREATE.finditer(schema_script())}
 
 
-def check_schema(connection: apsw.Connection, path: str) -> None:
+def comparable(sql: str) -> str:
+    """Return a statement with the fewest spaces: ALTER TABLE puts them where schema.sql has none."""
+    return _AROUND.sub(r"\1", " ".join(sql.split()))
+
+
+def check_schema(connection: Connection, path: str) -> None:
     """Raise StoreRefused if the tables are not exactly ours, or if the database has a trigger or a view."""
     ours = our_objects()
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()
@@ -76,7 +87,7 @@ def check_schema(connection: apsw.Connection, path: str) -> None:
     wrong = [f"{name} is missing" for name in ours if name not in names]
     for kind, name, table, sql in found:
         if name in ours:
-            if not isinstance(sql, str) or " ".join(sql.split()) != ours[name]:
+            if sql != ours[name] and (not isinstance(sql, str) or comparable(sql) != comparable(ours[name])):
                 wrong.append(f"{name} is not as Backstay makes it")
         # An index without a text belongs to a constraint of its table, whose text was compared.
         elif kind not in ("table", "index") or (sql is not None and str(table).lower() in ours):
@@ -90,6 +101,7 @@ def check_schema(connection: apsw.Connection, path: str) -> None:
         )
 
 
-def _script(file: Traversable) -> str:
-    """Return a script without the spaces that align it: SQLite keeps this text, and so it fits in the first page."""
-    return "\n".join(" ".join(line.split()) for line in file.read_text(encoding="utf-8").splitlines())
+def _script(file: Path) -> str:
+    """Return a script without comments and the spaces that align it: SQLite keeps this text in the first page."""
+    lines = (line.partition("--")[0].split() for line in file.read_text(encoding="utf-8").splitlines())
+    return "\n".join(" ".join(words) for words in lines if words)

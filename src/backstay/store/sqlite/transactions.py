@@ -13,32 +13,38 @@ The meaning of an error:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
+import signal
+import sqlite3
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import apsw
-
-from backstay.errors import BackstayError, OutcomeUnknown, StoreRefused
+from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreRefused
 from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
 from backstay.store.leases import Clock, boot_clock
 from backstay.store.lock import CallGuard, forget, is_mine, reentered, register
-from backstay.store.sqlite.database import Database, resolve_path, translate, translated
-from backstay.store.sqlite.files import Connection
+from backstay.store.sqlite import queries
+from backstay.store.sqlite.database import Database, code_of, resolve_path, translate, translated
+from backstay.store.sqlite.files import FOLD_ALL, Connection, fold
 
 TIMEOUT_S = 30.0
 """How long a call waits for other processes before it raises StoreBusy."""
 
+FOLD_WAIT_S = 1.0
 GROUP_JOBS_MAX = 256
 LOOK_UP_S = 0.1
 """How long a follower waits for the leader before it looks itself, in case the leader was interrupted."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Job = Callable[[apsw.Connection], Any]
+Job = Callable[[Connection], Any]
+_MARK_BYTES = 16
 
 
 class _Ticket:
@@ -74,8 +80,9 @@ class Writer:
         self._turn = threading.RLock()
         self._queue: deque[_Ticket] = deque()
         self._is_led = False  # a hint: another thread leads, so wait for it instead of for the turn
+        self._mark = b""  # what this writer leaves in the lock file, to see whether another has written meanwhile
 
-    def submit(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
+    def submit(self, job: Callable[[Connection], T], name: str | None = None) -> T:
         """Run a job in a transaction, alone or with others, and return its result once it is durable.
 
         ``name`` is the checkpoint's id, for the error that reports an unknown outcome.
@@ -100,21 +107,50 @@ class Writer:
             raise _unknown(ticket, None)
         return ticket.result  # type: ignore[no-any-return]  # the result of the caller's own job
 
-    def alone(self, work: Callable[[apsw.Connection], T]) -> T:
+    def alone(self, work: Callable[[Connection], T]) -> T:
         """Run work outside a transaction, on a connection of its own, while no other thread or process writes."""
         if is_mine(self._turn):
             raise reentered(self._database.path)
         database = self._database
-        with self._turn, database.lock.take(), translated(database.path), contextlib.closing(database.connect()) as own:
-            done = work(own)
-            database.confirm(own)
-            return done
+        with self._turn, database.lock.take() as held, translated(database.path):
+            self._leave_mark(held)
+            with contextlib.closing(database.connect()) as own:
+                done = work(own)
+                database.confirm(own)
+                return done
+
+    def fold(self) -> bool:
+        """Fold the log into the database unless it is being written; return False if this thread writes it."""
+        if is_mine(self._turn):
+            return False
+        if self._turn.acquire(timeout=FOLD_WAIT_S):
+            try:
+                held = self._database.lock.take_now()
+                if held is not None and self._connection is not None:  # else another process writes, and folds it
+                    with held:
+                        fold(self._connection, FOLD_ALL)
+            finally:
+                self._turn.release()
+        return True
 
     def close(self) -> None:
         """Close the connection; the next job opens another."""
         connection, self._connection = self._connection, None
+        self._mark = b""
         if connection is not None:
             connection.close()
+
+    def _leave_mark(self, held: object) -> None:
+        """Forget what the connection remembers, if another writer had the lock since this one."""
+        if not hasattr(held, "fileno"):  # Windows has no such file
+            self._mark = b""
+        elif not self._mark or os.pread(held.fileno(), _MARK_BYTES, 0) != self._mark:
+            self._mark = b""
+            mark = os.urandom(_MARK_BYTES)
+            os.pwrite(held.fileno(), mark, 0)
+            if self._connection is not None:
+                self._connection.forget()
+            self._mark = mark
 
     def _lead(self, mine: _Ticket) -> None:
         """Commit for all waiting callers, until this caller's own job is done."""
@@ -139,7 +175,8 @@ class Writer:
             # for the lock, because the process that holds the lock may wait for this transaction.
             if self._connection is not None and self._connection.in_transaction:
                 self.close()
-            with self._database.lock.take():
+            with self._database.lock.take() as held:
+                self._leave_mark(held)
                 if not self._attempt(group):
                     for ticket in group:
                         self._attempt([ticket])
@@ -165,13 +202,13 @@ class Writer:
             if connection is None:
                 connection = self._connection = self._database.connect()
             self._database.begin(connection)
-        except (BackstayError, apsw.Error) as error:
+        except (BackstayError, sqlite3.Error) as error:
             self._fail(group, error)
             return True
         try:
             for ticket in group:
                 self._run_job(connection, ticket, alone=len(group) == 1)
-        except apsw.Error as error:
+        except sqlite3.Error as error:
             self._roll_back(connection)
             if len(group) > 1:
                 return False
@@ -202,6 +239,7 @@ class Writer:
             ticket.error.__cause__ = error
         if not alone:
             if ticket.error is not None:
+                connection.forget()
                 connection.execute("ROLLBACK TO job")
             connection.execute("RELEASE job")
 
@@ -211,8 +249,8 @@ class Writer:
             connection.execute("COMMIT")
             self._database.confirm(connection)
             return True
-        except (apsw.Error, StoreRefused) as error:
-            if isinstance(error, apsw.BusyError | apsw.FullError):
+        except (sqlite3.Error, StoreRefused) as error:
+            if isinstance(error, sqlite3.Error) and code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL):
                 # Neither leaves a commit in the log: a full disk fails before the last frame is written.
                 self._roll_back(connection)
                 self._fail(group, error)
@@ -224,16 +262,17 @@ class Writer:
                     ticket.error = _unknown(ticket, error)
             return False
 
-    def _roll_back(self, connection: apsw.Connection) -> None:
+    def _roll_back(self, connection: Connection) -> None:
+        connection.forget()
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-        except apsw.Error:
+        except sqlite3.Error:
             self.close()
 
     def _fail(self, group: list[_Ticket], error: Exception) -> None:
-        ours = translate(error, self._database.path) if isinstance(error, apsw.Error) else error
-        if isinstance(error, apsw.IOError):
+        ours = translate(error, self._database.path) if isinstance(error, sqlite3.Error) else error
+        if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_IOERR:
             self.close()
         for ticket in group:
             if ticket.error is None:
@@ -260,11 +299,15 @@ class SqliteTransactions:
         self._database = Database(resolve_path(url), timeout_s)
         self._writer = Writer(self._database)
         self._readers: list[Connection] = []
+        self._are_references_sound = False  # until they were compared
         register(self)
+        _open.add(self)
+        _watch_for_sigterm()
 
     def close(self) -> None:
         if self.guard.close():
             forget(self)
+            _open.discard(self)
             self.disconnect()
 
     def disconnect(self) -> None:
@@ -273,7 +316,7 @@ class SqliteTransactions:
         while self._readers:
             self._readers.pop().close()
 
-    def _read(self, look: Callable[[Connection], T]) -> T:
+    def _read(self, look: Callable[[Connection], T], snapshot: bool = True) -> T:
         """Run a function that only reads, on a connection of its own, with one snapshot for all its statements."""
         with self.guard.mine():
             self.guard.check()
@@ -284,14 +327,15 @@ class SqliteTransactions:
                     connection = self._database.connect()
                 try:
                     self._database.check_in_place(connection)
-                    connection.execute("BEGIN")
+                    if snapshot:
+                        connection.execute("BEGIN")
                     shown = look(connection)
-                    if connection.in_transaction:  # a check that met a damaged page lost its transaction
+                    if snapshot and connection.in_transaction:  # a check that met a damaged page lost its transaction
                         connection.execute("COMMIT")
                 except BaseException:
                     connection.close()  # after an error the connection's state is unknown
                     raise
-            except apsw.Error as error:
+            except sqlite3.Error as error:
                 raise translate(error, self._database.path) from error
             except BackstayError:
                 raise
@@ -300,17 +344,65 @@ class SqliteTransactions:
             self._readers.append(connection)
             return shown
 
-    def _write(self, job: Callable[[apsw.Connection], T], name: str | None = None) -> T:
+    def _write(self, job: Callable[[Connection], T], name: str | None = None) -> T:
         """Run a job and return its result once it is durable; ``name`` is the id of its checkpoint."""
         with self.guard.mine():
             self.guard.check()
-            return self._writer.submit(job, name)
+            done = self._writer.submit(job, name)
+        if _terminated:
+            _terminate()
+        return done
 
-    def _alone(self, work: Callable[[apsw.Connection], T]) -> T:
+    def _check_references(self) -> None:
+        """Raise Corrupted if the references are damaged: then it is not known which bytes may be deleted.
+
+        The table and its index hold the same values, so comparing them finds any damage. Once is enough: our own
+        processes wrote the rest. It takes time in proportion to the store, so it must not be done with the lock held.
+        """
+        if not self._are_references_sound:
+            (answer,) = self._read(lambda connection: connection.execute(queries.CHECK_REFS).fetchone())
+            if answer != "ok":
+                raise Corrupted(
+                    f"the table of references is damaged ({answer}), so nothing can be deleted safely",
+                    path=self._database.path,
+                    hint="Repair the store with store.repair(): see docs/repair.md",
+                )
+            self._are_references_sound = True
+
+    def _alone(self, work: Callable[[Connection], T]) -> T:
         """Run work outside a transaction, while no other thread or process writes."""
         with self.guard.mine():
             self.guard.check()
             return self._writer.alone(work)
+
+
+_open: weakref.WeakSet[SqliteTransactions] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """Close the stores that a program leaves open, so that their logs are folded into their databases."""
+    for store in list(_open):
+        store.close()
+
+
+atexit.register(_close_all)
+_terminated: list[int] = []  # SIGTERM, once it has come
+
+
+def _watch_for_sigterm() -> None:
+    """Fold the logs before SIGTERM ends the process, if the program itself does nothing about SIGTERM."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, _: _terminate(number))
+
+
+def _terminate(number: int = signal.SIGTERM) -> None:
+    """Fold the logs and end the process as if the signal had not been handled."""
+    _terminated[:] = [number]
+    # If the signal interrupted a save of this thread, the save calls this again when it is done.
+    busy = [store for store in list(_open) if not store._writer.fold()]
+    if not busy:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 S = TypeVar("S", bound=SqliteTransactions)
@@ -326,7 +418,17 @@ def reading(verb: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concat
     return call
 
 
-def writing(verb: Callable[Concatenate[S, apsw.Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+def looking(verb: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Make a method a verb that only reads and needs no snapshot for all its statements."""
+
+    @wraps(verb)
+    def call(self: S, /, *given: P.args, **named: P.kwargs) -> T:
+        return self._read(lambda connection: verb(self, connection, *given, **named), snapshot=False)
+
+    return call
+
+
+def writing(verb: Callable[Concatenate[S, Connection, P], T]) -> Callable[Concatenate[S, P], T]:
     """Make a method a verb that writes. It gets the connection as its first argument."""
 
     @wraps(verb)
