@@ -112,7 +112,10 @@ def test_of_four_writers_that_hold_the_same_head_one_succeeds_and_the_others_are
     head = race.store.thread("shared").save({"n": 0}, id="first").id
     with race.recorder.append(BranchName("shared"), id="first", parent=None) as call:
         call.ok(seq=1)
-    for number in range(ROUNDS):
+    meetings = ROUNDS // 10 + 1
+    for number in range(20 * ROUNDS):  # a busy machine may run the writers one after another, so race until they met
+        if number >= ROUNDS and race.met >= meetings:
+            break
         assert race.all_at_once("look", "shared") == [head] * WRITERS
         answers = race.all_at_once("save", number)
         winner = race.settle(answers)
@@ -121,13 +124,13 @@ def test_of_four_writers_that_hold_the_same_head_one_succeeds_and_the_others_are
         head = winner["id"]
 
     figures = race.judge()
-    assert len(list(race.store.thread("shared").history())) == ROUNDS + 1
+    assert len(list(race.store.thread("shared").history())) == race.wins + 1
     show(
         "races for a head",
         f"{race.wins} wins, {race.losses} conflicts, the winner met a loser in {race.met}; {figures}",
     )
-    assert (race.wins, race.losses) == (ROUNDS, ROUNDS * (WRITERS - 1))
-    assert race.met > ROUNDS // 10, "the writers hardly ever met"
+    assert race.losses == race.wins * (WRITERS - 1)
+    assert race.met >= meetings, "the writers hardly ever met"
 
 
 @pytest.mark.effort
