@@ -97,9 +97,8 @@ def test_the_guard_fails_a_test_that_blocks_the_loop_and_no_other(tmp_path: Path
         "def pytest_configure(config): config.addinivalue_line('markers', 'blocks_loop(why)')\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "--tb=line", str(tmp_path)]
-    report = subprocess.run(
-        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=120
-    ).stdout
+    environment = {**child_environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them takes most of the time
+    report = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120).stdout
     outcomes = dict(line.split(" ")[:2][::-1] for line in report.splitlines() if "::test_" in line)
     names = [line[4:].partition("(")[0] for line in PLANTED.splitlines() if line.startswith("def test_")]
     expected = {f"test_planted.py::{name}": "FAILED" if name.startswith("test_blocked") else "PASSED" for name in names}

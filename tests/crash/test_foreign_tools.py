@@ -266,7 +266,9 @@ def test_a_bare_copy_of_the_main_file_is_at_worst_a_little_old(tmp_path: Path, n
         victim = rng.choice(victims)
         arena.read_until(victim, victim.lines + LINES_BEFORE_KILL_MAX)
         target, acknowledged = str(tmp_path / f"copy{len(copies)}.db"), len(arena.told.acks)
-        shutil.copyfile(arena.path, target)
+        with open(f"{arena.path}-lock", "a") as lock:  # a copy made while the log is folded would mix two moments
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            shutil.copyfile(arena.path, target)
         with backstay.open(target) as store:
             copies.append((sum(head.seq for head in store.threads()), acknowledged))
     for victim in victims:

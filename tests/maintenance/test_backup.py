@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay.errors import BackstayError, Corrupted, StoreRefused
+from backstay.errors import BackstayError, Corrupted, InvalidInput, StoreRefused
 from backstay.maintenance import salvage
 from backstay.store.sqlite.database import PAGE_BYTES
+from backstay.store.sqlite.transactions import TIMEOUT_S
 from support import damage
 from support.crash.damaged import ask, fill
 from support.running import Show, effort, spread
@@ -95,6 +96,21 @@ def test_a_path_that_exists_is_left_alone(source: str, tmp_path: Path) -> None:
         store.backup(tmp_path / "copy")
 
     assert (tmp_path / "copy").read_text() == "something else"
+
+
+@pytest.mark.parametrize("left", ["-wal", "-journal"])
+def test_a_log_that_an_older_copy_left_is_not_played_into_a_new_one(source: str, tmp_path: Path, left: str) -> None:
+    (tmp_path / f"copy{left}").write_text("of another file")
+    with backstay.open(source) as store, pytest.raises(StoreRefused, match=f"copy{left} exists already"):
+        store.backup(tmp_path / "copy")
+
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///copy.db", "dir:copy", "postgresql://host/copy"])
+def test_a_url_is_not_a_place_for_a_copy(source: str, url: str) -> None:
+    with backstay.open(source) as store, pytest.raises(InvalidInput, match="the path of a new file"):
+        store.backup(url)
 
 
 def test_a_damaged_store_gives_no_backup(tmp_path: Path) -> None:
@@ -263,6 +279,71 @@ def test_a_signal_that_ends_a_program_leaves_all_in_the_main_file(tmp_path: Path
         assert newest_in_a_bare_copy(path) >= int(seen[-1])
         for name in ("bare.db", "bare.db-lock"):
             (tmp_path / name).unlink(missing_ok=True)
+
+
+TERMINATED = """
+import signal, sys
+import backstay
+from backstay.store.leases import boot_clock
+from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.store import Store, make_services
+
+armed = []
+def clock():
+    if armed:
+        armed.clear()
+        signal.raise_signal(signal.SIGTERM)
+    return boot_clock()
+def audit(event, _):
+    if armed and event == "sqlite3.connect":
+        armed.clear()
+        signal.raise_signal(signal.SIGTERM)
+
+store = Store(SqliteStore(sys.argv[1], clock=clock), make_services("", None))
+stale, thread = store.thread("t"), store.thread("t")
+stale.latest()
+thread.save({"n": 1})
+if sys.argv[2] == "compact":
+    sys.addaudithook(audit)
+armed.append(True)
+calls = {"save": lambda: thread.save({"n": 2}), "conflict": lambda: stale.save({"n": 2}), "compact": store.compact}
+try:
+    calls[sys.argv[2]]()
+except backstay.Conflict:
+    pass
+print("fired" if not armed else "not fired")
+"""
+
+
+@pytest.mark.parametrize("call", ["save", "conflict", "compact"])
+def test_a_signal_inside_a_write_ends_the_program_after_it_however_it_ends(tmp_path: Path, call: str) -> None:
+    path = tmp_path / "agent.db"
+    command = [sys.executable, "-c", TERMINATED, str(path), call]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
+    assert newest_in_a_bare_copy(path) == (2 if call == "save" else 1)
+
+
+def test_a_foreign_reader_does_not_delay_the_end_of_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with backstay.open(path) as store:
+        store.thread("t").save({"n": 0})
+    command = [sys.executable, "-c", SAVE, str(path), "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM checkpoint").fetchone()
+            seen = [child.stdout.readline() for _ in range(10)]
+            child.send_signal(signal.SIGTERM)
+            seen += child.stdout.read().split()
+            assert child.wait(TIMEOUT_S / 2) == -signal.SIGTERM, "it waited for the reader"
+    with backstay.open(path) as store:
+        found = store.thread("t").latest()
+        assert found is not None
+        assert found.state["n"] >= int(seen[-1])
 
 
 def test_a_handler_of_the_program_is_left_alone(tmp_path: Path) -> None:

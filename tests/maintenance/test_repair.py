@@ -502,6 +502,21 @@ def test_a_report_is_plain_values_under_fixed_names(path: Path, tmp_path: Path) 
     assert list(report["actions"][0]) == ["name", "where", "what", "thread", "checkpoint", "branch"]
 
 
+def test_a_lost_thread_is_reported_and_its_bytes_stay(path: Path) -> None:
+    """Only a backup has its name, without which nothing of it can be verified."""
+    change(path, "DELETE FROM thread WHERE id = (SELECT min(id) FROM thread)")
+    with contextlib.closing(SqliteStore(str(path))) as backend:
+        bytes_before = backend.sizes().sources
+        with backstay.open(path) as store:
+            for _ in range(4):
+                done = store.repair(dry_run=False)
+
+            assert not done.actions, "a program that repairs until nothing is left to do would never end"
+            assert not done
+            assert "unreachable" in {finding.kind for finding in store.check().findings}
+        assert backend.sizes().sources == bytes_before
+
+
 def test_nothing_good_goes_while_something_damaged_may_need_it(path: Path) -> None:
     """A manifest that cannot be read needs bytes that look like nobody's."""
     change(path, "UPDATE checkpoint SET manifest = x'c1' WHERE id IN ('c5', 'c6')")

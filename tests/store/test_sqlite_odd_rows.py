@@ -61,6 +61,21 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CASES = [(table, column) for table in sorted(TABLES) for column in columns_of(table)]
 
 
+@pytest.mark.parametrize("column", ["branch.head", "branch.expires", "thread.seal", "blob.size"])
+def test_the_error_names_the_thread(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "agent.db"
+    with backstay.open(path) as store:
+        thread = store.thread("customer-42")
+        many = {f"key {number}": "a value of some length, so that the state has a base" for number in range(100)}
+        saved = [thread.save({**many, "step": step}) for step in (1, 2)]
+    assert put(path, *column.split("."), "x")
+    with backstay.open(path) as store:
+        thread = store.thread("customer-42")
+        for call in (thread.latest, lambda: thread.get(saved[0].id), lambda: thread.at(1)):
+            with pytest.raises(backstay.Corrupted, match="customer-42"):
+                call()
+
+
 @pytest.mark.effort
 @pytest.mark.parametrize(("table", "column"), CASES)
 def test_an_odd_value_gives_an_error_of_ours(original: Path, tmp_path: Path, table: str, column: str) -> None:

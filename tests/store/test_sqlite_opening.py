@@ -144,6 +144,39 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["~no-such-user-here/agent.db", "x" * 300])
+def test_a_path_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreRefused, match=name[:20]):
+        backstay.open(name)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_to_a_store_is_the_same_store(path: Path, tmp_path: Path) -> None:
+    """They share their lock, and so the numbers that one writer may not give twice."""
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    with backstay.open(path) as one, backstay.open(link) as other:
+        root = one.thread("thread").save({"n": 0})
+        branches = [store.thread("thread").fork(root, branch=name) for store, name in ((one, "a"), (other, "b"))]
+        numbers = [branch.append({"log": [number]}).seq for number in range(3) for branch in branches]
+
+        assert numbers == list(range(4, 10))
+        assert one.check()
+    assert not Path(f"{link}-lock").exists()
+
+
+def test_another_program_may_have_switched_the_log_off(path: Path) -> None:
+    with backstay.open(path) as store:  # it has no connection yet, so nothing keeps the other program out
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            assert other.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",)
+        store.thread("thread").save({"n": 1})
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert store.check()
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
 

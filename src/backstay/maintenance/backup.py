@@ -23,7 +23,7 @@ from backstay.operations.cursor import Access, Services
 from backstay.operations.drivers import Offload
 from backstay.store.atomic import PREFIX, failure, make_directory, sync_directory
 from backstay.store.base import Backend
-from backstay.store.open import open_backend, path_text
+from backstay.store.open import STORES, open_backend, path_text
 from backstay.store.sqlite.salvage import salvage_file
 
 _COMPANIONS = ("", "-wal", "-shm", "-lock")
@@ -68,11 +68,13 @@ def salvage(path: str | os.PathLike[str], into: str | os.PathLike[str]) -> Repor
 def _new_place(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path next to the target; if the block succeeds, it is renamed to the target."""
     text = path_text(path)
-    if text is None:
+    if text is None or text.startswith(tuple(f"{scheme}:" for scheme in STORES)):
         raise InvalidInput("a copy needs the path of a new file or directory", hint='For example "backup.db"')
     target = Path(os.path.abspath(text))
-    if os.path.lexists(target):
-        raise StoreRefused(f"{target} exists already", path=str(target), hint="Choose another path, or remove it first")
+    for left in ("", "-wal", "-journal"):  # SQLite would play an old log into the new file
+        if os.path.lexists(f"{target}{left}"):
+            hint = "Choose another path, or remove it first"
+            raise StoreRefused(f"{target}{left} exists already", path=str(target), hint=hint)
     make_directory(target.parent)
     place = target.with_name(f"{PREFIX}{secrets.token_hex(16)}")
     try:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from backstay.errors import Corrupted
 from backstay.operations.drivers import Offload
 from backstay.operations.leases import Heartbeat, HeldLease
 from backstay.pieces.head_state import HeadState
@@ -202,7 +203,11 @@ class Handle:
         with cursor.lock:
             if cursor.leftovers:
                 cursor.tidy(store)
-            result = operation(store, *args, **kwargs)
+            try:
+                result = operation(store, *args, **kwargs)
+            except Corrupted as error:
+                error.thread = error.thread or cursor.branch.thread
+                raise
             if cursor.head_state is not None and self.services.recent.get(cursor.branch) is not cursor:
                 self.services.remember(cursor)
             return result

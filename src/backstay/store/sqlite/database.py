@@ -74,7 +74,8 @@ class Database:
         self._log = WalLimit(self.path, timeout_s)
         _check_library()
         _check_path(self.path)
-        self.lock = ProcessLock(self.path + "-lock", timeout_s)
+        # Next to the real file, as the log: whoever opens it through a link must wait for the same lock.
+        self.lock = ProcessLock(os.path.realpath(self.path) + "-lock", timeout_s)
         self._prepare()
 
     def connect(self) -> Connection:
@@ -82,6 +83,7 @@ class Database:
         with translated(self.path):
             connection = self._open()
             try:
+                _use_log(connection, self.path)  # another program may have switched it off while nothing was open
                 connection.execute("BEGIN")
                 self._check_tables(connection)
                 connection.execute("COMMIT")
@@ -123,6 +125,10 @@ class Database:
         if problem is not None or self._refusal is not None:
             self._refuse(problem)
         self._log.apply(connection)
+
+    def fold(self, connection: Connection) -> None:
+        """Fold the whole log into the database and empty it, unless a reader needs it. The lock is held."""
+        self._log.cut(connection)
 
     def _refuse(self, problem: str | None) -> NoReturn:
         """Refuse every call from now on, because of this problem, or the first one if there was one before."""
@@ -178,13 +184,7 @@ class Database:
             _check_empty(self.path)
             with contextlib.closing(self._open()) as connection:
                 is_new = _identify(connection, self.path)
-                (mode,) = connection.execute("PRAGMA journal_mode=wal").fetchone()
-                if mode != "wal":
-                    raise StoreRefused(
-                        f"SQLite cannot use a write-ahead log here (journal mode {mode})",
-                        path=self.path,
-                        hint="Move the database to a local file system",
-                    )
+                _use_log(connection, self.path)
                 if is_new:  # SQLite deleted its journal: after a power failure it must not be back, next to the log
                     sync_directory(Path(self.path).parent)
                 migrate(connection)
@@ -274,9 +274,15 @@ def _check_library() -> None:
 
 
 def _check_path(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    try:
         if 0 < os.stat(path).st_size < SMALLEST_DATABASE_BYTES:  # SQLite would treat it as empty
             raise StoreRefused("the file is not a SQLite database", path=path, hint="Choose another path")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise StoreRefused(
+            f"the path cannot be used: {error.strerror}", path=path, hint="Choose another path"
+        ) from error
     if os.path.isdir(path):
         raise StoreRefused(
             "the path is a folder, not a database file", path=path, hint="Name a file in it, such as agent.db"
@@ -339,6 +345,23 @@ def _identify(connection: Connection, path: str) -> bool:
     return False
 
 
+def _use_log(connection: Connection, path: str) -> None:
+    """Make SQLite use a write-ahead log; raise StoreRefused if it cannot."""
+    if connection.pragma("journal_mode") == "wal":
+        return
+    (mode,) = connection.execute("PRAGMA journal_mode=wal").fetchone()
+    if mode != "wal":
+        raise StoreRefused(
+            f"SQLite cannot use a write-ahead log here (journal mode {mode})",
+            path=path,
+            hint="Move the database to a local file system",
+        )
+
+
 def resolve_path(url: str) -> str:
     """Return the file path of ``sqlite:///path`` or of a plain path."""
-    return str(Path(url.removeprefix("sqlite://")).expanduser())
+    path = Path(url.removeprefix("sqlite://"))
+    try:
+        return str(path.expanduser())
+    except RuntimeError as error:
+        raise StoreRefused(f"{error}", path=str(path), hint="Write the whole path") from error

@@ -219,11 +219,7 @@ class WalLimit:
         if size <= WAL_BYTES:
             self._try_at = WAL_BYTES
         elif size > self._try_at:
-            connection.execute(self._hardly_wait)
-            try:
-                fold(connection, FOLD_ALL)
-            finally:
-                connection.execute(self._wait)
+            self.cut(connection)
             size = 0 if connection.files is None else connection.files.log_bytes()
             self._try_at = max(WAL_BYTES, 2 * size)  # so that a long-running reader does not slow down every save
         if size > REPORTED_BYTES and not self._warned:
@@ -231,6 +227,14 @@ class WalLimit:
             # A program that turns warnings into errors must not lose a save; check() reports the problem too.
             with contextlib.suppress(StoreWarning):
                 warnings.warn(_grown(self._path, size), StoreWarning, stacklevel=2)
+
+    def cut(self, connection: Connection) -> None:
+        """Fold the whole log and empty it; give up soon if a reader needs it."""
+        connection.execute(self._hardly_wait)
+        try:
+            fold(connection, FOLD_ALL)
+        finally:
+            connection.execute(self._wait)
 
 
 def fold(connection: Connection, statement: str) -> None:

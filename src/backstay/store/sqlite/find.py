@@ -98,6 +98,10 @@ class SqliteReads(SqliteTransactions):
         bound["limit"] = limit = max(0, min(limit, PAGE_ROWS_MAX))
         if thread is None:
             del bound["thread"]
+            if not after:  # once for each list, because counting takes time in proportion to the store
+                one, other = fetch_all(connection, queries.BRANCHES_COUNTED_TWICE)
+                if one != other:
+                    raise Corrupted("some branches of the store cannot be found", hint=CHECK_HINT)
             found = fetch_all(connection, queries.BRANCHES, bound)
         else:
             found = fetch_all(connection, queries.BRANCHES_IN_THREAD, bound)

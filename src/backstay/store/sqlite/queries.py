@@ -31,6 +31,10 @@ BRANCHES = f"""
 SELECT {_NAMES}, {BRANCH_COLUMNS} FROM branch br LEFT JOIN thread t ON t.id = br.thread
 WHERE (t.id IS NULL OR {_IN_NAMESPACE.format("br")}) {_LISTED_BRANCHES}
 ORDER BY br.id LIMIT :limit"""
+# A damaged row may have another number, and then a search by number goes the wrong way and misses its neighbours.
+BRANCHES_COUNTED_TWICE = """
+SELECT count(*), sum(id & 4294967295) FROM branch NOT INDEXED WHERE id > 0
+UNION ALL SELECT count(*), sum(id & 4294967295) FROM branch INDEXED BY branch_again WHERE id > 0"""
 BRANCHES_IN_THREAD = f"""
 SELECT {_NAMES}, {BRANCH_COLUMNS} {_BY_NAME} WHERE t.namespace = :namespace AND t.name = :thread {_LISTED_BRANCHES}
 ORDER BY br.id LIMIT :limit"""

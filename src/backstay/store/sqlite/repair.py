@@ -184,8 +184,12 @@ def _threads_to_repair(connection: Connection) -> list[tuple[int, str, str, int]
 
 
 def _branches_to_repair(connection: Connection) -> list[BranchRow]:
-    """Return damaged branches as they should be. No lease of before is valid any more."""
+    """Return damaged branches as they should be. No lease of before is valid any more.
+
+    Nothing can be done for a branch whose thread does not exist: only a backup has its name.
+    """
     copies = _copies(connection, queries.BRANCH_NAMES)
+    threads = {number for number, *_ in fetch_all(connection, queries.THREADS)}
     found = []
     for fields in fetch_all(connection, queries.ALL_BRANCHES):
         key = BranchKey(*fields[:4])
@@ -193,6 +197,8 @@ def _branches_to_repair(connection: Connection) -> list[BranchRow]:
         if is_sound(fields[4:], key):
             continue
         thread, scope, name = _most(copies.get(number, []), (thread, key.scope, key.name))
+        if thread not in threads:
+            continue
         newest = (fetch_value(connection, queries.NEWEST_KEY, span_of(number)) or 0) & SEQ_MAX
         last = max(newest, _seq(head), _seq(last_seq))
         lease = LeaseRow(epoch + 1 if isinstance(epoch, int) else 1)
@@ -355,14 +361,16 @@ def plan_rebuild(connection: Connection, drop: bool) -> SqliteRebuildPlan:
     reachability = Reachability(lambda name: read_blob(connection, name))
     scanned = []
     for fields in fetch_all(connection, queries.ALL_BRANCHES):
+        thread, _, _, number = fields[4:8]
+        referred = {source for (source,) in fetch_all(connection, queries.REFS, (number,))}
+        manifests = connection.execute(queries.MANIFESTS_OF_BRANCH, span_of(number))
+        references = reachability.add_branch(manifests, referred)
+        if thread is None:  # it is reported as unreachable, and keeps its bytes
+            continue
         branch = read_branch(fields[4:], BranchKey(*fields[:4]))
-        newest = (fetch_value(connection, queries.NEWEST_KEY, span_of(branch.number)) or 0) & SEQ_MAX
-        facts = BranchFacts(
-            branch.key, branch.number, branch.head, branch.last_seq, newest, branch.lease.token is not None
-        )
-        referred = {source for (source,) in fetch_all(connection, queries.REFS, (branch.number,))}
-        manifests = connection.execute(queries.MANIFESTS_OF_BRANCH, span_of(branch.number))
-        scanned.append((branch, facts, reachability.add_branch(manifests, referred)))
+        newest = (fetch_value(connection, queries.NEWEST_KEY, span_of(number)) or 0) & SEQ_MAX
+        facts = BranchFacts(branch.key, number, branch.head, branch.last_seq, newest, branch.lease.token is not None)
+        scanned.append((branch, facts, references))
         _plan_links(connection, plan, branch)
     drop = drop and not reachability.blind
     for branch, facts, references in scanned:

@@ -31,7 +31,7 @@ from backstay.store.leases import Clock, boot_clock
 from backstay.store.lock import CallGuard, forget, is_mine, reentered, register
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.database import Database, code_of, resolve_path, translate, translated
-from backstay.store.sqlite.files import FOLD_ALL, Connection, fold
+from backstay.store.sqlite.files import Connection
 
 TIMEOUT_S = 30.0
 """How long a call waits for other processes before it raises StoreBusy."""
@@ -128,7 +128,7 @@ class Writer:
                 held = self._database.lock.take_now()
                 if held is not None and self._connection is not None:  # else another process writes, and folds it
                     with held:
-                        fold(self._connection, FOLD_ALL)
+                        self._database.fold(self._connection)
             finally:
                 self._turn.release()
         return True
@@ -346,12 +346,13 @@ class SqliteTransactions:
 
     def _write(self, job: Callable[[Connection], T], name: str | None = None) -> T:
         """Run a job and return its result once it is durable; ``name`` is the id of its checkpoint."""
-        with self.guard.mine():
-            self.guard.check()
-            done = self._writer.submit(job, name)
-        if _terminated:
-            _terminate()
-        return done
+        try:
+            with self.guard.mine():
+                self.guard.check()
+                return self._writer.submit(job, name)
+        finally:
+            if _terminated:
+                _terminate()
 
     def _check_references(self) -> None:
         """Raise Corrupted if the references are damaged: then it is not known which bytes may be deleted.
@@ -371,9 +372,13 @@ class SqliteTransactions:
 
     def _alone(self, work: Callable[[Connection], T]) -> T:
         """Run work outside a transaction, while no other thread or process writes."""
-        with self.guard.mine():
-            self.guard.check()
-            return self._writer.alone(work)
+        try:
+            with self.guard.mine():
+                self.guard.check()
+                return self._writer.alone(work)
+        finally:
+            if _terminated:
+                _terminate()
 
 
 _open: weakref.WeakSet[SqliteTransactions] = weakref.WeakSet()
@@ -398,7 +403,7 @@ def _watch_for_sigterm() -> None:
 def _terminate(number: int = signal.SIGTERM) -> None:
     """Fold the logs and end the process as if the signal had not been handled."""
     _terminated[:] = [number]
-    # If the signal interrupted a save of this thread, the save calls this again when it is done.
+    # If the signal interrupted a write of this thread, the write calls this again when it is done.
     busy = [store for store in list(_open) if not store._writer.fold()]
     if not busy:
         signal.signal(number, signal.SIG_DFL)
