@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backstay.errors import EncodeError
 from backstay.pieces.body import ITEMS_AT_ONCE, LIST, TEXT, Body, Encoded, from_body, to_body
-from backstay.pieces.head_state import MOVED_BYTES_MIN, SEED_BYTES_MAX, Change, Draft, HeadState
+from backstay.pieces.head_state import MOVED_BYTES_MIN, SEED_BYTES_MAX, SOURCES_MAX, Change, Draft, HeadState
 from backstay.pieces.manifest import (
     INLINE_BYTES_MAX,
     JOURNAL,
@@ -52,6 +52,13 @@ class Shelf:
         for stream, offset, data in draft.chunks:
             assert len(self.streams.get(stream, b"")) == offset, "a stream only grows at its end"
             self.streams[stream] = self.streams.get(stream, b"") + data
+        coverage = Coverage(self.blobs.__getitem__)
+        needed = coverage.add(draft.manifest, draft.base)
+        assert draft.blobs.keys() <= needed, "nothing is written that the state does not need"
+        for stream, offset, data in draft.chunks:
+            assert stream in needed
+            ranges = coverage.ranges(stream)
+            assert any(start <= offset and offset + len(data) <= end for start, end in ranges), "nor in a stream"
         self.written += sum(map(len, draft.blobs.values())) + sum(len(data) for _, _, data in draft.chunks)
         self.written += len(draft.manifest)
 
@@ -262,6 +269,60 @@ def test_small_values_of_a_large_state_are_rebuilt_exactly(seed: int) -> None:
         rebuilt = shelf.rebuild(draft)
         assert same(rebuilt, kept)
         assert list(rebuilt) == list(draft.keys) == list(kept)
+
+
+def test_a_journal_gets_no_bytes_in_the_save_that_ends_it() -> None:
+    """Lists that grow one after another make a base worth it, while a small value moves to the journal."""
+    for last in range(1, 30):
+        shelf, head_state = Shelf(), HeadState()
+        state: dict[str, Any] = {f"small {number}": "x" * 40 for number in range(60)}
+        state |= {f"list {number}": ["y" * 300] for number in range(30)}
+        shelf.put(head_state.plan(whole(state, head_state), shelf.new_stream))
+        for number in range(last):
+            state[f"list {number}"].append("z" * 60)
+            if number == last - 1:
+                state["small 7"] = "changed " * 5
+            draft = head_state.plan(whole(state, head_state), shelf.new_stream)
+            shelf.put(draft)
+
+        assert shelf.rebuild(draft) == state
+
+
+@pytest.mark.parametrize("count", [200, 300, 1000])
+def test_a_new_order_of_many_keys_is_not_repeated_in_every_save(count: int) -> None:
+    shelf, head_state = Shelf(), HeadState()
+    state = {f"key number {number}": number for number in range(count)}
+    shelf.put(head_state.plan(whole(state, head_state), shelf.new_stream))
+    state["key number 0"] = state.pop("key number 0")
+    written = []
+    for step in range(40):
+        state["key number 7"] = step
+        before = shelf.written
+        draft = head_state.plan(whole(state, head_state), shelf.new_stream)
+        shelf.put(draft)
+        written.append(shelf.written - before)
+
+    assert list(shelf.rebuild(draft)) == list(state)
+    assert max(written[-20:]) < 1000
+
+
+@pytest.mark.parametrize("item", [60, 600])
+def test_a_long_chain_of_forks_costs_what_is_new(item: int) -> None:
+    shelf, head_state, items = Shelf(), HeadState(), ["the first" * 100]
+    draft = head_state.plan(whole({"log": items}, head_state), shelf.new_stream)
+    shelf.put(draft)
+    sources, written = [], [shelf.written]
+    for step in range(400):
+        head_state = shelf.reopen(draft, fork=True)
+        items.append(f"{step} " + "x" * item)
+        draft = head_state.plan(Change(append={"log": to_body(items[-1:], "log")}), shelf.new_stream)
+        shelf.put(draft)
+        sources.append(len(head_state.sources))
+        written.append(shelf.written)
+
+    assert shelf.rebuild(draft) == {"log": items}
+    assert max(sources) <= SOURCES_MAX + 3  # its own stream, and the blobs of the table and the base
+    assert written[400] - written[200] < 1.5 * (written[200] - written[0]), "it grows with the length of the chain"
 
 
 @pytest.mark.parametrize("count", [50, 300])

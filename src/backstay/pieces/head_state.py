@@ -72,6 +72,12 @@ MOVED_BYTES_MIN = 1024
 """Smaller values are stored again instead of as part of another value: a range would not be shorter."""
 
 CONSOLIDATE_PIECES_MIN = 16
+SOURCES_MAX = 32
+"""Each fork of a fork adds a stream to a value that grows. With more sources than this, some are copied to its own."""
+
+GATHERED_MIN = 4
+"""At least so many pieces are copied, and at least so many times the length of the longest of them."""
+
 PART_BYTES_MIN = 1024
 """Appended bytes are kept in memory in parts of at least about this size."""
 
@@ -179,6 +185,7 @@ class HeadState:
         self._contents: dict[Key, bytes] | None = None  # packed for the root digest, in its order
         self._keys: tuple[Key, ...] = ()
         self._order: bytes | list[Key] | None = None
+        self._order_bytes = 0  # of an order that repeats all names
         self._removed: list[Key] = []
         self._size = 0
 
@@ -334,6 +341,7 @@ class HeadState:
             self._contents = {key: pack_content(key, self.values[key].entry) for key in sort_keys(self._keys)}
             self._changed = {key: self._changed[key] for key in self._keys if key in self._changed}
             self._order, self._removed = arrange(self._keys, self._known, self._changed)
+            self._order_bytes = sum(map(len, map(str, self._order))) if type(self._order) is list else 0
             self._size = sum(stored.entry.size for stored in self.values.values())
         listed = self._changed if self.journal is None else {**self._changed, JOURNAL: self.journal.entry}
         draft.manifest = encode_manifest(listed, self._order, self._removed)
@@ -343,17 +351,19 @@ class HeadState:
         draft.size = self._size
 
     def _move_repeated(self, before: dict[Key, Entry | None], draft: Draft, new_stream: NewStream) -> None:
-        """Move entries that this manifest would repeat to the journal or to a new base, if that is worth it."""
+        """Move entries that this manifest would repeat to the journal or to a new base, if that is worth it.
+
+        Never to both: a base ends the journal, and nothing would refer to bytes that it was given before.
+        """
         may_be_large = self.base is None and len(self._changed) > KEYS_WITHOUT_BASE
         if may_be_large and _estimate(self._changed, ()) > BASE_AT_ONCE_BYTES:
             return self._start_base(self.entries(), draft)
         recent, self._recent = self._recent, before.keys()
-        waste = _estimate(self._changed, before)
+        waste = _estimate(self._changed, before) + self._order_bytes
+        light: Entries = {}
         if self.base is not None and (self.journal is not None or self._waste + waste > BASE_WASTE_MIN):
-            # A value that changes now but did not change in the last save would be repeated too.
-            rare = {key: entry for key, entry in self._changed.items() if key not in before or key not in recent}
-            self._extend_journal(rare, draft, new_stream)
-            waste = _estimate(self._changed, before)
+            light = self._fit_for_journal(before, recent)
+            waste = _estimate(self._changed, {*before, *light}) + self._order_bytes
         self._waste += waste
         if waste and self._waste > self._base_due:
             entries = self.entries()
@@ -363,27 +373,38 @@ class HeadState:
                 base = encode_base(entries)
             self._base_due = BASE_WASTE_MIN + len(base)
             if self._waste > self._base_due:
-                self._start_base(entries, draft)
+                return self._start_base(entries, draft)
+        if light:
+            self._extend_journal(light, draft, new_stream)
         return None
 
-    def _extend_journal(self, entries: Entries, draft: Draft, new_stream: NewStream) -> None:
-        """Move the small ones of these entries to the journal; start a new base if the journal is long enough."""
+    def _fit_for_journal(self, before: Collection[Key], recent: Collection[Key]) -> Entries:
+        """Return the entries that would be repeated and that a journal can take: the inline ones.
+
+        A value that changes now but did not change in the last save would be repeated too.
+        """
         known = self._known
         if not self._base_bytes:
             self._base_bytes = len(encode_base(known))
-        light = {
+        if self._base_bytes < JOURNAL_BASE_MIN:
+            return {}
+        return {
             key: entry
-            for key, entry in entries.items()
-            if entry.body is not None and key in known and known[key].body is not None
+            for key, entry in self._changed.items()
+            if entry.body is not None
+            and (key not in before or key not in recent)
+            and (old := known.get(key)) is not None
+            and old.body is not None
         }
-        if not light or self._base_bytes < JOURNAL_BASE_MIN:
-            return
+
+    def _extend_journal(self, light: Entries, draft: Draft, new_stream: NewStream) -> None:
+        """Move these entries to the journal; start a new base instead if the journal is long enough."""
         records = b"".join([pack_record(key, entry) for key, entry in light.items()])
         journal = self.journal or StoredValue(Entry(LIST, 0, 0, b""), [], [], hashlib.sha256())
         if journal.entry.size + len(records) > 2 * self._base_bytes or len(journal.pieces) >= PIECES_MAX_INLINE:
             return self._start_base(self.entries(), draft)
         self.journal = _append(journal, Body(LIST, len(light), records), draft, new_stream)
-        known.update(light)
+        self._known.update(light)
         for key in light:
             del self._changed[key]
         return None
@@ -441,13 +462,20 @@ def _replace(old: StoredValue, body: Body, draft: Draft, new_stream: NewStream) 
     for edit in edits:
         if isinstance(edit, Copy):
             pieces.extend(cut_pieces(old.pieces, edit.start, edit.length))
-        elif len(edit) <= LITERAL_BYTES_MAX:
-            pieces.append(edit)
         else:
-            pieces.append(_to_stream(old, edit, draft, new_stream))
+            pieces.append(edit)
     old.pieces = join_pieces(pieces)
     old.fill(list(body.parts))
-    _consolidate(old, draft, new_stream)
+    _consolidate(old)
+    # Only now are new bytes put into the stream: none that the consolidation has replaced.
+    old.pieces = join_pieces(
+        [
+            _to_stream(old, piece, draft, new_stream)
+            if type(piece) is bytes and len(piece) > LITERAL_BYTES_MAX
+            else piece
+            for piece in old.pieces
+        ]
+    )
     old.entry = _describe(old, body.count, size, draft)
     return old
 
@@ -460,6 +488,8 @@ def _append(old: StoredValue, body: Body, draft: Draft, new_stream: NewStream) -
         return _whole(Body(entry.kind, count, entry.body + data), draft)
     if not data:
         return old.recount(count)
+    if len(old.pieces) > SOURCES_MAX:
+        _gather(old, draft, new_stream)
     old.hasher.update(data)
     pieces, parts = old.pieces, old.parts
     # A few bytes stay in the manifest until there are more: a row in a stream costs a page.
@@ -538,17 +568,38 @@ def _describe(stored: StoredValue, count: int, size: int, draft: Draft) -> Entry
     return Entry(kind, count, size, digest, None, tuple(stored.pieces[-1:]), name, len(table))
 
 
-def _consolidate(stored: StoredValue, draft: Draft, new_stream: NewStream) -> None:
-    """Rewrite the cheapest half of the pieces as one, once their table has cost more than that."""
-    if len(stored.pieces) <= CONSOLIDATE_PIECES_MIN:
+def _consolidate(stored: StoredValue) -> None:
+    """Replace the cheapest half of the pieces by their bytes, once their table has cost more than that."""
+    if len(stored.pieces) > CONSOLIDATE_PIECES_MIN:
+        offsets, first, end = _cheapest_half(stored.pieces)
+        if stored.table_bytes > offsets[end] - offsets[first]:
+            stored.pieces[first:end] = [stored.data()[offsets[first] : offsets[end]]]
+            stored.table_bytes = 0
+
+
+def _gather(stored: StoredValue, draft: Draft, new_stream: NewStream) -> None:
+    """Copy some of the pieces to the branch's own stream if they are in too many sources.
+
+    These are the most neighbours of which none has more than a part of their bytes. So the copy is several times as
+    long as each of them, and a byte is copied only a few times, however long the chain of forks is.
+    """
+    pieces = stored.pieces
+    if len({piece.source for piece in pieces if type(piece) is Range}) <= SOURCES_MAX:
         return
-    lengths = [piece_length(piece) for piece in stored.pieces]
-    half = len(lengths) // 2
-    offsets = [0, *accumulate(lengths)]
-    cheapest, first = min((offsets[at + half] - offsets[at], at) for at in range(len(lengths) - half + 1))
-    if stored.table_bytes <= cheapest:
-        return
-    offset = offsets[first]
-    merged = _to_stream(stored, stored.data()[offset : offset + cheapest], draft, new_stream)
-    stored.pieces = join_pieces([*stored.pieces[:first], merged, *stored.pieces[first + half :]])
-    stored.table_bytes = 0
+    offsets, first, end = _cheapest_half(pieces)
+    most = GATHERED_MIN - 1
+    for start in range(max(0, len(pieces) - 2 * SOURCES_MAX), len(pieces)):
+        largest = 0
+        for number in range(start, len(pieces)):
+            largest = max(largest, offsets[number + 1] - offsets[number])
+            if number - start >= most and GATHERED_MIN * largest <= offsets[number + 1] - offsets[start]:
+                most, first, end = number + 1 - start, start, number + 1
+    pieces[first:end] = [_to_stream(stored, stored.data()[offsets[first] : offsets[end]], draft, new_stream)]
+
+
+def _cheapest_half(pieces: Sequence[Piece]) -> tuple[list[int], int, int]:
+    """Return where each piece starts, and the first and the end of the half of them that has the fewest bytes."""
+    offsets = [0, *accumulate(map(piece_length, pieces))]
+    half = len(pieces) // 2
+    _, first = min((offsets[at + half] - offsets[at], at) for at in range(len(pieces) - half + 1))
+    return offsets, first, first + half
