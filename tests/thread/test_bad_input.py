@@ -203,11 +203,16 @@ def test_limits_hold_at_the_limit_and_refuse_one_beyond(thread: backstay.Thread)
     thread.save(keys, summary="x" * TEXT_LENGTH_MAX, tags=[str(number) for number in range(64)])
     with pytest.raises(backstay.EncodeError, match="at most 10000 keys"):
         thread.save({**keys, "one more": 1})
+    with pytest.raises(backstay.EncodeError, match="at most 10000 keys"):
+        thread.append(set={"one more": 1})
+    with pytest.raises(backstay.EncodeError, match="at most 10000 keys"):
+        thread.fork(next(thread.history()), branch="other", set={"one more": 1})
+    thread.append(set={"one more": 1}, delete=["k0"])
     with pytest.raises(backstay.InvalidInput, match="summary"):
         thread.save({}, summary="x" * (TEXT_LENGTH_MAX + 1))
     thread.save({"k" * KEY_LENGTH_MAX: 1})
 
-    assert len(list(thread.history(limit=10**9))) == 2
+    assert len(list(thread.history(limit=10**9))) == 3
 
 
 @pytest.mark.parametrize("given", [[], "", 0, False])

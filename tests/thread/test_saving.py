@@ -218,6 +218,26 @@ def test_a_frozen_save_writes_only_what_was_appended_and_trusts_identity(thread:
     assert again.state == state
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_path_of_an_item_that_cannot_be_stored_has_its_index(thread: backstay.Thread, frozen: bool) -> None:
+    state: dict[str, Any] = {"messages": [{"n": number} for number in range(50)]}
+    thread.save(state, frozen=True)
+    state["messages"].append({"n": object()})
+    with pytest.raises(backstay.EncodeError) as caught:
+        thread.save(state, frozen=frozen)
+
+    assert caught.value.path == "state.messages[50].n"
+
+
+def test_a_checkpoint_that_was_replaced_does_not_show_the_state_of_the_new_one(thread: backstay.Thread) -> None:
+    old = thread.save({"n": 1}, id="cp-1")
+    new = thread.save({"n": 2}, id="cp-1", replace=True)
+
+    assert new.state == {"n": 2}
+    with pytest.raises(backstay.NotFound, match="cp-1 was replaced after it was saved"):
+        _ = old.state
+
+
 def test_the_loaded_state_is_the_callers_to_change(thread: backstay.Thread) -> None:
     thread.save({"messages": [1]})
     first = thread.latest()

@@ -207,7 +207,10 @@ def _raise_unencodable(value: object, path: str, failure: Exception) -> NoReturn
         try:
             if too_deep or part.ext_depth > EXT_DEPTH_MAX:
                 at = at if len(at) <= _PATH_CHARS_MAX else at[:_PATH_CHARS_MAX] + "..."
-                limits = f"At most {DEPTH_MAX} lists and dicts, {EXT_INNER_DEPTH_MAX} inside another type"
+                limits = (
+                    f"At most {DEPTH_MAX} lists and dicts, {EXT_INNER_DEPTH_MAX} of them inside another type, and "
+                    f"{EXT_DEPTH_MAX} other types in one another"
+                )
                 raise Unencodable("nested too deep, or it contains itself", limits)
             stack.extend(reversed(list(_inside(part))))
             continue

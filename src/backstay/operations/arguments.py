@@ -125,7 +125,7 @@ def state_change(
         else:
             change.put[key] = to_body(value, f"state.{key}")
     if len(state) > KEYS_MAX:
-        raise EncodeError(f"a state can have at most {KEYS_MAX} keys, not {len(state)}", hint="Nest them in a dict")
+        raise _too_many_keys(len(state))
     if fields:
         _add_system(change, fields)
     change.order = [*state, *(key for key in SYSTEM_NAMES if key in change.put)]
@@ -171,6 +171,7 @@ def append_change(
         _add_system(change, fields)
     if not carry:
         change.delete |= (SYSTEM_NAMES.keys() & head_state.values.keys()) - change.put.keys()
+    _check_count(change, head_state)
     return change
 
 
@@ -212,6 +213,7 @@ def check_step_fits(change: Change, head_state: HeadState) -> Change:
     for key, body in change.append.items():
         _check_grows(head_state, key, body)
     change.delete &= head_state.values.keys()
+    _check_count(change, head_state)
     return change
 
 
@@ -224,6 +226,20 @@ def check_snapshot_fits(change: Change, head_state: HeadState) -> Change:
     """Return the change if it fits the stored state; other keys of the state are deleted."""
     change.delete = {key for key in head_state.values if isinstance(key, str) and key not in change.put}
     return check_step_fits(change, head_state)
+
+
+def _check_count(change: Change, head_state: HeadState) -> None:
+    """Raise EncodeError if the state would have too many keys after the change."""
+    if len(head_state.values) + len(change.put) + len(change.append) > KEYS_MAX:
+        keys = {*head_state.values, *change.put, *change.append} - change.delete - SYSTEM_NAMES.keys()
+        if len(keys) > KEYS_MAX:
+            raise _too_many_keys(len(keys))
+
+
+def _too_many_keys(count: int) -> EncodeError:
+    return EncodeError(
+        f"a state can have at most {KEYS_MAX} keys, not {count}", path="state", hint="Nest them in a dict"
+    )
 
 
 def _check_append(head_state: HeadState, key: object, value: object, body: Body) -> None:
@@ -289,4 +305,9 @@ def _grown_list(head_state: HeadState, items: Mapping[str, list[Any]], key: str,
         return None
     if len(value) < len(known) or not all(map(operator.is_, known, value)):
         return None
-    return to_body(value[len(known) :], f"state.{key}")
+    path = f"state.{key}"
+    try:
+        return to_body(value[len(known) :], path)
+    except EncodeError:
+        to_body(value, path)  # raises the error with the right index in its path
+        raise

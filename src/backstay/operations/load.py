@@ -206,7 +206,7 @@ def scopes(store: Backend, branch: BranchKey) -> list[str]:
     return list(dict.fromkeys(each.key.scope for each in store.branches(branch.namespace, branch.thread, None)))
 
 
-def payload_in_memory(cursor: Cursor, name: str) -> dict[str, Any] | None:
+def payload_in_memory(cursor: Cursor, saved: CheckpointMeta) -> dict[str, Any] | None:
     """Return the payload of a checkpoint that was just saved if the handle still has all of it in memory; read nothing.
 
     The writes are not included: another process may have stored some. Does not wait for the handle's lock.
@@ -215,7 +215,9 @@ def payload_in_memory(cursor: Cursor, name: str) -> dict[str, Any] | None:
         return None
     try:
         base, head_state = cursor.base, cursor.head_state
-        if head_state is None or base is None or base.head is None or base.head.id != name:
+        if head_state is None or base is None or base.head is None:
+            return None
+        if (base.head.id, base.head.digest) != (saved.id, saved.digest):
             return None
         if any(stored.parts is None for stored in head_state.values.values()):
             return None
@@ -225,11 +227,17 @@ def payload_in_memory(cursor: Cursor, name: str) -> dict[str, Any] | None:
         cursor.lock.release()
 
 
-def payload(store: Backend, namespace: str, name: str) -> dict[str, Any]:
+def payload(store: Backend, saved: CheckpointMeta) -> dict[str, Any]:
     """Load the payload of a checkpoint that was just saved. Called only when the payload is first used."""
-    found = get(store, namespace, name)
-    if found is None:
-        raise NotFound(f"checkpoint {name} does not exist", checkpoint=name, hint="It was deleted after it was saved")
+    found = get(store, saved.namespace, saved.id)
+    if found is None or found.digest != saved.digest:
+        happened = "deleted" if found is None else "replaced"
+        raise NotFound(
+            f"checkpoint {saved.id} was {happened} after it was saved",
+            thread=saved.thread_id,
+            checkpoint=saved.id,
+            hint="Load the newest checkpoint with thread.latest()",
+        )
     return {field: getattr(found, field) for field in PAYLOAD_FIELDS}
 
 

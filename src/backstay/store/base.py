@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from backstay.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
+from backstay.model.fields import check_tags
 from backstay.pieces.manifest import Range, Source
 from backstay.store.finding import Finding as Finding  # re-exported, because every user of the contract needs it
 from backstay.store.layout import UNREADABLE
@@ -197,6 +198,11 @@ def no_checkpoint(checkpoint: str, thread: str | None = None) -> NotFound:
     """Return the error for a checkpoint that does not exist."""
     hint = "It may have been deleted: see thread.history()"
     return NotFound(f"checkpoint {checkpoint} does not exist", checkpoint=checkpoint, thread=thread, hint=hint)
+
+
+def tags_after(before: Collection[str], add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
+    """Return the tags of a checkpoint after a change, in order; raise InvalidInput if they are too many."""
+    return check_tags(sorted({*before, *add}.difference(remove)))
 
 
 def required_is_gone(commit: Commit) -> NotFound:
@@ -416,7 +422,7 @@ class Backend(Protocol):
         """
 
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
-        """Change a checkpoint's tags and return all of them. Raises NotFound."""
+        """Change a checkpoint's tags and return all of them. Raises NotFound, and InvalidInput if they are too many."""
 
     # Deleting -----------------------------------------------------------------------------------------------------
 

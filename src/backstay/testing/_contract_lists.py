@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from backstay.errors import InvalidInput, NotFound
+from backstay.model.fields import TAGS_MAX
 from backstay.store.base import Backend, BranchKey, Query
 from backstay.store.leases import LeaseRequest
 from backstay.testing.drafts import branch_key, long_list, names, pending, put, state_of
@@ -230,6 +231,15 @@ class ListRules:
         for missing in (("", "no such"), ("other", name)):
             with pytest.raises(NotFound):
                 backend.tag(*missing, ["x"], [])
+
+    def test_tags_that_would_be_too_many_are_refused(self, backend: Backend) -> None:
+        name = put(backend, branch_key(), {}, tags=[f"old {number}" for number in range(TAGS_MAX - 1)])
+        before = backend.tag("", name, ["one more"], [])
+        with pytest.raises(InvalidInput, match=f"at most {TAGS_MAX} tags"):
+            backend.tag("", name, ["too many"], [])
+
+        assert [row.tags for row in backend.find(Query(*branch_key()))] == [before]
+        assert len(backend.tag("", name, ["instead"], ["one more"])) == TAGS_MAX
 
     def test_langgraph_writes_may_come_before_their_checkpoint(self, backend: Backend) -> None:
         backend.write(branch_key(), "later", [pending("task", 0), pending("task", 1)], False)

@@ -437,19 +437,18 @@ class Thread:
         # Without the cursor, the payload has to be read from the store. An event loop must not wait for that, so there
         # the checkpoint keeps the cursor alive.
         handle = weakref.ref(self._cursor) if blocking else lambda cursor=self._cursor: cursor
-        namespace, name = saved.namespace, saved.id
 
         def load_payload(field: str) -> dict[str, Any]:
             cursor = handle()
-            at_hand = None if cursor is None or field == "writes" else load.payload_in_memory(cursor, name)
+            at_hand = None if cursor is None or field == "writes" else load.payload_in_memory(cursor, saved)
             if at_hand is not None:
                 return at_hand
             if blocking or not in_event_loop():
-                return load.payload(store, namespace, name)
+                return load.payload(store, saved)
             raise InvalidInput(
                 f"checkpoint.{field} is no longer in memory, and reading it here would block the event loop",
                 thread=saved.thread_id,
-                checkpoint=name,
+                checkpoint=saved.id,
                 hint=f"Write (await thread.get(checkpoint.id)).{field}",
             )
 

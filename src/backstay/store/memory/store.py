@@ -36,6 +36,7 @@ from backstay.store.base import (
     id_is_taken,
     no_checkpoint,
     required_is_gone,
+    tags_after,
 )
 from backstay.store.leases import NO_LEASE, Clock, ClockReading, LeaseGrant, LeaseRequest, LeaseRow, LeaseStatus
 from backstay.store.memory.chunks import MemoryContent
@@ -171,7 +172,7 @@ class MemoryStore(MemoryTransactions):
         if row is None:
             raise no_checkpoint(checkpoint)
         before = self._tables.tags.get((namespace, checkpoint), ())
-        tags = tuple(sorted({*before, *add} - set(remove)))
+        tags = tags_after(before, add, remove)
         if tags != before:
             self._apply(TagsChanged(row.branch, checkpoint, tags))
         return tags

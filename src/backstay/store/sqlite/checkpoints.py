@@ -20,6 +20,7 @@ from backstay.store.base import (
     commit_one_by_one,
     id_is_taken,
     required_is_gone,
+    tags_after,
 )
 from backstay.store.layout import SEQ_BITS, SEQ_MAX
 from backstay.store.leases import NO_LEASE, ClockReading
@@ -73,7 +74,7 @@ class SqliteCheckpoints(SqliteTransactions):
             name = pack_id(namespace, checkpoint)
             key, _ = find_checkpoint(connection, namespace, checkpoint)
             before = tags(connection, key)
-            after = tuple(sorted({*before, *add} - set(remove)))
+            after = tags_after(before, add, remove)
             if after != before:
                 connection.execute(queries.SET_TAGS, (pack_tags(after, name), key))
             return after
