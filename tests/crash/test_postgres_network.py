@@ -202,8 +202,8 @@ def test_a_change_that_breaks_before_its_commit_is_done_again_by_itself(
 def test_a_replaced_checkpoint_whose_commit_is_lost_can_be_replaced_again(
     stage: Callable[[float], Stage], proxy: Proxy
 ) -> None:
-    struck = stage(PATIENT_S)
-    proxy.swallow_answer(COMMIT)
+    struck = stage(HASTY_S)
+    proxy.swallow_answer(COMMIT, then="silence")  # with less time than a second attempt needs
     with pytest.raises(OutcomeUnknown):
         struck.store.thread("t").save({"n": 9}, id="c-2", replace=True)
     assert proxy.fired["swallow_answer"] == 1

@@ -236,3 +236,26 @@ def test_deleting_one_checkpoint_does_not_read_the_thread(
 
     assert touched.pop("check") >= 300
     assert max(touched.values()) < 60
+
+
+def test_deleting_branches_that_share_many_streams_reads_each_reference_a_few_times(
+    postgres: PostgresServer, postgres_url: str, show: Show
+) -> None:
+    """A chain of forks may have as many streams as branches, and the last branch needs all of them."""
+    count, schema = 60, parse_url(postgres_url).schema
+    with backstay.open(f"{postgres_url}&application_name=filling") as store:
+        first = store.thread("agent").append({"log": ["a" * 100]})
+        for number in range(count - 1):
+            store.thread("agent").fork(first, branch=f"b{number}")
+    with postgres.connect() as admin:
+        wait_until(lambda: not admin.execute(f"{ENDED} 'filling'".encode()).fetchall())
+        admin.execute(
+            f"insert into {schema}.ref select br.id, 1000000 + n, false, '' from {schema}.branch br,"
+            f" generate_series(1, {count}) n".encode()
+        )
+    touched = rows_touched(postgres, postgres_url, "ref", lambda store: store.thread("agent").delete())
+    show("rows of 3600 references touched by the delete of their branches", touched)
+
+    assert count * count <= touched < 10 * count * count
+    with postgres.connect() as admin:
+        assert admin.execute(f"select count(*) from {schema}.ref".encode()).fetchone() == (0,)

@@ -297,6 +297,22 @@ def test_the_newest_checkpoint_can_be_stored_anew_under_its_own_id(store: backst
         thread.save({"n": 4}, id="cp-1", replace=True)
 
 
+def test_a_replacement_that_was_stored_but_not_acknowledged_can_be_repeated(store: backstay.Store) -> None:
+    """The handle did not learn that it was stored; here another handle stored it."""
+    mine, other = store.thread("t"), store.thread("t")
+    mine.save({"n": 0})
+    mine.save({"n": 1}, id="cp-1", tags=["old"])
+    other.latest()
+    first = other.save({"n": 2, "m": ["x" * 300]}, id="cp-1", replace=True, tags=["new"])
+    with pytest.raises(backstay.Conflict):
+        mine.save({"n": 3}, id="cp-1", replace=True)
+    again = mine.save({"n": 2, "m": ["x" * 300]}, id="cp-1", replace=True, tags=["new"])
+
+    assert (again.seq, again.digest, again.state) == (first.seq, first.digest, first.state)
+    assert mine.append({"m": ["more"]}).seq == first.seq + 1
+    assert store.check()
+
+
 def test_a_handle_whose_head_was_overtaken_gets_conflict_with_the_winner(store: backstay.Store) -> None:
     mine, other = store.thread("t"), store.thread("t")
     mine.save({"n": 1})

@@ -415,7 +415,7 @@ def _find_same(
         return None
     check_id(request.name, "checkpoint id")
     stored = find_row(store, services.namespace, request.name)
-    if stored is None or request.replaces_head:
+    if stored is None or (request.replaces_head and not _is_newer(cursor, stored)):
         return None
     try:
         same = stored.branch == cursor.branch and (_same(store, stored, make, request))
@@ -424,6 +424,8 @@ def _find_same(
             raise
         return _find_same(store, services, cursor, make, request)  # it was deleted meanwhile
     if not same:
+        if request.replaces_head:
+            return None  # another writer replaced it, so the head has moved
         raise IdTaken(
             f"checkpoint {stored.id} exists with other content",
             winner=meta_of(stored),
@@ -441,13 +443,22 @@ def _find_same(
     return unchecked(SavedCheckpoint, values_of(stored))
 
 
+def _is_newer(cursor: Cursor, stored: Row) -> bool:
+    """Return whether a row replaced the head that the handle has seen: its own earlier attempt may have done it."""
+    seen = None if cursor.base is None else cursor.base.head
+    return seen is not None and seen.id == stored.id and seen.seq != stored.seq
+
+
 def _same(store: Backend, stored: Row, make: MakeChange, request: SaveRequest) -> bool:
     """Return whether this save would make the stored checkpoint; fields that the caller left out are taken from it."""
     if request.copies is not None and request.copies != stored.parent_id:
         return False
-    parent = None if stored.parent_id is None else (find_row(store, stored.branch.namespace, stored.parent_id))
-    digest = parent_digest(stored)
-    head_state = HeadState() if parent is None else (open_head_state(store, parent, {}))
+    digest, before = parent_digest(stored), None
+    if request.replaces_head:
+        before = stored  # a replacement is a whole state, so it changes nothing if it is the stored one
+    elif stored.parent_id is not None:
+        before = find_row(store, stored.branch.namespace, stored.parent_id)
+    head_state = HeadState() if before is None else open_head_state(store, before, {})
     change = make(head_state)
     load_values(store, head_state, head_state.unloaded(change), stored)
     draft = head_state.plan(change, count(1).__next__)  # only to get the root digest; nothing is written

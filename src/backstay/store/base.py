@@ -134,6 +134,10 @@ class Commit:
         """Return the origin of a branch that starts with this commit."""
         return self.origin if self.origin is not None else self.requires
 
+    def replaces(self, digest: bytes, seq: int) -> bool:
+        """Return whether this commit replaces a head of its id; False if that head is its own result."""
+        return self.replaces_head and (digest != self.digest or seq == self.head_seq)
+
     @property
     def keeps_parent_digest(self) -> bool:
         """Return whether the row keeps the parent's digest unless the parent exists and has it."""
@@ -402,9 +406,9 @@ class Backend(Protocol):
         """Add a checkpoint at the end of a branch.
 
         The branch is created if ``number`` is 0. If the id exists with the same digest, nothing changes and the first
-        result is returned again; with another digest: IdTaken. Fenced if the epoch is not the branch's, if the lease's
-        token is not the claim's, or if a lease runs and there is no claim. Conflict if the branch moved. NotFound if
-        ``requires`` does not exist.
+        result is returned again, also if it replaced a head; with another digest: IdTaken. Fenced if the epoch is not
+        the branch's, if the lease's token is not the claim's, or if a lease runs and there is no claim. Conflict if the
+        branch moved. NotFound if ``requires`` does not exist.
         """
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Committed]:

@@ -232,6 +232,19 @@ class DeleteRules:
 
         assert contents(backend) == before
 
+    def test_a_replacement_that_is_stored_already_gives_its_first_result(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1}, "one")
+        put(backend, branch_key(), {"n": 2}, "two")
+        commit = draft(backend, branch_key(), {"n": 3}, "two", replaces=True, step=2)
+        first = backend.commit(commit)
+
+        assert first.fresh
+        assert backend.commit(commit) == replace(first, fresh=False)
+        with pytest.raises(Conflict):  # other content, by a writer that has not seen the replacement
+            backend.commit(replace(commit, digest=bytes(32)))
+        put(backend, branch_key(), {"n": 4}, "three")
+        assert backend.commit(commit) == replace(first, fresh=False)
+
     def test_langgraph_values_encoded_elsewhere_keep_their_bytes_and_type(self, backend: Backend) -> None:
         state = {tag: Encoded(tag, tag.encode() * 200) for tag in ("msgpack", "json", "null", "bytes")}
         state["empty"] = Encoded("null", b"")

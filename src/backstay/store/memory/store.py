@@ -128,7 +128,8 @@ class MemoryStore(MemoryTransactions):
         tables, key = self._tables, commit.branch
         existing = tables.rows.get((key.namespace, commit.id))
         branch = tables.branches.get(key)
-        if existing is not None and not (commit.replaces_head and tables.is_head(existing)):
+        replaces = existing is not None and tables.is_head(existing) and commit.replaces(existing.digest, existing.seq)
+        if existing is not None and not replaces:
             if branch is None or (existing.branch, existing.digest) != (key, commit.digest):
                 raise id_is_taken(commit)
             return Committed(branch.number, existing.seq, False)

@@ -40,6 +40,7 @@ from backstay.store.base import (
     id_is_taken,
     no_checkpoint,
     required_is_gone,
+    tags_after,
 )
 from backstay.store.layout import (
     COMPRESS_AT_ONCE_BYTES,
@@ -87,7 +88,7 @@ class PostgresCheckpoints:
 
     def commit(self, commit: Commit) -> Committed:
         if commit.replaces_head:
-            return self._pool.change(lambda connection: _replace_head(connection, commit), commit.id)
+            return self._pool.change(lambda connection: _replace_head(connection, commit), commit.id, again=True)
         if is_plain(commit):
             return self._pool.write(lambda connection: _append(connection, commit, self._shared), commit.id)
         return self._pool.write(lambda connection: _add(connection, commit), commit.id)
@@ -120,10 +121,15 @@ class PostgresCheckpoints:
 
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
         bound = {"id": pack_id(namespace, checkpoint), "add": list(add), "remove": list(remove)}
-        found = self._pool.write(lambda connection: connection.one(queries.TAG, bound), checkpoint)
-        if found is None:
-            raise no_checkpoint(checkpoint)
-        return tuple(sorted(found[0]))
+
+        def work(connection: DeadlineConnection) -> tuple[str, ...]:
+            found = connection.one(queries.TAG, bound)
+            if found is None:
+                raise no_checkpoint(checkpoint)
+            return tags_after(found[0], (), ())
+
+        # A transaction is needed only to take back too many tags.
+        return self._pool.change(work, checkpoint, again=True) if add else self._pool.write(work, checkpoint)
 
 
 def is_plain(commit: Commit) -> bool:
@@ -233,12 +239,20 @@ def _add(connection: DeadlineConnection, commit: Commit) -> Committed:
 
 
 def _replace_head(connection: DeadlineConnection, commit: Commit) -> Committed:
-    """Replace the newest checkpoint under its id, inside a transaction."""
+    """Replace the newest checkpoint under its id, inside a transaction.
+
+    If the row with this id has the commit's digest, and is not the head that the writer saw, this very commit is stored
+    already: its first result is returned again.
+    """
     key = commit.branch
     threads = [thread for (thread,) in connection.every(queries.THREAD, key[:2])]
     lock_threads(connection, threads)
     name = pack_id(key.namespace, commit.id)
     found = connection.one(queries.IDENTITY, (name,))
+    if found is not None and found[1] == commit.digest and found[0] >> SEQ_BITS == commit.number:
+        seq = found[0] & SEQ_MAX
+        if seq != commit.head_seq:
+            return Committed(commit.number, seq, False)
     committed = _add(connection, commit)
     if found is not None and committed.fresh:
         new = key_of(committed.number, committed.seq)

@@ -131,9 +131,9 @@ def delete_rows(
         connection.every(queries.SETTLE_BRANCHES_AND_EFFECTS, {"branches": list(headless)}) if headless else ()
     ):
         before.setdefault(branch, set()).update(() if stream is None else (stream or digest,))
-    emptied = len(before)
+    emptied = set(before)
     before |= _suspects(connection, [row for row in doomed if row[0] >> SEQ_BITS not in before])
-    return Removed(len(doomed), emptied, _collect(connection, before) if any(before.values()) else 0)
+    return Removed(len(doomed), len(emptied), _collect(connection, before, emptied) if any(before.values()) else 0)
 
 
 def drop_checkpoints(
@@ -190,7 +190,11 @@ def lock_threads(connection: DeadlineConnection, threads: Collection[int]) -> No
         connection.every(queries.LOCK_BRANCHES_AND_THREADS, {"threads": list(threads)})
 
 
-def _collect(connection: DeadlineConnection, before: dict[int, set[Source]]) -> int:
+def _collect(connection: DeadlineConnection, before: dict[int, set[Source]], emptied: Collection[int]) -> int:
+    """Drop what is no longer needed of these sources, by branch; return how many bytes that freed.
+
+    Branches that are ``emptied`` have no references any more.
+    """
     candidates = {source for sources in before.values() for source in sources}
     streams = [source for source in candidates if isinstance(source, int)]
     referring: dict[int, set[int]] = {stream: set() for stream in streams}
@@ -207,7 +211,7 @@ def _collect(connection: DeadlineConnection, before: dict[int, set[Source]]) -> 
             blind.add(branch)
             needed[branch].update(before.get(branch, ()))
     dropped = [(branch, source) for branch, sources in before.items() for source in sources - needed[branch]]
-    drop_references(connection, dropped)
+    drop_references(connection, [(branch, source) for branch, source in dropped if branch not in emptied])
     for branch, source in dropped:
         if isinstance(source, int):
             referring[source].discard(branch)

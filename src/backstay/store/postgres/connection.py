@@ -24,11 +24,12 @@ from backstay.store.postgres.target import Target
 T = TypeVar("T")
 Bound = Sequence[Any] | Mapping[str, Any]
 
-WAIT_GIVEN_UP = {"01000", "57P01"}
-"""Codes of the warning of a server that committed only locally, after a cancelled wait or before it closes the
-connection.
+WAIT_GIVEN_UP = "01000"
+"""The code of the warning of a server that committed only locally, because its wait for the standby was cancelled.
 
-The text is in the server's language. No statement of ours causes another warning with these codes.
+The text is in the server's language. No statement of ours causes another warning with this code. A server that closes
+the connection during the wait warns with 57P01, and then never reports a success, so the answer is lost. It warns with
+57P01 also when it is stopped after it has answered.
 """
 
 CHECK_INTERVAL_S = 0.25
@@ -112,7 +113,7 @@ class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
 
         def noticed(notice: psycopg.errors.Diagnostic) -> None:
             connection = watched()
-            if notice.severity_nonlocalized == "WARNING" and notice.sqlstate in WAIT_GIVEN_UP and connection:
+            if notice.severity_nonlocalized == "WARNING" and notice.sqlstate == WAIT_GIVEN_UP and connection:
                 connection.in_doubt = True
 
         self.add_notice_handler(noticed)
@@ -198,6 +199,14 @@ REFUSALS = {
     "26000": ("a connection pooler mixes up prepared statements", "Remove prepare=yes from the URL"),
     "42P05": ("a connection pooler mixes up prepared statements", "Remove prepare=yes from the URL"),
 }
+INTERRUPTED = {
+    "55P03": ("another transaction held a lock for longer than lock_timeout", "Try again, or raise lock_timeout"),
+    "57014": (
+        "the server cancelled the statement, after statement_timeout or on an administrator's request",
+        "Try again; if statement_timeout is too short for it, raise it for this user or database",
+    ),
+}
+"""The server ended a statement, which then had no effect."""
 
 NOT_AS_THOUGHT, CHECKPOINT_IS_GONE, ID_EXISTS = "ZB001", "ZB005", "23505"
 """Error codes that the functions of the schema raise."""
@@ -234,8 +243,9 @@ def translate(error: psycopg.Error, target: Target) -> BackstayError:
         return StoreRefused(f"{what} ({text})", path=place, hint=hint)
     if state == "53100":
         return StoreFull(f"no space left on the server ({text})", path=place, hint="Free some space, then try again")
-    if state in ("55P03", "57014"):
-        return StoreBusy(f"the database did not release a lock in time ({text})", path=place, hint="Try again")
+    if state in INTERRUPTED:
+        what, hint = INTERRUPTED[state]
+        return StoreBusy(f"{what} ({text})", path=place, hint=hint)
     if isinstance(error, psycopg.DataError) and "NUL" in text:
         return InvalidInput("PostgreSQL cannot store a NUL character in a name", hint="Remove it from the name")
     if isinstance(error, DeadlinePassed | psycopg.errors.ConnectionTimeout):

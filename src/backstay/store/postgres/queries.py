@@ -235,10 +235,13 @@ WITH locked AS MATERIALIZED (
 SELECT id FROM {schema}.thread
 WHERE id = ANY(%(threads)s::bigint[]) AND (SELECT pg_catalog.count(*) FROM locked) >= 0 ORDER BY id FOR UPDATE"""
 LOCK_THREADS = "SELECT id FROM {schema}.thread WHERE id = ANY(%s::bigint[]) ORDER BY id FOR UPDATE"
+# Branches may share many streams: each stream, and then each branch, is looked up only once.
 THREADS_SHARING = """
-SELECT DISTINCT br.thread FROM {schema}.ref r
-JOIN {schema}.ref s ON s.stream = r.stream JOIN {schema}.branch br ON br.id = s.branch
-WHERE r.branch = ANY(%s::bigint[]) AND r.stream > 0"""
+SELECT DISTINCT br.thread FROM (
+  SELECT DISTINCT s.branch
+  FROM (SELECT DISTINCT stream FROM {schema}.ref WHERE branch = ANY(%s::bigint[]) AND stream > 0) r
+  JOIN {schema}.ref s ON s.stream = r.stream) b
+JOIN {schema}.branch br ON br.id = b.branch"""
 LOCK_CHECKPOINTS = "SELECT 1 FROM {schema}.checkpoint WHERE id = ANY(%s::bytea[]) ORDER BY key FOR UPDATE"
 # Deletes checkpoints with their tags, writes and records, and gives their children the digest. The children are found
 # among all rows as they were before, so a row that is deleted too is left out. Returns each row with its neighbours.
@@ -285,13 +288,13 @@ unreferred AS (
 # Gives branches their newest row as the head, and drops those without a row; returns them with what they referred to.
 SETTLE_BRANCHES = f"""WITH {_SETTLED},
 {_NUMBERED}
-SELECT e.id, u.stream, u.digest FROM emptied e LEFT JOIN unreferred u ON u.branch = e.id"""
+SELECT id, NULL::bigint, NULL::bytea FROM emptied UNION ALL SELECT branch, stream, digest FROM unreferred"""
 SETTLE_BRANCHES_AND_EFFECTS = f"""WITH {_SETTLED},
 {_NUMBERED},
 dropped AS (
   DELETE FROM {{schema}}.record r USING emptied br
   WHERE r.kind = 'effect' AND r.thread = br.thread AND r.scope = br.scope AND r.branch = br.name)
-SELECT e.id, u.stream, u.digest FROM emptied e LEFT JOIN unreferred u ON u.branch = e.id"""
+SELECT id, NULL::bigint, NULL::bytea FROM emptied UNION ALL SELECT branch, stream, digest FROM unreferred"""
 DROP_REFS_OF_BRANCHES = "DELETE FROM {schema}.ref WHERE branch = ANY(%s::bigint[])"
 REFS_OF_BRANCHES = "SELECT branch, stream, digest FROM {schema}.ref WHERE branch = ANY(%s::bigint[])"
 BRANCHES_REFERRING = "SELECT stream, branch FROM {schema}.ref WHERE stream = ANY(%s::bigint[])"

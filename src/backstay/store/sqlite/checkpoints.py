@@ -122,7 +122,8 @@ def _add_carefully(connection: Connection, commit: Commit, name: StoredId, now: 
     branch = find_branch(connection, key)
     number, head = (branch.number, branch.head) if branch else (0, 0)
     existing = connection.execute(queries.IDENTITY, (name,)).fetchone()
-    if existing is not None and not (commit.replaces_head and existing[0] == number << SEQ_BITS | head):
+    is_head = existing is not None and existing[0] == number << SEQ_BITS | head
+    if existing is not None and not (is_head and commit.replaces(existing[1], head)):
         if existing[1] != commit.digest or existing[0] >> SEQ_BITS != number:
             raise id_is_taken(commit)
         return Committed(number, existing[0] & SEQ_MAX, False)
