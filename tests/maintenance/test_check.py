@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 import backstay
+from backstay.errors import Corrupted
 from backstay.operations.records import PAGE_ROWS
+from backstay.pieces.manifest import Range
 from backstay.store.finding import KINDS
+from backstay.thread.access import access_of
 from support.damage import IDS, change, clock, fill, flip_column, make
 
 
@@ -166,3 +169,57 @@ def test_long_branches_are_read_page_by_page_and_nothing_is_left_out(tmp_path: P
     wrong = {f"c{number}" for place in (0, PAGE_ROWS, count - 1) for number in (place, place + 1)} - {f"c{count}"}
     assert set(report.damaged) == wrong  # and the child of each, whose digest covers its parent's
     assert report.good["checkpoints"] == count - len(wrong)
+
+
+def of_small_items(store: backstay.Store, count: int) -> backstay.Thread:
+    """Save a list that grows by a few bytes at a time: they stay in the manifest until there are more."""
+    thread = store.thread("t")
+    for number in range(count):
+        thread.append({"log": [number]}, id=f"c{number}")
+    return thread
+
+
+def test_a_list_of_small_items_is_read_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    with backstay.open(url) as store:
+        backend = type(access_of(store).store)
+        fetch = backend.fetch
+        for count in (400, 800):
+            store.delete_all()
+            thread, fetched = of_small_items(store, count), 0
+
+            def counted(self: object, ranges: Iterable[Range]) -> list[list[bytes]]:
+                nonlocal fetched
+                found: list[list[bytes]] = fetch(self, ranges := list(ranges))  # type: ignore[arg-type]
+                fetched += sum(each.length for each in ranges)
+                return found
+
+            with monkeypatch.context() as patched:
+                patched.setattr(backend, "fetch", counted)
+                assert thread.check()
+            read.append(fetched)
+
+    assert 0 < read[1] < 3 * read[0], read
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("column", ["chunk.body", "checkpoint.manifest"])
+def test_damage_in_a_list_of_small_items_is_found_in_each_checkpoint_that_has_it(
+    column: str, place: float, tmp_path: Path
+) -> None:
+    path, (table, name) = tmp_path / "small.db", column.split(".")
+    with backstay.open(path) as store:
+        of_small_items(store, 400)
+    key = {"chunk": "address", "checkpoint": "key"}[table]
+    keys = [number for (number,) in change(path, f"SELECT {key} FROM {table} ORDER BY 1")]
+    flip_column(path, table, name, f"{key} = {keys[int(place * len(keys))]}", -1)
+
+    with backstay.open(path) as store:
+        wrong = set()
+        for number in range(400):
+            try:
+                store.get(f"c{number}")
+            except Corrupted:
+                wrong.add(f"c{number}")
+        assert wrong
+        assert set(store.thread("t").check().damaged) == wrong

@@ -27,6 +27,7 @@ from backstay.pieces.manifest import (
     decode_manifest,
     encode_base,
     encode_manifest,
+    grown_by,
     is_needed,
     join_pieces,
     merge_ranges,
@@ -202,3 +203,24 @@ def test_rows_are_assembled_also_where_they_overlap(data: bytes, drawn: st.DataO
 
 def test_a_gap_between_rows_is_noticed() -> None:
     assert assemble([(0, b"abc"), (4, b"ef")], 1, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "grown"),
+    [
+        ([Range(1, 0, 9)], [Range(1, 0, 12)], [Range(1, 9, 3)]),
+        ([Range(1, 0, 9)], [Range(1, 0, 9), b"x"], [b"x"]),
+        ([Range(1, 0, 9), b"ab"], [Range(1, 0, 9), b"abc"], [b"c"]),
+        ([Range(1, 0, 9), b"ab"], [Range(1, 0, 9), b"abc", Range(2, 0, 5)], [b"c", Range(2, 0, 5)]),
+        ([Range(1, 0, 9), b"ab"], [Range(1, 0, 9), b"ab"], []),
+        ([Range(1, 0, 9), b"ab"], [Range(1, 0, 9), b"ax"], None),
+        ([Range(1, 0, 9), b"ab"], [Range(1, 0, 12)], None),  # the same bytes, or others
+        ([Range(1, 0, 9)], [Range(1, 0, 8)], None),
+        ([Range(1, 0, 9)], [Range(2, 0, 12)], None),
+        ([], [b"x"], None),
+    ],
+)
+def test_what_a_value_grew_by_is_told_only_if_its_start_is_the_same(
+    old: list[Piece], new: list[Piece], grown: list[Piece] | None
+) -> None:
+    assert grown_by(old, new) == grown

@@ -6,8 +6,10 @@ Damage to the bytes of the file is in tests/crash.
 from __future__ import annotations
 
 import contextlib
+import heapq
+import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,19 @@ import pytest
 import backstay
 from backstay.errors import Corrupted
 from backstay.operations.load import checked_branch
+from backstay.operations.records import all_records
 from backstay.operations.rows import Damaged
+from backstay.store.base import Query, Row
 from backstay.store.leases import NO_LEASE, LeaseRequest
-from backstay.store.records import Record
+from backstay.store.records import Kind, Record
+from backstay.store.sqlite import find
 from backstay.store.sqlite.files import Connection
-from backstay.store.sqlite.rows import find_branch, put_branch
+from backstay.store.sqlite.rows import BranchRow, find_branch, put_branch
 from backstay.store.sqlite.store import SqliteStore
 from backstay.testing.drafts import branch_key, put
 from backstay.thread.access import access_of
 from support.damage import behind, change, clock, flip, indexes, loaded, lose_from_index
+from support.running import effort
 from support.store.odd_rows import fill_all
 
 
@@ -236,9 +242,15 @@ LOST: dict[str, tuple[str, str, str, list[Callable[[backstay.Store], object]]]] 
     "tag": ("checkpoint", "checkpoint_tagged", "id = 'a3'", [QUESTIONS["tagged"]]),
     "tag, second index": ("checkpoint", "checkpoint_tagged_again", "id = 'a3'", [QUESTIONS["tagged"]]),
     "open interrupt": ("record", "record_open", "key = 'open'", [QUESTIONS["open interrupts"]]),
-    "open interrupt, second index": ("record", "record_open_again", "key = 'open'", [QUESTIONS["open interrupts"]]),
+    "open interrupt, second index": (
+        "record",
+        "record_open_again",
+        "key = 'open'",
+        [QUESTIONS["open interrupts"], lambda store: list(store.thread("alpha").interrupts())],
+    ),
     "effect": ("record", "record_id", "key = 'mail'", [QUESTIONS["effect"]]),
-    "effect, second index": ("record", "record_thread", "key = 'mail'", []),
+    "effect, second index": ("record", "record_thread", "key = 'mail'", [QUESTIONS["effects"]]),
+    "effect, third index": ("record", "record_again", "key = 'mail'", [QUESTIONS["effects"]]),
     "origin": ("branch", "branch_origin", "name = 'what-if'", []),
     "writes": ("write", "write_again", "task = 'task'", [lambda store: store.get("a7"), QUESTIONS["newest of alpha"]]),
 }
@@ -338,3 +350,186 @@ def test_nothing_is_deleted_while_a_reference_is_missing_in_its_index(tmp_path: 
         kept = store.get("needs it")
         assert kept is not None
         assert kept.state == {"document": document}
+
+
+# Lists that cost what they show -----------------------------------------------------------------------------------
+
+
+def add_records(store: SqliteStore, thread: str, kind: Kind, numbers: Iterable[int], is_open: bool) -> None:
+    for number in numbers:
+        store.put_record(Record(kind, branch_key(thread), f"{kind}-{thread}-{number}", b"body", is_open))
+
+
+def steps(store: SqliteStore, call: Callable[[], object]) -> int:
+    """Return how many instructions SQLite's machine ran for a call that reads."""
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+
+    connection = store._read(lambda connection: connection)
+    connection.set_progress_handler(step, 1)
+    call()
+    connection.set_progress_handler(None, 1)
+    assert store._read(lambda connection: connection) is connection
+    return count
+
+
+def test_a_page_of_records_costs_the_same_beside_any_number_of_others(store: SqliteStore) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "open ones of a thread that has none": lambda: store.records("interrupt", "", "u", True, 0, 100),
+        "all of a thread that has none": lambda: store.records("interrupt", "", "u", False, 0, 100),
+        "open ones of a thread with effects": lambda: store.records("interrupt", "", "effects", True, 0, 100),
+        "a page of open ones": lambda: store.records("interrupt", "", None, True, 0, 100),
+        "a page of effects of a thread": lambda: store.records("effect", "", "effects", False, 0, 100),
+    }
+    taken = []
+    for first in (0, 400):
+        add_records(store, "others", "interrupt", range(first, first + 400), True)
+        add_records(store, "effects", "effect", range(first, first + 400), False)
+        taken.append({name: steps(store, call) for name, call in calls.items()})
+
+    assert taken[0] == taken[1]
+
+
+def test_open_records_cost_the_same_beside_any_number_of_closed_ones(store: SqliteStore) -> None:
+    taken = []
+    for first in (0, 400):
+        add_records(store, "t", "interrupt", range(first, first + 400), False)
+        taken.append(steps(store, lambda: store.records("interrupt", "", "t", True, 0, 100)))
+
+    assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize("thread", ["t", None])
+@pytest.mark.parametrize(("kind", "open_only"), [("interrupt", True), ("effect", False)])
+def test_a_whole_list_of_records_is_counted_once(
+    store: SqliteStore, thread: str | None, kind: Kind, open_only: bool
+) -> None:
+    taken = []
+    for first in (0, 1000):
+        add_records(store, "t", kind, range(first, first + 1000), open_only)
+        taken.append(steps(store, lambda: list(all_records(store, kind, "", thread, open_only))))
+
+    assert taken[1] < 2.2 * taken[0]
+
+
+@pytest.mark.parametrize("thread", ["t", None])
+@pytest.mark.parametrize("count", [150, 350])
+@pytest.mark.parametrize("index", ["record_open", "record_open_again"])
+def test_an_open_record_that_an_index_has_lost_is_missed_in_a_list_of_any_length(
+    tmp_path: Path, thread: str | None, count: int, index: str
+) -> None:
+    path = tmp_path / "many.db"
+    with contextlib.closing(SqliteStore(str(path))) as store:
+        put(store, branch_key(), {"n": 1}, "one")
+        add_records(store, "t", "interrupt", range(count), True)
+    lose_from_index(path, "record", index, "key = 'interrupt-t-7'")
+
+    with contextlib.closing(SqliteStore(str(path))) as store:
+        listed = all_records(store, "interrupt", "", thread, open_only=True)
+        if thread is not None and index == "record_open" and count == 350:  # neither of its two trees
+            assert len(list(listed)) == count
+        else:
+            with pytest.raises(Corrupted, match="some open records of kind interrupt cannot be found"):
+                list(listed)
+
+
+def forks(store: backstay.Store, count: int) -> None:
+    """Give thread t some more branches, and some of them a second checkpoint."""
+    thread = store.thread("t")
+    first = thread.save({"n": 0})
+    for number in range(count):
+        fork = thread.fork(first, branch=f"{first.id} {number}")
+        if number % 3 == 0:
+            fork.save({"n": number})
+        elif number % 7 == 0:
+            thread.save({"n": number})
+
+
+def test_a_page_of_all_branches_reads_only_those_that_it_shows(tmp_path: Path) -> None:
+    with backstay.open(tmp_path / "agent.db") as store:
+        backend = access_of(store).store
+        assert isinstance(backend, SqliteStore)
+        taken = []
+        for _ in range(3):
+            forks(store, 63)
+            statements: list[str] = []
+            connection = backend._read(lambda connection: connection)
+            connection.set_trace_callback(statements.append)
+            newest = list(store.thread("t").history(limit=20, branch="*"))
+            older = backend.find(Query("", "t", before=backend.find(Query("", "t", limit=20))[-1].seq, limit=20))
+            connection.set_trace_callback(None)
+            assert (len(newest), len(older)) == (20, 20)
+            taken.append(len(statements))
+
+    assert taken[0] < 150
+    assert taken[0] == taken[1] == taken[2]
+
+
+@pytest.mark.effort
+def test_pages_of_all_branches_are_exact_whatever_is_damaged(tmp_path: Path) -> None:
+    """They are what is left of a merge of all branches."""
+    rng = random.Random(20261117)
+    with backstay.open(tmp_path / "sound.db") as store:
+        forks(store, 12)
+        forks(store, 9)
+    numbers = [number for (number,) in change(tmp_path / "sound.db", "SELECT key FROM checkpoint")]
+
+    def in_full(connection: Connection, query: Query) -> list[Row]:
+        branches = find.branches_of_thread(connection, "", "t", query.scope, None)
+        pages = [find._page(connection, query, branch) for branch in branches]
+        return list(heapq.merge(*pages, key=lambda row: row.seq, reverse=True))[: query.limit]
+
+    def age(connection: Connection) -> None:
+        """Give a branch a head that it had earlier, or never."""
+        branch = rng.choice(find.branches_of_thread(connection, "", "t", None, None))
+        if isinstance(branch, BranchRow):
+            put_branch(connection, branch._replace(head=rng.randrange(40)))
+
+    marks = 0
+    for _ in range(2 * effort()):
+        path = Path(shutil.copy(tmp_path / "sound.db", tmp_path / "damaged.db"))
+        for _ in range(rng.choice((1, 2, 8))):
+            key, odd = rng.choice(numbers), rng.choice((0, 1, 3, 77, -3, 1.5, "x", b""))
+            statement, bound = rng.choice(
+                (
+                    ("DELETE FROM checkpoint WHERE key = ?", (key,)),
+                    ("UPDATE checkpoint SET back = ? WHERE key = ?", (odd, key)),
+                    ("UPDATE branch SET head = ? WHERE id = ?", (odd, key >> 32)),
+                )
+            )
+            change(path, statement, bound)
+        with contextlib.closing(SqliteStore(str(path))) as damaged:
+            damaged._write(age)
+            for _ in range(20):
+                before, limit = rng.choice((None, *range(40))), rng.choice((0, 1, 2, 5, 100))
+                query = Query("", "t", rng.choice((None, "")), before=before, limit=limit)
+                expected = damaged._read(lambda connection, query=query: in_full(connection, query))  # type: ignore[misc]
+                assert damaged.find(query) == expected
+                marks += sum(not row.notes for row in expected)
+    assert marks
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_a_lost_head_is_shown_once_in_the_pages_of_all_branches(tmp_path: Path, limit: int) -> None:
+    path = tmp_path / "agent.db"
+    with backstay.open(path) as store:
+        thread = store.thread("t")
+        first = thread.save({"n": 1})
+        thread.fork(first, branch="b").save({"n": 2})
+        thread.save({"n": 3}, id="lost")
+    change(path, "DELETE FROM checkpoint WHERE id = 'lost'")
+
+    with contextlib.closing(SqliteStore(str(path))) as damaged:
+        shown: list[Row] = []
+        while page := damaged.find(Query("", "t", before=shown[-1].seq if shown else None, limit=limit)):
+            shown += page
+            assert len(shown) <= 4
+        assert [(row.branch.name, row.seq, bool(row.notes)) for row in shown] == [
+            ("main", 4, False),
+            ("b", 3, True),
+            ("b", 2, True),
+            ("main", 1, True),
+        ]

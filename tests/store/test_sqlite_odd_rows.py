@@ -68,7 +68,8 @@ def test_the_error_names_the_thread(tmp_path: Path, column: str) -> None:
         thread = store.thread("customer-42")
         many = {f"key {number}": "a value of some length, so that the state has a base" for number in range(100)}
         saved = [thread.save({**many, "step": step}) for step in (1, 2)]
-    assert put(path, *column.split("."), "x")
+    table, _, name = column.partition(".")
+    assert put(path, table, name, "x")
     with backstay.open(path) as store:
         thread = store.thread("customer-42")
         for call in (thread.latest, lambda: thread.get(saved[0].id), lambda: thread.at(1)):

@@ -88,7 +88,7 @@ def behind(path: Path, hidden: Collection[str], statement: str, bound: tuple[Any
         kept = connection.execute(f"SELECT * FROM sqlite_schema WHERE name IN ({marks})", tuple(hidden)).fetchall()
         assert len(kept) == len(hidden)
         connection.execute(f"DELETE FROM sqlite_schema WHERE name IN ({marks})", tuple(hidden))
-        connection.execute("PRAGMA writable_schema=RESET")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:  # it knows of none of them
         changed = connection.execute(statement, bound).rowcount
         connection.execute("PRAGMA writable_schema=1")
         connection.executemany("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", kept)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 import backstay
 from backstay.model.lineage import draw, trees_of
-from backstay.store.base import Query
+from backstay.store.base import BranchKey, Query
 from backstay.thread.access import access_of
 
 BIG = ["message " * 60] * 20
@@ -230,3 +231,35 @@ def test_a_fork_or_rewind_whose_answer_was_lost_can_be_repeated_by_its_id(store:
         thread.fork(second, branch="side", set={"n": "y"}, id="f1")
     with pytest.raises(backstay.Conflict, match="other content"):
         thread.rewind(first, id="r1")
+
+
+@pytest.mark.parametrize("kind", ["memory", "dir"])
+def test_the_branches_of_a_thread_are_not_searched_once_for_each(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: dict[str, list[int]] = {}
+    asked: list[object] = []
+    covers = Query.covers
+
+    def counted(query: Query, branch: BranchKey) -> bool:
+        asked.append(branch)
+        return covers(query, branch)
+
+    monkeypatch.setattr(Query, "covers", counted)
+    for branches in (30, 60):
+        url = "memory:" if kind == "memory" else f"dir:{tmp_path / str(branches)}"
+        with backstay.open(url) as store:
+            thread = store.thread("t")
+            first = thread.save({"n": 0})
+            for number in range(branches):
+                thread.fork(first, branch=f"b{number}").save({"n": number})
+            for name, call in (
+                ("check", thread.check),
+                ("stats", thread.stats),
+                ("prune", lambda thread=thread: thread.prune(backstay.Keep(last=1))),
+            ):
+                asked.clear()
+                assert call()
+                counts.setdefault(name, []).append(len(asked))
+
+    assert all(few > 0 and many < 2.2 * few for few, many in counts.values()), counts

@@ -7,6 +7,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import backstay
 from backstay.model.checkpoint import CheckpointMeta
+from backstay.store.sqlite import collect
 from backstay.testing.drafts import wait_until
 from backstay.thread.access import access_of
 
@@ -263,4 +265,22 @@ def test_pruning_a_long_thread_reads_no_manifests_of_the_rows_that_stay(tmp_path
         assert not [text for text in statements if "c.manifest" in text and "c.key > " in text]
         assert len(access_of(store).store.sizes().sources) == 1
         assert sum(access_of(store).store.sizes().sources.values()) < 65_536
+        assert store.check()
+
+
+def test_a_long_delete_lets_other_writers_in_between_its_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backstay.open(tmp_path / "agent.db") as store, backstay.open(tmp_path / "agent.db") as other:
+        thread = store.thread("t")
+        for number in range(4 * collect.DELETE_ROWS):
+            thread.append(set={"n": number})
+        saved: list[object] = []
+        pause = SimpleNamespace(sleep=lambda _: saved.append(other.thread("u").append(set={"n": 1})))
+        monkeypatch.setattr(collect, "time", pause)
+        assert thread.delete().checkpoints == 4 * collect.DELETE_ROWS
+
+        assert len(saved) == 4
+        assert thread.latest() is None
+        assert len(list(other.thread("u").history())) == 4
         assert store.check()

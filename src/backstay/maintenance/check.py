@@ -192,7 +192,10 @@ def _head_is_newest(store: Backend, branch: Branch) -> bool:
 
 @dataclass(slots=True)
 class _VerifiedValue:
-    """A value of the previous checkpoint whose bytes are good. If it only grew since, only the new bytes are read."""
+    """A value of the previous checkpoint whose bytes are good. If it only grew since, only the new bytes are read.
+
+    Literals at its end are left out of ``pieces`` and ``hasher``: when the value grows, they grow, or move to a stream.
+    """
 
     entry: Entry
     pieces: list[Piece]
@@ -239,23 +242,30 @@ def _check_value(store: Backend, key: Key, value: StoredValue, verified: dict[Ke
         return None
     try:
         if value.parts is None:
-            new = None if before is None else grown_by(before.pieces, value.pieces)
+            end = next((at for at in range(len(value.pieces), 0, -1) if isinstance(value.pieces[at - 1], Range)), 0)
+            stored = value.pieces[:end]
+            literals = [piece for piece in value.pieces[end:] if isinstance(piece, bytes)]
+            new = None if before is None else grown_by(before.pieces, stored)
             hasher = hashlib.sha256() if before is None or new is None else before.hasher.copy()
-            pieces = value.pieces if new is None else new
+            pieces = stored if new is None else new
             found = iter(store.fetch([piece for piece in pieces if isinstance(piece, Range)]))
             for piece in pieces:
                 for part in next(found) if isinstance(piece, Range) else (piece,):
                     hasher.update(part)
+            whole = hasher.copy()
+            for literal in literals:
+                whole.update(literal)
         else:
-            hasher = value.hasher
+            stored, hasher = value.pieces, value.hasher
+            whole = hasher
             value.value()
     except BackstayError as error:
         verified.pop(key, None)
         return error.what
-    if hasher.digest() != value.entry.digest:
+    if whole.digest() != value.entry.digest:
         verified.pop(key, None)
         return "its bytes do not match their digest"
-    verified[key] = _VerifiedValue(value.entry, value.pieces, hasher)
+    verified[key] = _VerifiedValue(value.entry, stored, hasher)
     return None
 
 

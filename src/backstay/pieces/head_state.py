@@ -580,8 +580,8 @@ def _consolidate(stored: StoredValue) -> None:
 def _gather(stored: StoredValue, draft: Draft, new_stream: NewStream) -> None:
     """Copy some of the pieces to the branch's own stream if they are in too many sources.
 
-    These are the most neighbours of which none has more than a part of their bytes. So the copy is several times as
-    long as each of them, and a byte is copied only a few times, however long the chain of forks is.
+    It takes as many neighbours as possible that are each much shorter than all of them together. So the copy is several
+    times as long as each, and a byte is copied only a few times, however long the chain of forks is.
     """
     pieces = stored.pieces
     if len({piece.source for piece in pieces if type(piece) is Range}) <= SOURCES_MAX:

@@ -106,7 +106,9 @@ def grown_by(old: Sequence[Piece], new: Sequence[Piece]) -> list[Piece] | None:
         return None
     last, now = old[-1], new[len(old) - 1]
     if isinstance(last, bytes) or isinstance(now, bytes):
-        return [*new[len(old) :]] if last == now else None
+        if not isinstance(last, bytes) or not isinstance(now, bytes) or not now.startswith(last):
+            return None
+        return [*([now[len(last) :]] if len(now) > len(last) else []), *new[len(old) :]]
     if (now.source, now.start) != (last.source, last.start) or now.length < last.length:
         return None
     rest = [Range(now.source, now.start + last.length, now.length - last.length)] if now.length > last.length else []

@@ -551,7 +551,12 @@ def find_rows(query: Query, tables: Tables) -> list[Row]:
         candidates = sorted((row for row in found if row is not None), key=_order, reverse=True)
     else:
         thread = tables.threads.get((query.namespace, query.thread or ""))
-        branches = [] if thread is None else [each for each in thread.branches.values() if query.covers(each.key)]
+        own = {} if thread is None else thread.branches
+        if query.scope is not None and query.branch is not None:  # not a search among all others
+            one = own.get(BranchKey(query.namespace, query.thread or "", query.scope, query.branch))
+            branches = [] if one is None else [one]
+        else:
+            branches = [each for each in own.values() if query.covers(each.key)]
         pages = [_before(each.rows, query.before) for each in branches]
         candidates = pages[0] if len(pages) == 1 else heapq.merge(*pages, key=_order, reverse=True)
     matching = (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -47,8 +48,12 @@ from backstay.store.sqlite.transactions import SqliteTransactions
 BACKUP_PAGES = 4096
 """How many pages a backup copies before it lets go of Python's lock."""
 
-DELETE_ROWS = 500
+DELETE_ROWS = 250
 """How many checkpoints of a thread are deleted in one transaction, so that other writers wait only for a moment."""
+
+PAUSE_S = 0.001
+"""How long a delete waits between two transactions. The first that asks gets a lock that was released, and that would
+be the delete again, because another process that waits for it must wake up first."""
 
 LOST_MAX = 1000
 """Of how many streams a writer remembers lost ranges."""
@@ -95,11 +100,13 @@ class SqliteDeletes(SqliteTransactions):
             return (Removed(), True) if found is None else delete_thread(connection, found[0])
 
         self._check_references()
-        removed, is_over = Removed(), False
-        while not is_over:
+        removed = Removed()
+        while True:
             done, is_over = self._write(job)
             removed += self._shrunk(done)
-        return removed
+            if is_over:
+                return removed
+            time.sleep(PAUSE_S)
 
     def backup(self, path: Path) -> None:
         create_private(str(path))

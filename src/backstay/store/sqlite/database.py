@@ -74,7 +74,7 @@ class Database:
         self._log = WalLimit(self.path, timeout_s)
         _check_library()
         _check_path(self.path)
-        # Next to the real file, as the log: whoever opens it through a link must wait for the same lock.
+        # Next to the real file, as the log is: a link to it must lead to the same lock.
         self.lock = ProcessLock(os.path.realpath(self.path) + "-lock", timeout_s)
         self._prepare()
 

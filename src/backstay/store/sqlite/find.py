@@ -6,8 +6,9 @@ as damaged; what is found through an index is counted through another one too.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -185,7 +186,16 @@ def branches_of_thread(
     connection: Connection, namespace: str, thread: str, scope: str | None, branch: str | None
 ) -> list[BranchRow | Row]:
     """Return branches of a thread, oldest first; for a damaged one, a row for lists."""
-    bound = {"namespace": namespace, "thread": thread}
+    conditions, bound = _in_thread(namespace, thread, scope, branch)
+    found = fetch_all(connection, queries.BRANCHES_OF_THREAD + conditions + queries.OLDEST_BRANCH_FIRST, bound)
+    if len(found) != fetch_value(connection, queries.COUNT_BRANCHES_AGAIN + conditions, bound):
+        raise hidden_branches(thread)
+    return list(map(_branch, found))
+
+
+def _in_thread(namespace: str, thread: str, scope: str | None, branch: str | None) -> tuple[str, dict[str, Any]]:
+    """Return which branches of a thread are asked for, as SQL and its bound values."""
+    bound: dict[str, Any] = {"namespace": namespace, "thread": thread}
     conditions = ""
     if scope is not None:
         conditions += queries.AND_SCOPE
@@ -193,10 +203,7 @@ def branches_of_thread(
     if branch is not None:
         conditions += queries.AND_BRANCH
         bound["branch"] = branch
-    found = fetch_all(connection, queries.BRANCHES_OF_THREAD + conditions + queries.OLDEST_BRANCH_FIRST, bound)
-    if len(found) != fetch_value(connection, queries.COUNT_BRANCHES_AGAIN + conditions, bound):
-        raise hidden_branches(thread)
-    return list(map(_branch, found))
+    return conditions, bound
 
 
 def hidden_branches(thread: str) -> Corrupted:
@@ -239,17 +246,53 @@ def _conditions(query: Query) -> tuple[str, dict[str, Any]]:
 def rows_of_branches(connection: Connection, query: Query) -> list[Row]:
     """Return rows of a thread's branches, newest first."""
     assert query.thread is not None
-    branches = branches_of_thread(connection, query.namespace, query.thread, query.scope, query.branch)
-    pages = [
-        _rows_of_branch(connection, query, branch)
-        if isinstance(branch, BranchRow)
-        else [branch][: query.before]  # its number is 0, so it comes last
-        for branch in branches
-    ]
+    names = (query.namespace, query.thread, query.scope, query.branch)
+    if query.branch is None and query.tag is None:
+        conditions, bound = _in_thread(*names)
+        count = fetch_value(connection, queries.COUNT_BRANCHES + conditions, bound)
+        if count != fetch_value(connection, queries.COUNT_BRANCHES_AGAIN + conditions, bound):
+            raise hidden_branches(query.thread)
+        if count > 1:
+            statement = queries.BRANCHES_BY_ROWS + conditions + queries.NEWEST_ROW_FIRST
+            bound["before"] = span_of(0, query.before)[1]
+            with contextlib.closing(connection.execute(statement, bound)) as branches:
+                return _newest_rows(connection, query, branches)
+    pages = [_page(connection, query, branch) for branch in branches_of_thread(connection, *names)]
     if len(pages) == 1:
         return pages[0]
     merged = heapq.merge(*pages, key=lambda row: row.seq, reverse=True)
     return list(islice(merged, max(0, min(query.limit, PAGE_ROWS_MAX))))
+
+
+def _newest_rows(connection: Connection, query: Query, branches: Iterator[tuple[Any, ...]]) -> list[Row]:
+    """Merge the rows of branches that come in the order of their newest rows. Only those that are shown are read."""
+    rows: list[Row] = []
+    pages: list[tuple[int, int, list[Row]]] = []  # a heap, by each one's next row, which is at its end
+    following = next(branches, None)
+    while len(rows) < min(query.limit, PAGE_ROWS_MAX):
+        while following is not None:
+            newest = following[-1]
+            # With any other value the branch is damaged, so its number is 0.
+            if pages and isinstance(newest, int) and max(newest, 0) < -pages[0][0]:
+                break
+            page = _page(connection, query, _branch(following))[::-1]
+            if page:
+                heapq.heappush(pages, (-page[-1].seq, following[_BRANCH_NUMBER], page))
+            following = next(branches, None)
+        if not pages:
+            break
+        _, number, page = heapq.heappop(pages)
+        rows.append(page.pop())
+        if page:
+            heapq.heappush(pages, (-page[-1].seq, number, page))
+    return rows
+
+
+def _page(connection: Connection, query: Query, branch: BranchRow | Row) -> list[Row]:
+    """Return a page of one branch's rows."""
+    if isinstance(branch, BranchRow):
+        return _rows_of_branch(connection, query, branch)
+    return [branch][: query.before]  # its number is 0, so it comes last
 
 
 def _rows_of_branch(connection: Connection, query: Query, branch: BranchRow) -> list[Row]:
@@ -288,6 +331,8 @@ def _with_gaps(
     low, end = span_of(branch.number)
     following = fetch_one(connection, queries.FOLLOWING, (start, end))
     expected = low | branch.head if following is None else _before(*following)
+    if expected > start:  # a head that is lost: the page before this one showed it
+        expected = found[0][0] if found else low
     shown: list[Row] = []
     for fields, row in zip(found, rows, strict=True):
         if fields[0] != expected:

@@ -47,6 +47,14 @@ WHERE t.namespace = :namespace AND t.name = :thread"""
 COUNT_BRANCHES_AGAIN = """
 SELECT count(*) FROM thread t INDEXED BY thread_again CROSS JOIN branch br INDEXED BY branch_again ON br.thread = t.id
 WHERE t.namespace = :namespace AND t.name = :thread"""
+# With the number of the newest row before another one, as lists show it: the row after it names it, or it is the head.
+BRANCHES_BY_ROWS = f"""
+SELECT {_NAMES}, {BRANCH_COLUMNS}, coalesce((
+    SELECT iif(typeof(back) = 'integer' AND back <> 0, key - back & 4294967295, 0) FROM checkpoint
+    WHERE key >= br.id << 32 | :before AND key < (br.id + 1) << 32 ORDER BY key LIMIT 1), br.head) AS newest
+{_BY_NAME} WHERE t.namespace = :namespace AND t.name = :thread"""
+NEWEST_ROW_FIRST = " ORDER BY newest DESC"
+COUNT_BRANCHES = f"SELECT count(*) {_BY_NAME} WHERE t.namespace = :namespace AND t.name = :thread"
 AND_SCOPE = " AND br.scope = :scope"
 AND_BRANCH = " AND br.name = :branch"
 OLDEST_BRANCH_FIRST = " ORDER BY br.id"
@@ -106,19 +114,32 @@ WHERE t.namespace = ? AND t.name = ? AND r.key = ? AND r.place > ? AND r.place <
 _LISTED = f"""{_RECORDS} WHERE r.place > :low AND r.place < :high AND (t.id IS NULL OR {_IN_NAMESPACE.format("r")})"""
 _IN_THREAD = " AND r.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
 _FIRST_STORED_FIRST = " ORDER BY r.place LIMIT :limit"
+_BY_OPEN, _BY_THREAD, _BY_OPEN_THREAD = (
+    _LISTED.replace("record r", f"record r INDEXED BY {index}")
+    for index in ("record_open", "record_again", "record_open_again")
+)
 RECORDS = {  # of one thread or of all, only open ones or all
     (False, False): _LISTED + _FIRST_STORED_FIRST,
-    (False, True): _LISTED.replace("record r", "record r INDEXED BY record_open") + " AND r.open" + _FIRST_STORED_FIRST,
-    (True, False): _LISTED + _IN_THREAD + _FIRST_STORED_FIRST,
-    (True, True): _LISTED + _IN_THREAD + " AND r.open" + _FIRST_STORED_FIRST,
+    (False, True): _BY_OPEN + " AND r.open" + _FIRST_STORED_FIRST,
+    (True, False): _BY_THREAD + _IN_THREAD + _FIRST_STORED_FIRST,
+    (True, True): _BY_OPEN_THREAD + _IN_THREAD + " AND r.open" + _FIRST_STORED_FIRST,
 }
+# Each list is counted through the index that it was read from, and through another tree. That one is in another order,
+# so whole lists are counted. The first column says whether the thread was found. The open records of a thread are
+# compared with all open ones or, if these are many, with all records of the thread.
 _THREAD = "(SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-THREAD_COUNTS = f"""
-SELECT {_THREAD}, (SELECT count(*) FROM record INDEXED BY record_thread WHERE thread = {_THREAD}),
-  (SELECT count(*) FROM record INDEXED BY record_again WHERE thread = {_THREAD})"""
-OPEN_COUNTS = """
-SELECT (SELECT count(*) FROM record INDEXED BY record_open WHERE open AND place > :low AND place < :high),
-  (SELECT count(*) FROM record INDEXED BY record_open_again WHERE open AND place > :low AND place < :high)"""
+_COUNT = "(SELECT count(*) FROM record INDEXED BY {} WHERE place > :low AND place < :high AND {})"
+_OF_THREAD, _OPEN_OF_THREAD = f"thread = {_THREAD}", f"open AND thread = {_THREAD}"
+_FEW_ARE_OPEN = """(SELECT count(*) <= 200 FROM (
+  SELECT 1 FROM record INDEXED BY record_open WHERE open AND place > :low AND place < :high LIMIT 201))"""
+RECORD_COUNTS = {
+    (False, True): f"SELECT 0, {_COUNT.format('record_open', 'open')}, {_COUNT.format('record_open_again', 'open')}",
+    (True, False): f"""
+SELECT {_THREAD}, {_COUNT.format("record_again", _OF_THREAD)}, {_COUNT.format("record_thread", _OF_THREAD)}""",
+    (True, True): f"""
+SELECT {_THREAD}, {_COUNT.format("record_open_again", _OPEN_OF_THREAD)}, CASE WHEN {_FEW_ARE_OPEN}
+  THEN {_COUNT.format("record_open", _OPEN_OF_THREAD)} ELSE {_COUNT.format("record_again", _OPEN_OF_THREAD)} END""",
+}
 ADD_RECORD = """
 INSERT INTO record (place, id, thread, scope, branch, key, checkpoint, version, open, body, expires, boot, seal)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -137,7 +158,7 @@ DROP_RECORDS_OF_THREAD = "DELETE FROM record WHERE thread = ?"
 _FROM = "FROM checkpoint c LEFT JOIN blob b ON b.id = c.base LEFT JOIN checkpoint p ON p.id = c.parent"
 ROW_BY_ID = f"SELECT {ROW_COLUMNS} FROM checkpoint c WHERE c.id = :id"
 ROW_BY_ID_WITH_PAYLOAD = f"SELECT {ROW_COLUMNS}, {PAYLOAD_COLUMNS} {_FROM} WHERE c.id = :id"
-IS_HIDDEN = "SELECT 1 FROM checkpoint NOT INDEXED WHERE id = ?"
+IS_HIDDEN = "SELECT 1 FROM checkpoint NOT INDEXED WHERE +id = ?"  # SQLite 3.35 would use the index for a plain id
 # The branch, its newest row, the streams that it may extend with their ends, and whether it has pending writes: most
 # rows have none, and then no other statement looks for them.
 HEAD = f"""
