@@ -6,19 +6,16 @@ import contextlib
 import select
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
 import backstay
-from backstay.errors import Conflict, StoreBusy
-from backstay.store.base import Query
+from backstay.errors import StoreBusy
 from backstay.store.postgres.connection import DeadlineConnection
 from backstay.store.postgres.target import parse_url
-from backstay.testing.drafts import branch_key, draft, put, wait_until
-from backstay.thread.access import access_of
+from backstay.testing.drafts import wait_until
 from support.postgres import PostgresServer
 from support.proxy import Fault, Proxy
 
@@ -34,36 +31,6 @@ def proxy(postgres: PostgresServer) -> Iterator[Proxy]:
 
 
 # Replacing --------------------------------------------------------------------------------------------------------
-
-
-def test_a_replacement_that_is_stored_already_gives_its_first_result(postgres_url: str) -> None:
-    with backstay.open(postgres_url) as store:
-        backend = access_of(store).store
-        put(backend, branch_key(), {"n": 1}, "one")
-        put(backend, branch_key(), {"n": 2}, "two")
-        commit = draft(backend, branch_key(), {"n": 3}, "two", replaces=True, step=2)
-        first = backend.commit(commit)
-
-        assert first.fresh
-        assert backend.commit(commit) == replace(first, fresh=False)
-        with pytest.raises(Conflict):  # other content, by a writer that has not seen the replacement
-            backend.commit(replace(commit, digest=bytes(32)))
-        put(backend, branch_key(), {"n": 4}, "three")
-        assert backend.commit(commit) == replace(first, fresh=False)
-        assert [row.id for row in backend.find(Query(*branch_key()))] == ["three", "two", "one"]
-        assert store.check()
-
-
-def test_a_head_that_its_writer_has_seen_is_replaced_by_the_same_content(postgres_url: str) -> None:
-    with backstay.open(postgres_url) as store:
-        backend = access_of(store).store
-        put(backend, branch_key(), {"n": 1}, "one", tags=["old"])
-        again = draft(backend, branch_key(), {"n": 1}, "one", replaces=True, step=1, tags=["new"])
-        (before,) = backend.find(Query(*branch_key()))
-
-        assert before.digest == again.digest
-        assert backend.commit(again).fresh
-        assert [row.tags for row in backend.find(Query(*branch_key()))] == [("new",)]
 
 
 @pytest.mark.parametrize("fault", ["swallow_answer", "cut_before"])

@@ -244,6 +244,16 @@ class DeleteRules:
             backend.commit(replace(commit, digest=bytes(32)))
         put(backend, branch_key(), {"n": 4}, "three")
         assert backend.commit(commit) == replace(first, fresh=False)
+        assert [row.id for row in backend.find(Query(*branch_key()))] == ["three", "two", "one"]
+
+    def test_a_head_that_its_writer_has_seen_is_replaced_by_the_same_content(self, backend: Backend) -> None:
+        put(backend, branch_key(), {"n": 1}, "one", tags=["old"])
+        again = draft(backend, branch_key(), {"n": 1}, "one", replaces=True, step=1, tags=["new"])
+        (before,) = backend.find(Query(*branch_key()))
+
+        assert before.digest == again.digest
+        assert backend.commit(again).fresh
+        assert [row.tags for row in backend.find(Query(*branch_key()))] == [("new",)]
 
     def test_langgraph_values_encoded_elsewhere_keep_their_bytes_and_type(self, backend: Backend) -> None:
         state = {tag: Encoded(tag, tag.encode() * 200) for tag in ("msgpack", "json", "null", "bytes")}
