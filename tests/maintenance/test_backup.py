@@ -325,6 +325,40 @@ def test_a_signal_inside_a_write_ends_the_program_after_it_however_it_ends(tmp_p
     assert newest_in_a_bare_copy(path) == (2 if call == "save" else 1)
 
 
+WORKER = """
+import signal, sys, threading
+import backstay
+from backstay.store.leases import boot_clock
+from backstay.store.sqlite.store import SqliteStore
+from backstay.thread.store import Store, make_services
+
+def clock():
+    if threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGTERM)  # inside a save of this store, so the process does not end at once
+        worker = threading.Thread(target=save_there)
+        worker.start()
+        worker.join()
+    return boot_clock()
+
+def save_there():
+    other.thread("t").save({"n": 1})
+    print("saved", flush=True)
+
+other = backstay.open(sys.argv[2])
+Store(SqliteStore(sys.argv[1], clock=clock), make_services("", None)).thread("t").save({"n": 1})
+"""
+
+
+def test_a_save_of_another_thread_meanwhile_is_acknowledged(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("one.db", "other.db")]
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, *paths], check=False, capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "saved\n", "")
+    assert newest_in_a_bare_copy(Path(paths[0])) == 1
+
+
 def test_a_foreign_reader_does_not_delay_the_end_of_a_program(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     with backstay.open(path) as store:

@@ -517,6 +517,42 @@ def test_a_lost_thread_is_reported_and_its_bytes_stay(path: Path) -> None:
         assert backend.sizes().sources == bytes_before
 
 
+def test_a_repaired_counter_gives_no_number_that_an_open_store_has_reserved(path: Path) -> None:
+    with backstay.open(path) as mine, backstay.open(path) as other:
+        mine.thread("mine").save({"a": ["x" * 600]})
+        mine.thread("mine").append({"a": ["y" * 600]})  # its store has reserved some numbers of streams
+        change(path, "UPDATE counter SET seal = seal + 1 WHERE name = 'stream'")
+        assert other.repair(dry_run=False)
+        for number in range(20):
+            for store, name in ((mine, "mine"), (other, "other")):
+                thread = store.thread(name)
+                thread.append({f"list {number}": ["x" * 600]})
+                thread.append({f"list {number}": ["y" * 600]})
+        assert mine.check()
+
+
+def test_a_branch_that_is_dropped_leaves_its_numbers_behind(path: Path) -> None:
+    with backstay.open(path) as store:
+        thread = store.thread("numbers")
+        root = thread.save({"n": 0})
+        fork = thread.fork(root, branch="lost")
+        last = [fork.append({"log": [number]}) for number in range(3)][-1]
+    change(path, f"DELETE FROM checkpoint WHERE key >> 32 = (SELECT id FROM branch WHERE name = '{fork.branch}')")
+    with backstay.open(path) as store:
+        store.repair(dry_run=False)
+        assert store.thread("numbers").fork(root.id, branch="new").append({"log": [9]}).seq > last.seq
+
+
+def test_nothing_is_added_to_a_branch_whose_base_is_missing(tmp_path: Path) -> None:
+    with backstay.open(tmp_path / "agent.db") as store:
+        thread = store.thread("t")
+        thread.save({f"key {number}": "a value of some length " * 5 for number in range(60)})
+        change(tmp_path / "agent.db", "DELETE FROM blob")
+        with pytest.raises(backstay.Corrupted, match="base"):
+            thread.append(set={"n": 1})
+        assert len(list(thread.history())) == 1
+
+
 def test_nothing_good_goes_while_something_damaged_may_need_it(path: Path) -> None:
     """A manifest that cannot be read needs bytes that look like nobody's."""
     change(path, "UPDATE checkpoint SET manifest = x'c1' WHERE id IN ('c5', 'c6')")

@@ -306,6 +306,41 @@ def test_a_new_order_of_many_keys_is_not_repeated_in_every_save(count: int) -> N
     assert max(written[-20:]) < 1000
 
 
+def test_values_that_were_parts_of_one_do_not_grow_in_the_same_stream() -> None:
+    shelf, head_state, chance = Shelf(), HeadState(), random.Random(1)
+    items = [chance.randbytes(1500).hex() for _ in range(6)]
+    shelf.put(head_state.plan(whole({"input": items[:3]}, head_state), shelf.new_stream))
+    for added in (items[3:4], items[4:]):
+        shelf.put(head_state.plan(Change(append={"input": to_body(added, "input")}), shelf.new_stream))
+    draft = head_state.plan(whole({"b": items[3:4], "c": items[4:]}, head_state), shelf.new_stream)
+    shelf.put(draft)
+    assert not draft.chunks, "they are parts of what is stored"
+    head_state = shelf.reopen(draft)
+    change = Change(append={key: to_body([chance.randbytes(100).hex()], key) for key in "bc"})
+    draft = head_state.plan(change, shelf.new_stream)
+    shelf.put(draft)  # which refuses bytes that do not follow the end of their stream
+
+    assert [len(value) for value in shelf.rebuild(draft).values()] == [2, 3]
+
+
+def test_sources_are_known_exactly_however_many_forks_there_were() -> None:
+    """The next save adds references to those that are new, so a source that was left must be forgotten."""
+    shelf, head_state, chance = Shelf(), HeadState(), random.Random(1)
+    draft = head_state.plan(whole({"log": [chance.randbytes(3000).hex()]}, head_state), shelf.new_stream)
+    shelf.put(draft)
+    gathered = 0
+    for _ in range(80):
+        head_state = shelf.reopen(draft, fork=True)
+        for size in (1000, 100):
+            added = to_body([chance.randbytes(size).hex()], "log")
+            draft = head_state.plan(Change(append={"log": added}), shelf.new_stream)
+            shelf.put(draft)
+            gathered += draft.moved
+            assert head_state.sources == Coverage(shelf.blobs.__getitem__).add(draft.manifest, draft.base)
+
+    assert gathered > 1
+
+
 @pytest.mark.parametrize("item", [60, 600])
 def test_a_long_chain_of_forks_costs_what_is_new(item: int) -> None:
     shelf, head_state, items = Shelf(), HeadState(), ["the first" * 100]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -26,11 +27,11 @@ DOCUMENT = "a document that is too long to stay in a manifest " * 100
 class Two:
     """One store seen by two: ``mine``, between whose verbs something happens, and the other's."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, clock: Callable[[], datetime] | None = None) -> None:
         backend = open_backend(url)
         self.meanwhile = Meanwhile(backend)
-        self.mine = Store(self.meanwhile, make_services("", None))
-        self.theirs = Store(backend if url == "memory:" else open_backend(url), make_services("", None))
+        self.mine = Store(self.meanwhile, make_services("", clock))
+        self.theirs = Store(backend if url == "memory:" else open_backend(url), make_services("", clock))
 
     def before(self, verb: str, action: Callable[[], object]) -> None:
         access_of(self.mine).services.recent.clear()  # or the next handle would have nothing to read
@@ -271,6 +272,41 @@ def test_the_same_saved_meanwhile_under_the_same_id_gives_the_first_result(two: 
 
     assert (saved.id, saved.seq) == ("twin", 2)
     assert two.newest() == {"n": 2}
+
+
+def test_after_another_stored_the_same_the_handle_builds_on_its_bytes(url: str) -> None:
+    """Both would store the same checkpoint, at the same moment: its bytes are where the first of them put them."""
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    two = Two(url, lambda: moment)
+    thread, other = two.mine.thread("thread"), two.theirs.thread("thread")
+    thread.save({"log": ["a" * 600]})
+    other.latest()
+    two.meanwhile.before("commit", lambda: other.append({"log": ["b" * 600]}, id="same"))
+    first = thread.append({"log": ["b" * 600]}, id="same")
+    thread.append({"log": ["c" * 600]})
+
+    assert first.seq == 2
+    assert two.newest() == {"log": ["a" * 600, "b" * 600, "c" * 600]}
+    two.close()
+
+
+def test_the_end_of_a_list_is_not_read_from_bytes_that_came_later(two: Two, thread: backstay.Thread) -> None:
+    chance = random.Random(1)
+    thread.save({"log": [chance.randbytes(3000).hex()]})
+    for _ in range(10):
+        thread.append({"log": [chance.randbytes(250).hex()]})
+    newest = thread.append({"log": ["old 1" + "x" * 995, "old 2" + "x" * 995]})
+
+    def take_its_place() -> None:
+        two.theirs.thread("thread").delete_checkpoint(newest.id)
+        other = two.theirs.thread("thread")
+        other.latest()
+        other.append({"log": ["new 1" + "x" * 995, "new 2" + "x" * 995, "new 3"]})
+
+    two.before("fetch", take_its_place)
+
+    assert [item[:5] for item in two.mine.thread("thread").tail("log", 2)] == ["new 2", "new 3"]
+    assert two.newest() is not None
 
 
 def test_a_retry_of_what_is_deleted_meanwhile_is_a_save_like_any_other(two: Two, thread: backstay.Thread) -> None:

@@ -182,6 +182,32 @@ def test_a_fork_of_a_fork_keeps_bytes_that_no_checkpoint_near_the_deleted_one_ne
     assert latest.state["m"] == [BIG, BIG[::-1]]
 
 
+def test_bytes_that_came_to_the_place_of_deleted_ones_are_kept(store: backstay.Store) -> None:
+    chance = random.Random(1)
+    first, more = chance.randbytes(250).hex(), [chance.randbytes(500).hex() for _ in range(3)]
+    thread = store.thread("t")
+    thread.save({"log": [first]})
+    thread.append({"log": more[:1]})
+    longer = thread.append({"log": more[1:]})
+    cut = thread.save({"log": [first, *more[:2]]})
+    thread.delete_checkpoint(longer.id)
+    fork = thread.fork(cut, to="fork")
+    thread.delete_checkpoint(cut.id)
+    fork.delete()
+    thread = store.thread("t")
+    found = thread.latest()
+    assert found is not None
+    new = [chance.randbytes(1000), chance.randbytes(500).hex()]
+    longer = thread.append({"log": new})
+    thread.save({"log": [*found.state["log"], new[1]]})
+    thread.delete_checkpoint(longer.id)
+
+    newest = store.thread("t").latest()
+    assert newest is not None
+    assert newest.state == {"log": [first, more[0], new[1]]}
+    assert store.check()
+
+
 def test_tagged_newest_and_forked_from_are_always_kept(store: backstay.Store) -> None:
     thread = store.thread("t")
     grow(thread, 6)

@@ -278,6 +278,21 @@ def test_saving_the_same_id_with_other_content_is_refused(store: backstay.Store,
     assert [meta.thread_id for meta in store.threads()] == ["t"]
 
 
+def test_a_save_can_be_repeated_although_its_parent_was_deleted(store: backstay.Store) -> None:
+    thread = store.thread("t")
+    first = thread.save({"log": ["x" * 300], "n": 1})
+    saved = thread.append({"log": ["y" * 300]}, set={"n": 2}, id="cp-1")
+    thread.delete_checkpoint(first.id)
+    again = store.thread("t").append({"log": ["y" * 300]}, set={"n": 2}, id="cp-1")
+
+    assert (again.seq, again.digest) == (saved.seq, saved.digest)
+    for other in ({"log": ["z" * 300]}, {"other": ["y" * 300]}):
+        with pytest.raises(backstay.Conflict, match="other content"):
+            store.thread("t").append(other, set={"n": 2}, id="cp-1")
+    with pytest.raises(backstay.Conflict, match="other content"):
+        store.thread("t").append({"log": ["y" * 300]}, set={"n": 3}, id="cp-1")
+
+
 def test_the_newest_checkpoint_can_be_stored_anew_under_its_own_id(store: backstay.Store) -> None:
     thread = store.thread("t")
     thread.save({"n": 0})

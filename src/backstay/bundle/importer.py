@@ -288,11 +288,13 @@ class _Import:
 
     def _flush(self) -> None:
         """Commit what waits. Only one branch at a time has commits waiting."""
-        for branch in self.thread.branches.values():
+        for number, branch in list(self.thread.branches.items()):
             if not branch.waiting:
                 continue
             commits, branch.waiting, branch.bytes = branch.waiting, [], 0
             done = self.backend.commit_all(commits)
+            if not all(each.fresh for each in done):  # another import stored some of them, with their bytes elsewhere
+                del self.thread.branches[number]
             newest = commits[-1].row(0, done[-1].seq)
             branch.base = Base(done[-1].number, done[-1].seq, commits[0].epoch, newest)
             self.thread.stored += len(done)

@@ -139,10 +139,12 @@ def tail(store: Backend, branch: BranchKey, key: str, count: int) -> list[Any]:
                 return list(load_row(store, row, [key]).state[key][start:])
             parts = [part for found in _fetched(store, row, pieces) for part in found]
             try:
-                return list(from_body(LIST, added, parts)[max(0, added - count) :])
+                items = list(from_body(LIST, added, parts)[max(0, added - count) :])
             except DecodeError as error:
                 raise _undecodable(row, key, error) from error
-        except (Corrupted, NotFound):
+            if is_stored(store, row):  # else its bytes may have been deleted, and others put in their place
+                return items
+        except (Corrupted, DecodeError, NotFound):
             if row == failed or is_stored(store, row):
                 raise
             failed = row  # as in ``latest``

@@ -345,7 +345,9 @@ def commit_change(
     committed = _store_commit(store, cursor, commit)
     row = commit.row(0, committed.seq)
     head_state.items = request.items
-    cursor.move(base, Base(committed.number, committed.seq, commit.epoch, row), head_state)
+    # If it was stored before, its bytes are where that save put them, and not where this head state thinks.
+    new = Base(committed.number, committed.seq, commit.epoch, row)
+    cursor.move(base, new, head_state if committed.fresh else None)
     saved.__dict__.update(seq=row.seq, digest=digest, size=row.size, tags=row.tags)
     return saved
 
@@ -454,13 +456,20 @@ def _same(store: Backend, stored: Row, make: MakeChange, request: SaveRequest) -
     if request.copies is not None and request.copies != stored.parent_id:
         return False
     digest, before = parent_digest(stored), None
-    if request.replaces_head:
-        before = stored  # a replacement is a whole state, so it changes nothing if it is the stored one
-    elif stored.parent_id is not None:
+    if stored.parent_id is not None and not request.replaces_head:
         before = find_row(store, stored.branch.namespace, stored.parent_id)
+    is_after = before is None and (stored.parent_id is not None or request.replaces_head)
+    if is_after:  # the checkpoint before it is gone; but its own state has what the save would add
+        before = stored
     head_state = HeadState() if before is None else open_head_state(store, before, {})
     change = make(head_state)
-    load_values(store, head_state, head_state.unloaded(change), stored)
+    load_values(store, head_state, head_state.unloaded(change), before or stored)
+    if is_after:
+        for key, body in change.append.items():
+            value = head_state.values.get(key)
+            if value is None or value.entry.kind != body.kind or not value.data().endswith(body.data):
+                return False
+        change.append = {}
     draft = head_state.plan(change, count(1).__next__)  # only to get the root digest; nothing is written
     notes: CheckpointFields = {**request.inherited, **request.fields}  # type: ignore[typeddict-item]  # see commit_change
     step = request.fields.get("step", stored.step)

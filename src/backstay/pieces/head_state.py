@@ -107,6 +107,7 @@ class Draft:
     root: bytes = b""
     keys: tuple[Key, ...] = ()
     size: int = 0
+    moved: bool = False  # some bytes were copied, so the state needs fewer sources than before
 
 
 @dataclass(slots=True)
@@ -204,6 +205,7 @@ class HeadState:
         """
         head_state = cls()
         head_state.base, head_state._known = base, dict(base_entries)
+        taken: set[int] = set()  # a stream grows for one value; a value that was moved may share it with others
         for key, entry in entries.items():
             if entry.body is not None:
                 stored = StoredValue(entry, [], [entry.body], hashlib.sha256(entry.body))
@@ -212,8 +214,10 @@ class HeadState:
             else:
                 stored = StoredValue(entry, [*(tables[entry.table] if entry.table else ()), *entry.pieces])
                 for piece in stored.pieces:
-                    if type(piece) is Range and type(piece.source) is int and piece.source in owned:
-                        stored.stream, stored.end = piece.source, owned[piece.source]
+                    stream = piece.source if type(piece) is Range else None
+                    if type(stream) is int and stream in owned and stream not in taken:
+                        stored.stream, stored.end = stream, owned[stream]
+                        taken.add(stream)
             head_state.values[key] = stored
         head_state.journal = head_state.values.pop(JOURNAL, None)
         head_state.sources = head_state._find_sources()
@@ -308,7 +312,7 @@ class HeadState:
 
     def _refers_elsewhere(self, change: Change, before: Mapping[Key, Entry | None], draft: Draft) -> bool:
         """Return whether the state may need other sources than before."""
-        if draft.blobs:
+        if draft.blobs or draft.moved:
             return True
         for stream, _, _ in draft.chunks:
             if stream not in self.sources:  # it is new, or lost its reference in the meantime
@@ -595,6 +599,7 @@ def _gather(stored: StoredValue, draft: Draft, new_stream: NewStream) -> None:
             if number - start >= most and GATHERED_MIN * largest <= offsets[number + 1] - offsets[start]:
                 most, first, end = number + 1 - start, start, number + 1
     pieces[first:end] = [_to_stream(stored, stored.data()[offsets[first] : offsets[end]], draft, new_stream)]
+    draft.moved = True
 
 
 def _cheapest_half(pieces: Sequence[Piece]) -> tuple[list[int], int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from sqlite3 import IntegrityError
 
+from backstay.errors import Corrupted
 from backstay.store.base import (
     BranchKey,
     Commit,
@@ -30,6 +31,7 @@ from backstay.store.sqlite.collect import delete_rows, keep_parents
 from backstay.store.sqlite.files import Connection
 from backstay.store.sqlite.find import tags
 from backstay.store.sqlite.rows import (
+    CHECK_HINT,
     BranchRow,
     StoredId,
     add_branch,
@@ -86,7 +88,9 @@ def add_checkpoint(connection: Connection, commit: Commit, now: ClockReading) ->
     """Add a checkpoint at the end of its branch; see ``Backend.commit``."""
     name = pack_id(commit.branch.namespace, commit.id)
     newest = connection.seqs.get(commit.number)
-    if newest is not None and not commit.replaces_head and commit.requires is None and commit.parent_digest is None:
+    is_plain = not commit.replaces_head and commit.requires is None and commit.parent_digest is None
+    # A new base is stored before its row, so only after it is known that the id does not exist.
+    if newest is not None and is_plain and (commit.base is None or commit.base not in commit.blobs):
         seq = newest[0] + 1
         if _add_quickly(connection, commit, name, seq, now):
             newest[0] = seq
@@ -205,7 +209,10 @@ def _add_row(connection: Connection, commit: Commit, key: int, name: StoredId, b
     else:
         if commit.base in commit.blobs:
             add_blob(connection, commit.base, commit.blobs[commit.base])
-        connection.execute(queries.ADD_CHECKPOINT_WITH_BASE, (*row, commit.base))
+        added = connection.execute(queries.ADD_CHECKPOINT_WITH_BASE, (*row, commit.base))
+        if added.rowcount != 1:
+            what = "the base of the branch's manifests is missing, so nothing can be added to it"
+            raise Corrupted(what, thread=commit.branch.thread, checkpoint=commit.parent_id, hint=CHECK_HINT)
 
 
 def _add_bytes(connection: Connection, commit: Commit, branch: int) -> None:

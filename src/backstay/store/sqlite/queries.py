@@ -216,7 +216,7 @@ INSERT INTO checkpoint (key, id, parent, back, step, created, digest, size, note
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 ADD_CHECKPOINT_WITH_BASE = """
 INSERT INTO checkpoint (key, id, parent, back, step, created, digest, size, notes, tags, manifest, base)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT id FROM blob WHERE digest = ?))"""
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, id FROM blob WHERE digest = ?"""
 DROP_CHECKPOINT = "DELETE FROM checkpoint WHERE key = ?"
 TO_DROP = f"""
 SELECT c.id, c.digest, {BASE_NAME}, c.manifest FROM checkpoint c LEFT JOIN blob b ON b.id = c.base WHERE c.key = ?"""

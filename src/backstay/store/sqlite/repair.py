@@ -61,6 +61,9 @@ from backstay.store.sqlite.schema import our_objects
 from backstay.store.sqlite.transactions import SqliteTransactions, reading, writing
 
 ELSEWHERE = "free and map pages"
+NUMBERS_SKIPPED = 1 << 20
+"""A repaired counter continues so far after the last used number: open stores have reserved some for later."""
+
 _SOUND = "ok"
 _SALVAGE = "Restore a copy, or copy the readable rows with backstay.maintenance.salvage: see docs/repair.md"
 
@@ -238,7 +241,8 @@ def _damaged_counters(connection: Connection, apply: bool) -> list[Finding]:
             what = "it does not match its checksum, or what was counted"
             findings.append(Finding(DAMAGED, f"counter {name}", what, repair=REBUILD))
             if apply:
-                connection.execute(queries.PUT_COUNTER, (name, used + 1, seal(name, used + 1)))
+                value = used + NUMBERS_SKIPPED
+                connection.execute(queries.PUT_COUNTER, (name, value, seal(name, value)))
     return findings
 
 
@@ -255,6 +259,7 @@ class SqliteRebuildPlan:
     findings: list[Finding] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
     branches: list[BranchRow] = field(default_factory=list)  # as they should be
+    emptied: list[BranchRow] = field(default_factory=list)  # have no checkpoint and no lease
     unrepairable: list[Finding] = field(default_factory=list)  # problems that a rebuild cannot repair
 
     def add(self, finding: Finding, *statements: Statement) -> None:
@@ -306,6 +311,8 @@ class SqliteRepair(SqliteTransactions):
             connection.forget()
             for change in plan.branches:
                 put_branch(connection, change)
+            for empty in plan.emptied:
+                drop_branch(connection, empty)
             for statement, bound in plan.statements:
                 connection.execute(statement, bound)
             return plan.findings
@@ -406,7 +413,7 @@ def _plan_branch(plan: SqliteRebuildPlan, branch: BranchRow, facts: BranchFacts,
         return
     plan.findings += found
     if facts.is_empty:
-        plan.statements += [(queries.DROP_REFS, (facts.number,)), (queries.DROP_BRANCH, (facts.number,))]
+        plan.emptied.append(branch)
         return
     if facts.newest:
         plan.branches.append(branch._replace(head=facts.newest, last_seq=max(facts.last_seq, facts.newest)))

@@ -112,12 +112,14 @@ class Writer:
         if is_mine(self._turn):
             raise reentered(self._database.path)
         database = self._database
-        with self._turn, database.lock.take() as held, translated(database.path):
-            self._leave_mark(held)
-            with contextlib.closing(database.connect()) as own:
-                done = work(own)
-                database.confirm(own)
-                return done
+        with self._turn:
+            self._end_transaction()
+            with database.lock.take() as held, translated(database.path):
+                self._leave_mark(held)
+                with contextlib.closing(database.connect()) as own:
+                    done = work(own)
+                    database.confirm(own)
+                    return done
 
     def fold(self) -> bool:
         """Fold the log into the database unless it is being written; return False if this thread writes it."""
@@ -125,7 +127,7 @@ class Writer:
             return False
         if self._turn.acquire(timeout=FOLD_WAIT_S):
             try:
-                held = self._database.lock.take_now()
+                held = None if self._connection is None else self._database.lock.take_now()
                 if held is not None and self._connection is not None:  # else another process writes, and folds it
                     with held:
                         self._database.fold(self._connection)
@@ -142,8 +144,10 @@ class Writer:
 
     def _leave_mark(self, held: object) -> None:
         """Forget what the connection remembers, if another writer had the lock since this one."""
-        if not hasattr(held, "fileno"):  # Windows has no such file
+        if not hasattr(held, "fileno"):  # Windows has no such file, so another process may always have written
             self._mark = b""
+            if self._connection is not None:
+                self._connection.forget()
         elif not self._mark or os.pread(held.fileno(), _MARK_BYTES, 0) != self._mark:
             self._mark = b""
             mark = os.urandom(_MARK_BYTES)
@@ -171,10 +175,7 @@ class Writer:
 
     def _settle(self, group: list[_Ticket], mine: _Ticket) -> None:
         try:
-            # A leader that was interrupted repeatedly may have left an open transaction. It must end before this waits
-            # for the lock, because the process that holds the lock may wait for this transaction.
-            if self._connection is not None and self._connection.in_transaction:
-                self.close()
+            self._end_transaction()
             with self._database.lock.take() as held:
                 self._leave_mark(held)
                 if not self._attempt(group):
@@ -194,6 +195,14 @@ class Writer:
         finally:
             for ticket in group:
                 ticket.settle()
+
+    def _end_transaction(self) -> None:
+        """End the transaction that a leader may have left open if it was interrupted repeatedly.
+
+        It must end before this waits for the lock, because the process that holds the lock may wait for it.
+        """
+        if self._connection is not None and self._connection.in_transaction:
+            self.close()
 
     def _attempt(self, group: list[_Ticket]) -> bool:
         """Run the jobs in one transaction; return False if the group was rolled back and must be tried one by one."""
@@ -402,6 +411,8 @@ def _watch_for_sigterm() -> None:
 
 def _terminate(number: int = signal.SIGTERM) -> None:
     """Fold the logs and end the process as if the signal had not been handled."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # the main thread is inside a write, and ends the process after it
     _terminated[:] = [number]
     # If the signal interrupted a write of this thread, the write calls this again when it is done.
     busy = [store for store in list(_open) if not store._writer.fold()]
