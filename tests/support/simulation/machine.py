@@ -284,6 +284,13 @@ class StoreMachine(RuleBasedStateMachine):
         fits = self.fits(handle)
         answer = self.each(lambda n: handle.threads[n].save(state, id=head.id, replace=True))
         handle.live, handle.frozen = state, fits
+        if not fits and isinstance(answer, Checkpoint):  # for all the handle knows, its own earlier attempt
+            assert handle.seen is not None
+            assert (handle.seen.head, head.trigger) == (head.id, "manual")
+            assert same(state, head.state)
+            self.assert_shows(answer, head)
+            self.follow(handle, head.state)
+            return
         if not fits:
             assert type(answer) in (Conflict, IdTaken)
             return

@@ -29,6 +29,7 @@ from typing import Any
 
 import psycopg
 
+from backstay.model.fields import TAGS_MAX
 from backstay.store.base import (
     BranchKey,
     Commit,
@@ -120,16 +121,16 @@ class PostgresCheckpoints:
         self._pool.write(work, checkpoint)
 
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
-        bound = {"id": pack_id(namespace, checkpoint), "add": list(add), "remove": list(remove)}
-
-        def work(connection: DeadlineConnection) -> tuple[str, ...]:
-            found = connection.one(queries.TAG, bound)
-            if found is None:
-                raise no_checkpoint(checkpoint)
-            return tags_after(found[0], (), ())
-
-        # A transaction is needed only to take back too many tags.
-        return self._pool.change(work, checkpoint, again=True) if add else self._pool.write(work, checkpoint)
+        bound = {
+            "id": pack_id(namespace, checkpoint),
+            "add": list(add),
+            "remove": list(remove),
+            "most": TAGS_MAX,
+        }
+        found = self._pool.write(lambda connection: connection.one(queries.TAG, bound), checkpoint)
+        if found is None:
+            raise no_checkpoint(checkpoint)
+        return tags_after(found[0], (), ())
 
 
 def is_plain(commit: Commit) -> bool:

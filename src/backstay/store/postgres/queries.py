@@ -199,13 +199,15 @@ SWAP_WRITES = f"{_WRITES}, p_was => %s::bytea[])"
 
 TAG = """
 WITH found AS (SELECT key FROM {schema}.checkpoint WHERE id = %(id)s AND {current} FOR KEY SHARE),
-added AS (INSERT INTO {schema}.tag SELECT f.key, n FROM found f, pg_catalog.unnest(%(add)s::text[]) n
+wanted AS (SELECT f.key, ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = f.key
+                               UNION SELECT pg_catalog.unnest(%(add)s::text[])
+                               EXCEPT SELECT pg_catalog.unnest(%(remove)s::text[])) AS names
+           FROM found f),
+allowed AS (SELECT key FROM wanted WHERE pg_catalog.cardinality(names) <= %(most)s),
+added AS (INSERT INTO {schema}.tag SELECT a.key, n FROM allowed a, pg_catalog.unnest(%(add)s::text[]) n
           WHERE n <> ALL(%(remove)s::text[]) ON CONFLICT DO NOTHING),
-removed AS (DELETE FROM {schema}.tag g USING found f WHERE g.checkpoint = f.key AND g.name = ANY(%(remove)s::text[]))
-SELECT ARRAY(SELECT g.name FROM {schema}.tag g WHERE g.checkpoint = f.key
-             UNION SELECT pg_catalog.unnest(%(add)s::text[])
-             EXCEPT SELECT pg_catalog.unnest(%(remove)s::text[]))
-FROM found f"""
+removed AS (DELETE FROM {schema}.tag g USING allowed a WHERE g.checkpoint = a.key AND g.name = ANY(%(remove)s::text[]))
+SELECT names FROM wanted"""
 
 # Deleting ---------------------------------------------------------------------------------------------------------
 
