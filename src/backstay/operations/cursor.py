@@ -200,17 +200,17 @@ class Handle:
     def run(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation in this thread, with the handle's lock."""
         cursor, store = self.cursor, self.access.store
-        with cursor.lock:
-            if cursor.leftovers:
-                cursor.tidy(store)
-            try:
+        try:
+            with cursor.lock:
+                if cursor.leftovers:
+                    cursor.tidy(store)
                 result = operation(store, *args, **kwargs)
-            except Corrupted as error:
-                error.thread = error.thread or cursor.branch.thread
-                raise
-            if cursor.head_state is not None and self.services.recent.get(cursor.branch) is not cursor:
-                self.services.remember(cursor)
-            return result
+                if cursor.head_state is not None and self.services.recent.get(cursor.branch) is not cursor:
+                    self.services.remember(cursor)
+                return result
+        except Corrupted as error:
+            error.thread = error.thread or cursor.branch.thread
+            raise
 
     async def arun(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation in a worker thread, with the handle's lock."""
