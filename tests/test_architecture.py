@@ -181,6 +181,19 @@ def test_nothing_in_the_package_can_run_code_it_was_given() -> None:
     assert found == []
 
 
+def test_no_block_that_holds_a_lock_starts_with_try() -> None:
+    """An interrupt at that line comes after the lock was taken and before Python knows that it must be released."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With) and isinstance(node.body[0], ast.Try)
+        if any(word in ast.unparse(item.context_expr) for item in node.items for word in ("lock", "_turn", "_writer"))
+    ]
+
+    assert wrong == []
+
+
 def test_no_sql_is_put_together_with_values() -> None:
     """Only the store's own named statements reach ``execute``; a formatted text there is a hole in the making."""
     wrong = []

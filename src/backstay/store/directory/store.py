@@ -89,13 +89,13 @@ class DirectoryStore(MemoryStore):
     def _read(self, look: Callable[[], T]) -> T:
         with self._mine():
             self.guard.check()
-            with self._lock:
-                try:
+            try:
+                with self._lock:
                     control = self._root.control
                     if control.is_in_place() and self._catch_up(control.read()):
                         return look()
-                except LogMoved:
-                    self._is_stale = True
+            except LogMoved:
+                self._is_stale = True
             return self._alone(partial(self._locked, look))
 
     def _write(self, change: Callable[[], T]) -> T:
