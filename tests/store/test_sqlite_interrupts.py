@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import sqlite3
 import sys
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
@@ -83,6 +85,55 @@ def test_an_interrupt_at_any_line_leaves_nothing_locked(path: Path, store: Store
             store.thread("main").save({"n": at, "log": ["y" * 400]})
     show(f"interrupts at lines of {verb}", struck)
     assert struck > points // 2
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_two_interrupts_in_a_row_leave_no_transaction_open(path: Path, store: Store, show: Show) -> None:
+    """The second comes while the first is on its way out, and Python's garbage collector does not help."""
+    lines = Lines(*PLACES)
+    save = VERBS["save"]
+    save(store)
+    points = lines.recorded(lambda: save(store))
+    twice = 0
+    gc.collect()
+    gc.disable()
+    try:
+        for at in range(points):
+            for skipped in range(5):
+                again = SecondInterrupt(skipped)
+                with contextlib.suppress(KeyboardInterrupt):
+                    lines.struck(lambda: save(store), at, again.interrupt)
+                sys.setprofile(None)
+                if not again.came:
+                    break
+                twice += 1
+                store.thread("next").save({"after": lines.place})
+                assert_free(path, store, lines.place)
+    finally:
+        gc.enable()
+    show("two interrupts in a row", twice)
+    assert twice > points
+
+
+class SecondInterrupt:
+    """Raises an interrupt, and another one where a signal handler could run next, or some such places later."""
+
+    def __init__(self, skipped: int) -> None:
+        self.skipped = skipped
+        self.came = False
+
+    def interrupt(self) -> None:
+        sys.setprofile(self._at_event)
+        raise KeyboardInterrupt
+
+    def _at_event(self, frame: FrameType, event: str, arg: object) -> None:
+        if event not in ("call", "c_return") or "/backstay/store/" not in frame.f_code.co_filename:
+            return
+        if self.skipped == 0:
+            sys.setprofile(None)
+            self.came = True
+            raise KeyboardInterrupt
+        self.skipped -= 1
 
 
 def assert_free(path: Path, store: Store, place: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import backstay
 from backstay.operations import cursor
 from backstay.pieces.manifest import Range
+from backstay.store.base import PAGE_ROWS_MAX
 from backstay.store.open import open_backend
 from backstay.thread.access import access_of
 from backstay.thread.store import Store, make_services
@@ -198,6 +199,14 @@ def test_scopes_of_a_thread(store: Store) -> None:
         store.thread("t", scope=scope, branch="b").save({"n": 1})
     store.thread("u", scope="elsewhere").save({"n": 1})
     assert store.thread("t", scope="inner").scopes() == ["", "inner", "other"]
+
+
+def test_scopes_of_a_thread_with_more_branches_than_a_page() -> None:
+    names = [f"scope {number}" for number in range(PAGE_ROWS_MAX + 1)]
+    with backstay.open("memory:") as store:
+        for name in names:
+            store.thread("t", scope=name).save({"n": 1})
+        assert store.thread("t").scopes() == names
 
 
 # The next handle of a branch ----------------------------------------------------------------------------------------

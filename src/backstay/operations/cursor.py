@@ -31,7 +31,7 @@ T = TypeVar("T")
 STREAMS_AT_ONCE = 16
 RECENT_MAX = 256
 RECENT_BYTES_MAX = 64 * 1024 * 1024
-"""How many handles a store remembers, and how large their states may be together; counted when a branch is added."""
+"""How many handles a store remembers, and how large their states may be together, as they were when it did."""
 
 
 class Services:
@@ -43,6 +43,7 @@ class Services:
         self.new_id = new_id
         self.heartbeat = Heartbeat()
         self.recent: dict[BranchKey, Cursor] = {}  # the handle that last used each branch, oldest first
+        self._sizes: dict[BranchKey, int] = {}  # of their states
         self._streams: deque[int] = deque()
         _reset_after_fork.add(self)
 
@@ -50,6 +51,7 @@ class Services:
         """Start from scratch in a forked process: the parent keeps the reserved stream numbers."""
         self._streams = deque()
         self.recent.clear()
+        self._sizes.clear()
         self.heartbeat.reset()
 
     def remember(self, cursor: Cursor) -> None:
@@ -57,16 +59,15 @@ class Services:
 
         A server makes a handle for each request, and must not load the whole state for each.
         """
-        is_new = self.recent.pop(cursor.branch, None) is None
-        self.recent[cursor.branch] = cursor
-        if is_new:
-            sizes = {branch: each.size for branch, each in list(self.recent.items())}
-            count, total = len(sizes), sum(sizes.values())
-            for branch, size in sizes.items():
-                if count <= RECENT_MAX and total <= RECENT_BYTES_MAX:
-                    break
-                self.recent.pop(branch, None)
-                count, total = count - 1, total - size
+        branch, base, sizes = cursor.branch, cursor.base, self._sizes
+        self.recent.pop(branch, None)
+        sizes.pop(branch, None)
+        self.recent[branch] = cursor
+        sizes[branch] = 0 if base is None or base.head is None else base.head.size
+        while len(sizes) > RECENT_MAX or sum(sizes.values()) > RECENT_BYTES_MAX:
+            oldest = next(iter(sizes), branch)
+            sizes.pop(oldest, None)
+            self.recent.pop(oldest, None)
 
     def new_stream(self, store: Backend) -> int:
         """Return an unused stream number; they are reserved a few at a time.
@@ -137,32 +138,28 @@ class Cursor:
         lease = self.lease
         return None if lease is None else lease.request.token
 
-    @property
-    def size(self) -> int:
-        """Return the size of the state that this handle builds on, in bytes."""
-        base = self.base
-        return 0 if base is None or base.head is None else base.head.size
-
     def inherit(self, base: Base) -> HeadState | None:
-        """Return a copy of the head state of the handle that last used this branch; None if it is of another head.
-
-        It does not wait for that handle. A signal handler may change the head state during the copy, but then the other
-        handle has another base.
-        """
-        other = self.recent.get(self.branch)
-        if other is None or other is self or base.head is None or not other.lock.acquire(blocking=False):
+        """Return a copy of the head state of the handle that last used this branch; None if it is of another head."""
+        other, mine = self.recent.get(self.branch), base.head
+        if other is None or other is self or mine is None:
             return None
-        try:
-            theirs, head_state = other.base, other.head_state
-            if head_state is None or theirs is None or theirs.head is None or not theirs.same_place(base):
-                return None
-            mine = base.head
-            if (theirs.head.digest, theirs.head.base, theirs.head.manifest) != (mine.digest, mine.base, mine.manifest):
-                return None
-            copied = head_state.copy()
-            return copied if other.base is theirs and other.head_state is head_state else None
-        finally:
-            other.lock.release()
+        same = (mine.digest, mine.base, mine.manifest)
+        copied = other.copy_head_state(
+            lambda theirs, row: theirs.same_place(base) and (row.digest, row.base, row.manifest) == same
+        )
+        return None if copied is None else copied[1]
+
+    def copy_head_state(self, fits: Callable[[Base, Row], bool]) -> tuple[Row, HeadState] | None:
+        """Return the head that this handle builds on and a copy of its state in memory; None if that does not fit.
+
+        It needs no lock, which an interrupt could leave behind. If another thread, or a signal handler, changes the
+        head state during the copy, the handle has none or another base afterwards.
+        """
+        base, head_state = self.base, self.head_state
+        if base is None or base.head is None or head_state is None or not fits(base, base.head):
+            return None
+        copied = head_state.copy()
+        return (base.head, copied) if self.base is base and self.head_state is head_state else None
 
     def take(self) -> tuple[Base | None, HeadState | None]:
         """Return the base and take the head state out, to change it."""

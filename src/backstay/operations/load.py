@@ -205,28 +205,20 @@ def branches(store: Backend, branch: BranchKey) -> list[Branch | Damaged]:
 
 def scopes(store: Backend, branch: BranchKey) -> list[str]:
     """Return the scopes of a thread, oldest first."""
-    return list(dict.fromkeys(each.key.scope for each in store.branches(branch.namespace, branch.thread, None)))
+    return list(dict.fromkeys(each.key.scope for each in every_branch(store, branch.namespace, branch.thread)))
 
 
 def payload_in_memory(cursor: Cursor, saved: CheckpointMeta) -> dict[str, Any] | None:
     """Return the payload of a checkpoint that was just saved if the handle still has all of it in memory; read nothing.
 
-    The writes are not included: another process may have stored some. Does not wait for the handle's lock.
+    The writes are not included: another process may have stored some.
     """
-    if not cursor.lock.acquire(blocking=False):
+    copied = cursor.copy_head_state(lambda base, row: (row.id, row.digest) == (saved.id, saved.digest))
+    if copied is None or any(stored.parts is None for stored in copied[1].values.values()):
         return None
-    try:
-        base, head_state = cursor.base, cursor.head_state
-        if head_state is None or base is None or base.head is None:
-            return None
-        if (base.head.id, base.head.digest) != (saved.id, saved.digest):
-            return None
-        if any(stored.parts is None for stored in head_state.values.values()):
-            return None
-        found = assemble(base.head, {}, head_state.values)
-        return {field: getattr(found, field) for field in PAYLOAD_FIELDS if field != "writes"}
-    finally:
-        cursor.lock.release()
+    row, head_state = copied
+    found = assemble(row, {}, head_state.values)
+    return {field: getattr(found, field) for field in PAYLOAD_FIELDS if field != "writes"}
 
 
 def payload(store: Backend, saved: CheckpointMeta) -> dict[str, Any]:

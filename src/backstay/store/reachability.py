@@ -155,7 +155,8 @@ class Collectable(Protocol[B]):
     def lost(self) -> dict[int, list[ByteRange]]:
         """Return the ranges of streams that earlier deletes lost, in stored ranges that they had to keep.
 
-        No checkpoint will ever need them again. Some may be missing: then more manifests are read.
+        A store must forget a range when it removes the bytes there: new ones may get their place. Some may be missing:
+        then more manifests are read.
         """
 
     def read_blob(self, name: bytes) -> bytes:

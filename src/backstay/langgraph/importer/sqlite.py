@@ -27,6 +27,7 @@ from backstay.langgraph.importer.tables import (
     split,
     writes_of,
 )
+from backstay.store.sqlite.database import code_of
 
 BUSY_S = 10.0
 
@@ -56,7 +57,7 @@ class SqliteSource(Source):
             try:
                 self._connection = _connect(path, "mode=ro")
             except sqlite3.OperationalError as error:
-                if _code(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                if code_of(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                     raise
                 # SQLite opens a file in a read-only directory only if we promise that the file never changes.
                 if not os.path.exists(path) or os.path.exists(f"{path}-wal"):
@@ -94,7 +95,7 @@ class SqliteSource(Source):
             ((tag, data, metadata),) = self._connection.execute(_ROW, key)
             writes, lost = writes_of(self._connection.execute(self._writes, key))
         except (sqlite3.DatabaseError, ValueError) as error:
-            if isinstance(error, sqlite3.DatabaseError) and _code(error) != sqlite3.SQLITE_CORRUPT:
+            if isinstance(error, sqlite3.DatabaseError) and code_of(error) != sqlite3.SQLITE_CORRUPT:
                 raise
             raise DecodeError("its row is damaged") from error
         checkpoint = split(*decrypted_value(tag, data, self._cipher), ref)
@@ -135,14 +136,10 @@ def _translated(path: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise Corrupted(f"{path} is damaged: {error}", path=path, hint="Import an undamaged copy") from error
     except sqlite3.Error as error:
-        if _code(error) == sqlite3.SQLITE_BUSY:
+        if code_of(error) == sqlite3.SQLITE_BUSY:
             raise StoreBusy(f"another program has locked {path}", path=path, hint="Try again later") from error
-        if _code(error) == sqlite3.SQLITE_CORRUPT:
+        if code_of(error) == sqlite3.SQLITE_CORRUPT:
             raise Corrupted(f"{path} is damaged: {error}", path=path, hint="Import an undamaged copy") from error
         raise StoreRefused(
             f"{path} cannot be read as a SQLite file: {error}", path=path, hint="Check the path"
         ) from error
-
-
-def _code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF

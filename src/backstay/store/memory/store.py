@@ -339,7 +339,9 @@ class MemoryStore(MemoryTransactions):
         self._apply(self._deleted(namespace, [row], keeps_bytes=True))
 
     def backup(self, path: Path) -> None:
-        raise StoreRefused("a store in memory has no files to copy", hint="Export its threads with store.export(…)")
+        raise StoreRefused(
+            "a store in memory has no files to copy", hint="Export its threads with backstay.bundle.export_bundle"
+        )
 
     @writing
     def compact(self) -> int:

@@ -19,9 +19,7 @@ use either copy.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +60,6 @@ from backstay.store.postgres.rows import pack_id, pack_task, reference_columns, 
 from backstay.store.writes import Packed, by_task, merge, merged, pack
 
 WINDOW_BYTES = 65_536
-STREAMS_AT_ONCE = 16
 _INT8 = struct.Struct("!q").pack
 STORED, SAME, TAKEN, MOVED, FENCED = range(5)
 """Answers of ``commit_checkpoint``."""
@@ -73,18 +70,8 @@ class PostgresCheckpoints:
 
     _pool: RetryingPool
     _shared: set[int]
-    _reserved: dict[int, list[int]]  # stream numbers, by process: a forked child does not use its parent's
 
     def reserve(self, count: int) -> int:
-        if count == 1:  # as for every new thread: take several at once, and keep the others for the next calls
-            with contextlib.suppress(KeyError, IndexError):
-                return self._reserved[os.getpid()].pop()
-            first = self._reserve(STREAMS_AT_ONCE)
-            self._reserved[os.getpid()] = list(range(first + STREAMS_AT_ONCE - 1, first, -1))
-            return first
-        return self._reserve(count)
-
-    def _reserve(self, count: int) -> int:
         return self._pool.write(lambda connection: int(connection.scalar(queries.RESERVE, (count,))) - count)
 
     def commit(self, commit: Commit) -> Committed:
@@ -121,12 +108,7 @@ class PostgresCheckpoints:
         self._pool.write(work, checkpoint)
 
     def tag(self, namespace: str, checkpoint: str, add: Collection[str], remove: Collection[str]) -> tuple[str, ...]:
-        bound = {
-            "id": pack_id(namespace, checkpoint),
-            "add": list(add),
-            "remove": list(remove),
-            "most": TAGS_MAX,
-        }
+        bound = {"id": pack_id(namespace, checkpoint), "add": list(add), "remove": list(remove), "most": TAGS_MAX}
         found = self._pool.write(lambda connection: connection.one(queries.TAG, bound), checkpoint)
         if found is None:
             raise no_checkpoint(checkpoint)

@@ -26,7 +26,7 @@ class PostgresStore(
         self._target = parse_url(url)
         self.url = self._target.shown
         self._pool = RetryingPool(self._target)
-        self._shared, self._reserved = set(), {}
+        self._shared = set()
         prepare(self._pool, self._target)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from backstay.errors import Corrupted, DecodeError
-from backstay.pieces.manifest import STREAM_BYTES_MAX, Source, subtract_ranges
+from backstay.pieces.manifest import STREAM_BYTES_MAX, Source, merge_ranges, subtract_ranges
 from backstay.store.base import Removed
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, address_of, span_of
 from backstay.store.reachability import Losses, collect, losses
@@ -305,8 +305,8 @@ class SqliteBytes:
         for start, _ in chunks:
             freed += fetch_value(self._connection, queries.CHUNK_SIZE, (first + start,)) or 0
             self._connection.execute(queries.DROP_CHUNK, (first + start,))
-        if stream in self.lost:  # new bytes may get these addresses
-            self.lost[stream] = subtract_ranges(self.lost[stream], chunks)
+        if stream in self.lost:
+            self.lost[stream] = subtract_ranges(self.lost[stream], merge_ranges(chunks))
         return freed
 
     def drop_blob(self, name: bytes) -> int:

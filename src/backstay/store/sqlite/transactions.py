@@ -127,6 +127,7 @@ class Writer:
             return False
         if self._turn.acquire(timeout=FOLD_WAIT_S):
             try:
+                self._end_transaction()
                 held = None if self._connection is None else self._database.lock.take_now()
                 if held is not None and self._connection is not None:  # else another process writes, and folds it
                     with held:
@@ -136,11 +137,15 @@ class Writer:
         return True
 
     def close(self) -> None:
-        """Close the connection; the next job opens another."""
-        connection, self._connection = self._connection, None
+        """Close the connection; the next job opens another.
+
+        It is forgotten only then. An interrupt on the way could otherwise leave it in its transaction, in which no
+        other process can write, until Python's garbage collector finds it.
+        """
         self._mark = b""
-        if connection is not None:
-            connection.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _leave_mark(self, held: object) -> None:
         """Forget what the connection remembers, if another writer had the lock since this one."""
@@ -201,7 +206,10 @@ class Writer:
 
         It must end before this waits for the lock, because the process that holds the lock may wait for it.
         """
-        if self._connection is not None and self._connection.in_transaction:
+        try:
+            if self._connection is not None and self._connection.in_transaction:
+                self.close()
+        except sqlite3.ProgrammingError:  # closed, but an interrupt came before it was forgotten
             self.close()
 
     def _attempt(self, group: list[_Ticket]) -> bool:
