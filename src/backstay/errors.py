@@ -14,7 +14,7 @@
     ├── the author of a node: fix the graph's code, then resume
     │   ├── NodeFailed            a node raised an error in its last attempt
     │   ├── BadUpdate             a node returned an update that the state cannot take; nothing was committed
-    │   ├── MergeConflict         two parallel nodes wrote the same key
+    │   ├── MergeConflict         two parallel nodes, or two branches, changed the same key
     │   └── Unrecovered           an operation failed in another process, or waits for a decision
     ├── another writer: look at what happened, then continue from there
     │   ├── Conflict              the head has moved since it was read; nothing was stored
@@ -37,6 +37,7 @@ attributes, and never shows values of a state. ``retry_safe`` says whether the s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 __all__ = [
@@ -172,17 +173,14 @@ class BadUpdate(BackstayError):
 
 
 class MergeConflict(BackstayError):
-    """Two parallel nodes wrote different values to a key that can have only one."""
+    """Two parallel nodes, or two branches, have different values for keys that can have only one."""
 
     summary = "merge conflict"
 
-    def __init__(self, key: str, first: str, second: str) -> None:
-        self.key = key
-        self.writers = (first, second)
-        super().__init__(
-            f"the parallel nodes {first!r} and {second!r} both wrote {key!r}",
-            hint="Let one of them write it, give the key a reducer (append, merge, add, a function), or use two keys",
-        )
+    def __init__(self, keys: Iterable[str], writers: tuple[str, str], what: str, **where: Any) -> None:
+        self.keys = tuple(keys)
+        self.writers = writers  # the names of the nodes, or the ids of the checkpoints
+        super().__init__(what, **where)
 
 
 class Unrecovered(BackstayError):

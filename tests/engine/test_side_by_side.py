@@ -110,7 +110,7 @@ def test_two_branches_that_cannot_both_be_kept_are_a_conflict_that_names_key_and
         result = fan(lambda state: left, lambda state: right).run_sync(thread, BEFORE)
 
         assert isinstance(result.error, MergeConflict)
-        assert (result.error.key, result.error.writers) == (key, ("l", "r"))
+        assert (result.error.keys, result.error.writers) == ((key,), ("l", "r"))
         assert all(f"'{word}'" in str(result.error) for word in (key, "l", "r"))
         assert result.values == BEFORE
         assert head(thread).state == BEFORE

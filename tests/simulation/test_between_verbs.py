@@ -189,6 +189,31 @@ def test_a_rewind_to_what_is_deleted_meanwhile_is_refused(two: Two, thread: back
     assert two.newest() == {"n": 2}
 
 
+@pytest.mark.parametrize("verb", ["head", "branches", "find", "fetch", "commit"])
+def test_a_merge_whose_branches_are_deleted_meanwhile_is_refused(two: Two, thread: backstay.Thread, verb: str) -> None:
+    items, source = save_in_many_pieces(thread)
+    fork = thread.fork(source, branch="b")
+    theirs = fork.save({"items": [*items, "more"]})
+    two.before(verb, lambda: two.theirs.thread("thread").delete())
+
+    with pytest.raises((NotFound, Conflict)):
+        two.mine.thread("thread").merge(theirs)
+    assert two.newest() is None
+
+
+@pytest.mark.parametrize("verb", ["branches", "fetch", "commit"])
+def test_a_merge_into_a_branch_that_moves_meanwhile_is_a_conflict(two: Two, thread: backstay.Thread, verb: str) -> None:
+    fork = thread.fork(thread.save({"document": "", "n": 0}), branch="b")
+    theirs = fork.save({"document": DOCUMENT, "n": 0})
+    two.before(verb, lambda: two.theirs.thread("thread").append(set={"n": 7}))
+
+    with pytest.raises(Conflict):
+        two.mine.thread("thread").merge(theirs, set={"done": 1})
+    assert two.newest() == {"document": "", "n": 7}
+    merged = two.mine.thread("thread").merge(theirs, set={"done": 1}).state
+    assert merged == two.newest() == {"document": DOCUMENT, "n": 7, "done": 1}
+
+
 def test_a_fork_whose_source_is_deleted_while_its_pieces_are_read_is_refused(two: Two, thread: backstay.Thread) -> None:
     _, source = save_in_many_pieces(thread)
     two.before("fetch", two.supersede)

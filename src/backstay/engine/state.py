@@ -402,7 +402,13 @@ class RunState:
                     if earlier == writer or not self.schema.knows(key):
                         continue
                     if self.schema.reducer(key).clash(self.values.get(key, MISSING), other, value):
-                        raise MergeConflict(key, earlier, writer)
+                        raise MergeConflict(
+                            (key,),
+                            (earlier, writer),
+                            f"the parallel nodes {earlier!r} and {writer!r} both wrote {key!r}",
+                            hint="Let one of them write it, give the key a reducer (append, merge, add, a function), "
+                            "or use two keys",
+                        )
                 writers[key].append((writer, value))
         return self.plan(updates)
 

@@ -123,7 +123,7 @@ def tail(store: Backend, branch: BranchKey, key: str, count: int) -> list[Any]:
             return []
         row = head.row
         try:
-            entries = _all_entries(store, row)
+            entries = read_all_entries(store, row)
             verify_digest(row, values_of(row), entries)
             entry = _check_key(row, entries, key)
             if entry.kind != LIST:
@@ -162,7 +162,7 @@ def _added_since(store: Backend, row: Row, entry: Entry, key: str, start: int) -
     while start and back < row.seq:
         try:
             older = store.find(Query(*row.branch, before=row.seq - back + 1, limit=1, payload=True))
-            entries = _all_entries(store, older[0]) if older else {}
+            entries = read_all_entries(store, older[0]) if older else {}
             known = entries.get(key)
             if known is None or known.kind != LIST or known.pieces is None or known.table is not None:
                 break
@@ -178,7 +178,8 @@ def _added_since(store: Backend, row: Row, entry: Entry, key: str, start: int) -
     return 0, None
 
 
-def _all_entries(store: Backend, row: Row) -> Entries:
+def read_all_entries(store: Backend, row: Row) -> Entries:
+    """Return the entries of a row's manifest, those in its journal too."""
     entries, _ = read_entries(row)
     return open_head_state(store, row, {}).entries() if JOURNAL in entries else entries
 

@@ -153,10 +153,10 @@ def fork(
 ) -> Cursor:
     """Start a branch (or a thread) with the state of a checkpoint; return a cursor on it."""
     put, to_delete = check_mapping(put, "set"), names_of(delete, "delete")
-    row = _find_or_raise(store, services, source)
+    row = find_or_raise(store, services, source)
     base = Base()
     cursor = Cursor(target, base)
-    request.inherited, request.copies = _copied_fields(row, "fork"), row.id
+    request.inherited, request.copies = copied_fields(row, "fork"), row.id
 
     def make(head_state: HeadState) -> Change:
         return append_change({}, put, to_delete, request.fields, head_state, carry=True)
@@ -177,7 +177,7 @@ def fork(
 
 def rewind(store: Backend, services: Services, cursor: Cursor, source: str, request: SaveRequest) -> SavedCheckpoint:
     """Append a checkpoint with the content of an earlier one; nothing is deleted."""
-    row = _find_or_raise(store, services, source)
+    row = find_or_raise(store, services, source)
     if row.branch[:3] != cursor.branch[:3]:
         raise InvalidInput(
             f"checkpoint {source} belongs to thread {row.branch.thread!r}, so this thread cannot rewind to it",
@@ -185,7 +185,7 @@ def rewind(store: Backend, services: Services, cursor: Cursor, source: str, requ
             checkpoint=source,
             hint="Use fork(…, to=…) to copy a state from another thread",
         )
-    request.inherited, request.copies = _copied_fields(row, "rewind"), row.id
+    request.inherited, request.copies = copied_fields(row, "rewind"), row.id
 
     def make(head_state: HeadState) -> Change:
         return append_change({}, {}, (), request.fields, head_state, carry=True)
@@ -196,7 +196,7 @@ def rewind(store: Backend, services: Services, cursor: Cursor, source: str, requ
     before, _ = cursor.take()
     head = store.head(cursor.branch)
     base = Base.of(head)
-    _check_base(store, cursor, before, base, request.on)
+    check_base(store, cursor, before, base, request.on)
     cursor.move(before, base, None)
     head_state = _open_source(store, row, head.owned if head is not None and row.branch == cursor.branch else {})
     step = _next_step(request, base)
@@ -243,7 +243,7 @@ def _read_base(
     """Return what to build on: the head state in memory if the store's head has not moved, else the stored one."""
     head = store.head(cursor.branch)
     base = Base.of(head)
-    _check_base(store, cursor, before, base, on)
+    check_base(store, cursor, before, base, on)
     cursor.move(before, base, None)
     if head_state is not None and before is not None and before.same_place(base):
         return base, head_state
@@ -262,7 +262,7 @@ def _conflict_unless_there(store: Backend, cursor: Cursor, row: Row) -> None:
         raise _conflict(store, cursor, f"checkpoint {row.id} no longer exists", None) from None
 
 
-def _check_base(store: Backend, cursor: Cursor, before: Base | None, base: Base, on: str | None) -> None:
+def check_base(store: Backend, cursor: Cursor, before: Base | None, base: Base, on: str | None) -> None:
     """Raise Conflict unless this save builds on the store's head, Fenced if another worker has the lease."""
     lease = cursor.lease
     if lease is not None and lease.epoch != base.epoch:
@@ -381,7 +381,7 @@ def _load_compared(store: Backend, cursor: Cursor, head_state: HeadState, unload
         raise
 
 
-def _copied_fields(row: Row, trigger: str) -> dict[str, Any]:
+def copied_fields(row: Row, trigger: str) -> dict[str, Any]:
     """Return the fields that a copy of a checkpoint inherits: its position and description, not its tags."""
     values = values_of(row)
     kept = {name: values[name] for name in ENCODED_FIELDS if name in values}
@@ -389,7 +389,8 @@ def _copied_fields(row: Row, trigger: str) -> dict[str, Any]:
     return kept
 
 
-def _find_or_raise(store: Backend, services: Services, name: str) -> Row:
+def find_or_raise(store: Backend, services: Services, name: str) -> Row:
+    """Return a checkpoint with its payload; raise NotFound if it does not exist."""
     row = find_row(store, services.namespace, name, surely=True)
     if row is None:
         raise no_checkpoint(name)

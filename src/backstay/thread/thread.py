@@ -27,6 +27,7 @@ from backstay.operations.listing import (
     raise_or_mark,
     read_pages,
 )
+from backstay.operations.merge import Prefer, merge
 from backstay.operations.question import request_pause
 from backstay.operations.retention import Keep, Pruned
 from backstay.operations.rows import Damaged, OnDamage, check_on_damage, tag, write
@@ -212,6 +213,28 @@ class Thread:
         return self._bind(
             self._handle.run(rewind, self._services, self._cursor, id_of(checkpoint), save_request(fields, id))
         )
+
+    def merge(
+        self,
+        checkpoint: CheckpointMeta | str,
+        *,
+        prefer: Prefer | None = None,
+        set: Mapping[str, Any] | None = None,
+        delete: Iterable[str] = (),
+        id: str | None = None,
+        **fields: Unpack[CheckpointFields],
+    ) -> Checkpoint:
+        """Take over what another branch, up to this checkpoint of it, has changed since the two parted.
+
+        Keys that only the other branch changed are taken over; keys that only this one changed stay. Keys that both
+        changed differently raise MergeConflict, which names them all as ``keys``, and nothing is stored. ``set`` and
+        ``delete`` settle such keys; ``prefer="ours"`` or ``"theirs"`` settles all others. The new checkpoint has this
+        branch's position, and the other one's id as ``metadata["backstay.merged"]``; a later merge of the same branch
+        takes over only what is newer. If there is nothing to merge, the newest checkpoint is returned.
+        """
+        request = save_request(fields, id)
+        saved = self._handle.run(merge, self._services, self._cursor, id_of(checkpoint), prefer, set, delete, request)
+        return self._bind(saved)
 
     def tag(self, checkpoint: CheckpointMeta | str, *names: str) -> tuple[str, ...]:
         """Add tags to a checkpoint and return all its tags. Pruning keeps tagged checkpoints."""
@@ -496,6 +519,7 @@ class AsyncThread:
     tail = awaited(Thread.tail)
     scopes = awaited(Thread.scopes)
     rewind = awaited(Thread.rewind)
+    merge = awaited(Thread.merge)
     tag = awaited(Thread.tag)
     untag = awaited(Thread.untag)
     write = awaited(Thread.write)

@@ -152,6 +152,22 @@ class Rewind(Run):
         self.asked[saved.id] = lambda parent: first_state()
 
 
+class Merge(Run):
+    name = "merge"
+
+    def prepare(self) -> None:
+        super().prepare()
+        forked = self.thread.fork(max(self.asked), branch="what-if", set={"n": -1})
+        head = forked.latest()
+        assert head is not None
+        self.asked[head.id] = lambda parent: {**parent, "n": -1}
+        self.source = head.id
+
+    def act(self) -> None:
+        saved = self.thread.merge(self.source)
+        self.asked[saved.id] = lambda parent: {**parent, "n": -1}
+
+
 class Tag(Run):
     name = "tag"
 
@@ -250,6 +266,7 @@ RUNS: list[type[Run]] = [
     Latest,
     Fork,
     Rewind,
+    Merge,
     Tag,
     Question,
     Lease,
