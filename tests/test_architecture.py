@@ -17,6 +17,7 @@ ROOT = Path(backstay.__file__).parent
 LAYERS = [
     "version",
     "errors",
+    "messages",
     "model",
     "codec",
     "pieces",

@@ -27,7 +27,7 @@ BLOCKS = [
 ]
 
 PUBLIC = re.compile(
-    r"backstay(\.(errors|thread|retry|maintenance|bundle|langgraph|codec|testing(\.\w+)?"
+    r"backstay(\.(errors|messages|thread|retry|maintenance|bundle|langgraph|codec|testing(\.\w+)?"
     r"|engine(\.(reducers|triggers|sinks|events))?|compat\.(sessions|workflow|backend|blobs)))?"
 )
 """The modules that users import. Everything else may change at any time."""

@@ -31,6 +31,7 @@ PUBLIC = [
     "backstay.errors",
     "backstay.langgraph",
     "backstay.maintenance",
+    "backstay.messages",
     "backstay.retry",
     "backstay.thread",
 ]
