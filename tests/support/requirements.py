@@ -39,10 +39,12 @@ class Requirement:
 
     id: str
     text: str
-    tests: Sequence[str]
+    tests: Sequence[str] = ()
     """The tests that prove it: node ids without parameters."""
     decided: str = ""
     """How we keep it, where that differs from the plain reading of the text."""
+    left_out: str = ""
+    """Why we do without it. Such a row has no tests."""
 
 
 @dataclass
@@ -100,7 +102,7 @@ def find_unproven(requirements: list[Requirement], outcomes: Outcomes, *, skips_
     """
     unproven = Unproven()
     for row in requirements:
-        if outcomes.passed.intersection(row.tests):
+        if row.left_out or outcomes.passed.intersection(row.tests):
             continue
         skipped = any(test in outcomes.skipped for test in row.tests)
         excused = all(
