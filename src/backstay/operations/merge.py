@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from backstay.errors import Corrupted, InvalidInput, MergeConflict, NotFound
 from backstay.model.checkpoint import SavedCheckpoint, unchecked
+from backstay.model.ids import check_id
 from backstay.operations.arguments import append_change, check_mapping, names_of
 from backstay.operations.cursor import Base, Cursor, Services
 from backstay.operations.listing import every_branch
@@ -57,7 +58,9 @@ def merge(
     if prefer not in (None, "ours", "theirs"):
         raise InvalidInput(f"prefer must be 'ours', 'theirs' or None, not {prefer!r:.40}")
     theirs = find_or_raise(store, services, source)
-    repeated = None if request.name is None else find_row(store, services.namespace, request.name)
+    repeated = None
+    if request.name is not None:
+        repeated = find_row(store, services.namespace, check_id(request.name, "checkpoint id"))
     if repeated is None:
         ours = _newest(store, cursor, request)
     else:  # compare with what the first attempt merged into; if that is gone, with its result
@@ -69,8 +72,8 @@ def merge(
     if taken:
         put |= load_row(store, theirs, taken).state
     request.inherited = copied_fields(ours, "merge")
-    metadata = {**request.fields.get("metadata", request.inherited.get("metadata", {})), MERGED: theirs.id}
-    request.fields = {**request.fields, "metadata": metadata}
+    metadata = check_mapping(request.fields.get("metadata", request.inherited.get("metadata")), "metadata")
+    request.fields = {**request.fields, "metadata": {**metadata, MERGED: theirs.id}}
     request.on = ours.id
 
     def make(head_state: HeadState) -> Change:
@@ -151,17 +154,15 @@ def _bases(store: Backend, ours: Row, theirs: Row) -> list[Row]:
             checkpoint=theirs.id,
             hint="Only branches of one origin can be merged. Copy single keys with append(set=…) instead",
         )
-    into_ours = _last_merge(store, mine, theirs, other, shared, parted.seq)
-    into_theirs = _last_merge(store, other, ours, mine, shared, parted.seq)
-    if into_ours is not None and into_theirs is not None:
-        (mine_at, their_row), (theirs_at, my_row) = into_ours, into_theirs
-        if _has(_places(store, their_row), theirs_at):  # what we merged last had merged us before
-            return [their_row]
-        if _has(_places(store, my_row), mine_at):
-            return [my_row]
-        return [their_row, my_row]
-    last = into_ours or into_theirs
-    return [parted if last is None else last[1]]
+    into_ours = _last_merge(store, mine, theirs, other, {shared: parted.seq})
+    # An older merge in the other direction is part of what was merged.
+    since = {shared: parted.seq} if into_ours is None else _places(store, into_ours[1])
+    into_theirs = _last_merge(store, other, ours, mine, since)
+    if into_ours is None or into_theirs is None:
+        last = into_ours or into_theirs
+        return [parted if last is None else last[1]]
+    (merged, taken), (_, given) = into_ours, into_theirs
+    return [given] if _has(_places(store, given), merged) else [taken, given]
 
 
 def _places(store: Backend, row: Row) -> Places:
@@ -188,19 +189,17 @@ def _row_at(store: Backend, branch: BranchKey, seq: int) -> Row | None:
     return rows[0] if rows and rows[0].seq == seq else None
 
 
-def _last_merge(
-    store: Backend, into: Places, other: Row, places: Places, shared: BranchKey, parted: int
-) -> tuple[Row, Row] | None:
-    """Return the last merge of the other side into one side since they parted: the merged row, and what it took."""
+def _last_merge(store: Backend, into: Places, other: Row, places: Places, since: Places) -> tuple[Row, Row] | None:
+    """Return the last merge of the other side into one side since a place: the merged row, and what it took."""
     for branch, seq in into.items():
-        for row in _rows_down_to(store, branch, seq, parted if branch == shared else 0):
+        for row in _rows_down_to(store, branch, seq, since.get(branch, 0)):
             name = values_of(row).get("metadata", {}).get(MERGED)
             merged = find_row(store, branch.namespace, name) if isinstance(name, str) else None
             if merged is not None and _has(places, merged):
                 return row, merged
             if merged is not None and _has(_places(store, merged), other):  # a later checkpoint than this one
                 return row, other
-        if branch == shared:
+        if branch in since:
             break
     return None
 
