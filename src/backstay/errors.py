@@ -205,8 +205,8 @@ class NotFound(BackstayError, LookupError):
 class GraphMismatch(BackstayError):
     """The stored position was made by a graph with another fingerprint.
 
-    ``expected`` is the stored fingerprint, ``actual`` that of the current graph. ``judgement``, if present, lists the
-    differences for each frame of the position.
+    ``expected`` is the fingerprint of the program's graph, ``actual`` that of the checkpoint. ``judgement``, if
+    present, lists the differences for each frame of the position.
     """
 
     summary = "graph mismatch"
@@ -217,7 +217,7 @@ class GraphMismatch(BackstayError):
         self.expected = expected
         self.actual = actual
         self.judgement = judgement
-        hashes = f"expected 0x{expected:016x}, actual 0x{actual:016x}"
+        hashes = f"expected hash 0x{expected:016x}, got 0x{actual:016x}"
         listed = "" if judgement is None else f"\n{judgement}\n"
         super().__init__(f"{hashes if what is None else f'{what}; {hashes}'}{listed}", **where)
 

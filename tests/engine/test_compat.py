@@ -338,9 +338,9 @@ def test_the_error_says_everything_and_travels(before_search: Checkpoint) -> Non
     error = pickle.loads(pickle.dumps(caught.value))
 
     stored, present = before_search.graph_hash, chat(state=state_with(question=None)).fingerprint
-    assert (error.expected, error.actual, error.thread) == (stored, present, "t")
+    assert (error.expected, error.actual, error.thread) == (present, stored, "t")
     assert error.judgement == judgement
-    assert f"expected 0x{stored:016x}, actual 0x{present:016x}" in str(error)
+    assert f"expected hash 0x{present:016x}, got 0x{stored:016x}" in str(error)
     for part in ("g/search#1: needs migration", "the stored state has the key 'question'", "deploy the old graph"):
         assert part in str(error)
 

@@ -179,6 +179,7 @@ def test_a_migration_that_fails_names_itself_and_changes_nothing(
 
     error = caught.value
     assert (error.graph, error.from_hash, error.thread) == ("g", chat().fingerprint, "t")
+    assert (error.expected, error.actual) == (graph.fingerprint, chat().fingerprint)
     assert f"0x{hex_of(chat().fingerprint)}" in str(error)
     assert "why" not in str(error)  # no value of the state
     assert isinstance(error.__cause__, ZeroDivisionError) is (function is failing)

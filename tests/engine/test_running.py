@@ -28,6 +28,7 @@ from backstay.engine.triggers import CheckpointEvent, every
 from backstay.errors import BadUpdate, StepsExceeded
 from backstay.errors import NodeFailed as FailedNode
 from backstay.model.decision import Approve, Reject
+from backstay.model.frame import End, NextNode
 from backstay.retry import RetryPolicy
 from support.engine.event_log import EventLog
 from support.engine.walk import State, Walk, head, replace_node
@@ -70,19 +71,9 @@ def test_a_run_needs_neither_thread_nor_sink_nor_callback() -> None:
         assert (result.status, result.path, result.checkpoint) == (Status.COMPLETED, ("a", "b"), None)
 
 
-class Watching:
-    """A sink that writes down when it is told, between what nodes and conditions write down."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def on_checkpoint(self, state: Mapping[str, Any], moment: CheckpointEvent) -> None:
-        self.log.append(f"checkpoint {moment.node_id} with {state.get('seen', [])}")
-
-
-def test_the_order_is_execute_commit_checkpoint_route() -> None:
+def test_the_order_is_execute_commit_route_checkpoint() -> None:
     """The way on is decided once, from what was committed, and stored with it; it is not gone before that is stored."""
-    log: list[str] = []
+    log: list[Any] = []
     graph = Graph("g", state=State)
 
     def a(state: State) -> dict[str, Any]:
@@ -93,20 +84,29 @@ def test_the_order_is_execute_commit_checkpoint_route() -> None:
         log.append(f"route with {state['seen']}")
         return True
 
+    class Watching:
+        def on_checkpoint(self, state: Mapping[str, Any], event: CheckpointEvent) -> None:
+            frame = event.frames().current
+            assert frame is not None
+            log.append(("checkpoint", list(state.get("seen", [])), frame.cursor, frame.last_node, frame.continuation))
+            assert frame.state == state
+            assert (event.node_id, event.step) == (frame.last_node or "a", frame.cursor)
+
     graph.node("a", a)
     graph.node("b", lambda state: log.append("execute b"))
     graph.edge("a", "b", when=onward)
     graph.end("a", "b")
     graph.start("a")
-    graph.run_sync(None, {}, sink=Watching(log)).raise_for_status()
+    graph.run_sync(None, {}, sink=Watching()).raise_for_status()
 
-    begins = "checkpoint a with []"
-    executed, routed, told = "execute a", "route with ['a']", "checkpoint a with ['a']"
-    assert log[0] == begins
-    assert log.index(executed) < log.index(told) < log.index("execute b")
-    assert log.index(executed) < log.index(routed) < log.index("execute b")
-    assert log[-1] == "checkpoint b with ['a']"
-    assert log.count(routed) == 1
+    assert log == [
+        ("checkpoint", [], 0, None, NextNode("a")),
+        "execute a",
+        "route with ['a']",
+        ("checkpoint", ["a"], 1, "a", NextNode("b")),
+        "execute b",
+        ("checkpoint", ["a"], 2, "b", End()),
+    ]
 
 
 def test_nothing_goes_on_before_the_sink_is_done_and_its_error_ends_the_run() -> None:

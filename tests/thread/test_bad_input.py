@@ -158,7 +158,7 @@ def test_each_kind_of_error_says_what_happened_in_its_own_words() -> None:
     assert str(errors.Corrupted("digest")) == "corrupted checkpoint: digest"
     assert str(errors.EncodeError("x")) == "serialization error: x"
     mismatch = errors.GraphMismatch(0xAB, 2**64 - 1)
-    assert str(mismatch) == "graph mismatch: expected 0x00000000000000ab, actual 0xffffffffffffffff"
+    assert str(mismatch) == "graph mismatch: expected hash 0x00000000000000ab, got 0xffffffffffffffff"
 
 
 def test_errors_carry_their_place_and_survive_a_process_boundary() -> None:

@@ -124,8 +124,8 @@ def require(judgement: Judgement, accept_compatible: bool) -> None:
         hint = f"Nothing was run. Either {', or '.join(ways)}"
     outermost = judgement.frames[0]
     raise GraphMismatch(
-        outermost.stored_hash or 0,
-        outermost.present_hash or 0,
+        expected=outermost.present_hash or 0,
+        actual=outermost.stored_hash or 0,
         judgement=judgement,
         thread=judgement.thread_id,
         checkpoint=judgement.checkpoint_id,
@@ -367,8 +367,8 @@ class _Comparison:
                 place.graph,
                 from_hash,
                 bad.problem,
-                expected=place.stored_hash or 0,
-                actual=place.present_hash or 0,
+                expected=place.present_hash or 0,
+                actual=place.stored_hash or 0,
                 judgement=_judged(checkpoint, [place.verdict(position, Verdict.NEEDS_MIGRATION, [reason])]),
                 thread=checkpoint.thread_id,
                 checkpoint=checkpoint.id,

@@ -1,6 +1,7 @@
-"""The run loop: execute, commit, checkpoint, route. Only this file decides the order.
+"""The run loop: execute, commit, route, checkpoint. Only this file decides the order.
 
-The next node is computed from the committed state alone and stored with it, and it runs only after both are stored. The
+A checkpoint holds its next node, so the node is chosen before the sink is called, from the committed state alone, and
+starts only when the sink is done. If a person must answer a question after a node, the checkpoint comes first. The
 nodes of a graph run one after the other, or in parallel where an edge says so; the nodes of a subgraph run inside their
 node. A commit never awaits anything halfway, so every checkpoint is consistent. Failures of nodes and decisions of
 people become a ``Result``; exceptions that leave this file come from the store or from another writer.

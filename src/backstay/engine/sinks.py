@@ -3,8 +3,8 @@
     graph.run_sync(thread, input, sink=sinks.MemorySink())                            # in addition to the thread
     graph.run_sync(thread, input, sink=lambda own: sinks.EveryN(5, own))              # around the thread's own sink
 
-The engine calls ``on_checkpoint`` after a commit and before it routes to the next node, and waits until the sink is
-done: a sink receives events in order, and its errors reach the run. The state is borrowed: it is the run's own, without
+The engine commits a node, chooses the next one, calls ``on_checkpoint``, and waits until the sink is done before the
+next node starts: a sink receives events in order, each with its next node, and its errors reach the run. The state is borrowed: it is the run's own, without
 the fields that are not stored, and valid until the call is done. A sink that keeps it must copy it.
 
 Wrappers pass on some events, and always the start, the pauses and the end of a run (``event.forced``). They remember
