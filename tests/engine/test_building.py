@@ -484,6 +484,26 @@ def test_a_class_with_snapshot_and_restore_decides_what_is_stored(tmp_path: Path
     assert seen[1] == "rebuilt for 6"
 
 
+def test_a_class_with_snapshot_and_restore_can_run_again_and_be_replayed_with_another_value() -> None:
+    graph = Graph("g", state=Counter)
+    graph.node("a", lambda view: {"total": view.total + 1})
+    graph.start("a")
+    graph.end("a")
+    with backstay.open("memory:") as store:
+        thread = store.thread("t")
+        graph.run_sync(thread, {"total": 5}).raise_for_status()
+        again = graph.run_sync(thread).raise_for_status()
+        first = thread.at(0)
+        assert first is not None
+        other = graph.replay_sync(thread, first, branch="other", set={"total": 100}).raise_for_status()
+
+        assert (again.state.total, other.state.total) == (7, 101)
+        assert [head(store.thread("t", branch=name)).state for name in ("main", "other")] == [
+            {"stored_total": 7},
+            {"stored_total": 101},
+        ]
+
+
 def test_a_value_that_cannot_be_stored_after_all_ends_the_run_and_is_never_stored_as_null() -> None:
     graph = Graph("g")
     graph.node("a", lambda state: {"fine": 1})

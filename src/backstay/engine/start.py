@@ -120,7 +120,8 @@ def _state_to_continue(setup: Setup, before: Checkpoint) -> dict[str, Any]:
             checkpoint=before.id,
             hint="Call resume(thread) to continue it, or start another thread",
         )
-    unknown = sorted(key for key in before.state if not schema.knows(key))
+    # A class with snapshot() chooses its own stored keys, and its restore() judges them.
+    unknown = [] if schema.snapshots else sorted(key for key in before.state if not schema.knows(key))
     if unknown:
         raise InvalidInput(
             f"the thread's state has the key {unknown[0]!r}, which graph {setup.built.name!r} does not declare",
@@ -435,7 +436,11 @@ async def replay(
     check_keys(setup.built, "set", put or {})
     require(migrate(setup.built, checkpoint)[2], request.compatible)  # before the branch is made
     target = fork_target(durable.cursor.branch, branch, None)
-    cursor = await durable.run(fork, durable.services, checkpoint.id, target, put, (), SaveRequest({}))
+    stored, removed, schema = put, [], setup.built.schema
+    if put and schema.snapshots:  # the class chooses the stored keys, so they are made from the changed state
+        stored = dict(schema.stored({**schema.restore(checkpoint.state, setup.runtime), **put}))
+        removed = [key for key in checkpoint.state if key not in stored]
+    cursor = await durable.run(fork, durable.services, checkpoint.id, target, stored, removed, SaveRequest({}))
     handle = durable.handle
     setup.thread = (Thread if handle.blocking else AsyncThread)(handle.access, cursor)
     earlier: Iterable[str] = checkpoint.run.get("effects_from", ())
