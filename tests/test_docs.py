@@ -28,7 +28,7 @@ BLOCKS = [
 
 PUBLIC = re.compile(
     r"backstay(\.(errors|messages|thread|retry|maintenance|bundle|langgraph|codec|testing(\.\w+)?"
-    r"|engine(\.(reducers|triggers|sinks|events))?|compat\.(sessions|workflow|backend|blobs)))?"
+    r"|engine(\.(reducers|triggers|sinks|events))?|compat\.(sessions|workflow|backend|graph)))?"
 )
 """The modules that users import. Everything else may change at any time."""
 

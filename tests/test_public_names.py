@@ -20,7 +20,7 @@ PUBLIC = [
     "backstay.bundle",
     "backstay.codec",
     "backstay.compat.backend",
-    "backstay.compat.blobs",
+    "backstay.compat.graph",
     "backstay.compat.sessions",
     "backstay.compat.workflow",
     "backstay.engine",
