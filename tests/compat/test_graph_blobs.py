@@ -27,7 +27,7 @@ def blob_id(number: int) -> str:
     return f"00000000-0000-4000-8000-{number:012}"
 
 
-def graph_checkpoint(number: int, **fields: Any) -> GraphCheckpoint[Any]:
+def graph_checkpoint(number: int, **fields: Any) -> GraphCheckpoint:
     made = GraphCheckpoint("write", {"n": number}, HASH, blob_id(number), MOMENT)
     return replace(made, **fields)
 

@@ -423,7 +423,7 @@ def test_the_same_again_changes_nothing_and_other_data_is_not_mixed_with(
 def test_blobs_of_a_codec_are_imported_by_trace(target: backstay.Store) -> None:
     blobs = [
         (TraceId(MADE), CheckpointBlob(path.stem, path.read_bytes(), plain(path)["graph_hash"], datetime.now(UTC)))
-        for path in sorted((GOLDEN / "made" / MADE).iterdir())
+        for path in sorted((GOLDEN / "made" / MADE).iterdir(), reverse=True)
     ]
     broken = (TraceId(MADE), CheckpointBlob(SIX, b"?", HASH, datetime.now(UTC)))
     report = import_blobs([*blobs, broken], target)

@@ -4,8 +4,9 @@
     graph.run_sync(thread, input, sink=lambda own: sinks.EveryN(5, own))              # around the thread's own sink
 
 The engine commits a node, chooses the next one, calls ``on_checkpoint``, and waits until the sink is done before the
-next node starts: a sink receives events in order, each with its next node, and its errors reach the run. The state is borrowed: it is the run's own, without
-the fields that are not stored, and valid until the call is done. A sink that keeps it must copy it.
+next node starts: a sink receives events in order, each with its next node, and its errors reach the run. The state is
+borrowed: it is the run's own, without the fields that are not stored, and valid until the call is done. A sink that
+keeps it must copy it.
 
 Wrappers pass on some events, and always the start, the pauses and the end of a run (``event.forced``). They remember
 each run separately, so one sink may serve many runs. They remember only events that their sink took without an error,

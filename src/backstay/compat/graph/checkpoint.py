@@ -12,7 +12,7 @@ import json
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from backstay.compat.adapter import copied, parse_json
 from backstay.compat.upsert import ORIGINAL
@@ -22,8 +22,6 @@ from backstay.model.fields import check_fields
 from backstay.model.ids import check_id
 from backstay.operations.retention import Keep
 from backstay.thread.store import Store
-
-S = TypeVar("S")
 
 NESTING_MAX = 127
 """The deepest nesting of arrays and objects that the usual JSON readers of this format accept."""
@@ -89,14 +87,14 @@ class CheckpointBlob:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphCheckpoint(Generic[S]):
+class GraphCheckpoint:
     """The position of a graph: the node to run next, and the part of the state that is stored.
 
     A state with ``snapshot()`` is replaced by its result; any other is copied. The id is random, the time is now.
     """
 
     current_node: str
-    state: S
+    state: Any
     graph_hash: int
     checkpoint_id: str = field(default_factory=CheckpointId)  # plain text becomes a CheckpointId
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -142,13 +140,13 @@ def _check(graph_hash: object, created_at: object, nanos: object) -> None:
 # The codec --------------------------------------------------------------------------------------------------------
 
 
-class CheckpointCodec(Protocol[S]):
+class CheckpointCodec(Protocol):
     """Turns a checkpoint into a blob and back. It compares the graph's hash when it reads a blob."""
 
-    def serialize(self, checkpoint: GraphCheckpoint[S], graph_hash: int) -> CheckpointBlob:
+    def serialize(self, checkpoint: GraphCheckpoint, graph_hash: int) -> CheckpointBlob:
         """Return the blob of a checkpoint of the graph with this hash."""
 
-    def deserialize(self, blob: CheckpointBlob, expected_hash: int) -> GraphCheckpoint[S]:
+    def deserialize(self, blob: CheckpointBlob, expected_hash: int) -> GraphCheckpoint:
         """Return the checkpoint; raise GraphMismatch if another graph wrote it, Corrupted if the bytes are not one."""
 
 
@@ -163,7 +161,7 @@ class JsonCheckpointCodec:
             raise InvalidInput(f"{state_class!r:.80} is not a class with restore()")
         self.state_class = state_class
 
-    def serialize(self, checkpoint: GraphCheckpoint[Any], graph_hash: int) -> CheckpointBlob:
+    def serialize(self, checkpoint: GraphCheckpoint, graph_hash: int) -> CheckpointBlob:
         """Return the blob of a checkpoint. EncodeError names a value that other readers would not read exactly."""
         if checkpoint.graph_hash != graph_hash:
             raise GraphMismatch(graph_hash, checkpoint.graph_hash, checkpoint=checkpoint.checkpoint_id)
@@ -186,7 +184,7 @@ class JsonCheckpointCodec:
         data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
         return CheckpointBlob(checkpoint.checkpoint_id, data, graph_hash, checkpoint.created_at, checkpoint.nanos)
 
-    def deserialize(self, blob: CheckpointBlob, expected_hash: int) -> GraphCheckpoint[Any]:
+    def deserialize(self, blob: CheckpointBlob, expected_hash: int) -> GraphCheckpoint:
         """Return the checkpoint; see ``CheckpointCodec``."""
         if blob.graph_hash != expected_hash:
             raise GraphMismatch(expected_hash, blob.graph_hash, checkpoint=blob.id)
@@ -222,7 +220,7 @@ def parse(data: bytes) -> dict[str, Any]:
     return plain
 
 
-def read_checkpoint(plain: dict[str, Any]) -> GraphCheckpoint[Any]:
+def read_checkpoint(plain: dict[str, Any]) -> GraphCheckpoint:
     """Return the checkpoint that a JSON object holds; raise DecodeError, which names the wrong field."""
     missing = [name for name in FIELDS if name not in plain]
     if missing:
@@ -308,24 +306,24 @@ def _blob(checkpoint: Checkpoint | None) -> CheckpointBlob | None:
     return CheckpointBlob(checkpoint.id, data, checkpoint.graph_hash or 0, checkpoint.created_at, nanos)
 
 
-class TypedCheckpointStore(Generic[S]):
+class TypedCheckpointStore:
     """A blob store with a codec: it takes and returns checkpoints, and refuses those of another graph."""
 
-    def __init__(self, blobs: CheckpointBlobStore, codec: CheckpointCodec[S]) -> None:
+    def __init__(self, blobs: CheckpointBlobStore, codec: CheckpointCodec) -> None:
         self.blobs = blobs
         self.codec = codec
 
-    def save_with_trace(self, trace: str, checkpoint: GraphCheckpoint[S], graph_hash: int | None = None) -> None:
+    def save_with_trace(self, trace: str, checkpoint: GraphCheckpoint, graph_hash: int | None = None) -> None:
         """Store a checkpoint as the trace's newest. ``graph_hash`` is the program's; another one is refused."""
         graph_hash = checkpoint.graph_hash if graph_hash is None else graph_hash
         self.blobs.save_with_trace(trace, self.codec.serialize(checkpoint, graph_hash))
 
-    def load(self, id: str, expected_hash: int) -> GraphCheckpoint[S] | None:
+    def load(self, id: str, expected_hash: int) -> GraphCheckpoint | None:
         """Return a checkpoint, or None if it does not exist; raise GraphMismatch if another graph wrote it."""
         blob = self.blobs.load(id)
         return None if blob is None else self.codec.deserialize(blob, expected_hash)
 
-    def load_latest(self, trace: str, expected_hash: int) -> GraphCheckpoint[S] | None:
+    def load_latest(self, trace: str, expected_hash: int) -> GraphCheckpoint | None:
         """Return the newest checkpoint of a trace, or None; otherwise like ``load``."""
         blob = self.blobs.load_latest(trace)
         return None if blob is None else self.codec.deserialize(blob, expected_hash)

@@ -59,7 +59,7 @@ def import_blobs(
     *,
     graph: str | None = None,
     finished: bool = False,
-    codec: CheckpointCodec[Any] | None = None,
+    codec: CheckpointCodec | None = None,
     progress: Progress | bool | None = None,
 ) -> ImportReport:
     """Store the content of blobs, or of the files of a directory, as ordinary checkpoints.
@@ -122,7 +122,7 @@ class _Reader:
         else:
             self.checkpoint(trace, where, read_checkpoint(plain))
 
-    def checkpoint(self, trace: str, where: str, checkpoint: GraphCheckpoint[Any]) -> None:
+    def checkpoint(self, trace: str, where: str, checkpoint: GraphCheckpoint) -> None:
         """Add one checkpoint."""
         name, node = str(checkpoint.checkpoint_id), str(checkpoint.current_node)
         values: dict[str, Any] = {
@@ -221,7 +221,7 @@ def export_blobs(
     finished: bool = False,
     graph_hash: int | None = None,
     threads: Iterable[str] | None = None,
-    codec: CheckpointCodec[Any] | None = None,
+    codec: CheckpointCodec | None = None,
 ) -> ExportReport:
     """Write each checkpoint of the main branch to ``<root>/<thread>/<id>.json``. The report names what has no room.
 
@@ -258,7 +258,7 @@ def export_blobs(
     return export_checkpoints(store, threads, MAIN, write)
 
 
-def _blob(checkpoint: Checkpoint, finished: bool, graph_hash: int | None) -> tuple[GraphCheckpoint[Any], list[str]]:
+def _blob(checkpoint: Checkpoint, finished: bool, graph_hash: int | None) -> tuple[GraphCheckpoint, list[str]]:
     """Return a checkpoint in the form of the files, and what that form cannot hold."""
     original: dict[str, Any] = checkpoint.metadata.get(ORIGINAL, {})
     node, other = ("last_node", "next_node") if finished else ("next_node", "last_node")
