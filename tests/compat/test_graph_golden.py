@@ -359,6 +359,51 @@ def test_what_the_original_could_not_read_is_left_out_or_named(target: backstay.
     ]
 
 
+def test_several_next_nodes_and_nested_positions_are_named_as_lost(target: backstay.Store, tmp_path: Path) -> None:
+    outer = Graph("outer")
+    outer.node("split", lambda state: {"n": 1})
+    outer.node("left", lambda state: {"left": 1})
+    outer.subgraph("right", research([], before=["search"]))
+    outer.node("join", lambda state: None)
+    outer.parallel("split", ["left", "right"], join="join")
+    outer.start("split")
+    outer.end("join")
+    outer.run_sync(target.thread("t"), {})
+    report = export_blobs(target, tmp_path, finished=True)
+    found = [plain(tmp_path / "t" / f"{meta.id}.json") for meta in target.thread("t").history()][::-1]
+
+    assert [each["current_node"] for each in found][:2] == ["", "split"]
+    whole = " ".join(note.what for note in report.notes)
+    assert "continuation" in whole
+    assert "frames" in whole
+
+
+def test_a_name_that_our_graphs_cannot_have_survives_an_import_and_an_export(
+    target: backstay.Store, tmp_path: Path
+) -> None:
+    whole = {**plain(GOLDEN / "made" / MADE / f"{TWO}.json"), "current_node": "n" * 300}
+    (tmp_path / "in" / "trace").mkdir(parents=True)
+    (tmp_path / "in" / "trace" / "long.json").write_text(json.dumps(whole), encoding="utf-8")
+    report = import_blobs(tmp_path / "in", target, graph="research")
+    export_blobs(target, tmp_path / "out")
+
+    assert (report.stored, len(report.notes)) == (1, 1)
+    assert "300 characters" in report.notes[0].what
+    written = plain(tmp_path / "out" / "trace" / f"{TWO}.json")
+    assert {key: written[key] for key in whole} == whole
+
+
+def test_threads_that_some_file_systems_take_for_one_are_not_mixed(target: backstay.Store, tmp_path: Path) -> None:
+    for name in ("trace", "Trace"):
+        target.thread(name).save({"n": 1})
+    report = export_blobs(target, tmp_path)
+
+    assert report.checkpoints == 1
+    assert [note.what for note in report.notes if "left out" in note.what] == [
+        "left out: thread 'Trace' differs from 'trace' only in case"
+    ]
+
+
 def test_a_file_of_the_old_program_is_not_overwritten(target: backstay.Store, tmp_path: Path) -> None:
     root = shutil.copytree(GOLDEN / "made", tmp_path / "made")
     import_blobs(root, target)
