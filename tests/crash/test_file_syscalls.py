@@ -162,6 +162,48 @@ def test_an_error_of_any_system_call_is_told_and_overcome(tmp_path: Path, show: 
     assert raised["StoreFull"]
 
 
+@pytest.mark.effort
+def test_a_kill_at_any_system_call_leaves_the_last_save_of_either_program_the_newest(
+    tmp_path: Path, show: Show
+) -> None:
+    """The victim saves in turn with the original program; both are killed, and both go on."""
+    with bench_for("shared_sessions", tmp_path) as bench:
+        calls = bench.calls((*CALLS, "symlink"))
+        points = [
+            Fault(name, number, "signal=SIGKILL")
+            for name in (*CALLS, "symlink")
+            for number in spread(calls[name], POINTS_A_CALL)
+        ]
+        for run in bench.each(points):
+            assert run.fired
+            where = f"after {run.fault}, {run.lines[-2:]}, {run.folder}"
+            told = [line.split() for line in run.lines]
+            order = [name for verb, name in told if verb == "ACK"][::-1]
+            tried = [told[-1][1]] if told and told[-1][0] == "TRY" else []
+            assert newest_first(run.place) in (order, tried + order), where
+            source = next(path for path in session_victim.THEIRS if path.stem.rpartition("_")[2] not in order + tried)
+            before = newest_first(run.place)
+            (run.place / session_victim.SHARED / "checkpoints").mkdir(parents=True, exist_ok=True)
+            session_victim.save_theirs(str(run.place), source)
+            theirs = source.stem.rpartition("_")[2]
+            assert newest_first(run.place) == [theirs, *before], where
+            session_victim.save_shared(SyncCheckpointWriter(run.place), 99)
+            assert newest_first(run.place) == ["cp-000099", theirs, *before], where
+            shutil.rmtree(run.folder)
+
+    show("kill points of two programs on one session", f"{len(points)}, 0 bad")
+    assert len(points) >= min(25, 3 * POINTS_A_CALL)
+
+
+def newest_first(root: Path) -> list[str]:
+    """Return the checkpoints of the shared session, on which the list and the load agree."""
+    writer = SyncCheckpointWriter(root)
+    listed = [str(meta.checkpoint_id) for meta in writer.list(session_victim.SHARED)]
+    newest = writer.load(session_victim.SHARED)
+    assert (None if newest is None else newest.checkpoint_id) == (listed[0] if listed else None)
+    return listed
+
+
 def test_a_writer_that_writes_in_place_is_noticed(tmp_path: Path, show: Show) -> None:
     noticed = ""
     with bench_for("workflows_in_place", tmp_path) as bench:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 from backstay.compat.sessions import CheckpointData, SyncCheckpointWriter
 
 START = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
+GOLDEN = Path(__file__).parents[1] / "golden" / "sessions"
 
 
 def record(number: int = 1, session: str = "s1", **fields: Any) -> CheckpointData:
@@ -105,3 +107,33 @@ def process(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             yield started
         finally:
             started.kill()
+
+
+# The original program ---------------------------------------------------------------------------------------------
+
+
+def original(root: Path, part: str = "rust") -> Path:
+    """Return a copy of the directories that the original program wrote."""
+    return Path(shutil.copytree(GOLDEN / part, root / part, symlinks=True))
+
+
+def original_saves(checkpoints: Path, source: Path, *, link: bool = True, until: str = "end") -> None:
+    """Do to a directory what the original program does when it saves this file of its own, step by step."""
+    latest = checkpoints / "latest.json"
+    if latest.exists():
+        shutil.copyfile(latest, checkpoints / "latest.json.backup")
+    temporary = checkpoints / f".tmp_checkpoint_{source.stem}-uuid"
+    temporary.write_bytes(source.read_bytes())
+    if until == "written":
+        return
+    temporary.rename(checkpoints / source.name)
+    if until == "renamed":
+        return
+    if not link:
+        shutil.copyfile(source, latest)
+        return
+    moved = checkpoints / f".tmp_latest_{source.stem}-uuid"
+    moved.symlink_to(source.name)
+    if until == "linked":
+        return
+    moved.rename(latest)

@@ -18,6 +18,7 @@ import errno
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -243,9 +244,16 @@ def leftovers(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def sweep(directory: Path) -> list[Path]:
-    """Remove the temporary files of dead writers and return their paths."""
-    return [path for path in leftovers(directory) if _take(path)]
+def sweep(directory: Path, idle_s: float = 0.0) -> list[Path]:
+    """Remove the temporary files of dead writers that did not change for this time; return their paths."""
+    return [path for path in leftovers(directory) if is_idle(path, idle_s) and _take(path)]
+
+
+def is_idle(path: Path, idle_s: float) -> bool:
+    """Return whether a file exists and did not change for this time."""
+    with contextlib.suppress(OSError):
+        return idle_s == 0.0 or time.time() - os.lstat(path).st_mtime >= idle_s
+    return False
 
 
 def _take(path: Path) -> bool:

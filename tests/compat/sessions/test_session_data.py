@@ -19,6 +19,7 @@ from backstay.compat.sessions import (
     CheckpointData,
     CheckpointId,
     CheckpointMeta,
+    CheckpointWriter,
     MessageRole,
     SessionId,
     SyncCheckpointWriter,
@@ -163,11 +164,9 @@ def test_a_field_that_is_missing_or_of_another_kind_is_named(name: str) -> None:
         ({"cost_estimate": -0.01}, "cost_estimate"),
         ({"cost_estimate": math.nan}, "cost_estimate"),
         ({"cost_estimate": math.inf}, "cost_estimate"),
-        ({"messages": [{"role": "user"}, {"content": "no role"}]}, r"messages\[1\].role"),
-        ({"messages": [{"role": "robot"}]}, r"messages\[0\].role"),
-        ({"messages": [{"role": ["user"]}]}, r"messages\[0\].role"),
-        ({"messages": ["text"]}, r"messages\[0\]"),
         ({"messages": ()}, "messages"),
+        ({"messages": "text"}, "messages"),
+        ({"tool_calls_pending": None}, "tool_calls_pending"),
         ({"trigger": 7}, "trigger"),
         ({"resume_hint": 7}, "resume_hint"),
         ({"created_at": datetime(2026, 1, 1)}, "created_at"),
@@ -204,6 +203,39 @@ def test_what_json_cannot_give_back_is_refused_with_its_place(tmp_path: Path, va
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["messages", "tool_calls_pending"])
+def test_messages_and_pending_calls_are_any_json_values(tmp_path: Path, name: str) -> None:
+    values = ["text", "", None, True, 3, -1.5, [1, [2, []]], {}, {"content": "no role"}, {"role": "robot"}, {"role": 7}]
+    fields: dict[str, Any] = {name: values}
+    data = CheckpointData(session_id="s", **fields)
+    writer = SyncCheckpointWriter(tmp_path)
+
+    writer.save(data)
+
+    assert writer.load("s") == data
+    for wrong, where in ((math.nan, r"\[1\]\.a is nan"), ({1}, r"\[1\]\.a is set")):
+        with pytest.raises(EncodeError, match=name + where):
+            fields = {name: [None, {"a": wrong}]}
+            writer.save(CheckpointData(**fields))
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([{"role": "user"}, {"content": "no role"}], r"messages\[1\].role"),
+        ([{"role": "robot"}], r"messages\[0\].role"),
+        ([{"role": ["user"]}], r"messages\[0\].role"),
+        (["text"], r"messages\[0\]"),
+    ],
+)
+def test_a_writer_that_checks_roles_refuses_other_messages(tmp_path: Path, messages: list[Any], named: str) -> None:
+    for writer in (CheckpointWriter(tmp_path, check_roles=True).sync, SyncCheckpointWriter(tmp_path, check_roles=True)):
+        with pytest.raises(InvalidInput, match=named):
+            writer.save(CheckpointData(messages=messages))
+        assert list(tmp_path.iterdir()) == []
+    SyncCheckpointWriter(tmp_path).save(CheckpointData(messages=messages))
+
+
 def test_what_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     deep: Any = None
     for _ in range(200):
@@ -216,7 +248,7 @@ def test_what_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
 def test_all_four_roles_are_accepted(tmp_path: Path) -> None:
     messages = [{"role": str(role), "content": "x", "name": "n", "tool_call_id": "t"} for role in MessageRole]
     data = CheckpointData(messages=messages)
-    writer = SyncCheckpointWriter(tmp_path)
+    writer = SyncCheckpointWriter(tmp_path, check_roles=True)
 
     writer.save(data)
 

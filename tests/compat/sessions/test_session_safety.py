@@ -211,7 +211,7 @@ def test_nothing_is_readable_by_others_whatever_the_umask(tmp_path: Path, links:
 
 def test_errors_name_the_place_and_never_show_a_value(tmp_path: Path) -> None:
     secret = "hunter2"
-    writer = SyncCheckpointWriter(tmp_path)
+    writer = SyncCheckpointWriter(tmp_path, check_roles=True)
     wrong: list[dict[str, Any]] = [
         {"tool_results": {secret[:3]: {secret}}},
         {"messages": [{"role": secret}]},

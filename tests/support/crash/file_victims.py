@@ -33,6 +33,11 @@ def sessions(root: str, count: int) -> None:
     _tell(f"FDS {_descriptors() - before}")
 
 
+def shared_sessions(root: str, _: int) -> None:
+    """Save session files in turn with the original program (S1)."""
+    session_victim.run_shared(root)
+
+
 def workflows(root: str, count: int) -> None:
     """Save workflow checkpoints; every third replaces the one before it (S4).
 

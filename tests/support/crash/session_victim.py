@@ -2,6 +2,8 @@
 
 python -m support.crash.session_victim ROOT N [--delete]
     save N checkpoints; with --delete, delete every second one again
+python -m support.crash.session_victim --shared ROOT
+    save two checkpoints, each followed by a save of the original program in the same session
 python -m support.crash.session_victim --check ROOT
     open it again and print the id of every checkpoint that can be loaded
 
@@ -16,11 +18,17 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 from backstay.compat.sessions import CheckpointData, CrashRecovery, SyncCheckpointWriter
 from backstay.errors import BackstayError, OutcomeUnknown, StoreError
+from support.session_records import GOLDEN, original_saves
 
 SESSION = "victim"
+SHARED = "values"
+THEIRS = sorted((GOLDEN / "rust" / SHARED / "checkpoints").glob("cp_*.json"))
+"""What the original program saves: its own files."""
+
 TRIES_MAX = 4
 _MOMENT = datetime(2026, 1, 31, 9, 30, tzinfo=UTC)
 
@@ -47,6 +55,25 @@ def run(root: str, count: int, deletes: bool = False) -> None:
         if deletes and number % 2 == 0:
             before = f"cp-{number - 1:06}"
             _told(f"DEL {before}", f"GONE {before}", lambda name=before: writer.delete(SESSION, name))  # type: ignore[misc]
+
+
+def run_shared(root: str) -> None:
+    """Save one checkpoint after the other, and between them let the original program save, in the same session."""
+    writer = SyncCheckpointWriter(root)
+    for number, source in enumerate(THEIRS[:2], 1):
+        _told(f"TRY cp-{number:06}", f"ACK cp-{number:06}", lambda number=number: save_shared(writer, number))  # type: ignore[misc]
+        name = source.stem.rpartition("_")[2]
+        _told(f"TRY {name}", f"ACK {name}", lambda source=source: save_theirs(root, source))  # type: ignore[misc]
+
+
+def save_shared(writer: SyncCheckpointWriter, number: int) -> None:
+    """Save the n-th checkpoint of ours. Its time is before all of theirs."""
+    writer.save(CheckpointData(checkpoint_id=f"cp-{number:06}", session_id=SHARED, created_at=_MOMENT))
+
+
+def save_theirs(root: str, source: Path) -> None:
+    """Save a file of the original program as it does."""
+    original_saves(Path(root) / SHARED / "checkpoints", source)
 
 
 def check(root: str) -> tuple[list[str], list[str]]:
@@ -100,6 +127,9 @@ def main(arguments: list[str]) -> int:
         for problem in wrong:
             os.write(2, f"{problem}\n".encode())
         return 1 if wrong else 0
+    if arguments[0] == "--shared":
+        run_shared(arguments[1])
+        return 0
     run(arguments[0], int(arguments[1]), "--delete" in arguments)
     return 0
 

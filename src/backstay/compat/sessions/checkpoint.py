@@ -23,8 +23,7 @@ from backstay.model.ids import IdMaker, check_count, check_label
 # shell or another file system would read differently. New ids have 122 bits, never repeat, and sort by creation time.
 
 
-SAFE_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-_SAFE = re.compile(SAFE_ID)
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10))}
 """Device names on Windows; no file can have them, with any extension."""
 
@@ -153,8 +152,11 @@ class CheckpointData:
             if type(value) is str:
                 object.__setattr__(self, name, kind(value))
 
-    def check(self) -> None:
-        """Raise InvalidInput, with the name of the field, if the record cannot be saved."""
+    def check(self, *, roles: bool = False) -> None:
+        """Raise InvalidInput, with the name of the field, if the record cannot be saved.
+
+        With ``roles``, every message must also be an object with one of the four roles.
+        """
         check_safe(self.checkpoint_id, "checkpoint_id")
         check_safe(self.session_id, "session_id")
         if not isinstance(self.created_at, datetime) or self.created_at.utcoffset() is None:
@@ -169,7 +171,7 @@ class CheckpointData:
         for name in ("messages", "tool_calls_pending"):
             if type(getattr(self, name)) is not list:
                 raise InvalidInput(f"{name} must be a list, not {type(getattr(self, name)).__name__}")
-        for index, message in enumerate(self.messages):
+        for index, message in enumerate(self.messages if roles else ()):
             if not isinstance(message, dict):
                 raise InvalidInput(f"messages[{index}] must be a dict, not {type(message).__name__}")
             if not isinstance(message.get("role"), str) or message["role"] not in set(MessageRole):

@@ -19,18 +19,18 @@ from backstay.errors import DecodeError, EncodeError, InvalidInput
 
 # Canonical JSON ---------------------------------------------------------------------------------------------------
 #
-# A checksum must not depend on how a program prints a float: Rust writes ``1e-7`` and ``1e16``, Python ``1e-07`` and
-# ``1e+16``, newer Rust ``1e+16``; and a reader that parses a float one unit off would find every file damaged. So
-# numbers keep the text that they have in the file, also in the canonical form (keys sorted, no spaces). New numbers are
-# printed as ``serde_json`` with ``ryu`` prints them, because the first reader of this layout did.
+# A checksum must not depend on how a program prints a float: Rust writes ``1e-7`` and ``1e+16``, older Rust ``1e16``,
+# Python ``1e-07``; and a reader that parses a float one unit off would find every file damaged. So numbers keep the
+# text that they have in the file, also in the canonical form (keys sorted, no spaces). New numbers are printed as
+# ``serde_json`` 1.0.149 prints them, the version of the first reader of this layout.
 
 
 DEPTH_MAX = 100
 """Levels of nested lists and objects. The first reader of this layout allows 128."""
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
-_INT_DIGITS_MAX = 20  # of 64 bits, with a sign; longer ones are read as floats, as other readers do
-_FIXED_DIGITS_MAX = 16  # ryu writes up to this many digits before the point ...
+_INT_DIGITS_MAX = 309  # as many as the largest float has; Python programs wrote such numbers
+_FIXED_DIGITS_MAX = 16  # it writes up to this many digits before the point ...
 _LEADING_ZEROS_MAX = 5  # ... and fewer zeros than this after it; otherwise an exponent
 
 
@@ -42,7 +42,7 @@ class Number:
 
     @property
     def value(self) -> int | float:
-        """Return the number; raise DecodeError if it does not fit into 64 bits."""
+        """Return the number; raise DecodeError if it is too large."""
         if not any(mark in self.text for mark in ".eE") and len(self.text) <= _INT_DIGITS_MAX:
             return int(self.text)
         value = float(self.text)
@@ -163,7 +163,7 @@ def number_text(value: int | float, where: str = "number") -> str:
         text = f"0.{'0' * -before}{digits}"
     else:
         point = f".{digits[1:]}" if len(digits) > 1 else ""
-        text = f"{digits[0]}{point}e{before - 1}"
+        text = f"{digits[0]}{point}e{before - 1:+}"
     return f"-{text}" if value < 0 else text
 
 

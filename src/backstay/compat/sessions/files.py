@@ -4,6 +4,7 @@
     <root>/<session>/checkpoints/cp_YYYYMMDD_HHMMSS_<id>.json           one checkpoint
     <root>/<session>/checkpoints/cp_YYYYMMDD_HHMMSS_<id>.json.backup    a copy of it
     <root>/<session>/checkpoints/latest.json                            a link to the newest
+    <root>/<session>/checkpoints/order.json                             the places of the older program's checkpoints
 
 Below the root no symbolic link is followed, neither to a directory nor to a file. ``latest.json`` is read as a name.
 """
@@ -20,13 +21,12 @@ from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 
-from backstay.compat.sessions.checkpoint import SAFE_ID, CheckpointData, CheckpointMeta, check_safe, check_twins
+from backstay.compat.sessions.checkpoint import CheckpointData, CheckpointMeta, check_safe, check_twins
 from backstay.compat.sessions.checksum import (
     CHECKSUM_FIELD,
     ChecksumUtils,
     Number,
     Tree,
-    canonical,
     find_problem,
     is_of_another_version,
     parse,
@@ -42,8 +42,10 @@ BACKUP = ".backup"
 OLD_BACKUP = LATEST + BACKUP
 """The only backup that the older writer kept."""
 
+ORDER = "order.json"
 LINK_PREFIX = ".tmp_latest_"
-_CHECKPOINT = re.compile(rf"cp_\d{{8}}_\d{{6}}_({SAFE_ID})\.json")
+IDLE_S = 300.0
+_CHECKPOINT = re.compile(r"cp_\d{8}_\d{6}_(.+)\.json", re.DOTALL)  # the older program accepted any id
 READ_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Follow no link, and do not wait for a pipe."""
 
@@ -61,11 +63,11 @@ def id_in(name: str) -> str | None:
 
 
 class SessionFolder:
-    """One session's directory below a root."""
+    """One session's directory below a root. ``listed`` names are safe: any characters are allowed."""
 
-    def __init__(self, root: Path, session: object) -> None:
+    def __init__(self, root: Path, session: object, *, listed: bool = False) -> None:
         self.root = root
-        self.session = check_safe(session, "session_id")
+        self.session = str(session) if listed else check_safe(session, "session_id")
         self.path = root / self.session
         self.checkpoints = self.path / "checkpoints"
 
@@ -101,10 +103,14 @@ class SessionFolder:
         return _names_in(self.checkpoints)
 
     def sweep(self) -> list[str]:
-        """Remove the temporary files of crashed writers and return their names. Call this with the lock."""
-        swept = [path.name for directory in (self.path, self.checkpoints) for path in atomic.sweep(directory)]
+        """Remove the temporary files of crashed writers and return their names. Call this with the lock.
+
+        The older program takes no lock, so it may still be writing a file that changed in the last minutes.
+        """
+        swept = [path.name for each in (self.path, self.checkpoints) for path in atomic.sweep(each, idle_s=IDLE_S)]
         for name in self.names():
-            if name.startswith(LINK_PREFIX) and atomic.remove(self.checkpoints / name):
+            path = self.checkpoints / name
+            if name.startswith(LINK_PREFIX) and atomic.is_idle(path, IDLE_S) and atomic.remove(path):
                 swept.append(name)
         return swept
 
@@ -174,6 +180,9 @@ class AtomicFileWriter:
 SEQ_FIELD = "_seq"
 """The number that orders a session's checkpoints. The older reader ignores it; the checksum covers it."""
 
+ORDER_FIELD = "_order"
+"""The number of the save that wrote the ``order.json`` on which this file relies; missing if there was none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -184,11 +193,6 @@ class Stored:
     checksum: str
     data: CheckpointData
     tree: dict[str, Tree]
-
-    @property
-    def content(self) -> str:
-        """Return everything that identifies the checkpoint: all but number, checksum and version."""
-        return canonical({key: item for key, item in self.tree.items() if not key.startswith("_")})
 
     @property
     def meta(self) -> CheckpointMeta:
@@ -204,9 +208,10 @@ class Stored:
         )
 
 
-def encode(record: dict[str, Tree], seq: int) -> bytes:
-    """Return the file of a record."""
-    return pretty(ChecksumUtils.add_checksum({**record, SEQ_FIELD: Number(str(seq))})).encode()
+def encode(record: dict[str, Tree], seq: int, order: int) -> bytes:
+    """Return the file of a record, with its number and the ``order.json`` that it relies on, 0 for none."""
+    places = {SEQ_FIELD: Number(str(seq))} | ({ORDER_FIELD: Number(str(order))} if order else {})
+    return pretty(ChecksumUtils.add_checksum({**record, **places})).encode()
 
 
 def read_stored(folder: SessionFolder, name: str) -> Stored | None:
@@ -280,10 +285,13 @@ def linked_name(folder: SessionFolder, names: list[str]) -> tuple[str | None, st
     try:
         if path.is_symlink():
             name: str | None = os.readlink(path)
-        else:  # a copy of the file with the same id
-            record = parse(read_file(path) or b"")
+        else:  # a copy of a file with the same id; the older program may have saved several
+            content = read_file(path) or b""
+            record = parse(content)
             wanted = record.get("checkpoint_id") if isinstance(record, dict) else None
-            name = next((each for each in reversed(names) if wanted is not None and id_in(each) == wanted), None)
+            named = [each for each in reversed(names) if wanted is not None and id_in(each) == wanted]
+            equal = (each for each in named if len(named) == 1 or read_file(folder.checkpoints / each) == content)
+            name = next(equal, named[0] if named else None)
     except (OSError, BackstayError) as error:
         return None, f"{LATEST} cannot be read: {error}"
     if name is None or id_in(name) is None:

@@ -1,10 +1,16 @@
 """The order of a session's checkpoints, their backups, and the newest one that is intact.
 
 A number inside each file decides which one is newer; clocks, file dates and names do not. Every save writes the next
-number. Reading all files completely to find the newest would be slow, so the number is read from the first line of each
-file and remembered; the file that is then used is verified completely, including its number. Files of the older writer
-have no number. They count as older than all others, and are ordered by their own ``created_at``; only for them does it
-matter which one ``latest.json`` names.
+number. Reading all files completely to find the newest would be slow, so the number is read from the first lines of
+each file and remembered; the file that is then used is verified completely, including its number.
+
+The older program writes no numbers, and may write between two of our saves. So each save first gives a number to every
+file without one, and keeps these numbers in ``order.json``, before it writes its own file with the next number. A file
+that has no number there appeared since: it is newer than all others. Among such files, ``latest.json`` names the
+newest, and ``created_at`` orders the others.
+
+A file of ours also says which ``order.json`` it relies on. If that is gone, the order of the older program's files is
+unknown: they count as older, and if ``latest.json`` names one of them, loading the newest is refused.
 """
 
 from __future__ import annotations
@@ -20,9 +26,26 @@ from typing import Generic, NamedTuple, TypeVar
 
 from backstay.compat.sessions import files
 from backstay.compat.sessions.checkpoint import CheckpointData, CheckpointMeta, FieldReader, moment_text
-from backstay.compat.sessions.checksum import Number, parse
-from backstay.compat.sessions.files import BACKUP, LATEST, OLD_BACKUP, SEQ_FIELD, SessionFolder, Stored
-from backstay.errors import BackstayError
+from backstay.compat.sessions.checksum import (
+    CHECKSUM_FIELD,
+    ChecksumUtils,
+    find_problem,
+    parse,
+    plain,
+    pretty,
+    to_tree,
+)
+from backstay.compat.sessions.files import (
+    BACKUP,
+    LATEST,
+    OLD_BACKUP,
+    ORDER,
+    ORDER_FIELD,
+    SEQ_FIELD,
+    SessionFolder,
+    Stored,
+)
+from backstay.errors import BackstayError, DecodeError, StoreRefused
 from backstay.store import atomic
 
 # Reports about sessions: skipped checkpoints, scans of a directory, and interrupted sessions.
@@ -108,11 +131,22 @@ def render(sessions: Iterable[InterruptedSession]) -> str:
     return "\n".join([f"{len(lines)} interrupted {'session' if len(lines) == 1 else 'sessions'}:", *lines])
 
 
-_HEAD = re.compile(rb'\A\{\s*"_checksum":\s*"[0-9a-f]{64}",\s*"_seq":\s*([0-9]{1,18}),')
+_HEAD = re.compile(
+    rb'\A\{\s*"_checksum":\s*"([0-9a-f]{64})",\s*(?:"_order":\s*([0-9]{1,18}),\s*)?"_seq":\s*([0-9]{1,18}),'
+)
 _HEAD_BYTES = 256
 
 
-_UNREADABLE, _UNNUMBERED, _NUMBERED = range(3)
+class Head(NamedTuple):
+    """The place of a file as it states it. The older program's files have no number."""
+
+    seq: int | None
+    checksum: str
+    order: int = 0  # the ``order.json`` that it relies on
+    created_at: str = ""
+
+
+_UNREADABLE, _UNKNOWN, _NUMBERED, _APPEARED = range(4)
 
 
 class OrderKey(NamedTuple):
@@ -132,6 +166,7 @@ class Entry(NamedTuple):
     checkpoint_id: str
     has_file: bool
     has_backup: bool
+    checksum: str = ""  # as the file states it
 
     @property
     def files(self) -> list[str]:
@@ -140,16 +175,36 @@ class Entry(NamedTuple):
         return [name for name in exists if exists[name]]
 
 
+class Order(NamedTuple):
+    """The numbers of the older program's files, and the number of the save that wrote them."""
+
+    last: int = 0
+    # By name: the number, and the checksum of the file meant; "" if it could not be read at the time.
+    files: dict[str, tuple[int, str]] = {}
+
+    def place(self, name: str, head: Head | None, otherwise: int, linked: bool) -> OrderKey:
+        """Return the place of a file; ``otherwise`` is its rank if it has no number."""
+        if head is None:
+            return OrderKey()
+        if head.seq is not None:
+            return OrderKey(_NUMBERED, head.seq)
+        seq, checksum = self.files.get(name, (0, None))
+        if checksum in (head.checksum, ""):
+            return OrderKey(_NUMBERED, seq, created_at=head.created_at)
+        return OrderKey(otherwise, 0, linked, head.created_at)
+
+
 class Look(NamedTuple):
     """The content of a session's directory at one time."""
 
     names: list[str]
     entries: list[Entry]  # newest first
     linked: str | None  # the file that ``latest.json`` names
-    warning: str | None  # what is wrong with ``latest.json``
+    warnings: tuple[str, ...]  # what is wrong with other files than checkpoints
+    order: Order
 
 
-_Known = tuple[tuple[int, int, int], OrderKey]
+_Known = tuple[tuple[int, int, int], Head | None]
 
 
 class Index:
@@ -164,6 +219,7 @@ class Index:
         """List the directory; it may not exist."""
         names = self.folder.names() if self.folder.exists() else []
         linked, warning = files.linked_name(self.folder, names)
+        warnings = [] if warning is None else [warning]
         present: dict[str, str] = {}
         backups: dict[str, str] = {}
         # A new table replaces the old one in one step, because other threads may be reading it.
@@ -172,6 +228,8 @@ class Index:
             file = name.removesuffix(BACKUP)
             checkpoint_id = files.id_in(file)
             if checkpoint_id is None:
+                if file.startswith("cp_") and file.endswith(".json"):
+                    warnings.append(f"{name} is not named like a checkpoint and is ignored")
                 continue
             (present if file == name else backups)[file] = checkpoint_id
             with contextlib.suppress(OSError):  # the file was deleted
@@ -181,35 +239,108 @@ class Index:
                 unchanged = before is not None and before[0] == stamp
                 known[name] = before if unchanged and before else (stamp, self._read(name))
         self._known = known
+        # The file decides, or its backup if the file cannot be read.
+        heads = {
+            name: next((known[each][1] for each in (name, name + BACKUP) if each in known and known[each][1]), None)
+            for name in {**backups, **present}
+        }
+        order, is_lost = Order(), False
+        if any(head is None or head.seq is None for head in heads.values()):
+            # Read after the other files, it is at least as new as each of them.
+            order, problem = self._read_order()
+            is_lost = self._is_lost(heads, order)
+            if is_lost and problem is None:
+                problem = f"{ORDER} is missing, or older than the newest checkpoint"
+            if problem is not None:
+                warnings.append(problem)
         found = []
-        for name, checkpoint_id in {**backups, **present}.items():
-            # The file decides, or its backup if the file cannot be read.
-            places = [known[each][1] for each in (name, name + BACKUP) if each in known]
-            place = next((place for place in places if place.rank != _UNREADABLE), OrderKey())
-            if name == linked and place.rank == _UNNUMBERED:
-                place = place._replace(linked=True)
-            found.append(Entry(place, name, checkpoint_id, name in present, name in backups))
+        for name, head in heads.items():
+            place = order.place(name, head, _UNKNOWN if is_lost else _APPEARED, name == linked)
+            checkpoint_id = present.get(name) or backups[name]
+            checksum = "" if head is None else head.checksum
+            found.append(Entry(place, name, checkpoint_id, name in present, name in backups, checksum))
         found.sort(reverse=True)
-        return Look(names, found, linked, warning)
+        return Look(names, found, linked, tuple(warnings), order)
 
-    def _read(self, name: str) -> OrderKey:
+    def _read(self, name: str) -> Head | None:
         path = self.folder.checkpoints / name
         with contextlib.suppress(BackstayError):  # loading the file reports the problem
             head = _HEAD.match(files.read_file(path, _HEAD_BYTES) or b"")
             if head is not None:
-                return OrderKey(_NUMBERED, int(head[1]))
+                return Head(int(head[3]), head[1].decode(), int(head[2] or 0))
             tree = parse(files.read_file(path) or b"")  # another layout than ours
             if isinstance(tree, dict):
-                seq = tree.get(SEQ_FIELD)
-                if isinstance(seq, Number) and isinstance(seq.value, int):
-                    return OrderKey(_NUMBERED, seq.value)
-                return OrderKey(_UNNUMBERED, created_at=moment_text(FieldReader(tree).moment("created_at")))
-        return OrderKey()
+                checksum = str(tree.get(CHECKSUM_FIELD))
+                seq, order = (plain(tree.get(field)) for field in (SEQ_FIELD, ORDER_FIELD))
+                if type(seq) is int:
+                    return Head(seq, checksum, order if type(order) is int else 0)
+                return Head(None, checksum, created_at=moment_text(FieldReader(tree).moment("created_at")))
+        return None
+
+    def _read_order(self) -> tuple[Order, str | None]:
+        """Return the numbers in ``order.json``, and what is wrong with it."""
+        content = files.read_file(self.folder.checkpoints / ORDER)
+        if content is None:
+            return Order(), None
+        try:
+            tree = parse(content)
+            damage = find_problem(tree)
+            if damage is not None:
+                raise DecodeError(damage)
+            record = FieldReader(plain(tree))
+            numbers = {
+                str(name): (FieldReader(each).of("seq", int), FieldReader(each).of("checksum", str))
+                for name, each in dict(record.value("files")).items()
+            }
+            return Order(record.of("last", int), numbers), None
+        except (DecodeError, TypeError, ValueError) as error:
+            return Order(), f"{ORDER} cannot be used: {error}"
+
+    def _is_lost(self, heads: dict[str, Head | None], order: Order) -> bool:
+        """Return whether the newest checkpoint of ours relies on an ``order.json`` that is gone."""
+        ours = [(head.seq, name, head.order) for name, head in heads.items() if head and head.seq is not None]
+        for _, name, needed in sorted(ours, reverse=True):
+            if needed <= order.last:
+                return False
+            for each in (name, name + BACKUP):  # a damaged file does not count
+                with contextlib.suppress(BackstayError):
+                    if files.read_stored(self.folder, each) is not None:
+                        return True
+        return False
 
 
 def numbered(name: str, checkpoint_id: str, seq: int) -> Entry:
     """Return the entry of a checkpoint that was just written."""
     return Entry(OrderKey(_NUMBERED, seq), name, checkpoint_id, has_file=True, has_backup=False)
+
+
+def number_older(folder: SessionFolder, look: Look) -> tuple[int, int]:
+    """Give each file that has no number one that is lower than that of the next save, and store these numbers.
+
+    Return the number of the next save, and the ``order.json`` that it relies on.
+    """
+    seq = max((entry.place.seq for entry in look.entries), default=0)
+    present = {entry.name for entry in look.entries}
+    numbers = {name: number for name, number in look.order.files.items() if name in present}
+    new = [entry for entry in reversed(look.entries) if entry.place.rank in (_UNKNOWN, _APPEARED)]
+    for entry in new:
+        seq += entry.place.rank == _APPEARED
+        # A file whose place is unknown counts as older than all that have a number.
+        numbers[entry.name] = (seq if entry.place.rank == _APPEARED else 0, entry.checksum)
+    for entry in look.entries:
+        if entry.place.rank == _UNREADABLE and entry.name not in numbers:  # it must not appear to be new later
+            numbers[entry.name] = (0, "")
+            new.append(entry)
+    seq += 1
+    if not new:
+        return seq, look.order.last
+    record = {
+        "last": seq,
+        "files": {name: {"seq": number, "checksum": checksum} for name, (number, checksum) in numbers.items()},
+    }
+    content = pretty(to_tree(ChecksumUtils.add_checksum(record), ORDER)).encode()
+    atomic.write_whole(folder.checkpoints / ORDER, content)
+    return seq, seq
 
 
 # Backups ----------------------------------------------------------------------------------------------------------
@@ -295,15 +426,14 @@ class _Attempts:
         stored = self.read(linked)
         if stored is None:
             return []
-        if stored.seq is not None:  # a save is in progress, or failed to replace the link
-            return [f"{LATEST} names {linked}, but {newest.name} has a higher number"]
-        why = f"the older writer saved it without a number: it may be newer than {newest.name}"
-        self.skipped.append(Skipped(linked, why))
-        return []
+        return [f"{LATEST} names {linked}, but {newest.name} is newer"]  # a save is in progress, or was killed
 
 
 def newest_intact(index: Index) -> RecoveryReport[CheckpointData]:
-    """Return the newest intact checkpoint of a session, and what is wrong with newer ones."""
+    """Return the newest intact checkpoint of a session, and what is wrong with newer ones.
+
+    Raise StoreRefused if the older program may have saved a newer one, and its place is unknown.
+    """
     folder = index.folder
     for _ in range(LOOKS_MAX):
         look = index.look()
@@ -313,7 +443,16 @@ def newest_intact(index: Index) -> RecoveryReport[CheckpointData]:
         is_newer = look.linked is not None and look.linked not in look.names  # saved since the directory was listed
         if not is_newer and (stored is not None or not attempts.vanished):
             break
-    notes = [] if look.warning is None else [look.warning]
+    unknown = next((each for each in look.entries if each.name == look.linked and each.place.rank == _UNKNOWN), None)
+    if newest is not None and unknown is not None and newest is not unknown:
+        raise StoreRefused(
+            f"session {folder.session!r}: {LATEST} names {unknown.name}, and {ORDER}, which says whether that is newer"
+            f" than {newest.name}, is missing or damaged",
+            path=str(folder.checkpoints / ORDER),
+            thread=folder.session,
+            hint=f"Restore {ORDER}, or load the checkpoint that you want by its id and save the session again",
+        )
+    notes = [*look.warnings]
     if newest is not None:
         notes += attempts.read_others(look, newest)
     elif OLD_BACKUP in look.names:

@@ -1,8 +1,11 @@
 """Import session directories, ``<root>/<session>/checkpoints/cp_*.json``, into a store, and export them again.
 
 Each session becomes a thread. Files are read with their own checksum rule (``compat.sessions``). A damaged file is read
-from its backup, or else the report names it. The order is that of the numbers in the files. Files of the older writer
-have none: they come first, by their own ``created_at``, and ``latest.json`` names the newest of them.
+from its backup, or else the report names it. The order is that of ``compat.sessions.order``.
+
+Ids are unique in a store, but the older program used them again, in one session and in several. So if a session has
+several files with one id, only the newest gets it, and the others get the names of their files; and an id that is taken
+in another thread gets the session's name in front.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from typing import Any
 from backstay.bundle.report import ExportReport, ImportReport, Note, Progress
 from backstay.compat.importer import Importer, Item, export_checkpoints
 from backstay.compat.sessions.checkpoint import CheckpointData
-from backstay.compat.sessions.checksum import parse, plain
-from backstay.compat.sessions.files import SessionFolder, Stored, read_stored
+from backstay.compat.sessions.checksum import plain
+from backstay.compat.sessions.files import BACKUP, SessionFolder, Stored, read_stored
 from backstay.compat.sessions.order import Index
 from backstay.compat.sessions.writer import SyncCheckpointWriter
 from backstay.errors import BackstayError
@@ -24,7 +27,7 @@ from backstay.model.checkpoint import MAIN
 from backstay.store.atomic import failure
 from backstay.thread.store import Store
 
-_ORDER = "the number in each file; without one: created_at, and latest.json names the newest"
+_ORDER = "the number in each file; without one: when the file appeared, then created_at, and latest.json is the newest"
 _STATE = ("messages", "pending_tool_calls", "tool_results")
 _SHARED = ("created_at", "trigger", "iteration", "tokens_used", "cost_estimate", "resume_hint")
 _NOT_IN_FILES = ("tags", "label", "summary", "metadata", "next_node", "last_node", "graph", "interrupt", "writes")
@@ -40,33 +43,41 @@ def import_sessions(
     """Store the sessions below a directory, or those named, each as a thread with the session's name."""
     top = Path(root)
     importer = Importer(store, _ORDER)
-    if sessions is None:
+    try:
+        present = sorted(name for name in os.listdir(top) if (top / name / "checkpoints").is_dir())
+    except OSError as error:
+        raise failure(error, "list", top) from error
+    threads: dict[str, list[Item]] = {}
+    taken: dict[str, str] = {}  # by id: the session that has it
+    is_cut = False
+    for session in present if sessions is None else map(str, sessions):
+        folder = SessionFolder(top, session, listed=True)
+        if session not in present:
+            importer.missing.append(Note("there is no such session", str(top), session))
+            continue
         try:
-            names = sorted(name for name in os.listdir(top) if (top / name / "checkpoints").is_dir())
-        except OSError as error:
-            raise failure(error, "list", top) from error
-    else:
-        names = list(sessions)
-    threads = {}
-    for session in names:
-        try:
-            folder = SessionFolder(top, session)
             found = list(_read(folder, importer))
         except BackstayError as error:
-            importer.missing.append(Note(error.what, str(top / str(session)), str(session)))
+            importer.missing.append(Note(error.what, str(folder.path), session))
             continue
         if found:
-            threads[folder.session] = [_item(stored, importer) for stored in found]
+            names = _names(found, session, store, taken)
+            threads[session] = [_item(stored, name, importer) for stored, name in zip(found, names, strict=True)]
+            moments = [str(stored.tree["created_at"]).partition(".")[2] for stored in found]
+            is_cut = is_cut or any(len(fraction) > len("123456Z") for fraction in moments)
         elif sessions is not None:
-            importer.missing.append(Note("the session has no checkpoints", str(folder.checkpoints), folder.session))
+            importer.missing.append(Note("the session has no checkpoints", str(folder.checkpoints), session))
+    if is_cut:
+        importer.notes.append(
+            Note("the nanoseconds of created_at are left out: a checkpoint has microseconds", str(top))
+        )
     return importer.import_all((item for items in threads.values() for item in items), progress)
 
 
 def _read(folder: SessionFolder, importer: Importer) -> Iterator[Stored]:
     """Yield a session's checkpoints, oldest first, from their files or else their backups."""
     look = Index(folder).look()
-    if look.warning is not None:
-        importer.notes.append(Note(look.warning, str(folder.checkpoints), folder.session))
+    importer.notes += [Note(warning, str(folder.checkpoints), folder.session) for warning in look.warnings]
     for entry in reversed(look.entries):
         where, checkpoint = str(folder.checkpoints / entry.name), str(entry.checkpoint_id)
         problem = "the file is missing"
@@ -84,17 +95,35 @@ def _read(folder: SessionFolder, importer: Importer) -> Iterator[Stored]:
         yield stored
 
 
-def _item(stored: Stored, importer: Importer) -> Item:
+def _names(found: list[Stored], session: str, store: Store, taken: dict[str, str]) -> Iterator[str]:
+    """Yield the ids that the checkpoints of a session get in the store."""
+    newest = {str(stored.data.checkpoint_id): stored for stored in found}
+    for stored in found:
+        name = str(stored.data.checkpoint_id)
+        if newest[name] is not stored:
+            name = stored.path.name.removesuffix(BACKUP).removesuffix(".json")
+        holder = store.get(name, keys=())
+        if taken.setdefault(name, session if holder is None else holder.thread_id) != session:
+            name = f"{session}.{name}"
+        yield name
+
+
+def _item(stored: Stored, name: str, importer: Importer) -> Item:
     data = stored.data
-    record: dict[str, Any] = plain(parse(stored.content.encode()))
-    others = {key: value for key, value in record.items() if key not in data.to_dict()}
+    record: dict[str, Any] = plain(stored.tree)
+    others = {key: value for key, value in record.items() if key not in data.to_dict() and not key.startswith("_")}
     state = {
         "messages": data.messages,
         "pending_tool_calls": data.tool_calls_pending,
         "tool_results": data.tool_results,
     }
+    session, where = str(data.session_id), str(stored.path)
+    if name != data.checkpoint_id:
+        others["checkpoint_id"] = str(data.checkpoint_id)
+        why = "another checkpoint has its id, which is kept in the metadata"
+        importer.notes.append(Note(f"stored as {name!r}: {why}", where, session, str(data.checkpoint_id)))
     values = {field: getattr(data, field) for field in _SHARED}
-    return importer.saved_item(str(data.session_id), str(data.checkpoint_id), str(stored.path), state, values, others)
+    return importer.saved_item(session, name, where, state, values, others)
 
 
 def export_sessions(

@@ -11,6 +11,7 @@ is complete and never changes.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import sys
@@ -23,9 +24,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_check
 from backstay.compat.adapter import in_worker
 from backstay.compat.sessions import checkpoint, files, order, state
 from backstay.compat.sessions.checkpoint import CheckpointData, CheckpointId, CheckpointMeta, check_safe, check_twins
-from backstay.compat.sessions.checksum import Tree, Verdict, canonical, find_problem, parse, to_tree
-from backstay.compat.sessions.files import BACKUP, LATEST, AtomicFileWriter, SessionFolder
-from backstay.compat.sessions.order import Entry, Index, RecoveryReport, Scan, Skipped
+from backstay.compat.sessions.checksum import Tree, Verdict, find_problem, parse, to_tree
+from backstay.compat.sessions.files import BACKUP, LATEST, ORDER, AtomicFileWriter, SessionFolder
+from backstay.compat.sessions.order import Entry, Index, Look, RecoveryReport, Scan, Skipped
 from backstay.compat.sessions.state import SessionSummary
 from backstay.errors import BackstayError, Corrupted, DecodeError, IdTaken, InvalidInput
 from backstay.model.ids import check_count
@@ -51,7 +52,8 @@ class SyncCheckpointWriter:
     """Saves and loads the checkpoints of sessions below a directory; the first save creates it.
 
     ``max_backups``: how many of the newest checkpoints have a backup. ``max_checkpoints``: how many a session keeps;
-    None keeps all. ``links``: whether ``latest.json`` is a symbolic link; otherwise it is a copy.
+    None keeps all. ``links``: whether ``latest.json`` is a symbolic link; otherwise it is a copy. ``check_roles``:
+    whether a save refuses messages other than objects with the role system, user, assistant or tool.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class SyncCheckpointWriter:
         max_backups: int = BACKUPS_MAX,
         max_checkpoints: int | None = None,
         links: bool = sys.platform != "win32",
+        check_roles: bool = False,
         lock_timeout: float = LOCK_TIMEOUT_S,
         clock: Callable[[], datetime] = checkpoint.utc_now,
     ) -> None:
@@ -69,6 +72,7 @@ class SyncCheckpointWriter:
         self.with_max_checkpoints(max_checkpoints)
         self.atomic_writer = AtomicFileWriter()
         self._links = links
+        self._check_roles = check_roles
         self._lock_timeout = lock_timeout
         self._clock = clock
         self._problems: deque[Skipped] = deque(maxlen=PROBLEMS_MAX)
@@ -96,7 +100,7 @@ class SyncCheckpointWriter:
         """Save a checkpoint and return its id. Saving it again changes nothing; other content raises IdTaken."""
         if not isinstance(data, CheckpointData):
             raise InvalidInput(f"save needs a CheckpointData, not {type(data).__name__}")
-        data.check()
+        data.check(roles=self._check_roles)
         record = {name: to_tree(value, name, depth=2) for name, value in data.to_dict().items()}
         index = self._index(data.session_id)
         folder = index.folder
@@ -110,24 +114,26 @@ class SyncCheckpointWriter:
                 self._try("clean up after a crash", folder.sweep)
             present = next((entry for entry in entries if entry.checkpoint_id == data.checkpoint_id), None)
             if present is None:
-                self._add(folder, entries, data, record)
+                self._add(folder, look, data, record)
             else:
-                self._compare(folder, present, record)
+                self._compare(folder, present, data)
                 newest = next(entry.name for entry in entries if entry.has_file or entry is present)
                 linked, _ = files.linked_name(folder, look.names)
                 if linked != newest:  # an earlier writer died or failed before this step
                     self._try(f"update {LATEST}", lambda: files.point_latest(folder, newest, link=self._links))
         return CheckpointId(data.checkpoint_id)
 
-    def _add(self, folder: SessionFolder, entries: Entries, data: CheckpointData, record: dict[str, Tree]) -> None:
+    def _add(self, folder: SessionFolder, look: Look, data: CheckpointData, record: dict[str, Tree]) -> None:
+        entries = look.entries
         check_twins(data.checkpoint_id, {entry.checkpoint_id for entry in entries}, "checkpoint_id")
         place = next((place for place, entry in enumerate(entries) if entry.has_file), None)
         if self.max_backups > 0 and place is not None:
             newest = entries[place]
             if self._try(f"back up {newest.name}", lambda: order.back_up(folder, newest.name)):
                 entries = [*entries[:place], newest._replace(has_backup=True), *entries[place + 1 :]]
-        name, seq = files.file_name(data), 1 + max((entry.place.seq for entry in entries), default=0)
-        self.atomic_writer.write_atomic(folder.checkpoints / name, files.encode(record, seq))
+        name = files.file_name(data)
+        seq, order_json = order.number_older(folder, look)
+        self.atomic_writer.write_atomic(folder.checkpoints / name, files.encode(record, seq, order_json))
         # The checkpoint is saved. The steps that follow may fail without harm.
         self._try(f"update {LATEST}", lambda: files.point_latest(folder, name, link=self._links))
         entries = [order.numbered(name, data.checkpoint_id, seq), *entries]
@@ -137,10 +143,11 @@ class SyncCheckpointWriter:
             self._try("remove old checkpoints", lambda: self._remove(folder, entries[most:], entries[:most]))
         self._try(f"update {state.META}", lambda: state.touch(folder, data.iteration, self._clock()))
 
-    def _compare(self, folder: SessionFolder, present: Entry, record: dict[str, Tree]) -> None:
+    def _compare(self, folder: SessionFolder, present: Entry, data: CheckpointData) -> None:
         """Accept a checkpoint that was saved before; raise IdTaken if the content differs."""
         stored = files.read_stored(folder, present.files[0])
-        if stored is None or stored.content != canonical(record):
+        # Values are compared, not texts: the older program's times have nanoseconds, and its numbers other formats.
+        if stored is None or _text_of(stored.data) != _text_of(data):
             raise IdTaken(
                 f"checkpoint {present.checkpoint_id!r} exists with other content",
                 thread=folder.session,
@@ -154,8 +161,8 @@ class SyncCheckpointWriter:
 
     def delete(self, session_id: str, checkpoint_id: str) -> bool:
         """Delete a checkpoint with all its copies; return whether it existed."""
-        wanted = check_safe(checkpoint_id, "checkpoint_id")
         index = self._index(session_id)
+        wanted = self._wanted(index, checkpoint_id)
         if not index.folder.exists():
             return False
         with index.folder.locked(self._lock_timeout):
@@ -175,6 +182,7 @@ class SyncCheckpointWriter:
             entries = index.look().entries
             order.remove_old_backup(index.folder, None)
             self._remove(index.folder, entries, [])
+            atomic.remove(index.folder.checkpoints / ORDER)
             index.folder.sweep()
         return len(entries)
 
@@ -211,8 +219,8 @@ class SyncCheckpointWriter:
                     hint="load_report() names every damaged file",
                 )
             return report.data
-        wanted = check_safe(checkpoint_id, "checkpoint_id")
         index = self._index(session_id)
+        wanted = self._wanted(index, checkpoint_id)
         entry = next((entry for entry in index.look().entries if entry.checkpoint_id == wanted), None)
         if entry is None:
             return None
@@ -265,7 +273,7 @@ class SyncCheckpointWriter:
             damaged=tuple(damaged),
             leftovers=tuple(files.leftovers_among(look.names)),
             backups=tuple(entry.name + BACKUP for entry in look.entries if entry.has_backup),
-            notes=() if look.warning is None else (look.warning,),
+            notes=look.warnings,
         )
 
     def has_checkpoints(self, session_id: str) -> bool:
@@ -297,6 +305,11 @@ class SyncCheckpointWriter:
             problem = f"it {error.what}"
         return Verdict(problem is None, problem)
 
+    def _wanted(self, index: Index, checkpoint_id: object) -> str:
+        """Return an id; refuse one that could not be saved, unless the older program saved it."""
+        found = any(entry.checkpoint_id == checkpoint_id for entry in index.look().entries)
+        return str(checkpoint_id) if found else check_safe(checkpoint_id, "checkpoint_id")
+
     def _index(self, session_id: str) -> Index:
         folder = SessionFolder(self.storage_path, session_id)
         return self._indexes.setdefault(folder.session, Index(folder))
@@ -315,6 +328,10 @@ class SyncCheckpointWriter:
             if problem not in self._problems:  # every list finds the same damaged file again
                 _log.warning("%s", problem)
                 self._problems.append(problem)
+
+
+def _text_of(data: CheckpointData) -> str:
+    return json.dumps(data.to_dict(), sort_keys=True)
 
 
 # The same, awaited ------------------------------------------------------------------------------------------------
@@ -366,6 +383,7 @@ class CheckpointWriter:
         max_backups: int = BACKUPS_MAX,
         max_checkpoints: int | None = None,
         links: bool = sys.platform != "win32",
+        check_roles: bool = False,
         lock_timeout: float = LOCK_TIMEOUT_S,
         clock: Callable[[], datetime] = checkpoint.utc_now,
     ) -> None:
@@ -374,6 +392,7 @@ class CheckpointWriter:
             max_backups=max_backups,
             max_checkpoints=max_checkpoints,
             links=links,
+            check_roles=check_roles,
             lock_timeout=lock_timeout,
             clock=clock,
         )
