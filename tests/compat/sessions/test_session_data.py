@@ -214,8 +214,8 @@ def test_messages_and_pending_calls_are_any_json_values(tmp_path: Path, name: st
 
     assert writer.load("s") == data
     for wrong, where in ((math.nan, r"\[1\]\.a is nan"), ({1}, r"\[1\]\.a is set")):
+        fields = {name: [None, {"a": wrong}]}
         with pytest.raises(EncodeError, match=name + where):
-            fields = {name: [None, {"a": wrong}]}
             writer.save(CheckpointData(**fields))
 
 

@@ -232,15 +232,15 @@ def test_an_import_stores_every_checkpoint_or_names_it(tmp_path: Path, store: ba
     report = import_sessions(root, store)
 
     assert (report.threads, report.stored, report.refused) == (6, 18, ())
-    assert history(store, "chat") == ["a1b2c3d4", "b2c3d4e5", "cp_20260301_081001_c3d4e5f6", "c3d4e5f6", "d4e5f6a7"]
-    assert history(store, "copied") == ["cp_20260301_140101_c0b1e500", "c0b1e500"]
+    assert history(store, "chat") == ["a1b2c3d4", "b2c3d4e5", "c3d4e5f6.20260301_081001", "c3d4e5f6", "d4e5f6a7"]
+    assert history(store, "copied") == ["c0b1e500.20260301_140101", "c0b1e500"]
     assert history(store, "numbers") == ["f10a75aa", "f10a75ab", "f10a75ac", "f10a75ae"]
     assert history(store, ODD) == ["步骤 1", f"{ODD}.a1b2c3d4"]
     assert [(note.checkpoint, note.what.rpartition("json ")[2]) for note in report.missing] == [
         ("f10a75ad", "cost_estimate is not a number")
     ]
     said = " / ".join(note.what for note in report.notes)
-    for part in ("stored as 'cp_20260301_081001_c3d4e5f6'", f"stored as '{ODD}.a1b2c3d4'", "nanoseconds", "iteration"):
+    for part in ("stored as 'c3d4e5f6.20260301_081001'", f"stored as '{ODD}.a1b2c3d4'", "nanoseconds", "iteration"):
         assert part in said
     again = import_sessions(root, store)
     assert (again.stored, again.present, again.refused) == (0, 18, ())
@@ -251,7 +251,7 @@ def test_every_imported_value_is_the_one_that_was_given(
     tmp_path: Path, store: backstay.Store, expected: CheckpointData
 ) -> None:
     import_sessions(original(tmp_path), store)
-    stored = store.get("cp_20260301_081001_c3d4e5f6" if expected is CHAT[2] else str(expected.checkpoint_id))
+    stored = store.get("c3d4e5f6.20260301_081001" if expected is CHAT[2] else str(expected.checkpoint_id))
 
     assert stored is not None
     assert text(stored.state) == text(
@@ -306,10 +306,9 @@ def test_an_export_has_the_bytes_of_the_original_but_for_number_time_and_checksu
 
     compared = 0
     for path in sorted((tmp_path / "out").rglob("cp_*.json")):
-        name = path.name.rpartition("_")[2]
-        ours = json.loads(path.read_text(encoding="utf-8"))
+        name = path.name[len("cp_YYYYMMDD_HHMMSS_") :]
         sources = sorted((GOLDEN / "rust" / path.parts[-3] / "checkpoints").glob(f"cp_*_{name}"))
-        if ours["checkpoint_id"].startswith("cp_") or name == "f10a75ab.json":
+        if name in ("c3d4e5f6.20260301_081001.json", "f10a75ab.json"):
             continue  # another id; negative counts
         compared += 1
         assert lines_of(path) == lines_of(sources[-1])

@@ -62,6 +62,11 @@ def id_in(name: str) -> str | None:
     return None if found is None else found[1]
 
 
+def moment_in(name: str) -> str:
+    """Return the time in the name of a checkpoint's file."""
+    return name.removeprefix("cp_")[: len("YYYYMMDD_HHMMSS")]
+
+
 class SessionFolder:
     """One session's directory below a root. ``listed`` names are safe: any characters are allowed."""
 

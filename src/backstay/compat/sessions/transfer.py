@@ -4,8 +4,8 @@ Each session becomes a thread. Files are read with their own checksum rule (``co
 from its backup, or else the report names it. The order is that of ``compat.sessions.order``.
 
 Ids are unique in a store, but the older program used them again, in one session and in several. So if a session has
-several files with one id, only the newest gets it, and the others get the names of their files; and an id that is taken
-in another thread gets the session's name in front.
+several files with one id, only the newest gets it, and the others get the time in the name of their file behind it; and
+an id that is taken in another thread gets the session's name in front.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 
 from backstay.bundle.report import ExportReport, ImportReport, Note, Progress
 from backstay.compat.importer import Importer, Item, export_checkpoints
+from backstay.compat.sessions import files
 from backstay.compat.sessions.checkpoint import CheckpointData
 from backstay.compat.sessions.checksum import plain
-from backstay.compat.sessions.files import BACKUP, SessionFolder, Stored, read_stored
+from backstay.compat.sessions.files import SessionFolder, Stored, read_stored
 from backstay.compat.sessions.order import Index
 from backstay.compat.sessions.writer import SyncCheckpointWriter
 from backstay.errors import BackstayError
@@ -101,7 +102,7 @@ def _names(found: list[Stored], session: str, store: Store, taken: dict[str, str
     for stored in found:
         name = str(stored.data.checkpoint_id)
         if newest[name] is not stored:
-            name = stored.path.name.removesuffix(BACKUP).removesuffix(".json")
+            name += f".{files.moment_in(stored.path.name)}"
         holder = store.get(name, keys=())
         if taken.setdefault(name, session if holder is None else holder.thread_id) != session:
             name = f"{session}.{name}"
