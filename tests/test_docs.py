@@ -166,10 +166,10 @@ def test_ci_runs_the_readmes_test_command() -> None:
 
 
 def test_no_machine_path_or_lock_file_is_in_the_tree() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a git checkout: nothing to look at")
-    names = listed.stdout.split()
+    names = listed.stdout.split("\0")[:-1]
     private = re.compile(r"(^|[^A-Za-z0-9_])/(work|farm|root|home)/")
     bad = [
         name

@@ -40,18 +40,18 @@ def test_the_checksum_is_sha_256_over_sorted_compact_json() -> None:
     value = {"b": [1, {"z": None, "y": True}], "a": 'é "quoted"\n\x01'}
     text = '{"a":"é \\"quoted\\"\\n\\u0001","b":[1,{"y":true,"z":null}]}'
 
-    computed = ChecksumUtils.compute(value)
+    computed = ChecksumUtils.compute_checksum(value)
 
     assert computed == hashlib.sha256(text.encode()).hexdigest()
     assert len(computed) == 64
-    assert computed == ChecksumUtils.compute({"a": value["a"], "b": [1, {"y": True, "z": None}]})
-    assert ChecksumUtils.compute({"a": 1}) != ChecksumUtils.compute({"a": 2})
+    assert computed == ChecksumUtils.compute_checksum({"a": value["a"], "b": [1, {"y": True, "z": None}]})
+    assert ChecksumUtils.compute_checksum({"a": 1}) != ChecksumUtils.compute_checksum({"a": 2})
 
 
 def test_checksum_and_version_are_added_and_left_out_of_themselves() -> None:
     once = ChecksumUtils.add_checksum({"session_id": "s"})
 
-    assert once == {"session_id": "s", "_checksum": ChecksumUtils.compute({"session_id": "s"}), "_version": "1.0"}
+    assert once == {"session_id": "s", "_checksum": ChecksumUtils.compute_checksum({"session_id": "s"}), "_version": "1.0"}
     assert ChecksumUtils.add_checksum({**once, "_checksum": "old", "_version": "0.1"}) == once
     assert ChecksumUtils.remove_checksum(once) == {"session_id": "s"}
     assert ChecksumUtils.verify_checksum(once) == (True, None)
@@ -76,7 +76,7 @@ def test_a_verdict_comes_with_its_reason() -> None:
 def test_what_has_no_canonical_form_has_no_checksum() -> None:
     for value in (math.nan, {"a": {1}}, "\ud800"):
         with pytest.raises(EncodeError):
-            ChecksumUtils.compute(value)
+            ChecksumUtils.compute_checksum(value)
 
 
 # Numbers ----------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_what_is_printed_reads_back_equal_and_has_the_same_checksum(value: Any) 
 
     assert again == tree
     assert json.dumps(plain(again), sort_keys=True) == json.dumps(value, sort_keys=True)
-    assert ChecksumUtils.compute(again) == ChecksumUtils.compute(value)
+    assert ChecksumUtils.compute_checksum(again) == ChecksumUtils.compute_checksum(value)
     assert parse(canonical(tree).encode()) == tree
 
 

@@ -224,7 +224,7 @@ class ChecksumUtils:
     """Makes and compares checksums of records."""
 
     @staticmethod
-    def compute(record: object) -> str:
+    def compute_checksum(record: object) -> str:
         """Return the checksum of a JSON value: 64 hexadecimal digits."""
         return _digest(to_tree(record, "record"))
 
@@ -234,7 +234,7 @@ class ChecksumUtils:
         if not isinstance(record, Mapping):
             raise InvalidInput(f"a record must be a mapping, not {type(record).__name__}")
         bare = ChecksumUtils.remove_checksum(record)
-        return {**bare, CHECKSUM_FIELD: ChecksumUtils.compute(bare), VERSION_FIELD: VERSION}
+        return {**bare, CHECKSUM_FIELD: ChecksumUtils.compute_checksum(bare), VERSION_FIELD: VERSION}
 
     @staticmethod
     def remove_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
