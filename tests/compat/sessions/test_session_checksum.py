@@ -51,7 +51,8 @@ def test_the_checksum_is_sha_256_over_sorted_compact_json() -> None:
 def test_checksum_and_version_are_added_and_left_out_of_themselves() -> None:
     once = ChecksumUtils.add_checksum({"session_id": "s"})
 
-    assert once == {"session_id": "s", "_checksum": ChecksumUtils.compute_checksum({"session_id": "s"}), "_version": "1.0"}
+    checksum = ChecksumUtils.compute_checksum({"session_id": "s"})
+    assert once == {"session_id": "s", "_checksum": checksum, "_version": "1.0"}
     assert ChecksumUtils.add_checksum({**once, "_checksum": "old", "_version": "0.1"}) == once
     assert ChecksumUtils.remove_checksum(once) == {"session_id": "s"}
     assert ChecksumUtils.verify_checksum(once) == (True, None)

@@ -204,7 +204,14 @@ class Look(NamedTuple):
     order: Order
 
 
-_Known = tuple[tuple[int, int, int], Head | None]
+_Stamp = tuple[int, int, int]
+_Known = tuple[_Stamp, Head | None]
+
+
+def _stamp(path: str) -> _Stamp:
+    """Return what changes whenever a file does."""
+    status = os.lstat(path)
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class Index:
@@ -214,6 +221,7 @@ class Index:
         self.folder = folder
         self._prefix = f"{folder.checkpoints}{os.sep}"
         self._known: dict[str, _Known] = {}
+        self._order: tuple[_Stamp | None, Order, str | None] = (None, Order(), None)
 
     def look(self) -> Look:
         """List the directory; it may not exist."""
@@ -233,8 +241,7 @@ class Index:
                 continue
             (present if file == name else backups)[file] = checkpoint_id
             with contextlib.suppress(OSError):  # the file was deleted
-                status = os.lstat(self._prefix + name)
-                stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+                stamp = _stamp(self._prefix + name)
                 before = self._known.get(name)
                 unchanged = before is not None and before[0] == stamp
                 known[name] = before if unchanged and before else (stamp, self._read(name))
@@ -279,22 +286,15 @@ class Index:
 
     def _read_order(self) -> tuple[Order, str | None]:
         """Return the numbers in ``order.json``, and what is wrong with it."""
-        content = files.read_file(self.folder.checkpoints / ORDER)
-        if content is None:
-            return Order(), None
-        try:
-            tree = parse(content)
-            damage = find_problem(tree)
-            if damage is not None:
-                raise DecodeError(damage)
-            record = FieldReader(plain(tree))
-            numbers = {
-                str(name): (FieldReader(each).of("seq", int), FieldReader(each).of("checksum", str))
-                for name, each in dict(record.value("files")).items()
-            }
-            return Order(record.of("last", int), numbers), None
-        except (DecodeError, TypeError, ValueError) as error:
-            return Order(), f"{ORDER} cannot be used: {error}"
+        stamp: _Stamp | None = None
+        with contextlib.suppress(FileNotFoundError):
+            stamp = _stamp(self._prefix + ORDER)
+        known = self._order  # other threads may replace it
+        if known[0] != stamp:
+            content = files.read_file(self.folder.checkpoints / ORDER)
+            known = (stamp, *((Order(), None) if content is None else _decode_order(content)))
+            self._order = known
+        return known[1:]
 
     def _is_lost(self, heads: dict[str, Head | None], order: Order) -> bool:
         """Return whether the newest checkpoint of ours relies on an ``order.json`` that is gone."""
@@ -307,6 +307,23 @@ class Index:
                     if files.read_stored(self.folder, each) is not None:
                         return True
         return False
+
+
+def _decode_order(content: bytes) -> tuple[Order, str | None]:
+    """Return the numbers in the bytes of ``order.json``, and what is wrong with them."""
+    try:
+        tree = parse(content)
+        damage = find_problem(tree)
+        if damage is not None:
+            raise DecodeError(damage)
+        record = FieldReader(plain(tree))
+        numbers = {
+            str(name): (FieldReader(each).of("seq", int), FieldReader(each).of("checksum", str))
+            for name, each in dict(record.value("files")).items()
+        }
+        return Order(record.of("last", int), numbers), None
+    except (DecodeError, TypeError, ValueError) as error:
+        return Order(), f"{ORDER} cannot be used: {error}"
 
 
 def numbered(name: str, checkpoint_id: str, seq: int) -> Entry:
