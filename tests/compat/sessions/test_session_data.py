@@ -244,6 +244,18 @@ def test_what_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EncodeError, match="nested"):
         SyncCheckpointWriter(tmp_path).save(CheckpointData(tool_results=deep))
 
+    for levels in (125, 126):  # in messages, in the record: as deep as the original program can read, and one more
+        deep = 7
+        for _ in range(levels):
+            deep = [deep]
+        data = CheckpointData(session_id="s", messages=[deep])
+        if levels == 125:
+            SyncCheckpointWriter(tmp_path).save(data)
+            assert SyncCheckpointWriter(tmp_path).load("s") == data
+        else:
+            with pytest.raises(EncodeError, match="nested"):
+                SyncCheckpointWriter(tmp_path).save(data)
+
 
 def test_all_four_roles_are_accepted(tmp_path: Path) -> None:
     messages = [{"role": str(role), "content": "x", "name": "n", "tool_call_id": "t"} for role in MessageRole]

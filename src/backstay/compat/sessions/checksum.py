@@ -25,8 +25,8 @@ from backstay.errors import DecodeError, EncodeError, InvalidInput
 # ``serde_json`` 1.0.149 prints them, the version of the first reader of this layout.
 
 
-DEPTH_MAX = 100
-"""Levels of nested lists and objects. The first reader of this layout allows 128."""
+DEPTH_MAX = 127
+"""Levels of nested lists and objects, with that of the record. The first reader of this layout allows as many."""
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _INT_DIGITS_MAX = 309  # as many as the largest float has; Python programs wrote such numbers
@@ -107,7 +107,7 @@ def plain(tree: Tree) -> Any:
 
 def to_tree(value: object, where: str, depth: int = 1) -> Tree:
     """Return a copy of a value as a tree. EncodeError names the path of a value that JSON cannot hold."""
-    if depth > DEPTH_MAX:
+    if depth > DEPTH_MAX and isinstance(value, list | dict):
         raise EncodeError(
             f"{where} is nested more than {DEPTH_MAX} levels deep", hint="Use a flatter structure, or text"
         )
