@@ -45,6 +45,7 @@ LAZY_IMPORTS = {
     ("cli", "click"),
     ("store/open.py", "backstay"),  # PostgreSQL's driver is an extra; and who uses one store should not load the others
     ("langgraph/importer/importer.py", "backstay"),  # PostgreSQL's driver is an extra
+    ("compat/backend/transfer.py", "backstay"),  # the same
     ("__init__.py", "backstay"),  # loads the public names when one is first used
     # The first save of a program waits for every import, so it leaves out what few programs need or need later:
     ("thread", "backstay"),  # maintenance

@@ -15,8 +15,9 @@ import pytest
 
 import backstay
 from backstay.bundle.report import ImportReport
-from backstay.compat import backend, upsert
+from backstay.compat import upsert
 from backstay.compat.backend import StoreBackend, import_agentos
+from backstay.compat.backend.checkpoint import checkpoint_of
 from backstay.compat.sessions import CheckpointData, SyncCheckpointWriter, export_sessions, import_sessions
 from backstay.compat.workflow import StoreCheckpointStore, export_workflow, import_workflow
 from backstay.errors import Conflict, StoreError, StoreRefused
@@ -219,7 +220,7 @@ def _as_dict(store: backstay.Store, name: str) -> dict[str, Any]:
     """Return a checkpoint as the face shows it."""
     found = upsert.get(access_of(store).store, access_of(store).services, name)
     assert found is not None
-    return backend._checkpoint(found).to_dict()
+    return checkpoint_of(found).to_dict()
 
 
 def test_json_lines_and_the_backends_table_give_the_same(target: backstay.Store, tmp_path: Path) -> None:

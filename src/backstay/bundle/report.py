@@ -57,7 +57,8 @@ class ExportReport:
 
     def __str__(self) -> str:
         head = f"{counted(self.checkpoints, 'checkpoint')} of {counted(self.threads, 'thread')} exported"
-        return "\n".join([head, *(f"  damaged: {note}" for note in self.damaged)])
+        lines = [f"  damaged: {note}" for note in self.damaged] + [f"  note: {note}" for note in self.notes]
+        return "\n".join([head, *lines])
 
 
 @dataclass(frozen=True, slots=True)

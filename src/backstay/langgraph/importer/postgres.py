@@ -2,21 +2,16 @@
 
 Rows and writes are read a page at a time, the bytes of channels a checkpoint at a time, and bytes that stay the same
 from one checkpoint to the next only once: memory use does not grow with the database.
-
-The owner of the tables need not be trusted. Only tables are read, not views, and no row-level policy is applied, since
-both could call functions with the reader's rights. After the tables are found, the search path is not used any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, LiteralString
 
-import psycopg
 from psycopg import sql
 
-from backstay.errors import DecodeError, StoreRefused
+from backstay.errors import DecodeError
 from backstay.langgraph.importer import slices
 from backstay.langgraph.importer.tables import (
     SENDS,
@@ -32,22 +27,12 @@ from backstay.langgraph.importer.tables import (
     value_of,
     writes_of,
 )
-from backstay.store.postgres.connection import translate
-from backstay.store.postgres.target import Target, parse_url
+from backstay.store.postgres.foreign import ForeignTables
 
 PAGE_CHECKPOINTS = 64
 PAGE_THREADS = 1000
 
 _EMPTY = "empty"  # the type of a channel without a value
-_OWN_SCHEMA = "backstay"  # the default schema of our own URLs
-
-_TABLE: LiteralString = """
-SELECT n.nspname::text, c.relkind::text, ARRAY(
-  SELECT a.attname::text FROM pg_catalog.pg_attribute a
-  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = pg_catalog.to_regclass(%s)::oid"""
-_TABLE_KINDS = {"r", "p"}
 _NEEDED = {
     "checkpoints": {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "checkpoint", "metadata"},
     "checkpoint_blobs": {"thread_id", "checkpoint_ns", "channel", "version", "type", "blob"},
@@ -86,48 +71,19 @@ WHERE b.thread_id = %s AND b.checkpoint_ns = %s"""
 Key = tuple[str, str]
 
 
-class PostgresSource(Source):
-    """The three tables in the schema that the URL's search path names."""
+class PostgresSource(ForeignTables, Source):
+    """The three tables of the saver."""
 
     def __init__(self, url: str) -> None:
-        self._target = parse_url(url)
-        self.shown = self._target.shown
-        with _translated(self._target):
-            self._connection = psycopg.connect(
-                self._target.conninfo,
-                connect_timeout=self._target.connect_timeout_s,
-                prepare_threshold=None,  # there may be a pooler in between
-                application_name="backstay import",
-            )
-            try:
-                self._find_tables()
-            except BaseException:
-                self._connection.close()
-                raise
-
-    def _find_tables(self) -> None:
-        self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        self._connection.read_only = True
-        where = "" if self._target.schema == _OWN_SCHEMA else f'"{self._target.schema}".'
-        found = {table: self._connection.execute(_TABLE, (where + table,)).fetchone() for table in _NEEDED}
-        columns = {table: set() if row is None else set(row[2]) for table, row in found.items()}
-        kinds = {row[1] for row in found.values() if row is not None}
-        if not (kinds <= _TABLE_KINDS and all(columns[table] >= needed for table, needed in _NEEDED.items())):
-            raise StoreRefused(
-                f"{self.shown} has no tables of LangGraph's PostgresSaver",
-                path=self.shown,
-                hint="For another schema add options=-csearch_path%3Dname to the URL."
-                " Views, and the tables of a shallow saver, cannot be imported",
-            )
-        self._tables = {table: sql.Identifier(row[0], table) for table, row in found.items() if row is not None}
-        self._connection.execute("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL row_security = off")
-        self._writes = _WRITES if "task_path" in columns["checkpoint_writes"] else _WRITES_BEFORE_PATHS
+        hint = "Views, and the tables of a shallow saver, cannot be imported"
+        super().__init__(url, _NEEDED, "LangGraph's PostgresSaver", hint)
+        self._writes = _WRITES if "task_path" in self.columns["checkpoint_writes"] else _WRITES_BEFORE_PATHS
 
     def threads(self) -> Iterator[str]:
         """Yield the names of all threads."""
-        with _translated(self._target), self._connection.cursor("threads") as cursor:
+        with self.reading(), self.connection.cursor("threads") as cursor:
             cursor.itersize = PAGE_THREADS
-            cursor.execute(sql.SQL(_THREADS).format(**self._tables))
+            cursor.execute(sql.SQL(_THREADS).format(**self.tables))
             for (name,) in cursor:
                 yield name
 
@@ -136,21 +92,12 @@ class PostgresSource(Source):
         refs = ordered(SourceRef(*row) for row in self.rows(_REFS, name))
         return SourceThread(refs, self.rows(_ORPHAN_WRITES, name)[0][0], _ThreadReader(self, name, refs).read)
 
-    def rows(self, query: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-        with _translated(self._target), self._connection.cursor(binary=True) as cursor:
-            return cursor.execute(sql.SQL(query).format(**self._tables), values).fetchall()
-
     def writes(self, thread: str, keys: Sequence[Key]) -> dict[Key, list[tuple[Any, ...]]]:
         """Return the rows of writes of some checkpoints."""
         found: dict[Key, list[tuple[Any, ...]]] = {key: [] for key in keys}
         for ns, name, *row in self.rows(self._writes, [key[0] for key in keys], [key[1] for key in keys], thread):
             found[ns, name].append(tuple(row))
         return found
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
 
 
 class _ThreadReader:
@@ -204,11 +151,3 @@ class _ThreadReader:
                 known[ns, channel, version] = (tag, data)
         self._blobs = known
         return {channel: blob for (_, channel, _), blob in known.items() if blob[0] != _EMPTY}
-
-
-@contextmanager
-def _translated(target: Target) -> Iterator[None]:
-    try:
-        yield
-    except psycopg.Error as error:
-        raise translate(error, target) from None  # libpq's own text may contain the password

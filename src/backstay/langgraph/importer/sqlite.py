@@ -1,21 +1,14 @@
-"""A file of LangGraph's SqliteSaver, read in one transaction and left unchanged.
-
-Only SQLite opens the file, never Python: closing a file of our own would release the locks of every other connection in
-this process. A file with a write-ahead log is read together with it.
-"""
+"""A file of LangGraph's SqliteSaver, read in one transaction and left unchanged."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from urllib.parse import quote
 
 from langgraph.checkpoint.serde.base import CipherProtocol
 
-from backstay.errors import Corrupted, DecodeError, StoreBusy, StoreRefused
+from backstay.errors import DecodeError, StoreRefused
 from backstay.langgraph.importer.tables import (
     Source,
     SourceCheckpoint,
@@ -28,8 +21,7 @@ from backstay.langgraph.importer.tables import (
     writes_of,
 )
 from backstay.store.sqlite.database import code_of
-
-BUSY_S = 10.0
+from backstay.store.sqlite.foreign import columns_of, open_foreign, reading
 
 _CHECKPOINTS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
 _WRITES = {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "value"}
@@ -53,19 +45,11 @@ class SqliteSource(Source):
     def __init__(self, path: str, cipher: CipherProtocol | None = None) -> None:
         self.shown = path
         self._cipher = cipher
-        with _translated(path):
+        with reading(path):
+            self._connection = open_foreign(path)
             try:
-                self._connection = _connect(path, "mode=ro")
-            except sqlite3.OperationalError as error:
-                if code_of(error) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-                    raise
-                # SQLite opens a file in a read-only directory only if we promise that the file never changes.
-                if not os.path.exists(path) or os.path.exists(f"{path}-wal"):
-                    raise
-                self._connection = _connect(path, "mode=ro&immutable=1")
-            try:
-                columns = self._columns("writes")
-                if not (self._columns("checkpoints") >= _CHECKPOINTS and columns >= _WRITES):
+                columns = columns_of(self._connection, "writes")
+                if not (columns_of(self._connection, "checkpoints") >= _CHECKPOINTS and columns >= _WRITES):
                     raise StoreRefused(
                         f"{path} has no tables of LangGraph's SqliteSaver",
                         path=path,
@@ -78,13 +62,13 @@ class SqliteSource(Source):
 
     def threads(self) -> Iterator[str]:
         """Yield the names of all threads."""
-        with _translated(self.shown):
+        with reading(self.shown):
             for (name,) in self._connection.execute(_THREADS):
                 yield str(name)
 
     def thread(self, name: str) -> SourceThread:
         """Return a thread."""
-        with _translated(self.shown):
+        with reading(self.shown):
             refs = ordered(SourceRef(*row) for row in self._connection.execute(_REFS, (name,)))
             ((orphan_writes,),) = self._connection.execute(_ORPHAN_WRITES, (name,))
         return SourceThread(refs, orphan_writes, partial(self._read, name))
@@ -104,42 +88,3 @@ class SqliteSource(Source):
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
-
-    def _columns(self, table: str) -> set[str]:
-        return {str(name) for (name,) in self._connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-
-
-def _connect(path: str, parameters: str) -> sqlite3.Connection:
-    """Open a file in one read transaction."""
-    connection = sqlite3.connect(
-        f"file:{quote(os.path.abspath(path))}?{parameters}",
-        timeout=BUSY_S,
-        isolation_level=None,
-        check_same_thread=False,
-        uri=True,
-    )
-    connection.text_factory = partial(str, encoding="utf-8")
-    try:
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("BEGIN")
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # takes the snapshot
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def _translated(path: str) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise Corrupted(f"{path} is damaged: {error}", path=path, hint="Import an undamaged copy") from error
-    except sqlite3.Error as error:
-        if code_of(error) == sqlite3.SQLITE_BUSY:
-            raise StoreBusy(f"another program has locked {path}", path=path, hint="Try again later") from error
-        if code_of(error) == sqlite3.SQLITE_CORRUPT:
-            raise Corrupted(f"{path} is damaged: {error}", path=path, hint="Import an undamaged copy") from error
-        raise StoreRefused(
-            f"{path} cannot be read as a SQLite file: {error}", path=path, hint="Check the path"
-        ) from error

@@ -333,7 +333,12 @@ def _identify(connection: Connection, path: str) -> bool:
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         return True
     if application != APPLICATION_ID:
-        raise StoreRefused("the database belongs to another program", path=path, hint="Choose another path")
+        hint = "Choose another path"
+        columns = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info('checkpoints')")}
+        if columns >= {"checkpoint_id", "messages_blob", "state_blob", "tools_blob"}:
+            call = f"backstay.compat.backend.import_agentos({path!r}, store)"
+            hint = f"It is a database of agentos. Open a store at another path and import it: {call}"
+        raise StoreRefused("the database belongs to another program", path=path, hint=hint)
     if version > newest_version():
         raise StoreRefused(
             f"the database has schema version {version}; this Backstay supports up to {newest_version()}",
