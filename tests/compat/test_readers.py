@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,13 +14,9 @@ import pytest
 
 import backstay
 from backstay.bundle.report import ImportReport
-from backstay.compat import upsert
-from backstay.compat.backend import StoreBackend, import_agentos
-from backstay.compat.backend.checkpoint import checkpoint_of
 from backstay.compat.sessions import CheckpointData, SyncCheckpointWriter, export_sessions, import_sessions
 from backstay.compat.workflow import StoreCheckpointStore, export_workflow, import_workflow
-from backstay.errors import Conflict, StoreError, StoreRefused
-from backstay.thread.access import access_of
+from backstay.errors import StoreError
 
 MOMENT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -166,135 +161,6 @@ def test_a_root_that_is_not_there_is_an_error_and_a_missing_session_is_named(
     report = import_sessions(tmp_path, target, sessions=["ghost", "../up"])
 
     assert [note.thread for note in report.missing] == ["ghost", "../up"]
-
-
-# Conversation backends --------------------------------------------------------------------------------------------
-
-
-def turn(number: int, **metadata: Any) -> dict[str, Any]:
-    return {
-        "metadata": {
-            "thread_id": "talk",
-            "checkpoint_id": f"t{number}",
-            "parent_checkpoint_id": f"t{number - 1}" if number > 1 else None,
-            "step": number,
-            "created_at": "2026-01-01T12:00:00+00:00",
-            "tags": ["turn"],
-            "summary": f"turn {number}",
-            **metadata,
-        },
-        "messages": [{"role": "user", "content": f"{n}"} for n in range(number)],
-        "state": {"n": number},
-        "tools_result": {"ls": "x"},
-        "next_node": "model",
-    }
-
-
-def test_dictionaries_become_a_thread_parents_first(target: backstay.Store) -> None:
-    report = import_agentos([turn(3, step=1), turn(1, step=9), turn(2, step=5)], target)
-
-    assert report
-    assert ids(target, "talk") == ["t1", "t2", "t3"]
-    stored = target.get("t2")
-    assert stored is not None
-    assert stored.state == {"messages": turn(2)["messages"], "tool_results": {"ls": "x"}, "n": 2}
-    assert (stored.tags, stored.summary, stored.next_node, stored.parent_id) == (("turn",), "turn 2", "model", "t1")
-    assert_again_changes_nothing(report, import_agentos([turn(3, step=1), turn(1, step=9), turn(2, step=5)], target))
-
-
-def test_records_that_are_none_are_named_and_unknown_keys_are_kept(target: backstay.Store) -> None:
-    missing = turn(2)
-    del missing["metadata"]["created_at"]
-    records = [turn(1, mood="fine"), missing, turn(3, step=-1), turn(4, checkpoint_id=""), {"x": 1}]
-    records[0]["cost"] = {"usd": 1}
-    report = import_agentos(records, target)
-
-    assert [note.where for note in report.missing] == ["record 2", "record 3", "record 4", "record 5"]
-    assert ids(target, "talk") == ["t1"]
-    with backstay.open("memory:") as other:
-        import_agentos([_as_dict(target, "t1")], other)
-        assert _as_dict(other, "t1") == records[0]
-
-
-def _as_dict(store: backstay.Store, name: str) -> dict[str, Any]:
-    """Return a checkpoint as the face shows it."""
-    found = upsert.get(access_of(store).store, access_of(store).services, name)
-    assert found is not None
-    return checkpoint_of(found).to_dict()
-
-
-def test_json_lines_and_the_backends_table_give_the_same(target: backstay.Store, tmp_path: Path) -> None:
-    lines, table = tmp_path / "turns.jsonl", tmp_path / "turns.db"
-    lines.write_text("\n".join(json.dumps(turn(n)) for n in (1, 2)) + "\nnot json\n", encoding="utf-8")
-    make_table(table, [turn(1), turn(2)])
-    with backstay.open("memory:") as other:
-        from_lines, from_table = import_agentos(lines, target), import_agentos(table, other)
-
-        assert [note.where for note in from_lines.missing] == [f"{lines}:3"]
-        assert from_table
-        assert [_as_dict(target, f"t{n}") for n in (1, 2)] == [_as_dict(other, f"t{n}") for n in (1, 2)]
-    before = table.read_bytes()
-    import_agentos(table, target)
-    assert table.read_bytes() == before
-
-
-def make_table(path: Path, turns: list[dict[str, Any]]) -> None:
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(
-        """CREATE TABLE checkpoints (id INTEGER PRIMARY KEY AUTOINCREMENT, thread_id TEXT, checkpoint_id TEXT UNIQUE,
-        parent_checkpoint_id TEXT, step INTEGER, created_at TEXT, tags TEXT, summary TEXT, messages TEXT, state TEXT,
-        tools_result TEXT, next_node TEXT)"""
-    )
-    for each in turns:
-        meta = each["metadata"]
-        connection.execute(
-            "INSERT INTO checkpoints VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(meta[name] for name in ("thread_id", "checkpoint_id", "parent_checkpoint_id", "step", "created_at")),
-                json.dumps(meta["tags"]),
-                meta["summary"],
-                *(json.dumps(each[name]) for name in ("messages", "state", "tools_result")),
-                each["next_node"],
-            ),
-        )
-    connection.close()
-
-
-def test_a_database_of_something_else_is_refused(target: backstay.Store, tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
-    connection.execute("CREATE TABLE things (a)")
-    connection.close()
-
-    with pytest.raises(StoreRefused, match="no table of checkpoints"):
-        import_agentos(tmp_path / "other.db", target)
-
-
-def test_what_is_there_with_other_content_stays(target: backstay.Store) -> None:
-    import_agentos([turn(1), turn(2)], target)
-    changed = turn(2)
-    changed["state"] = {"n": "changed"}
-    report = import_agentos([turn(1), changed], target)
-
-    assert [(refused.thread, type(refused.error)) for refused in report.refused] == [("talk", Conflict)]
-    stored = target.get("t2")
-    assert stored is not None
-    assert stored.state["n"] == 2
-
-
-def test_a_thread_with_checkpoints_of_its_own_is_not_mixed(target: backstay.Store) -> None:
-    target.thread("talk").save({"mine": 1}, id="mine")
-    report = import_agentos([turn(1)], target)
-
-    assert [refused.thread for refused in report.refused] == ["talk"]
-    assert ids(target, "talk") == ["mine"]
-
-
-def test_an_imported_conversation_can_be_used_through_its_face(target: backstay.Store) -> None:
-    import_agentos([turn(1), turn(2)], target)
-    found = asyncio.run(StoreBackend(target.url).get_latest("talk"))
-
-    assert found is not None
-    assert found.to_dict() == turn(2)
 
 
 # Workflow files ---------------------------------------------------------------------------------------------------

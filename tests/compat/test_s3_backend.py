@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterator
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -337,6 +338,56 @@ def test_an_agent_resumes_where_it_stopped(url: str) -> None:
         place = kept if url == "memory:" else url
         assert run(agent(place, 12))[-1] == 12
         assert run(agent(place, 3)) == [11, 12, 13]
+
+
+# Snapshots --------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_has_the_next_step_a_new_id_its_trigger_as_a_tag_and_a_summary(url: str) -> None:
+    async def main() -> None:
+        backend = StoreBackend(await backstay.aopen(url))
+        question = {"role": "user", "content": "x" * 150}
+        first = await backend.snapshot("t", [question], {"n": 1}, {"tool": 1}, "tool_call", next_node="answer")
+        second = await backend.snapshot("t", [], {"n": 2, "m": 3}, {})
+        assert first is not None
+        assert second is not None
+        # Another process starts with the step after the newest, not with 1 again.
+        restarted = backend if url == "memory:" else StoreBackend(url)
+        third = await restarted.snapshot("t", [{"content": 5}], {}, {}, parent_checkpoint_id=first)
+        assert third is not None
+
+        found = [await backend.get(name) for name in (first, second, third)]
+        assert [each and (each.metadata.step, each.metadata.tags, each.metadata.summary) for each in found] == [
+            (1, ["tool_call"], f"[user] {'x' * 100}"),
+            (2, ["manual"], "State: 2 keys"),
+            (3, ["manual"], "[unknown] 5"),
+        ]
+        assert [each and each.metadata.parent_checkpoint_id for each in found] == [None, first, first]
+        assert found[0] is not None
+        assert (found[0].messages, found[0].state, found[0].tools_result) == ([question], {"n": 1}, {"tool": 1})
+        assert found[0].next_node == "answer"
+        await restarted.close()
+        await (await backend._opened.store()).close()
+
+    run(main())
+
+
+def test_a_snapshot_with_a_trigger_that_is_not_declared_stores_nothing() -> None:
+    class Trigger(StrEnum):
+        TOOL_CALL = "tool_call"
+        INTERVAL = "interval"
+
+    backend = StoreBackend("memory:", triggers={"manual", "tool_call"})
+
+    assert run(backend.snapshot("t", [], {}, {}, Trigger.INTERVAL)) is None
+    assert run(backend.list_threads()) == []
+    assert run(backend.snapshot("t", [], {}, {}, Trigger.TOOL_CALL)) is not None
+    assert [item.tags for item in run(backend.list_checkpoints("t"))] == [["tool_call"]]
+    with pytest.raises(EncodeError):  # a snapshot that fails is not the same as one that was not wanted
+        run(backend.snapshot("t", [], {"n": float("nan")}, {}))
+    run(backend.close())
+    with pytest.raises(InvalidInput, match="several names"):
+        StoreBackend("memory:", triggers="manual")
 
 
 # What it came from did wrong --------------------------------------------------------------------------------------

@@ -86,9 +86,11 @@ def import_agentos(
         try:
             draft = _imported(plain, where, importer)
         except (BackstayError, TypeError) as error:
-            given = plain.get("metadata", plain) if isinstance(plain, Mapping) else {}
-            names = [given.get(key) if isinstance(given, Mapping) else None for key in ("thread_id", "checkpoint_id")]
-            importer.missing.append(Note(f"not imported: {getattr(error, 'what', error)}", where, *names))
+            given = plain.get("metadata", plain) if isinstance(plain, Mapping) else None
+            thread, name = (
+                map(given.get, ("thread_id", "checkpoint_id")) if isinstance(given, Mapping) else (None, None)
+            )
+            importer.missing.append(Note(f"not imported: {getattr(error, 'what', error)}", where, thread, name))
             continue
         if draft.id in found:
             replaced, place = found.pop(draft.id)
