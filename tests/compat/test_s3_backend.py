@@ -75,14 +75,26 @@ def test_a_backend_without_all_seven_methods_cannot_be_made(left_out: str) -> No
         CheckpointBackend()  # type: ignore[abstract]
 
 
-def test_every_method_is_awaited_and_lists_have_the_promised_defaults() -> None:
+@pytest.mark.parametrize("kind", [CheckpointBackend, StoreBackend])
+def test_every_method_is_awaited_and_lists_have_the_promised_defaults(kind: type[CheckpointBackend]) -> None:
     def defaults(name: str) -> dict[str, Any]:
-        parameters = inspect.signature(getattr(StoreBackend, name)).parameters
+        parameters = inspect.signature(getattr(kind, name)).parameters
         return {key: parameters[key].default for key in ("limit", "offset")}
 
-    assert all(inspect.iscoroutinefunction(getattr(StoreBackend, name)) for name in VERBS)
+    assert all(inspect.iscoroutinefunction(getattr(kind, name)) for name in VERBS)
     assert defaults("list_threads") == {"limit": 50, "offset": 0}
     assert defaults("list_checkpoints") == {"limit": 100, "offset": 0}
+
+
+def test_lists_end_at_their_default_limits() -> None:
+    backend = StoreBackend("memory:")
+    put_steps(backend, "t", *range(1, 103))
+    for number in range(51):
+        put_steps(backend, f"other{number}", 1)
+
+    assert [item.step for item in run(backend.list_checkpoints("t"))] == list(range(102, 2, -1))
+    assert [item.thread_id for item in run(backend.list_threads())] == [f"other{n}" for n in range(50, 0, -1)]
+    run(backend.close())
 
 
 def test_what_is_put_is_got_by_its_id_alone_and_equal(backend: StoreBackend) -> None:

@@ -330,6 +330,46 @@ def test_what_agentos_accepts_and_we_do_not_is_named(target: backstay.Store, gol
     assert table(out) == [row for row in table(path) if row[1] not in skipped]
 
 
+def test_the_operations_of_the_engine_have_their_calls(target: backstay.Store, golden: Path) -> None:
+    """``rewind``, ``time_travel_to_step``, ``branch``, the points and the tree, on a thread that the engine wrote."""
+    import_agentos(golden / "engine.sqlite", target)
+    thread = target.thread("job")
+    points = [(meta.id, meta.step, meta.tags, meta.summary) for meta in thread.history()]
+    assert points == [
+        ("ckpt-job-4-a60606", 4, ("manual",), "State: 2 keys"),
+        ("ckpt-job-3-a30303", 3, ("llm_call",), "[user] turn 3"),
+        ("ckpt-job-2-a20202", 2, ("tool_call",), "[user] turn 2"),
+        ("ckpt-job-1-a10101", 1, ("manual",), "[user] turn 1"),
+    ]
+
+    back = thread.rewind("ckpt-job-2-a20202", id="back")
+    assert (back.state["n"], back.next_node, back.parent_id) == (2, "node2", "ckpt-job-2-a20202")
+    assert [meta.id for meta in thread.history()][1:] == [name for name, *_ in points]  # nothing was deleted
+    found = thread.at(3)
+    assert found is not None
+    assert found.id == "ckpt-job-3-a30303"
+    with pytest.raises(backstay.NotFound):
+        thread.rewind("no such checkpoint")
+
+    fork = thread.fork("ckpt-job-3-a30303", to="job-branch", tags=["branch"], id="start")
+    start = fork.latest()
+    assert start is not None
+    assert (start.messages, start.state["n"], start.next_node) == (
+        [*said("turn 1"), *said("turn 2"), *said("turn 3")],
+        3,
+        "node3",
+    )
+    with pytest.raises(backstay.NotFound):
+        thread.fork("no such checkpoint", branch="x")
+    edges = {(meta.parent_id, meta.id) for meta in thread.history(branch="*") if meta.parent_id is not None}
+    assert edges == {
+        ("ckpt-job-1-a10101", "ckpt-job-2-a20202"),
+        ("ckpt-job-2-a20202", "ckpt-job-3-a30303"),
+        ("ckpt-job-3-a30303", "ckpt-job-4-a60606"),
+        ("ckpt-job-2-a20202", "back"),
+    }
+
+
 # Other tables and records -----------------------------------------------------------------------------------------
 
 
