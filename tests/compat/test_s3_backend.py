@@ -662,6 +662,20 @@ def test_concurrent_puts_are_all_stored_one_after_the_other(url: str) -> None:
     assert [item.parent_checkpoint_id for item in shown[:-1]] == [item.checkpoint_id for item in shown[1:]]
 
 
+def test_a_recorded_call_keeps_its_result_and_not_its_arguments(tmp_path: Path) -> None:
+    calls = []
+
+    def login(password: str) -> dict[str, Any]:
+        calls.append(password)
+        return {"user": {"roles": ["admin"]}}
+
+    for _ in range(2):
+        with backstay.open(tmp_path / "a.db") as store:
+            assert store.thread("t").effect("login", login, "correct horse") == {"user": {"roles": ["admin"]}}
+    assert calls == ["correct horse"]
+    assert all(b"correct horse" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
 # Together with the rest of Backstay -------------------------------------------------------------------------------
 
 
