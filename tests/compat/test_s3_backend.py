@@ -308,6 +308,20 @@ def test_one_that_names_an_older_parent_begins_a_branch(backend: StoreBackend, s
     assert [branch.key.name for branch in store.thread("t").branches()] == ["main", "side"]
 
 
+def test_lines_that_take_turns_stay_on_their_branches(backend: StoreBackend, store: backstay.Store) -> None:
+    put_steps(backend, "t", 1, 2)
+    line, side = "t2", "t1"
+    for number in range(3):
+        side = run(backend.put(checkpoint("t", f"side{number}", 2 + number, parent_checkpoint_id=side)))
+        line = run(backend.put(checkpoint("t", f"line{number}", 3 + number, parent_checkpoint_id=line)))
+
+    assert [branch.key.name for branch in store.thread("t").branches()] == ["main", "side0"]
+    assert [meta.id for meta in store.thread("t").history()] == ["line2", "line1", "line0", "t2", "t1"]
+    shown = {item.checkpoint_id: item.parent_checkpoint_id for item in run(backend.list_checkpoints("t"))}
+    assert (shown["line2"], shown["line0"], shown["side2"], shown["side0"]) == ("line1", "t2", "side1", "t1")
+    assert listed(backend, "t")[:2] == ["line2", "side2"]
+
+
 def test_a_new_thread_can_begin_with_a_checkpoint_of_another(backend: StoreBackend) -> None:
     put_steps(backend, "t", 1, 2)
     first = checkpoint("t-branch", "b0", 0, parent_checkpoint_id="t1", tags=["branch"], next_node="search")

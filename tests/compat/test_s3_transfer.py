@@ -214,8 +214,8 @@ DUMPS = ["engine", "odd", "version-1.9.0"]
 
 def test_an_imported_thread_can_be_read_and_continued_under_both_names(target: backstay.Store, golden: Path) -> None:
     import_agentos(golden / "backend.sqlite", target)
-    thread = target.thread("chat")
-    newest = next(iter(thread.history(branch="*")))
+    newest = target.thread("chat").latest()
+    assert newest is not None
     assert (newest.id, newest.step, newest.next_node, newest.parent_id) == ("c6", 6, "done", "c4")
     full = target.get("c2")
     assert full is not None
@@ -232,7 +232,7 @@ def test_an_imported_thread_can_be_read_and_continued_under_both_names(target: b
 
     backend = StoreBackend(target)
     run(backend.put(Checkpoint(CheckpointMetadata("chat", "c7", 7), said("seven"), {"v": 7}, {})))
-    saved = target.thread("chat", branch=newest.branch).save({"messages": said("eight"), "v": 8}, id="c8")
+    saved = target.thread("chat").save({"messages": said("eight"), "v": 8}, id="c8")
 
     assert saved.parent_id == "c7"
     assert listed(target, "chat")[:3] == [("c8", 8, "c7"), ("c7", 7, "c6"), ("c6", 6, "c4")]

@@ -1,7 +1,8 @@
 """Store checkpoints by id and replace them by id, as the adapters promise, on a store that only appends.
 
-A put is an ordinary save after the thread's newest checkpoint, or a fork if it names an older one as its parent. If
-another process puts at the same time, the put tries again; the order of puts is the order in which the store took them.
+A put is an ordinary save after the thread's newest checkpoint, or after the newest of the branch that its parent is on;
+if it names an older parent, it is a fork. If another process puts at the same time, the put tries again; the order of
+puts is the order in which the store took them.
 
 Values that the store's own record cannot hold go into its metadata: ``ORIGINAL`` holds the caller's step or parent, if
 the store needed another, and values that only the adapter understands.
@@ -232,7 +233,10 @@ def _add(store: Backend, services: Services, draft: Draft, attempt: int) -> None
     last = newest(store, services, draft.thread)
     if draft.parent is not None and (last is None or draft.parent != last.id):
         source = load.get(store, services.namespace, check_id(draft.parent, "checkpoint id"))
-        if source is not None:  # the parent is not the newest, or is in another thread: start a branch
+        head = None if source is None else store.head(_branch(services, draft.thread, source.branch))
+        if head is not None and head.row is not None and head.row.id == draft.parent:
+            last = source  # the newest of another branch, which continues
+        elif source is not None:  # the parent has a child already, or is in another thread: start a branch
             name = MAIN if last is None else draft.id if attempt == 0 else services.new_id()
             removed = [key for key in source.state if key not in draft.state]
             fields: CheckpointFields = {**_NOT_INHERITED, **_fields(draft, draft.step, source.id)}

@@ -7,15 +7,16 @@ Order     The newest checkpoint is the one put last, regardless of its step and 
           thread that was created last.
 Replace   Putting an existing id replaces that checkpoint, in its place in the order. An id never moves to another
           thread (IdTaken).
-Lineage   Without a parent, a checkpoint follows the thread's newest. One that names another parent starts a branch.
-          Deleting a checkpoint does not affect others: its children still name it and can be loaded, verified and
-          built on.
+Lineage   Without a parent, a checkpoint follows the thread's newest. One that names another parent continues the
+          branch that ends with it, or starts a branch. Deleting a checkpoint does not affect others: its children still
+          name it and can be loaded, verified and built on.
 Paging    ``limit`` and ``offset`` count from the newest at the time of the call. If other processes put meanwhile, a
           later offset can show an entry again; ``checkpoints()`` and ``threads()`` show each entry once.
 Values    Only JSON values. Anything else is refused before anything is stored, and the error names its path.
 
 Messages, state and tool results are keys of an ordinary Backstay state. So ``backstay.open`` reads every checkpoint
-stored here, and this interface reads threads saved there. ``import_agentos`` imports checkpoints of other backends.
+stored here, and this interface reads threads saved there. ``import_agentos`` and ``export_agentos`` read and write the
+data of agentos itself.
 """
 
 from __future__ import annotations
