@@ -158,8 +158,6 @@ REFUSED: dict[str, tuple[Checkpoint, str]] = {
                 "the checkpoint has no position"),
     "not to be found": (Checkpoint(id="c", thread_id="t", graph="g", graph_hash=7, next_node="search"),
                         "another graph cannot find the position"),
-    "without a fingerprint": (Checkpoint(id="c", thread_id="t", graph="g", next_node="search"),
-                              "another graph cannot find the position"),
     "at a node that never was": (
         Checkpoint(id="c", thread_id="t", graph="g", graph_hash=chat().fingerprint, next_node="nowhere"),
         "the record names node 'nowhere'"),
@@ -186,6 +184,20 @@ def test_a_record_whose_two_fingerprints_disagree_is_refused(before_search: Chec
 
         assert judgement.overall is REFUSE
         assert "the record contradicts itself" in reasons(judgement)
+
+
+def test_a_checkpoint_of_another_program_needs_consent_and_nodes_that_exist() -> None:
+    foreign = Checkpoint(id="c", thread_id="t", graph="g", next_node="search", path=("plan", "search", "plan"))
+    judgement = judge(chat().build(), foreign)
+
+    assert judgement.overall is COMPATIBLE
+    assert "it has no fingerprint, so another program saved it" in reasons(judgement)
+    with pytest.raises(GraphMismatch, match="compatible=True"):
+        require(judgement, accept_compatible=False)
+    require(judgement, accept_compatible=True)
+    (frame,) = migrate(chat().build(), foreign)[1].frames
+    assert (frame.visits, frame.visit, frame.steps, frame.cursor) == ({"plan": 2, "search": 1}, 2, 3, 3)
+    assert judge(chat().build(), replace(foreign, next_node="nowhere")).overall is NEEDS_MIGRATION
 
 
 def test_a_checkpoint_saved_by_hand_is_judged_by_what_it_says(before_search: Checkpoint) -> None:

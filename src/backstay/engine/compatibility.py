@@ -12,6 +12,7 @@ does not change its arguments.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -245,7 +246,8 @@ def _refusal(built: BuiltGraph, checkpoint: Checkpoint, place: _FramePlace, comp
             f"the record contradicts itself: its fingerprint is 0x{hex_of(place.stored_hash or 0)}, but its shape has "
             f"the fingerprint 0x{hex_of(computed)}"
         )
-    is_known = place.stored_hash is not None and migration_chain(built, place.stored_hash) is not None
+    # Without any fingerprint, another program saved it, and the caller must accept its position. See ``_verdict``.
+    is_known = place.stored_hash is None or migration_chain(built, place.stored_hash) is not None
     if not checkpoint.frames and place.stored is None and not place.is_same and not is_known:
         return "neither frames nor the shape of its graph are stored, so another graph cannot find the position"
     return None
@@ -262,13 +264,18 @@ def _frames(checkpoint: Checkpoint) -> tuple[Frame, ...]:
     node = checkpoint.next_node or checkpoint.last_node or checkpoint.graph
     if node is None or (following is None and checkpoint.last_node is None):
         return ()
+    visits, done = Counter(checkpoint.path), len(checkpoint.path)
     return (
         Frame(
             graph_id=checkpoint.graph or node,
             node_id=node,
+            cursor=done,
+            visit=visits[node] + 1,
             state=checkpoint.state,
             last_node=checkpoint.last_node,
             continuation=following,
+            visits=dict(visits),
+            steps=done,
         ),
     )
 
@@ -276,6 +283,7 @@ def _frames(checkpoint: Checkpoint) -> tuple[Frame, ...]:
 _JOB: Final = re.compile(r"(?P<node>[^#>\[\]]+)#(?P<visit>[0-9]+)\[(?P<key>[^\[\]]+)\]")
 _NO_SUBGRAPH = "its graph no longer exists: see the frame around it"
 _NO_SHAPE = "the shape of its graph is not stored, so the changes are unknown: confirm it with a migration"
+_NO_HASH = "it has no fingerprint, so another program saved it: accept it if this graph's nodes mean the same"
 
 
 @dataclass(slots=True)
@@ -389,12 +397,13 @@ class _Comparison:
             ]
             return place.verdict(position, Verdict.REFUSE if missing else Verdict.SAME, reasons)
         problems = [*blockers(new, present)]
-        if not steps:
+        is_foreign = place.stored_hash is None and not self.checkpoint.frames
+        if not steps and not is_foreign:
             problems += [_NO_SHAPE] if place.stored is None else changed_meaning(old, place.stored, present)
         if problems:
             reasons = [*_migration_notes(old, steps, ", but that is not enough:"), *problems]
             return place.verdict(position, Verdict.NEEDS_MIGRATION, reasons)
-        reasons = [*_migration_notes(old, steps, "")]
+        reasons = [_NO_HASH] if is_foreign else [*_migration_notes(old, steps, "")]
         if place.stored is not None and not steps:
             reasons += other_changes(old, place.stored, shape(present))
         covered = self.migrates and place.stored is not None and _is_covered(place.stored, present)

@@ -262,6 +262,13 @@ def _stored_options(built: BuiltGraph, checkpoint: Checkpoint, request: ResumeRe
     options.before = current_names(built, checkpoint, options.before)
     options.after = current_names(built, checkpoint, options.after)
     options.limit = request.limit or options.limit
+    if checkpoint.interrupt is not None and not checkpoint.frames:
+        # Another program saved this pause. It has no question that a person could answer, so the run asks its own.
+        match checkpoint.continuation:
+            case FanOut(targets=targets):
+                options.before |= set(targets)
+            case _ if checkpoint.next_node is not None:
+                options.before |= {checkpoint.next_node}
     if request.effects_from is not None:
         options.effects_from = request.effects_from
     if checkpoint.trigger in _COPIES:  # an approval in one line of history does not count in another

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, TypedDict, TypeVar
 
-from backstay.model.decision import Interrupt
+from backstay.model.decision import Interrupt, InterruptKind
 from backstay.model.fields import Usage, check_fields
 from backstay.model.frame import Continuation, End, FanOut, FrameStack, NextNode, continuation_from_plain
 
@@ -178,7 +178,10 @@ class Checkpoint(CheckpointMeta):
 
     @property
     def pending_action(self) -> Any:
-        """Return the state's ``pending_action``, or None."""
+        """Return the tool call that waits for approval here, or else the state's ``pending_action``, or None."""
+        asked = self.interrupt
+        if asked is not None and asked.kind is InterruptKind.TOOL_APPROVAL and asked.payload is not None:
+            return asked.payload
         return self.state.get("pending_action")
 
     def _repr_html_(self) -> str:

@@ -9,9 +9,10 @@ saving an id again replaces it; a checkpoint may name its ``run_id``, and then `
 from __future__ import annotations
 
 from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo, InterruptType
-from backstay.compat.workflow.files import FileCheckpointStore, export_workflow, import_workflow
+from backstay.compat.workflow.files import FileCheckpointStore
 from backstay.compat.workflow.state import SharedState
 from backstay.compat.workflow.store import CheckpointStore, MemoryCheckpointStore, StoreCheckpointStore
+from backstay.compat.workflow.transfer import export_workflow, import_workflow
 
 __all__ = [
     "Checkpoint",

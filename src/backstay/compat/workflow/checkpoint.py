@@ -18,6 +18,12 @@ from backstay.model.ids import check_id, check_label
 InterruptType = InterruptKind
 """Why a run paused. The values are those of the JSON form: beforenode, afternode, toolapproval, userrequest."""
 
+END = "__end__"
+"""The current_node of a run that is over."""
+
+RUN_ID = "workflow_run_id"
+"""The name of run_id in files of later versions of the system."""
+
 _OPTIONAL = ("pending_action", "run_id")
 
 
@@ -36,6 +42,8 @@ class Checkpoint:
     interrupt_type: InterruptType
     run_id: str | None = None  # distinguishes two runs of one graph
     extra: dict[str, Any] = field(default_factory=dict)  # keys that this version does not know
+    # How another program wrote created_at: with nanoseconds or a local offset, which a datetime in UTC does not keep.
+    _written_at: str | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def new(
@@ -90,11 +98,18 @@ class Checkpoint:
             "state_snapshot": copied(self.state_snapshot, "state_snapshot"),
             "path": [check_label(node, f"path[{index}]") for index, node in enumerate(path)],
             "step_count": self.step_count,
-            "created_at": moment_text(self.created_at),
+            "created_at": self._created_text(),
             "pending_action": copied(self.pending_action, "pending_action"),
             "interrupt_type": _kind(self.interrupt_type).value,
         }
-        return plain if self.run_id is None else {**plain, "run_id": self.run_id}
+        is_told = self.run_id is None or extra.get(RUN_ID) == self.run_id
+        return plain if is_told else {**plain, "run_id": self.run_id}
+
+    def _created_text(self) -> str:
+        written = self._written_at
+        if written is None or datetime.fromisoformat(written) != self.created_at:
+            return moment_text(self.created_at)
+        return written
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Checkpoint:
@@ -103,9 +118,13 @@ class Checkpoint:
         if missing:
             raise DecodeError(f"{missing[0]} is missing", path=missing[0], hint="This is not a workflow checkpoint")
         values = {name: plain[name] for name in _NAMES if name in plain}
+        if "run_id" not in values and type(plain.get(RUN_ID)) is str:
+            values["run_id"] = plain[RUN_ID] or None
         try:
-            values["created_at"] = datetime.fromisoformat(str(values["created_at"]))
+            written = str(values["created_at"])
+            values["created_at"] = datetime.fromisoformat(written)
             made = cls(**values, extra={key: value for key, value in plain.items() if key not in _NAMES})
+            made._written_at = written
             copy = made.to_dict()
         except (BackstayError, ValueError) as error:
             raise DecodeError(f"not a workflow checkpoint: {getattr(error, 'what', error)}") from error
@@ -142,7 +161,7 @@ class CheckpointInfo:
         return plain
 
 
-_NAMES = tuple(item.name for item in fields(Checkpoint) if item.name != "extra")
+_NAMES = tuple(item.name for item in fields(Checkpoint) if item.name not in ("extra", "_written_at"))
 
 
 def moment_text(moment: datetime) -> str:

@@ -3,7 +3,7 @@
 A file is written under a hidden, unique name, synced and renamed (``store.atomic``). So a crash leaves the old file or
 the new one, and at most a temporary file, which never ends in ``.json`` and is removed by a later save or clear.
 Reading changes nothing and creates no directory. Files of other programs, recognized by their content, are reported and
-never touched. ``import_workflow`` and ``export_workflow`` copy such files into a store and back.
+never touched.
 """
 
 from __future__ import annotations
@@ -14,24 +14,18 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backstay.bundle.report import ExportReport, ImportReport, Note, Progress
-from backstay.compat import upsert
 from backstay.compat.adapter import Listed, Problem, in_worker, parse_json
-from backstay.compat.importer import Importer, export_checkpoints, put_item
 from backstay.compat.sessions.checkpoint import check_safe
 from backstay.compat.sessions.files import READ_FLAGS
-from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo, InterruptType
-from backstay.compat.workflow.store import CheckpointStore, as_dict, draft_of, is_ours, selected
+from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo
+from backstay.compat.workflow.store import CheckpointStore, selected
 from backstay.errors import BackstayError, Corrupted, DecodeError, EncodeError, InvalidInput, StoreError, StoreRefused
 from backstay.store import atomic
-from backstay.thread.access import access_of
-from backstay.thread.store import Store
 
 # The content of a file --------------------------------------------------------------------------------------------
 #
@@ -118,7 +112,7 @@ class FileCheckpointStore(CheckpointStore):
     """A directory of checkpoint files. The first save creates it. Files are read and written in worker threads."""
 
     def __init__(self, base_path: str | os.PathLike[str]) -> None:
-        self._files = _Files(Path(base_path))
+        self._files = Files(Path(base_path))
 
     async def save(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint. When this returns it survives a power failure; until then the old one is intact.
@@ -175,7 +169,7 @@ class _Entry:
     ours: bool = True
 
 
-class _Files:
+class Files:
     """The directory, with blocking calls."""
 
     def __init__(self, base: Path) -> None:
@@ -183,6 +177,7 @@ class _Files:
         self._swept = False
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a file atomically; refuse to replace one of another program."""
         path = self._path(name)
         try:
             atomic.make_directory(self.base)
@@ -200,6 +195,7 @@ class _Files:
             raise _with_context(error, doing) from error
 
     def read(self, name: str) -> Checkpoint | None:
+        """Return a checkpoint, or None if there is no such file."""
         data = _read(self._path(name))
         return None if data is None else from_bytes(data, name)[0]
 
@@ -214,6 +210,7 @@ class _Files:
         return [entry for name in names if (entry := self._entry(name)) is not None]
 
     def delete(self, name: str) -> int:
+        """Delete a checkpoint, even a damaged one, and return how many were deleted."""
         path = self._path(name)
         try:
             if self.read(name) is None:
@@ -223,6 +220,7 @@ class _Files:
         return int(atomic.remove(path, sync=True))
 
     def clear(self) -> int:
+        """Delete all checkpoints and leftovers, and return how many checkpoints were deleted."""
         removed, failures = 0, []
         for entry in self.scan():
             if entry.ours:
@@ -309,72 +307,3 @@ def _with_context(error: StoreError, doing: str) -> StoreError:
     """Return the same error with the operation that failed."""
     where: dict[str, Any] = {"path": error.path, "hint": error.hint}
     return type(error)(f"{doing}: {error.what}", **where)
-
-
-# Import and export ------------------------------------------------------------------------------------------------
-#
-# Imported checkpoints can be used through this package and with ``backstay.open``. A file names its graph and, if a
-# newer version wrote it, its run. A run becomes a thread; files without a run go into the given thread, or into one
-# with the name of their graph. The files have no order but their creation time: that decides, then the step count.
-
-_ORDER = "created_at, then step_count: the files hold nothing else"
-_NOT_IN_FILES = ("tags", "label", "summary", "writes", "frames")
-
-
-def import_workflow(
-    base: str | os.PathLike[str], store: Store, *, thread: str | None = None, progress: Progress | bool | None = None
-) -> ImportReport:
-    """Store the checkpoint files of a directory. ``thread`` is for files without a run; None uses the graph's name."""
-    importer = Importer(store, _ORDER)
-    found: list[tuple[Path, Checkpoint]] = []
-    for entry in _Files(Path(base)).scan():
-        if entry.checkpoint is None:
-            what = "cannot be read" if entry.problem is None else entry.problem.what
-            importer.missing.append(Note(what, str(entry.path)))
-            continue
-        if entry.problem is not None:
-            importer.notes.append(Note("has no checksum, so damage cannot be detected", str(entry.path)))
-        found.append((entry.path, entry.checkpoint))
-    found.sort(key=lambda pair: (pair[1].created_at, pair[1].step_count, pair[1].id))
-    items = []
-    for path, checkpoint in found:
-        owner = checkpoint.run_id or thread or checkpoint.graph_name or checkpoint.id
-        items.append(put_item(draft_of(checkpoint, owner), str(path), as_dict))
-    return importer.import_all(items, progress)
-
-
-def export_workflow(
-    store: Store, base: str | os.PathLike[str], *, threads: Iterable[str] | None = None
-) -> ExportReport:
-    """Write the checkpoints of these threads, or of all, as files of a directory. The report names what is left out."""
-    files = _Files(Path(base))
-    access = access_of(store)
-
-    def write(name: str) -> list[str] | None:
-        found = upsert.get(access.store, access.services, name)
-        if found is None:
-            return None
-        files.write(check_safe(name, "checkpoint id"), to_bytes(_file_content(found)))
-        return [field for field in _NOT_IN_FILES if getattr(found.checkpoint, field)]
-
-    return export_checkpoints(store, threads, "*", write)
-
-
-def _file_content(found: upsert.Found) -> dict[str, object]:
-    """Return a checkpoint in the form of the files. One that was saved through this interface stays as it came."""
-    if is_ours(found.meta):
-        return as_dict(found)
-    checkpoint = found.checkpoint
-    return Checkpoint(
-        id=checkpoint.id,
-        graph_name=checkpoint.graph or checkpoint.thread_id,
-        current_node=checkpoint.next_node or "",
-        state_snapshot={key: value for key, value in checkpoint.state.items() if key != "pending_action"},
-        path=list(checkpoint.path),
-        step_count=checkpoint.step,
-        created_at=checkpoint.created_at,
-        pending_action=checkpoint.pending_action,
-        interrupt_type=checkpoint.interrupt.kind if checkpoint.interrupt else InterruptType("userrequest"),
-        run_id=checkpoint.run_id,
-        extra=dict(checkpoint.metadata),
-    ).to_dict()

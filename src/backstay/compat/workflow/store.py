@@ -1,23 +1,27 @@
 """``CheckpointStore``: save, load, list, delete and clear, in memory or in any Backstay store.
 
 A checkpoint that names its run is stored in that run's thread, after the others, and costs only its new bytes. One
-without a run has a thread of its own. ``backstay.open`` can read all of them: the keys of the state are those of the
-snapshot, and the position and the pause are in the usual fields.
+without a run has a thread of its own. ``backstay.open`` can read all of them: the keys of the state are the values of
+the ``SharedState`` and its ``messages``, and the position and the pause are in the usual fields. So a graph of Backstay
+with the same names can resume such a run.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from backstay.compat import upsert
 from backstay.compat.adapter import AdapterStore, Listed, Problem, StoreOrUrl
 from backstay.compat.upsert import ADAPTER, Draft, Found, FoundPage, join_state, split_state
-from backstay.compat.workflow.checkpoint import Checkpoint, CheckpointInfo, InterruptType
+from backstay.compat.workflow.checkpoint import END, Checkpoint, CheckpointInfo, InterruptType, moment_text
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import MAIN, CheckpointFields, CheckpointMeta
 from backstay.model.decision import Interrupt
+from backstay.model.fields import check_fields
+from backstay.model.frame import Continuation, End, FanOut
 from backstay.operations.arguments import branch_key
 from backstay.operations.cursor import Services
 from backstay.operations.listing import EVERY_BRANCH, Filter, listing_of_thread
@@ -145,37 +149,103 @@ def _entries(store: Backend, services: Services) -> FoundPage:
     return FoundPage(found, damaged)
 
 
+_SHARED = {"values", "messages", "current_node"}  # the keys of a snapshot of a SharedState
+_ASKED = {"id", "node", "payload", "prompt"}  # the keys of ``interrupt``, which ``export_workflow`` adds to a file
+
+
 def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
-    """Return a checkpoint as it is stored; ``thread`` is that of its run, unless another is given."""
+    """Return a checkpoint as it is stored; ``thread`` is that of its run, unless another is given.
+
+    The state has the values and messages of a SharedState as its own keys, as a graph of Backstay keeps them.
+    """
     plain = checkpoint.to_dict()
     checkpoint = Checkpoint.from_dict(plain)
-    snapshot, original = plain["state_snapshot"], {}
-    if type(snapshot) is not dict:
-        snapshot, original = {_BARE: snapshot}, {"bare": True}
-    state = join_state(snapshot, {"pending_action": plain["pending_action"]}, original)
-    upsert.check_names(checkpoint.extra, "key")
-    node = checkpoint.current_node or None
+    state, others, original = _state_of(plain["state_snapshot"])
     fields: CheckpointFields = {
         "created_at": checkpoint.created_at,
         "graph": checkpoint.graph_name or None,
-        "next_node": node,
         "last_node": checkpoint.path[-1] if checkpoint.path else None,
         "path": checkpoint.path,
-        "interrupt": Interrupt(id=checkpoint.id, kind=checkpoint.interrupt_type, node=node),
         "run_id": checkpoint.run_id,
-        "metadata": checkpoint.extra,
     }
+    if plain["created_at"] != moment_text(checkpoint.created_at):
+        original["created_at"] = plain["created_at"]
+    extra = dict(checkpoint.extra)
+    upsert.check_names(extra, "key")
+    asked = _interrupt_of(checkpoint, original)
+    if "asked" in original:
+        del extra["interrupt"]
+    if asked is None:
+        original["kind"] = checkpoint.interrupt_type.value
+    else:
+        fields["interrupt"] = asked
+        fields["resume_hint"] = asked.prompt or None
+    call = asked.payload if asked is not None and asked.kind is InterruptType.TOOL_APPROVAL else None
+    if call != checkpoint.pending_action or (call is None and "pending_action" in state):
+        others["pending_action"] = plain["pending_action"]
+    following, node = _continuation_of(extra, checkpoint.current_node), checkpoint.current_node
+    if following is None and node:
+        fields["next_node"] = node
+    else:
+        fields["continuation"], original["node"] = following, node
+    with suppress(InvalidInput):  # the next two are fields of later versions of the system
+        fields["label"] = check_fields({"label": extra.get("label")})["label"]
+    with suppress(InvalidInput):
+        fields["tags"] = check_fields({"tags": extra.get("tags", ())})["tags"]
+        if fields["tags"]:
+            original["tags"] = extra["tags"]
+    if others:
+        original["fields"] = list(others)
     return Draft(
         adapter=_ADAPTER,
         thread=thread or checkpoint.run_id or checkpoint.id,
         id=checkpoint.id,
         step=checkpoint.step_count,
         parent=None,
-        state=state,
-        fields=fields,
+        state=join_state(state, others, original),
+        fields={**fields, "metadata": extra},
         original=original,
         as_dict=plain,
     )
+
+
+def _state_of(snapshot: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return a snapshot as a state, the fields to store next to it, and how to undo both."""
+    if type(snapshot) is not dict:
+        return {_BARE: snapshot}, {}, {"bare": True}
+    is_shared = snapshot.keys() == _SHARED and type(snapshot["values"]) is dict and type(snapshot["messages"]) is list
+    if not is_shared:
+        return snapshot, {}, {}
+    return snapshot["values"], {"messages": snapshot["messages"]}, {"shared": [snapshot["current_node"]]}
+
+
+def _interrupt_of(checkpoint: Checkpoint, original: dict[str, Any]) -> Interrupt | None:
+    """Return the pause of a checkpoint; ``interrupt`` in a file says more about it, or that there was none."""
+    kind, payload = checkpoint.interrupt_type, None
+    node = checkpoint.path[-1] if kind is InterruptType.AFTER_NODE and checkpoint.path else checkpoint.current_node
+    if "interrupt" in checkpoint.extra:
+        told = checkpoint.extra["interrupt"]
+        with suppress(InvalidInput):
+            if told is None:
+                original["asked"] = False
+                return None
+            if type(told) is dict and told.keys() == _ASKED:
+                asked = Interrupt(kind=kind, **told)
+                original["asked"] = True
+                return asked
+    if kind is InterruptType.TOOL_APPROVAL:
+        payload = checkpoint.pending_action
+    return Interrupt(id=checkpoint.id, kind=kind, node=None if node in ("", END) else node, payload=payload)
+
+
+def _continuation_of(extra: Mapping[str, Any], node: str) -> Continuation | None:
+    """Return what runs next if that is not one node: files of later versions name the nodes that run in parallel."""
+    told = extra.get("continuation")
+    if type(told) is dict and told.get("kind") == "fan_out":
+        with suppress(InvalidInput):
+            join = told.get("then")
+            return FanOut(told.get("targets") or (), None if join == END else join)
+    return End() if node == END else None
 
 
 def is_ours(meta: CheckpointMeta) -> bool:
@@ -187,27 +257,45 @@ def as_dict(found: Found) -> dict[str, Any]:
     """Return a stored checkpoint in the form of ``Checkpoint.to_dict``."""
     if found.as_dict is not None:
         return found.as_dict
-    checkpoint, state = found.checkpoint, split_state(found, ("pending_action",))
-    return Checkpoint(
+    checkpoint, original = found.checkpoint, found.original
+    snapshot: Any = split_state(found, original.get("fields", ()))
+    if original.get("bare"):
+        snapshot = snapshot[_BARE]
+    elif "shared" in original:
+        messages, (node,) = checkpoint.state["messages"], original["shared"]
+        snapshot = {"values": snapshot, "messages": messages, "current_node": node}
+    asked, pending = checkpoint.interrupt, None
+    if "pending_action" in original.get("fields", ()):
+        pending = checkpoint.state["pending_action"]
+    elif asked is not None and asked.kind is InterruptType.TOOL_APPROVAL:
+        pending = asked.payload
+    made = Checkpoint(
         **_info(found).__dict__,
-        state_snapshot=state[_BARE] if found.original.get("bare") else state,
+        state_snapshot=snapshot,
         path=list(checkpoint.path),
-        pending_action=checkpoint.pending_action,
+        pending_action=pending,
         extra=found.metadata,
-    ).to_dict()
+    )
+    made._written_at = original.get("created_at")
+    if "asked" in original:
+        made.extra["interrupt"] = None if asked is None else {name: getattr(asked, name) for name in _ASKED}
+    if "tags" in made.extra and "tags" in original:
+        made.extra["tags"] = found.tags
+    if "label" in made.extra and checkpoint.label is not None:
+        made.extra["label"] = checkpoint.label
+    return made.to_dict()
 
 
 def _info(found: Found) -> CheckpointInfo:
     if found.as_dict is not None:
         return CheckpointInfo.of(Checkpoint.from_dict(found.as_dict))
     meta = found.meta
-    assert meta.interrupt is not None  # every checkpoint of this interface has one
     return CheckpointInfo(
         id=meta.id,
         graph_name=meta.graph or "",
-        current_node=meta.next_node or "",
+        current_node=meta.next_node or found.original.get("node", ""),
         step_count=found.step,
         created_at=meta.created_at,
-        interrupt_type=InterruptType(meta.interrupt.kind),
+        interrupt_type=InterruptType(found.original["kind"] if meta.interrupt is None else meta.interrupt.kind),
         run_id=meta.run_id,
     )
