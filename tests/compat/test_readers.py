@@ -187,17 +187,20 @@ def write_files(base: Path, *plains: dict[str, Any]) -> None:
         (base / f"{plain['id']}.json").write_text(json.dumps(plain, indent=2), encoding="utf-8")
 
 
-def test_workflow_files_become_a_thread_in_the_order_of_their_making(target: backstay.Store, tmp_path: Path) -> None:
+def test_workflow_files_become_threads_in_the_order_of_their_making(target: backstay.Store, tmp_path: Path) -> None:
     write_files(tmp_path / "base", pause("a", 3), pause("b", 1), pause("c", 2, run_id="run-7", mood="fine"))
     (tmp_path / "base" / "torn.json").write_text('{"id": "torn", ', encoding="utf-8")
     report = import_workflow(tmp_path / "base", target)
 
     assert not report
     assert [Path(note.where).name for note in report.missing] == ["torn.json"]
-    assert (ids(target, "review"), ids(target, "run-7")) == (["b", "a"], ["c"])
+    assert [ids(target, name) for name in ("a", "b", "run-7")] == [["a"], ["b"], ["c"]]
     stored = target.get("a")
     assert stored is not None
-    assert stored.state == {"draft": "a", "pending_action": {"tool": "send"}}
+    assert (stored.state, stored.pending_action) == (
+        {"draft": "a", "pending_action": {"tool": "send"}},
+        {"tool": "send"},
+    )
     assert (stored.graph, stored.next_node, stored.last_node, stored.path, stored.step) == (
         "review",
         "approve",

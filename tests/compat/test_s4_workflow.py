@@ -223,8 +223,13 @@ def test_a_checkpoint_has_the_promised_wire_form_and_can_be_copied_and_shown() -
 @pytest.mark.parametrize(
     "text", ["2026-07-02T09:59:00.123456789Z", "2026-07-02T17:59:00.123456+08:00", "2026-07-02T09:59:00.123456+00:00"]
 )
-def test_other_forms_of_the_same_moment_are_read(text: str) -> None:
-    assert Checkpoint.from_dict({**WIRE, "created_at": text}).to_dict() == WIRE
+def test_other_forms_of_the_same_moment_are_read_and_kept(text: str) -> None:
+    read = Checkpoint.from_dict({**WIRE, "created_at": text})
+
+    assert read == Checkpoint.from_dict(WIRE)
+    assert read.to_dict() == {**WIRE, "created_at": text}
+    read.created_at += timedelta(seconds=1)
+    assert read.to_dict()["created_at"] == "2026-07-02T09:59:01.123456Z"
 
 
 def test_the_four_interrupts_have_their_wire_names() -> None:

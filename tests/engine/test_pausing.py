@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,7 @@ from backstay.model.decision import Answer, Approve, Decision, Defer, InterruptK
 from backstay.model.frame import End
 from support.engine.event_log import EventLog
 from support.engine.walk import State, Walk, asked, head, replace_node
+from support.processes import child_environment
 
 
 @pytest.fixture
@@ -39,12 +44,16 @@ def test_a_run_stops_before_and_after_the_nodes_that_are_named(thread: backstay.
     first = graph.run_sync(thread, after=["b"])  # the graph's own, and the run's
     assert (first.status, asked(first), walk.ran) == (Status.INTERRUPTED, ["b"], ["a"])
     assert first.interrupts[0].interrupt.kind is InterruptKind.BEFORE_NODE
+    assert first.interrupts[0].interrupt.prompt == "Run b?"
+    assert first.checkpoint is not None
+    assert (first.checkpoint.id, first.checkpoint.next_node) == (head(thread).id, "b")
     second = graph.resume_sync(thread, Approve())
     assert (second.status, asked(second), walk.ran) == (Status.INTERRUPTED, ["b"], ["a", "b"])
     assert second.interrupts[0].interrupt.kind is InterruptKind.AFTER_NODE
     third = graph.resume_sync(thread, Approve())
 
     assert (third.status, third.path, walk.ran) == (Status.COMPLETED, ("a", "b", "c"), ["a", "b", "c"])
+    assert third.steps == 3
 
 
 def test_what_a_pause_stores_says_what_is_next_whichever_kind_it_is(memory_thread: backstay.Thread) -> None:
@@ -348,6 +357,92 @@ def test_a_tool_call_waits_for_approval_and_shows_tool_and_arguments(thread: bac
     result = graph.resume_sync(thread, Modify({"amount": 3}))
     assert result.values["items"] == [{"amount": 3}]
     assert walk.ran == ["a", "done"]
+
+
+def test_the_pending_action_is_the_tool_call_that_waits_and_is_gone_after_the_decision(thread: backstay.Thread) -> None:
+    call = {"tool": "pay", "args": {"amount": 5}}
+    graph = guarded(Walk(), "tool")
+    graph.run_sync(thread)
+    waiting = head(thread)
+    assert waiting.pending_action == call
+
+    graph.resume_sync(thread)  # no decision yet
+    graph.resume_sync(thread, Defer())
+    assert head(thread).pending_action == call
+    result = graph.resume_sync(thread, Approve())
+
+    assert result.values["items"] == [call["args"]]
+    assert head(thread).pending_action is None
+    stored = thread.get(waiting.id)
+    assert stored is not None
+    assert stored.pending_action == call  # history does not change
+
+
+def test_each_of_two_tool_calls_that_wait_is_the_pending_action_of_its_checkpoint(
+    memory_thread: backstay.Thread,
+) -> None:
+    graph = Walk().fan("l", "r")
+    for name in ("l", "r"):
+        replace_node(graph, name, lambda state, ctx, name=name: {"items": [ctx.approve(name, {"of": name})]})
+    result = graph.run_sync(memory_thread)
+    stored = [memory_thread.get(meta.id) for meta in memory_thread.history() if meta.interrupt is not None]
+
+    assert len(result.interrupts) == 2
+    assert sorted(str(each.pending_action) for each in stored if each) == [
+        "{'tool': 'l', 'args': {'of': 'l'}}",
+        "{'tool': 'r', 'args': {'of': 'r'}}",
+    ]
+
+
+PAYING = """
+import os, signal, sys
+from typing import Annotated, Any, TypedDict
+import backstay
+from backstay import Approve, Graph
+from backstay.engine.reducers import append
+
+class State(TypedDict, total=False):
+    items: Annotated[list[Any], append]
+
+def pay(state, ctx):
+    args = ctx.approve("pay", {"amount": 5, "to": ["Zoë"]})
+    if sys.argv[2] == "dies after the decision":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"items": [args]}
+
+graph = Graph("g", state=State)
+graph.node("pay", pay)
+graph.start("pay")
+graph.end("pay")
+with backstay.open(sys.argv[1]) as store:
+    thread = store.thread("t")
+    if sys.argv[2] == "dies at the pause":
+        graph.run_sync(thread, lease_s=0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    answer = Approve() if sys.argv[2] == "dies after the decision" else None
+    result = graph.resume_sync(thread, answer, lease_s=0.1, wait_s=20)
+    print(result.status.value, result.values["items"])
+"""
+
+
+@pytest.mark.crash
+def test_the_pending_action_survives_killed_processes_and_is_the_call_that_is_made(tmp_path: Path) -> None:
+    call = {"tool": "pay", "args": {"amount": 5, "to": ["Zoë"]}}
+
+    def run(how: str) -> tuple[int, str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", PAYING, str(tmp_path / "a.db"), how],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=child_environment(),
+        )
+        with backstay.open(tmp_path / "a.db") as store:
+            return done.returncode, done.stdout, head(store.thread("t")).pending_action
+
+    assert run("dies at the pause") == (-signal.SIGKILL, "", call)
+    assert run("dies after the decision") == (-signal.SIGKILL, "", call)
+    assert run("completes") == (0, f"completed [{call['args']}]\n", None)
 
 
 def test_a_node_may_live_with_a_no(memory_thread: backstay.Thread) -> None:

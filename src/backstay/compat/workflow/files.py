@@ -271,6 +271,11 @@ class Files:
         if name.startswith(atomic.PREFIX) or name.endswith(f"{_SUFFIX}.tmp"):
             what = "a temporary file: its writer died, or is still writing"
             return _Entry(path, None, Problem("leftover", name, what), ours=False)
+        if name.endswith(".claim"):
+            what = (
+                "a later version of the system died while it resumed this checkpoint: rename it to <id>.json to use it"
+            )
+            return _Entry(path, None, Problem("leftover", name, what), ours=False)
         if not name.endswith(_SUFFIX) or name == _SUFFIX:
             return None
         checkpoint_id, data = name.removesuffix(_SUFFIX), b""

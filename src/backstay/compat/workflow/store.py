@@ -164,7 +164,7 @@ def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
     fields: CheckpointFields = {
         "created_at": checkpoint.created_at,
         "graph": checkpoint.graph_name or None,
-        "last_node": checkpoint.path[-1] if checkpoint.path else None,
+        "last_node": (checkpoint.path[-1] if checkpoint.path else None) or None,
         "path": checkpoint.path,
         "run_id": checkpoint.run_id,
     }
