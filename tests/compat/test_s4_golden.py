@@ -212,18 +212,18 @@ class Review(TypedDict, total=False):
     messages: Annotated[list[Any], append]
 
 
+def noting(name: str, ran: list[str]) -> Callable[[Review], Any]:
+    def execute(state: Review) -> Any:
+        ran.append(name)
+        return {"messages": [{"role": "assistant", "content": f"{name}: {state.get('draft')}"}]}
+
+    return execute
+
+
 def review(ran: list[str], **options: Any) -> Graph:
     graph = Graph("review", state=Review, **options)
-
-    def node(name: str) -> Callable[[Review], Any]:
-        def execute(state: Review) -> Any:
-            ran.append(name)
-            return {"messages": [{"role": "assistant", "content": f"{name}: {state.get('draft')}"}]}
-
-        return execute
-
     for each in ("draft", "check", "publish"):
-        graph.node(each, node(each))
+        graph.node(each, noting(each, ran))
     graph.edge("draft", "check")
     graph.edge("check", "publish")
     graph.start("draft")
@@ -326,6 +326,26 @@ def test_a_run_of_a_later_version_is_one_thread_and_its_fan_out_is_not_skipped(t
     assert found is not None
     assert (found.id, found.current_node) == (name(3, RUNS), "__end__")
     assert run(FileCheckpointStore(GOLDEN / RUNS).latest(thread)) == found
+
+
+def test_an_imported_fan_out_is_resumed_whole_once_each_of_its_nodes_is_approved(
+    target: backstay.Store, tmp_path: Path
+) -> None:
+    shutil.copy(GOLDEN / RUNS / f"{name(1, RUNS)}.json", tmp_path)
+    import_workflow(tmp_path, target)
+    ran: list[str] = []
+    graph = Graph("review", state=Review)
+    for each in ("draft", "left", "right", "merge"):
+        graph.node(each, noting(each, ran))
+    graph.parallel("draft", ["left", "right"], join="merge")
+    graph.start("draft")
+    graph.end("merge")
+    thread = target.thread("22222222-0000-4000-8000-00000000000a")
+    waiting = graph.resume_sync(thread, compatible=True)
+
+    assert (sorted(str(each.interrupt.node) for each in waiting.interrupts), ran) == (["left", "right"], [])
+    done = graph.resume_sync(thread, {each.id: Approve() for each in waiting.interrupts})
+    assert (done.status, sorted(ran[:2]), ran[2:]) == (Status.COMPLETED, ["left", "right"], ["merge"])
 
 
 def test_a_file_that_a_later_version_claimed_and_lost_is_named(target: backstay.Store, tmp_path: Path) -> None:

@@ -360,6 +360,60 @@ def test_any_json_value_can_be_a_snapshot(store: CheckpointStore) -> None:
         assert run(store.load(kept.id)) == kept
 
 
+@pytest.mark.parametrize("value", [True, 1.0])
+def test_a_value_of_another_type_replaces_an_equal_one(store: CheckpointStore, value: object) -> None:
+    kept = made(state_snapshot={"values": {"n": 1}, "messages": [], "current_node": None})
+    run(store.save(kept))
+    kept.state_snapshot["values"]["n"] = value
+
+    run(store.save(kept))
+
+    found = run(store.load(kept.id))
+    assert found is not None
+    assert type(found.state_snapshot["values"]["n"]) is type(value)
+
+
+CALL = {"tool": "post", "args": {"to": "all"}}
+CLASHING = {"values": {"pending_action": 1, "messages": 2, "state.x": 3}, "messages": [], "current_node": ""}
+ODD: list[dict[str, Any]] = [
+    *({"pending_action": value} for value in (None, False, "", "x" * 300_000)),
+    *({"pending_action": value, "interrupt_type": "beforenode"} for value in (None, 0, CALL)),
+    *({"pending_action": value, "state_snapshot": CLASHING} for value in (None, CALL)),
+    {"pending_action": None, "state_snapshot": CLASHING, "interrupt_type": "afternode"},
+    *({"interrupt": value} for value in (None, 5, {"id": "q", "node": None, "payload": CALL, "prompt": "p"})),
+    *({"interrupt": {"id": name, "node": None, "payload": None, "prompt": ""}} for name in ("", "q")),
+    *({"label": value} for value in (5, None, "", "text", "x" * 100_000)),
+    *({"tags": value} for value in ("abc", [], ["a", ""], ["b", "a", "b"], ["backstay.replaced"], [["a"]])),
+    *({"continuation": value} for value in (None, 5, {"kind": "node"}, {"kind": "fan_out"})),
+    {"continuation": {"kind": "fan_out", "targets": ["a", "a"], "then": "b"}},
+    {"continuation": {"kind": "fan_out", "targets": ["a", "b"], "then": "__end__"}},
+    {"continuation": {"kind": "end"}, "current_node": "__end__"},
+    {"current_node": ""},
+    {"current_node": "__end__"},
+    {"graph_name": ""},
+    {"workflow_run_id": "w"},
+    {"workflow_run_id": 5},
+    {"workflow_run_id": ""},
+    {"workflow_run_id": "w", "run_id": "r"},
+    {"state_snapshot": {"values": [], "messages": [], "current_node": None}},
+    {"state_snapshot": {"values": {}, "messages": {}, "current_node": None}},
+    {"state_snapshot": {"values": {}, "messages": []}},
+    {"state_snapshot": {"values": {}, "messages": [], "current_node": 5}},
+]
+
+
+@pytest.mark.parametrize("fields", ODD, ids=lambda fields: repr(fields)[:80])
+def test_a_record_with_odd_fields_comes_back_as_it_was(fields: dict[str, Any]) -> None:
+    """Whether or not a field of our own can hold its values."""
+    store, plain = MemoryCheckpointStore(), {**WIRE, **fields}
+    run(store.save(Checkpoint.from_dict(plain)))
+
+    found = run(store.load(plain["id"]))
+    assert found is not None
+    assert found.to_dict() == plain
+    assert run(store.list()) == [CheckpointInfo.of(found)]
+
+
 def test_a_state_that_cannot_be_stored_is_refused_by_its_path(store: CheckpointStore) -> None:
     kept = made()
     kept.state_snapshot["values"]["n"] = float("nan")

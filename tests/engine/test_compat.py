@@ -211,6 +211,7 @@ def test_a_checkpoint_saved_by_hand_is_judged_by_what_it_says(before_search: Che
     unknown = judge(changed.build(), replace(saved, frames=framed))
     assert unknown.overall is NEEDS_MIGRATION  # where it stands is known, but not what has changed since
     assert "the shape of its graph is not stored" in reasons(unknown)
+    assert judge(chat().build(), replace(saved, frames=framed, graph_hash=None)).overall is NEEDS_MIGRATION
 
 
 # Several frames ---------------------------------------------------------------------------------------------------

@@ -64,6 +64,17 @@ def copied_list(value: object, path: str) -> list[Any]:
     return copy
 
 
+def is_same_json(one: object, other: object) -> bool:
+    """Return whether two JSON values are the same: 1, 1.0 and True are three values, and so are 0.0 and -0.0 two."""
+    if type(one) is not type(other):
+        return False
+    if type(one) is dict and type(other) is dict:
+        return one.keys() == other.keys() and all(is_same_json(one[key], other[key]) for key in one)
+    if type(one) is list and type(other) is list:
+        return len(one) == len(other) and all(map(is_same_json, one, other))
+    return one == other and not (type(one) is float and str(one) != str(other))
+
+
 def parse_json(data: bytes | str) -> Any:
     """Parse JSON. Raises ValueError or RecursionError for anything else, also for NaN and infinities."""
     return json.loads(data, parse_constant=_not_json)

@@ -13,6 +13,7 @@ from typing import Any
 
 from backstay.bundle.report import ExportReport, ImportReport, Note, Progress, ProgressReporter, Refused
 from backstay.compat import upsert
+from backstay.compat.adapter import is_same_json
 from backstay.errors import BackstayError, Conflict, Corrupted, DecodeError, Fenced, InvalidInput, StoreError
 from backstay.model.fields import check_fields
 from backstay.model.ids import check_id
@@ -120,7 +121,7 @@ def put_item(draft: upsert.Draft, where: str, as_dict: upsert.AsDict) -> Item:
         stored = upsert.get(access.store, access.services, draft.id)
         if stored is None:
             upsert.put(access.store, access.services, draft, as_dict)
-        elif stored.meta.thread_id != draft.thread or as_dict(stored) != draft.as_dict:
+        elif stored.meta.thread_id != draft.thread or not is_same_json(as_dict(stored), draft.as_dict):
             raise Conflict(
                 f"the store has a checkpoint {draft.id} with other content, or in another thread",
                 thread=draft.thread,

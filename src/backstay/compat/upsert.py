@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backstay.codec import decode_stored, encode
+from backstay.compat.adapter import is_same_json
 from backstay.errors import Conflict, Corrupted, IdTaken, InvalidInput, NotFound
 from backstay.model.checkpoint import MAIN, Checkpoint, CheckpointFields, CheckpointMeta, Write
 from backstay.model.ids import check_id
@@ -202,7 +203,7 @@ def put(store: Backend, services: Services, draft: Draft, as_dict: AsDict) -> No
         stored = get(store, services, draft.id)
         if stored is not None:
             _check_may_replace(draft, stored.meta)
-            if stored.parent == (draft.parent or stored.parent) and as_dict(stored) == draft.as_dict:
+            if stored.parent == (draft.parent or stored.parent) and is_same_json(as_dict(stored), draft.as_dict):
                 return
         try:
             if stored is None:

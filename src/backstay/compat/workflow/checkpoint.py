@@ -102,8 +102,8 @@ class Checkpoint:
             "pending_action": copied(self.pending_action, "pending_action"),
             "interrupt_type": _kind(self.interrupt_type).value,
         }
-        is_told = self.run_id is None or extra.get(RUN_ID) == self.run_id
-        return plain if is_told else {**plain, "run_id": self.run_id}
+        is_known = self.run_id is None or extra.get(RUN_ID) == self.run_id
+        return plain if is_known else {**plain, "run_id": self.run_id}
 
     def _created_text(self) -> str:
         written = self._written_at

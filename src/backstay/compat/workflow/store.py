@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from backstay.codec import encode
 from backstay.compat import upsert
-from backstay.compat.adapter import AdapterStore, Listed, Problem, StoreOrUrl
+from backstay.compat.adapter import AdapterStore, Listed, Problem, StoreOrUrl, is_same_json
 from backstay.compat.upsert import ADAPTER, Draft, Found, FoundPage, join_state, split_state
 from backstay.compat.workflow.checkpoint import END, Checkpoint, CheckpointInfo, InterruptType, moment_text
 from backstay.errors import InvalidInput
@@ -150,7 +151,8 @@ def _entries(store: Backend, services: Services) -> FoundPage:
 
 
 _SHARED = {"values", "messages", "current_node"}  # the keys of a snapshot of a SharedState
-_ASKED = {"id", "node", "payload", "prompt"}  # the keys of ``interrupt``, which ``export_workflow`` adds to a file
+_CALL_BYTES_MAX = 65_536  # a tool call that is larger is stored in the state: lists read interrupts
+_ASKED = ("id", "node", "payload", "prompt")  # the keys of ``interrupt``, which ``export_workflow`` adds to a file
 
 
 def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
@@ -181,7 +183,7 @@ def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
         fields["interrupt"] = asked
         fields["resume_hint"] = asked.prompt or None
     call = asked.payload if asked is not None and asked.kind is InterruptType.TOOL_APPROVAL else None
-    if call != checkpoint.pending_action or (call is None and "pending_action" in state):
+    if not is_same_json(call, checkpoint.pending_action) or (call is None and "pending_action" in state):
         others["pending_action"] = plain["pending_action"]
     following, node = _continuation_of(extra, checkpoint.current_node), checkpoint.current_node
     if following is None and node:
@@ -191,9 +193,10 @@ def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
     with suppress(InvalidInput):  # the next two are fields of later versions of the system
         fields["label"] = check_fields({"label": extra.get("label")})["label"]
     with suppress(InvalidInput):
-        fields["tags"] = check_fields({"tags": extra.get("tags", ())})["tags"]
-        if fields["tags"]:
-            original["tags"] = extra["tags"]
+        tags = check_fields({"tags": extra.get("tags", ())})["tags"]
+        upsert.check_names(tags, "tag")
+        if tags:
+            fields["tags"], original["tags"] = tags, extra["tags"]
     if others:
         original["fields"] = list(others)
     return Draft(
@@ -224,27 +227,28 @@ def _interrupt_of(checkpoint: Checkpoint, original: dict[str, Any]) -> Interrupt
     kind, payload = checkpoint.interrupt_type, None
     node = checkpoint.path[-1] if kind is InterruptType.AFTER_NODE and checkpoint.path else checkpoint.current_node
     if "interrupt" in checkpoint.extra:
-        told = checkpoint.extra["interrupt"]
+        given = checkpoint.extra["interrupt"]
         with suppress(InvalidInput):
-            if told is None:
+            if given is None:
                 original["asked"] = False
                 return None
-            if type(told) is dict and told.keys() == _ASKED:
-                asked = Interrupt(kind=kind, **told)
+            if type(given) is dict and given.keys() == set(_ASKED):
+                asked = Interrupt(kind=kind, **given)
                 original["asked"] = True
                 return asked
-    if kind is InterruptType.TOOL_APPROVAL:
-        payload = checkpoint.pending_action
+    call = checkpoint.pending_action
+    if kind is InterruptType.TOOL_APPROVAL and len(encode(call, "pending_action")) <= _CALL_BYTES_MAX:
+        payload = call
     return Interrupt(id=checkpoint.id, kind=kind, node=None if node in ("", END) else node, payload=payload)
 
 
 def _continuation_of(extra: Mapping[str, Any], node: str) -> Continuation | None:
     """Return what runs next if that is not one node: files of later versions name the nodes that run in parallel."""
-    told = extra.get("continuation")
-    if type(told) is dict and told.get("kind") == "fan_out":
+    given = extra.get("continuation")
+    if type(given) is dict and given.get("kind") == "fan_out":
         with suppress(InvalidInput):
-            join = told.get("then")
-            return FanOut(told.get("targets") or (), None if join == END else join)
+            join = given.get("then")
+            return FanOut(given.get("targets") or (), None if join == END else join)
     return End() if node == END else None
 
 
