@@ -1,8 +1,8 @@
 """Import the data of agentos (PyPI: nexus-agentos), and export to it.
 
 Its SQLite and PostgreSQL backends have the same table, from release 1.8.3 to 1.50.10; the dictionaries of
-``Checkpoint.to_dict`` hold the same fields. Its newest checkpoint is the one with the highest step; here it is the one put last. So an import puts
-a thread's checkpoints by step, and the report says where the two rules name different checkpoints.
+``Checkpoint.to_dict`` hold the same fields. Its newest checkpoint is the one with the highest step; here it is the one
+put last. So an import puts a thread's checkpoints by step, and the report says where the two rules name different ones.
 """
 
 from __future__ import annotations
