@@ -274,7 +274,7 @@ def test_a_damaged_checkpoint_is_named_and_the_rest_is_moved(
     taken = import_bundle(tmp_path / "rest.bundle", store)
 
     assert not report
-    assert [note.checkpoint for note in report.damaged] == [victim]
+    assert [note.checkpoint for note in report.left_out] == [victim]
     assert [note.checkpoint for note in taken.missing] == [victim]
     assert (report.checkpoints, taken.stored, check_bundle(tmp_path / "rest.bundle").damaged) == (9, 9, 1)
     assert store.check(), "what is there is whole, though its parent is not there"
@@ -385,8 +385,8 @@ def test_a_page_with_an_unreadable_row_costs_that_row_only(source: backstay.Stor
     report = export_bundle(source, tmp_path / "rest.bundle")
 
     assert 0 < based < 30
-    assert len(report.damaged) == based
-    assert all(note.checkpoint for note in report.damaged)
+    assert len(report.left_out) == based
+    assert all(note.checkpoint for note in report.left_out)
     with backstay.open("memory:") as store:
         assert import_bundle(tmp_path / "rest.bundle", store).stored == 30 - based
 

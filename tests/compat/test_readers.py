@@ -230,7 +230,7 @@ def test_workflow_checkpoints_go_back_out_as_they_came(target: backstay.Store, t
         written = json.loads((tmp_path / "out" / f"{plain['id']}.json").read_text(encoding="utf-8"))
         assert {key: value for key, value in written.items() if not key.startswith("_")} == plain
     assert report.checkpoints == 4
-    assert [note.checkpoint for note in report.notes] == ["tuple"]
+    assert [note.checkpoint for note in report.left_out] == ["tuple"]
     found = asyncio.run(StoreCheckpointStore(target.url).load("a"))
     assert found is not None
     assert found.to_dict() == files[0]

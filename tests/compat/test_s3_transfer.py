@@ -672,11 +672,14 @@ def test_the_report_of_an_export_names_all_that_has_no_room(target: backstay.Sto
         ("u2", "the file cannot hold: tokens_used, label, metadata.k, trigger"),
         ("f1", "the file cannot hold: branch, trigger"),
         ("f2", "the file cannot hold: branch"),
-        ("raw", "left out: state.raw is bytes, which JSON does not have"),
         ("u2", "agentos continues from it, not from the newest, f2"),  # both have step 2
         (None, "the file cannot hold: effects"),
     ]
-    assert all(str(note) in str(report) for note in report.notes)
+    assert [(note.checkpoint, note.what) for note in report.left_out] == [
+        ("raw", "state.raw is bytes, which JSON does not have")
+    ]
+    assert not report
+    assert all(str(note) in str(report) for note in (*report.notes, *report.left_out))
     rows = {row[1]: row for row in table(out)}
     moment = target.get("u1")
     assert moment is not None

@@ -626,7 +626,9 @@ def test_everything_that_a_file_has_no_place_for_is_named(target: backstay.Store
         "state_snapshot.values.deeper[0]"
     )
     assert shown["c1"].endswith("nested more than 127 levels deep, so the old system cannot load it")
-    assert shown["c2"] == "left out: state_snapshot.values.when is datetime, which JSON does not have"
+    assert [(note.checkpoint, note.what) for note in report.left_out] == [
+        ("c2", "state_snapshot.values.when is datetime, which JSON does not have")
+    ]
     assert shown[None] == "the files cannot hold effects: 1 of this thread are left out"
 
 

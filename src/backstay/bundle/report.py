@@ -41,7 +41,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """Counts of everything written. It is true if nothing was damaged."""
+    """Counts of everything written. It is true if no checkpoint was left out."""
 
     threads: int = 0
     checkpoints: int = 0
@@ -49,15 +49,15 @@ class ExportReport:
     effects: int = 0
     size: int = 0  # bytes of the file
     digest: bytes = b""  # of the records: the same for the same content, from every kind of store
-    damaged: tuple[Note, ...] = ()
-    notes: tuple[Note, ...] = ()  # what the target format cannot express
+    left_out: tuple[Note, ...] = ()  # checkpoints that are damaged, or that the target format cannot express
+    notes: tuple[Note, ...] = ()  # fields and branches that the target format cannot express
 
     def __bool__(self) -> bool:
-        return not self.damaged
+        return not self.left_out
 
     def __str__(self) -> str:
         head = f"{counted(self.checkpoints, 'checkpoint')} of {counted(self.threads, 'thread')} exported"
-        lines = [f"  damaged: {note}" for note in self.damaged] + [f"  note: {note}" for note in self.notes]
+        lines = [f"  left out: {note}" for note in self.left_out] + [f"  note: {note}" for note in self.notes]
         return "\n".join([head, *lines])
 
 

@@ -140,6 +140,7 @@ def export_checkpoints(
     ``write`` returns the names of fields that the target cannot hold, or None if the checkpoint was deleted meanwhile.
     """
     names = [meta.thread_id for meta in store.threads()][::-1] if threads is None else list(threads)
+    left_out: list[Note] = []
     notes: list[Note] = []
     written = 0
     for name in names:
@@ -152,9 +153,9 @@ def export_checkpoints(
             except StoreError:
                 raise
             except BackstayError as error:
-                notes.append(Note(f"left out: {error.what}", "", name, meta.id))
+                left_out.append(Note(error.what, "", name, meta.id))
                 continue
             written += lost is not None
             if lost:
                 notes.append(Note(f"the file cannot hold: {', '.join(lost)}", "", name, meta.id))
-    return ExportReport(threads=len(names), checkpoints=written, notes=tuple(notes))
+    return ExportReport(threads=len(names), checkpoints=written, left_out=tuple(left_out), notes=tuple(notes))
