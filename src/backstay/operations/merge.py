@@ -32,7 +32,6 @@ from backstay.operations.load import (
 from backstay.operations.rows import values_of
 from backstay.operations.save import SaveRequest, check_base, copied_fields, find_or_raise, save_change
 from backstay.pieces.head_state import Change, HeadState
-from backstay.pieces.manifest import Entry
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query, Row
 
 MERGED = "backstay.merged"
@@ -62,9 +61,17 @@ def merge(
     if request.name is not None:
         repeated = find_row(store, services.namespace, check_id(request.name, "checkpoint id"))
     if repeated is None:
-        ours = _newest(store, cursor, request)
+        head = store.head(cursor.branch)
+        check_base(store, cursor, cursor.base, Base.of(head), request.on)
+        ours = None if head is None else head.row
     else:  # compare with what the first attempt merged into; if that is gone, with its result
         ours = (repeated.parent_id and find_row(store, services.namespace, repeated.parent_id)) or repeated
+    if ours is None:
+        raise NotFound(
+            f"branch {cursor.branch.name!r} has no checkpoint to merge into",
+            thread=cursor.branch.thread,
+            hint="Start it with fork() instead",
+        )
     bases = _bases(store, ours, theirs)
     if repeated is None and not put and not to_delete and theirs.id in {base.id for base in bases}:
         return unchecked(SavedCheckpoint, values_of(ours))
@@ -81,19 +88,6 @@ def merge(
         return append_change({}, put, [*still_there, *to_delete], request.fields, head_state, carry=True)
 
     return save_change(store, services, cursor, make, request)
-
-
-def _newest(store: Backend, cursor: Cursor, request: SaveRequest) -> Row:
-    """Return the branch's newest checkpoint, with its payload; raise Conflict if the handle knows another one."""
-    head = store.head(cursor.branch)
-    check_base(store, cursor, cursor.base, Base.of(head), request.on)
-    if head is None or head.row is None:
-        raise NotFound(
-            f"branch {cursor.branch.name!r} has no checkpoint to merge into",
-            thread=cursor.branch.thread,
-            hint="Start it with fork() instead",
-        )
-    return head.row
 
 
 def _changes(
@@ -132,11 +126,7 @@ def _entries(store: Backend, row: Row) -> dict[str, tuple[str, int, bytes]]:
         if is_stored(store, row):
             raise
         raise deleted_while_reading(row) from None
-    return {key: _content(entry) for key, entry in entries.items() if isinstance(key, str)}
-
-
-def _content(entry: Entry) -> tuple[str, int, bytes]:
-    return entry.kind, entry.count, entry.digest
+    return {key: (entry.kind, entry.count, entry.digest) for key, entry in entries.items() if isinstance(key, str)}
 
 
 # The newest common checkpoint -------------------------------------------------------------------------------------
@@ -146,21 +136,22 @@ def _bases(store: Backend, ours: Row, theirs: Row) -> list[Row]:
     """Return the newest checkpoints that both sides have in common: one, or two if each has merged the other."""
     mine, other = _places(store, ours), _places(store, theirs)
     shared = next((branch for branch in mine if branch in other), None)
-    parted = None if shared is None else _row_at(store, shared, min(mine[shared], other[shared]))
-    if shared is None or parted is None:
+    seq = 0 if shared is None else min(mine[shared], other[shared])
+    rows = [] if shared is None else store.find(Query(*shared, before=seq + 1, limit=1, payload=True))
+    if shared is None or not rows or rows[0].seq != seq:
         raise NotFound(
             f"checkpoints {ours.id} and {theirs.id} have no stored checkpoint in common",
             thread=ours.branch.thread,
             checkpoint=theirs.id,
             hint="Only branches of one origin can be merged. Copy single keys with append(set=…) instead",
         )
-    into_ours = _last_merge(store, mine, theirs, other, {shared: parted.seq})
+    into_ours = _last_merge(store, mine, theirs, other, {shared: seq})
     # An older merge in the other direction is part of what was merged.
-    since = {shared: parted.seq} if into_ours is None else _places(store, into_ours[1])
+    since = {shared: seq} if into_ours is None else _places(store, into_ours[1])
     into_theirs = _last_merge(store, other, ours, mine, since)
     if into_ours is None or into_theirs is None:
         last = into_ours or into_theirs
-        return [parted if last is None else last[1]]
+        return [rows[0] if last is None else last[1]]
     (merged, taken), (_, given) = into_ours, into_theirs
     return [given] if _has(_places(store, given), merged) else [taken, given]
 
@@ -181,12 +172,6 @@ def _places(store: Backend, row: Row) -> Places:
 
 def _has(places: Places, row: Row) -> bool:
     return row.seq <= places.get(row.branch, 0)
-
-
-def _row_at(store: Backend, branch: BranchKey, seq: int) -> Row | None:
-    """Return a row by its number, with its payload."""
-    rows = store.find(Query(*branch, before=seq + 1, limit=1, payload=True))
-    return rows[0] if rows and rows[0].seq == seq else None
 
 
 def _last_merge(store: Backend, into: Places, other: Row, places: Places, since: Places) -> tuple[Row, Row] | None:

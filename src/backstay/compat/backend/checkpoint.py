@@ -9,6 +9,7 @@ a newer version is lost.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -120,15 +121,25 @@ def checked(checkpoint: Checkpoint) -> dict[str, Any]:
 def draft_of(plain: dict[str, Any], created_at: datetime | None = None) -> Draft:
     """Return what to store for a dictionary. ``created_at`` is the time of one whose own text does not say it."""
     metadata = plain["metadata"]
-    created_at, tags = created_at or _moment(metadata["created_at"]), metadata["tags"]
+    text, tags = metadata["created_at"], metadata["tags"]
+    if created_at is None:
+        with suppress(ValueError, TypeError):
+            created_at = datetime.fromisoformat(text)
+        if created_at is None or created_at.tzinfo is None:
+            raise InvalidInput(
+                "created_at must be ISO 8601 text with an offset",
+                path="metadata.created_at",
+                hint='For example "2026-01-31T12:00:00+00:00". Without an offset the time is ambiguous',
+            )
+        created_at = created_at.astimezone(UTC)
     extra = {key: value for key, value in metadata.items() if key not in METADATA}
     upsert.check_names(tags, "tag")
     upsert.check_names(extra, "metadata key")
     others = {"messages": plain["messages"], "tool_results": plain["tools_result"]}
     original: dict[str, Any] = {}
     state = join_state(plain["state"], others, original)
-    if created_at.isoformat() != metadata["created_at"]:
-        original["created_at"] = metadata["created_at"]
+    if created_at.isoformat() != text:
+        original["created_at"] = text
     if sorted(set(tags)) != tags:
         original["tags"] = tags
     unknown = {key: value for key, value in plain.items() if key not in (*PAYLOAD, "metadata")}
@@ -152,20 +163,6 @@ def draft_of(plain: dict[str, Any], created_at: datetime | None = None) -> Draft
         original=original,
         as_dict=_without_parent(plain),
     )
-
-
-def _moment(text: object) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text) if type(text) is str else None
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise InvalidInput(
-            "created_at must be ISO 8601 text with an offset",
-            path="metadata.created_at",
-            hint='For example "2026-01-31T12:00:00+00:00". Without an offset the time is ambiguous',
-        )
-    return moment.astimezone(UTC)
 
 
 def checkpoint_of(found: Found) -> Checkpoint:

@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from backstay.compat import upsert
 from backstay.compat.adapter import parse_json
 from backstay.compat.backend.checkpoint import ADAPTER, Checkpoint, as_dict, checked, checkpoint_of, draft_of
 from backstay.compat.importer import Importer, export_checkpoints, put_item
-from backstay.compat.upsert import Draft, Found
+from backstay.compat.upsert import Draft
 from backstay.errors import BackstayError, DecodeError, InvalidInput, StoreRefused
 from backstay.model.checkpoint import MAIN
 from backstay.store.atomic import FILE_MODE, PREFIX, failure, make_directory, sync_directory
@@ -102,7 +102,14 @@ def import_agentos(
     for thread, drafts in threads.items():
         in_source, by_step = list(drafts), {draft.id: draft for draft in sorted(drafts, key=lambda each: each.step)}
         drafts[:] = [by_step[name] for name in _parents_first({name: by_step[name].parent for name in by_step})]
-        importer.notes += _order_notes(thread, in_source, drafts[-1])
+        newest, last = drafts[-1], in_source[-1]
+        theirs = max(in_source, key=lambda draft: draft.step)
+        if theirs is not newest:
+            what = f"is now the newest; agentos takes {theirs.id}, the first with the highest step"
+            importer.notes.append(Note(what, "", thread, newest.id))
+        elif last is not newest:
+            what = f"comes after {newest.id}, which is the newest as in agentos, because its step is lower"
+            importer.notes.append(Note(what, "", thread, last.id))
     # A thread that starts with a checkpoint of another thread comes after that thread.
     parents = {thread: found.get(drafts[0].parent or "") for thread, drafts in threads.items()}
     names = _parents_first({thread: parent and parent[0].thread for thread, parent in parents.items()})
@@ -151,17 +158,6 @@ def _parents_first(parents: Mapping[str, str | None]) -> list[str]:
             each = parents[each]
         done.update(dict.fromkeys([name] if each in line else reversed(line)))
     return list(done)
-
-
-def _order_notes(thread: str, in_source: Sequence[Draft], newest: Draft) -> Iterator[Note]:
-    theirs, last = max(in_source, key=lambda draft: draft.step), in_source[-1]
-    if theirs is not newest:
-        yield Note(
-            f"is now the newest; agentos takes {theirs.id}, the first with the highest step", "", thread, newest.id
-        )
-    elif last is not newest:
-        what = f"comes after {newest.id}, which is the newest as in agentos, because its step is lower"
-        yield Note(what, "", thread, last.id)
 
 
 def _records(
@@ -281,9 +277,20 @@ def export_agentos(store: Store, path: str | os.PathLike[str], *, threads: Itera
                 if found is None:
                     return None
                 checkpoint = checkpoint_of(found)
-                connection.execute(_INSERT, _row(checkpoint.to_dict()))
+                plain = checkpoint.to_dict()
+                metadata, names = plain["metadata"], ("thread_id", "checkpoint_id", "parent_checkpoint_id", "step")
+                content = (json.dumps(plain[each], ensure_ascii=False) for each in _CONTENT)
+                about = (metadata["created_at"], json.dumps(metadata["tags"]), metadata["summary"])
+                row = (*(metadata[each] for each in names), *about, *content, plain["next_node"])
+                connection.execute(_INSERT, row)
                 steps.setdefault(found.meta.thread_id, []).append((found.step, name))
-                return _lost(found, checkpoint)
+                stored = found.checkpoint
+                lost = [field for field in _NOT_IN_ROWS if getattr(stored, field)]
+                lost += ["writes"] * any(write.task_id != upsert.REPLACED for write in stored.writes)
+                lost += [f"metadata.{key}" for key in checkpoint.metadata.extra] + list(checkpoint.extra)
+                if stored.metadata.get(upsert.ADAPTER) != ADAPTER:
+                    lost += ["branch"] * (stored.branch != MAIN) + ["trigger"] * (stored.trigger != "manual")
+                return lost
 
             report = export_checkpoints(store, threads, "*", write)
             connection.execute("COMMIT")
@@ -297,26 +304,3 @@ def export_agentos(store: Store, path: str | os.PathLike[str], *, threads: Itera
         if next(store.thread(thread).effects(), None) is not None:
             notes.append(Note("the file cannot hold: effects", "", thread))
     return replace(report, notes=tuple(notes))
-
-
-def _row(plain: dict[str, Any]) -> tuple[Any, ...]:
-    metadata = plain["metadata"]
-    fields = ("thread_id", "checkpoint_id", "parent_checkpoint_id", "step", "created_at")
-    return (
-        *(metadata[name] for name in fields),
-        json.dumps(metadata["tags"]),
-        metadata["summary"],
-        *(json.dumps(plain[name], ensure_ascii=False) for name in _CONTENT),
-        plain["next_node"],
-    )
-
-
-def _lost(found: Found, checkpoint: Checkpoint) -> list[str]:
-    """Return the names of everything that a row cannot hold."""
-    stored = found.checkpoint
-    lost = [name for name in _NOT_IN_ROWS if getattr(stored, name)]
-    lost += ["writes"] * any(write.task_id != upsert.REPLACED for write in stored.writes)
-    lost += [f"metadata.{name}" for name in checkpoint.metadata.extra] + list(checkpoint.extra)
-    if stored.metadata.get(upsert.ADAPTER) != ADAPTER:
-        lost += ["branch"] * (stored.branch != MAIN) + ["trigger"] * (stored.trigger != "manual")
-    return lost

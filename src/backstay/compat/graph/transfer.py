@@ -143,7 +143,15 @@ class _Reader:
         stack, state, hash = (others.pop(name, None) for name in ("frames", "state", "graph_hash"))
         if type(stack) is not dict or type(stack.get("frames")) is not list or "state" not in plain:
             raise DecodeError("the session has no state, or its frames are not a list")
-        frames = [_frame(each) for each in stack["frames"]]
+        frames = stack["frames"]
+        kinds = {"graph_id": str, "node_id": str, "cursor": int}
+        for each in frames:
+            if (
+                type(each) is not dict
+                or "state" not in each
+                or any(type(each.get(key)) is not kinds[key] for key in kinds)
+            ):
+                raise DecodeError("a frame of the session has not the fields graph_id, node_id, state and cursor")
         graphs = {frame["graph_id"] for frame in frames}
         if len(graphs) > 1:
             what = "has frames of several graphs, so no run can resume here"
@@ -202,13 +210,6 @@ def _position(graph: str, node: str, finished: bool) -> dict[str, Any]:
     except InvalidInput:
         return {}
     return {"graph": graph, "frames": FrameStack((frame,))}
-
-
-def _frame(plain: Any) -> dict[str, Any]:
-    kinds = {"graph_id": str, "node_id": str, "cursor": int}
-    if type(plain) is not dict or "state" not in plain or any(type(plain.get(key)) is not kinds[key] for key in kinds):
-        raise DecodeError("a frame of the session has not the fields graph_id, node_id, state and cursor")
-    return plain
 
 
 # Exporting --------------------------------------------------------------------------------------------------------

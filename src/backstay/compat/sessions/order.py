@@ -290,11 +290,26 @@ class Index:
         with contextlib.suppress(FileNotFoundError):
             stamp = _stamp(self._prefix + ORDER)
         known = self._order  # other threads may replace it
-        if known[0] != stamp:
-            content = files.read_file(self.folder.checkpoints / ORDER)
-            known = (stamp, *((Order(), None) if content is None else _decode_order(content)))
-            self._order = known
-        return known[1:]
+        if known[0] == stamp:
+            return known[1:]
+        order, problem = Order(), None
+        content = files.read_file(self.folder.checkpoints / ORDER)
+        try:
+            if content is not None:
+                tree = parse(content)
+                damage = find_problem(tree)
+                if damage is not None:
+                    raise DecodeError(damage)
+                record = FieldReader(plain(tree))
+                numbers = {
+                    str(name): (FieldReader(each).of("seq", int), FieldReader(each).of("checksum", str))
+                    for name, each in dict(record.value("files")).items()
+                }
+                order = Order(record.of("last", int), numbers)
+        except (DecodeError, TypeError, ValueError) as error:
+            problem = f"{ORDER} cannot be used: {error}"
+        self._order = stamp, order, problem
+        return order, problem
 
     def _is_lost(self, heads: dict[str, Head | None], order: Order) -> bool:
         """Return whether the newest checkpoint of ours relies on an ``order.json`` that is gone."""
@@ -307,23 +322,6 @@ class Index:
                     if files.read_stored(self.folder, each) is not None:
                         return True
         return False
-
-
-def _decode_order(content: bytes) -> tuple[Order, str | None]:
-    """Return the numbers in the bytes of ``order.json``, and what is wrong with them."""
-    try:
-        tree = parse(content)
-        damage = find_problem(tree)
-        if damage is not None:
-            raise DecodeError(damage)
-        record = FieldReader(plain(tree))
-        numbers = {
-            str(name): (FieldReader(each).of("seq", int), FieldReader(each).of("checksum", str))
-            for name, each in dict(record.value("files")).items()
-        }
-        return Order(record.of("last", int), numbers), None
-    except (DecodeError, TypeError, ValueError) as error:
-        return Order(), f"{ORDER} cannot be used: {error}"
 
 
 def numbered(name: str, checkpoint_id: str, seq: int) -> Entry:

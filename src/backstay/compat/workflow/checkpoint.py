@@ -89,7 +89,8 @@ class Checkpoint:
         if clash is not None:
             raise InvalidInput(f"extra must not hold {clash!r}, which is a field", hint=f"Set {clash} instead")
         check_fields({"step": self.step_count, "created_at": self.created_at, "run_id": self.run_id})
-        path = copied_list(self.path, "path")
+        path, written = copied_list(self.path, "path"), self._written_at
+        is_changed = written is None or datetime.fromisoformat(written) != self.created_at
         plain = {
             **extra,
             "id": check_id(self.id, "checkpoint id"),
@@ -98,18 +99,12 @@ class Checkpoint:
             "state_snapshot": copied(self.state_snapshot, "state_snapshot"),
             "path": [check_label(node, f"path[{index}]") for index, node in enumerate(path)],
             "step_count": self.step_count,
-            "created_at": self._created_text(),
+            "created_at": moment_text(self.created_at) if is_changed else written,
             "pending_action": copied(self.pending_action, "pending_action"),
             "interrupt_type": _kind(self.interrupt_type).value,
         }
         is_known = self.run_id is None or extra.get(RUN_ID) == self.run_id
         return plain if is_known else {**plain, "run_id": self.run_id}
-
-    def _created_text(self) -> str:
-        written = self._written_at
-        if written is None or datetime.fromisoformat(written) != self.created_at:
-            return moment_text(self.created_at)
-        return written
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Checkpoint:

@@ -197,28 +197,25 @@ def _is_message(message: object) -> bool:
         return False
     content, calls = message.get("content"), message.get("tool_calls")
     is_text = content is None or type(content) is str
-    if not is_text and not (isinstance(content, list) and all(map(_is_part, content))):
+    if not is_text and not (
+        isinstance(content, list) and all(any(_has(part, wanted) for wanted in _PARTS) for part in content)
+    ):
         return False
     return calls is None or (isinstance(calls, list) and all(_has(call, _CALL) for call in calls))
 
 
 _CALL = {"id": str, "type": str, "function": {"name": str, "arguments": str}}
-_PARTS: dict[object, dict[str, Any]] = {
-    "text": {"text": str},
-    "image_url": {"image_url": {"url": str}},
-    "file": {"name": str, "content": str},
-}
-
-
-def _is_part(part: object) -> bool:
-    wanted = _PARTS.get(part.get("type")) if isinstance(part, dict) and type(part.get("type")) is str else None
-    return wanted is not None and _has(part, wanted)
+_PARTS: list[dict[str, Any]] = [
+    {"type": "text", "text": str},
+    {"type": "image_url", "image_url": {"url": str}},
+    {"type": "file", "name": str, "content": str},
+]
 
 
 def _has(value: object, wanted: Mapping[str, Any]) -> bool:
-    """Return whether a JSON object has these keys with values of these types."""
+    """Return whether a JSON object has these keys with these values, or values of these types."""
     return isinstance(value, dict) and all(
-        _has(value.get(key), kind) if isinstance(kind, dict) else type(value.get(key)) is kind
+        _has(value.get(key), kind) if isinstance(kind, dict) else kind in (type(value.get(key)), value.get(key))
         for key, kind in wanted.items()
     )
 

@@ -41,26 +41,23 @@ class ForeignTables:
                 application_name="backstay import",
             )
             try:
-                self._find(needed, owner, hint)
+                self.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                self.connection.read_only = True
+                where = "" if self._target.schema == _OWN_SCHEMA else f'"{self._target.schema}".'
+                found = {table: self.connection.execute(_TABLE, (where + table,)).fetchone() for table in needed}
+                self.columns = {table: set() if row is None else set(row[2]) for table, row in found.items()}
+                kinds = {row[1] for row in found.values() if row is not None}
+                if not (kinds <= _TABLE_KINDS and all(self.columns[table] >= names for table, names in needed.items())):
+                    raise StoreRefused(
+                        f"{self.shown} has no tables of {owner}",
+                        path=self.shown,
+                        hint=f"For another schema add options=-csearch_path%3Dname to the URL. {hint}",
+                    )
+                self.tables = {table: sql.Identifier(row[0], table) for table, row in found.items() if row is not None}
+                self.connection.execute("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL row_security = off")
             except BaseException:
                 self.connection.close()
                 raise
-
-    def _find(self, needed: Mapping[str, Set[str]], owner: str, hint: str) -> None:
-        self.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        self.connection.read_only = True
-        where = "" if self._target.schema == _OWN_SCHEMA else f'"{self._target.schema}".'
-        found = {table: self.connection.execute(_TABLE, (where + table,)).fetchone() for table in needed}
-        self.columns = {table: set() if row is None else set(row[2]) for table, row in found.items()}
-        kinds = {row[1] for row in found.values() if row is not None}
-        if not (kinds <= _TABLE_KINDS and all(self.columns[table] >= names for table, names in needed.items())):
-            raise StoreRefused(
-                f"{self.shown} has no tables of {owner}",
-                path=self.shown,
-                hint=f"For another schema add options=-csearch_path%3Dname to the URL. {hint}",
-            )
-        self.tables = {table: sql.Identifier(row[0], table) for table, row in found.items() if row is not None}
-        self.connection.execute("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL row_security = off")
 
     def rows(self, query: LiteralString, *values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a query, in which ``{name}`` is a table."""
