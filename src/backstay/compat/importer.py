@@ -1,8 +1,9 @@
 """Import checkpoints of other systems, and export to them. Their ids stay the same, so both can be repeated.
 
 A thread that holds checkpoints which the source does not have is refused, unless it has all of the source already: an
-import never mixes its checkpoints with others. A record that cannot be stored is skipped, and the report names it. A
-field that a Backstay record cannot hold goes into its metadata under its own name.
+import never mixes its checkpoints with others, and never stores one behind a later one. A record that cannot be stored
+is skipped, and the report names it. A field that a Backstay record cannot hold goes into its metadata under its own
+name.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any
 from backstay.bundle.report import ExportReport, ImportReport, Note, Progress, ProgressReporter, Refused
 from backstay.compat import upsert
 from backstay.compat.adapter import is_same_json
-from backstay.errors import BackstayError, Conflict, Corrupted, DecodeError, Fenced, InvalidInput, StoreError
+from backstay.errors import BackstayError, Conflict, Corrupted, DecodeError, Fenced, IdTaken, InvalidInput, StoreError
 from backstay.model.fields import check_fields
 from backstay.model.ids import check_id
+from backstay.operations.arguments import names_of
 from backstay.thread.access import access_of
 from backstay.thread.store import Store
+
+_ELSEWHERE = "Import into another store or namespace, or delete the thread here first"
 
 
 @dataclass(slots=True)
@@ -101,14 +105,26 @@ class Importer:
             raise Conflict(
                 f"the store has other checkpoints in thread {thread!r}, for example {min(stored - wanted)}",
                 thread=thread,
-                hint="Import into another store or namespace, or rename the thread",
+                hint=_ELSEWHERE,
             )
-        for item in items:
+        last = max((place for place, item in enumerate(items) if item.id in stored), default=-1)
+        for place, item in enumerate(items):
+            if place < last and item.id not in stored:  # as the newest one it would be wrong
+                what = f"not stored: the thread has a later checkpoint of the source, {items[last].id}, already"
+                self.missing.append(Note(what, item.where, thread, item.id))
+                continue
             try:
                 item.save(self.store)
             except (InvalidInput, DecodeError) as error:
                 self.missing.append(Note(f"cannot be stored: {error.what}", item.where, thread, item.id))
                 continue
+            except IdTaken as error:
+                raise Conflict(
+                    f"the store has a checkpoint {item.id} with other content, or in another thread",
+                    thread=thread,
+                    checkpoint=item.id,
+                    hint=_ELSEWHERE,
+                ) from error
             self.stored += item.id not in stored
             self.present += item.id in stored
 
@@ -139,12 +155,18 @@ def export_checkpoints(
 
     ``write`` returns the names of fields that the target cannot hold, or None if the checkpoint was deleted meanwhile.
     """
-    names = [meta.thread_id for meta in store.threads()][::-1] if threads is None else list(threads)
+    if threads is None:
+        names: Sequence[str] = [meta.thread_id for meta in store.threads()][::-1]
+    else:
+        names = names_of(threads, "threads")
     left_out: list[Note] = []
     notes: list[Note] = []
     written = 0
     for name in names:
-        others = [each.key.name for each in store.thread(name).branches() if branch not in (each.key.name, "*")]
+        branches = [each.key.name for each in store.thread(name).branches()]
+        if not branches:
+            left_out.append(Note("there is no such thread", "", name))
+        others = [each for each in branches if branch not in (each, "*")]
         if others:
             notes.append(Note(f"branches left out: {', '.join(others)}", "", name))
         for meta in reversed(list(store.thread(name).history(branch=branch))):

@@ -75,6 +75,11 @@ class Setup:
 
     def __post_init__(self) -> None:
         self.emit = (lambda event: None) if self.on_event is None else self.on_event
+        if isinstance(self.trigger, type) or not callable(getattr(self.trigger, "start", None)):
+            raise InvalidInput(
+                f"trigger must be a trigger, not {self.trigger!r:.60}",
+                hint="For example trigger=backstay.engine.triggers.every_node()",
+            )
 
     def durable(self, what: str) -> DurableRun:
         """Return the durable side of a run that needs a thread."""

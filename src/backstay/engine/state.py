@@ -72,8 +72,12 @@ class Schema:
                 self.problems.append(f"reducer for {name!r}, which is not a key of the state")
             else:
                 self.fields[name] = dataclasses.replace(self.fields.get(name, Field(name)), reducer=reducer)
-        methods = ("snapshot", "restore")
-        self.snapshots = not self.open and all(callable(getattr(self.declared, name, None)) for name in methods)
+        methods = [name for name in ("snapshot", "restore") if callable(getattr(self.declared, name, None))]
+        self.snapshots = not self.open and len(methods) == 2
+        if not self.open and methods == ["snapshot"]:
+            self.problems.append(
+                f"state {self.declared.__name__} has snapshot() but no restore(): add a classmethod restore(stored)"
+            )
         for name, each in [] if self.snapshots else list(self.fields.items()):
             if each.transient:
                 self.fields[name] = dataclasses.replace(each, required=False)
@@ -195,7 +199,13 @@ class Schema:
     def stored(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values to store."""
         if self.snapshots:
-            return typing.cast("Mapping[str, Any]", self.view(values).snapshot())
+            snapshot = self.view(values).snapshot()
+            if not isinstance(snapshot, Mapping):
+                raise InvalidInput(
+                    f"snapshot() of {self.declared.__name__} returned {type(snapshot).__name__}, not a mapping",
+                    hint="Return a dict of the values to store",
+                )
+            return snapshot
         hidden = self._hidden
         return {key: value for key, value in values.items() if key not in hidden} if hidden else values
 

@@ -75,6 +75,9 @@ def merge(
     bases = _bases(store, ours, theirs)
     if repeated is None and not put and not to_delete and theirs.id in {base.id for base in bases}:
         return unchecked(SavedCheckpoint, values_of(ours))
+    unknown = next((key for key in to_delete if type(key) is not str), None)
+    if unknown is not None:
+        raise InvalidInput(f"delete must hold names of keys, not {type(unknown).__name__}")
     taken, gone = _changes(store, ours, theirs, bases, prefer, {*put, *to_delete})
     if taken:
         put |= load_row(store, theirs, taken).state
@@ -84,8 +87,8 @@ def merge(
     request.on = ours.id
 
     def make(head_state: HeadState) -> Change:
-        still_there = [key for key in gone if key in head_state.values]
-        return append_change({}, put, [*still_there, *to_delete], request.fields, head_state, carry=True)
+        still_there = [key for key in (*gone, *to_delete) if key in head_state.values]
+        return append_change({}, put, still_there, request.fields, head_state, carry=True)
 
     return save_change(store, services, cursor, make, request)
 
@@ -112,7 +115,7 @@ def _changes(
             f"{ours.id} and {theirs.id} have both changed {', '.join(map(repr, clashes[:20]))}",
             thread=ours.branch.thread,
             checkpoint=ours.id,
-            hint='Nothing was stored. Give the values with set=, or choose a side with prefer="ours" or "theirs"',
+            hint='Nothing was stored. Settle each with set= or delete=, or choose a side: prefer="ours" or "theirs"',
         )
     return [key for key in taken if key in other], [key for key in taken if key not in other]
 

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, Self
 
 from backstay.compat.adapter import copied, parse_json
-from backstay.compat.upsert import ORIGINAL
-from backstay.errors import Corrupted, DecodeError, EncodeError, GraphMismatch, InvalidInput
+from backstay.compat.upsert import ATTEMPTS_MAX, ORIGINAL
+from backstay.errors import Conflict, Corrupted, DecodeError, EncodeError, GraphMismatch, IdTaken, InvalidInput
 from backstay.model.checkpoint import EPOCH, Checkpoint
 from backstay.model.fields import check_fields
 from backstay.model.ids import check_id
@@ -90,7 +90,8 @@ class CheckpointBlob:
 class GraphCheckpoint:
     """The position of a graph: the node to run next, and the part of the state that is stored.
 
-    A state with ``snapshot()`` is replaced by its result; any other is copied. The id is random, the time is now.
+    A state with ``snapshot()`` is replaced by a copy of its result; any other is copied. The id is random, the time is
+    now.
     """
 
     current_node: str
@@ -113,14 +114,13 @@ class GraphCheckpoint:
                 )
             assign(self, "state_class", type(self.state))
             assign(self, "state", snapshot())
-        else:
-            try:
-                assign(self, "state", copy.deepcopy(self.state))
-            except TypeError as error:  # such as a lock
-                raise InvalidInput(
-                    f"the state of node {self.current_node!r:.80} cannot be copied",
-                    hint="Give its class snapshot() and restore(), which leave out what exists only at run time",
-                ) from error
+        try:
+            assign(self, "state", copy.deepcopy(self.state))
+        except TypeError as error:  # such as a lock
+            raise InvalidInput(
+                f"the state of node {self.current_node!r:.80} cannot be copied",
+                hint="Give its class snapshot() and restore(), which leave out what exists only at run time",
+            ) from error
         assign(self, "checkpoint_id", CheckpointId(self.checkpoint_id))
         assign(self, "current_node", NodeId(self.current_node))
         _check(self.graph_hash, self.created_at, self.nanos)
@@ -260,14 +260,21 @@ class CheckpointBlobStore:
 
     def save_with_trace(self, trace: str, blob: CheckpointBlob) -> None:
         """Store a blob as the trace's newest. Again it changes nothing; other bytes under its id raise IdTaken."""
-        thread = self._store.thread(str(trace))
-        thread.save(
-            {_DATA: blob.data},
-            id=str(blob.id),
-            graph_hash=blob.graph_hash,
-            created_at=blob.created_at,
-            metadata={ORIGINAL: {"nanos": blob.nanos}} if blob.nanos else {},
-        )
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                self._store.thread(str(trace)).save(
+                    {_DATA: blob.data},
+                    id=str(blob.id),
+                    graph_hash=blob.graph_hash,
+                    created_at=blob.created_at,
+                    metadata={ORIGINAL: {"nanos": blob.nanos}} if blob.nanos else {},
+                )
+                return
+            except IdTaken:
+                raise
+            except Conflict:  # another thread or process saved a blob at the same time
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
 
     def load(self, id: str) -> CheckpointBlob | None:
         """Return a blob with every byte verified; None if it does not exist."""

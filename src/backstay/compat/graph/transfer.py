@@ -231,7 +231,7 @@ def export_blobs(
     A file with the same content stays; one with other content is not replaced.
     """
     encoder = codec or JsonCheckpointCodec()
-    names: set[str] = set()
+    names: dict[str, str] = {}
 
     def write(name: str) -> list[str] | None:
         checkpoint = store.get(name)
@@ -239,7 +239,7 @@ def export_blobs(
             return None
         thread = check_safe(checkpoint.thread_id, "thread")
         check_twins(thread, names, "thread")
-        names.add(thread)
+        names[thread.casefold()] = thread
         made, lost = _blob(checkpoint, finished, graph_hash)
         data = encoder.serialize(made, made.graph_hash).data
         folder = Path(root) / thread
@@ -264,6 +264,8 @@ def _blob(checkpoint: Checkpoint, finished: bool, graph_hash: int | None) -> tup
     original: dict[str, Any] = checkpoint.metadata.get(ORIGINAL, {})
     node, other = ("last_node", "next_node") if finished else ("next_node", "last_node")
     lost = [field for field in (other, *_NOT_IN_FILES) if getattr(checkpoint, field)]
+    if lost[:1] == [other] and not getattr(checkpoint, node) and not checkpoint.is_over:
+        lost[0] = f"{other}, so current_node is empty: finished={not finished} writes it"
     lost += ["continuation"] if isinstance(checkpoint.continuation, FanOut) else []
     lost += ["frames"] if len(checkpoint.frames) > 1 or any(each.tasks for each in checkpoint.frames) else []
     graph_hash = checkpoint.graph_hash if graph_hash is None else graph_hash

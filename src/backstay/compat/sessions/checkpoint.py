@@ -83,12 +83,13 @@ def check_safe(value: object, what: str) -> str:
     return text
 
 
-def check_twins(name: str, others: set[str], what: str) -> None:
-    """Refuse an id that differs from another only in case: on many file systems both are the same file."""
-    if name in others:
-        return
-    twin = next((other for other in sorted(others) if other.casefold() == name.casefold()), None)
-    if twin is not None:
+def check_twins(name: str, others: Mapping[str, str], what: str) -> None:
+    """Refuse an id that differs from another only in case: on many file systems both are the same file.
+
+    ``others`` has the other ids by their form without case.
+    """
+    twin = others.get(name.casefold(), name)
+    if twin != name:
         raise InvalidInput(f"{what} {name!r} differs from {twin!r} only in case", hint="Choose another id")
 
 

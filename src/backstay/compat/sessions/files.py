@@ -78,7 +78,8 @@ class SessionFolder:
 
     def make(self) -> None:
         """Create the directories, and make sure that they are on the disk, even if another process created them."""
-        check_twins(self.session, set(_names_in(self.root)), "session_id")
+        if not self.path.is_dir():
+            check_twins(self.session, {name.casefold(): name for name in _names_in(self.root)}, "session_id")
         self.refuse_links()
         for directory in (self.path, self.checkpoints):
             atomic.make_directory(directory)

@@ -334,6 +334,9 @@ def number_older(folder: SessionFolder, look: Look) -> tuple[int, int]:
 
     Return the number of the next save, and the ``order.json`` that it relies on.
     """
+    newest, oldest = (look.entries[end].place if look.entries else OrderKey(_NUMBERED) for end in (0, -1))
+    if newest.rank == oldest.rank == _NUMBERED:  # all have a number
+        return newest.seq + 1, look.order.last
     seq = max((entry.place.seq for entry in look.entries), default=0)
     present = {entry.name for entry in look.entries}
     numbers = {name: number for name, number in look.order.files.items() if name in present}

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,20 @@ from backstay.compat.sessions.checkpoint import CheckpointData
 from backstay.compat.sessions.checksum import plain
 from backstay.compat.sessions.files import SessionFolder, Stored, read_stored
 from backstay.compat.sessions.order import Index
-from backstay.compat.sessions.writer import SyncCheckpointWriter
-from backstay.errors import BackstayError
-from backstay.model.checkpoint import MAIN
+from backstay.compat.sessions.writer import OpenSession, SyncCheckpointWriter
+from backstay.errors import BackstayError, Conflict, StoreRefused
+from backstay.model.checkpoint import MAIN, Checkpoint
 from backstay.store.atomic import failure
 from backstay.thread.store import Store
 
 _ORDER = "the number in each file; without one: when the file appeared, then created_at, and latest.json is the newest"
 _STATE = ("messages", "pending_tool_calls", "tool_results")
 _SHARED = ("created_at", "trigger", "iteration", "tokens_used", "cost_estimate", "resume_hint")
-_NOT_IN_FILES = ("tags", "label", "summary", "metadata", "next_node", "last_node", "graph", "interrupt", "writes")
+SAVES_BETWEEN_LOOKS = 100
+"""How many checkpoints an export saves before it lets other writers in, and looks at the directory again."""
+
+_Taken = dict[str, tuple[str, int]]
+_NOT_IN_FILES = ("tags", "label", "summary", "next_node", "last_node", "graph", "interrupt", "writes")
 
 
 def import_sessions(
@@ -48,8 +55,12 @@ def import_sessions(
         present = sorted(name for name in os.listdir(top) if (top / name / "checkpoints").is_dir())
     except OSError as error:
         raise failure(error, "list", top) from error
+    if not present and "checkpoints" in os.listdir(top):
+        raise StoreRefused(
+            f"{top} is a session, not a directory of sessions", path=str(top), hint=f"Import {top.absolute().parent}"
+        )
     threads: dict[str, list[Item]] = {}
-    taken: dict[str, str] = {}  # by id: the session that has it
+    taken: _Taken = {}  # by id: the session and the file that have it
     is_cut = False
     for session in present if sessions is None else map(str, sessions):
         folder = SessionFolder(top, session, listed=True)
@@ -96,17 +107,20 @@ def _read(folder: SessionFolder, importer: Importer) -> Iterator[Stored]:
         yield stored
 
 
-def _names(found: list[Stored], session: str, store: Store, taken: dict[str, str]) -> Iterator[str]:
+def _names(found: list[Stored], session: str, store: Store, taken: _Taken) -> Iterator[str]:
     """Yield the ids that the checkpoints of a session get in the store."""
     newest = {str(stored.data.checkpoint_id): stored for stored in found}
     for stored in found:
         name = str(stored.data.checkpoint_id)
         if newest[name] is not stored:
             name += f".{files.moment_in(stored.path.name)}"
-        holder = store.get(name, keys=())
-        if taken.setdefault(name, session if holder is None else holder.thread_id) != session:
-            name = f"{session}.{name}"
-        yield name
+        mine = (session, id(stored))
+        for candidate in chain((name, f"{session}.{name}"), (f"{session}.{name}.{number}" for number in count(2))):
+            holder = store.get(candidate, keys=())
+            is_free = (holder is None or holder.thread_id == session) and newest.get(candidate, stored) is stored
+            if is_free and taken.setdefault(candidate, mine) == mine:
+                yield candidate
+                break
 
 
 def _item(stored: Stored, name: str, importer: Importer) -> Item:
@@ -135,22 +149,82 @@ def export_sessions(
     A session holds only the main branch. Exporting the same content again changes nothing.
     """
     writer = SyncCheckpointWriter(root)
+    with ExitStack() as locked:
+        session: OpenSession | None = None
+        later: dict[str, str] = {}  # by id: a checkpoint that comes after it and is in the directory already
 
-    def write(name: str) -> list[str] | None:
-        checkpoint = store.get(name)
-        if checkpoint is None:
-            return None
-        writer.save(
-            CheckpointData(
-                checkpoint_id=checkpoint.id,
-                session_id=checkpoint.thread_id,
-                messages=checkpoint.messages,
-                tool_calls_pending=checkpoint.pending_tool_calls,
-                tool_results=checkpoint.tool_results,
-                **{field: getattr(checkpoint, field) for field in _SHARED},
-            )
-        )
-        lost = [f"state.{key}" for key in checkpoint.state if key not in _STATE]
-        return lost + [field for field in _NOT_IN_FILES if getattr(checkpoint, field)]
+        def write(name: str) -> list[str] | None:
+            nonlocal session
+            checkpoint = store.get(name)
+            if checkpoint is None:
+                return None
+            data, lost = _data_of(checkpoint)
+            record = writer._checked(data)
+            if session is None or session.index.folder.session != data.session_id:
+                locked.close()
+                session = None
+                session = locked.enter_context(writer._opened(data.session_id))
+                later.update(_later(store, session))
+            elif session.saved >= SAVES_BETWEEN_LOOKS:
+                locked.close()
+                session = None
+                session = locked.enter_context(writer._opened(data.session_id))
+            if name in later:
+                if _is_there(session, checkpoint, data):
+                    return lost
+                raise Conflict(
+                    f"it would be newer than {later[name]}, which comes after it and is in the directory already",
+                    hint="Export to an empty directory",
+                )
+            writer._save_into(session, data, record)
+            return lost
 
-    return export_checkpoints(store, threads, MAIN, write)
+        return export_checkpoints(store, threads, MAIN, write)
+
+
+def _data_of(checkpoint: Checkpoint) -> tuple[CheckpointData, list[str]]:
+    """Return a checkpoint as a record of the files, and what that cannot hold."""
+    lost = [f"state.{key}" for key in checkpoint.state if key not in _STATE]
+    lost += [field for field in _NOT_IN_FILES if getattr(checkpoint, field)]
+    lost += [f"metadata.{key}" for key in checkpoint.metadata]
+    lists = []
+    for key in ("messages", "pending_tool_calls"):
+        value = checkpoint.state.get(key, [])
+        if not isinstance(value, list):
+            lost.append(f"state.{key} as it is: a list of it is written")
+        lists.append(value if isinstance(value, list) else [value])
+    data = CheckpointData(
+        checkpoint_id=checkpoint.id,
+        session_id=checkpoint.thread_id,
+        messages=lists[0],
+        tool_calls_pending=lists[1],
+        tool_results=checkpoint.tool_results,
+        **{field: getattr(checkpoint, field) for field in _SHARED},
+    )
+    return data, lost
+
+
+def _later(store: Store, session: OpenSession) -> dict[str, str]:
+    """Return the checkpoints that the directory does not have, each with a later one that it has."""
+    present = {entry.checkpoint_id for entry in session.look.entries}
+    later: dict[str, str] = {}
+    after: str | None = None
+    for meta in store.thread(session.index.folder.session).history():
+        if meta.id in present:
+            after = after or meta.id
+        elif after is not None:
+            later[meta.id] = after
+    return later
+
+
+def _is_there(session: OpenSession, checkpoint: Checkpoint, data: CheckpointData) -> bool:
+    """Return whether an import gave a checkpoint of this directory another id, because two had the same."""
+    given = checkpoint.metadata.get("checkpoint_id")
+    wanted = replace(data, checkpoint_id=given) if type(given) is str else None
+    for entry in session.look.entries:
+        if wanted is not None and entry.checkpoint_id == given and entry.has_file:
+            with suppress(BackstayError):
+                stored = read_stored(session.index.folder, entry.name)
+                if stored is not None and stored.data == wanted:
+                    return True
+    return False

@@ -10,13 +10,14 @@ is complete and never changes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
@@ -48,12 +49,22 @@ Problems = list[Skipped]
 _log = logging.getLogger("backstay.compat.sessions")
 
 
+class OpenSession:
+    """A locked session, with what is known of its files."""
+
+    def __init__(self, index: Index, look: Look) -> None:
+        self.index = index
+        self.look = look
+        self.saved = 0
+        self.folded = {entry.checkpoint_id.casefold(): entry.checkpoint_id for entry in look.entries}
+
+
 class SyncCheckpointWriter:
     """Saves and loads the checkpoints of sessions below a directory; the first save creates it.
 
-    ``max_backups``: how many of the newest checkpoints have a backup. ``max_checkpoints``: how many a session keeps;
-    None keeps all. ``links``: whether ``latest.json`` is a symbolic link; otherwise it is a copy. ``check_roles``:
-    whether a save refuses messages other than objects with the role system, user, assistant or tool.
+    ``max_backups``: how many of the checkpoints before the newest have a backup. ``max_checkpoints``: how many a
+    session keeps; None keeps all. ``links``: whether ``latest.json`` is a symbolic link; otherwise it is a copy.
+    ``check_roles``: whether a save refuses messages other than objects with the role system, user, assistant or tool.
     """
 
     def __init__(
@@ -98,34 +109,50 @@ class SyncCheckpointWriter:
 
     def save(self, data: CheckpointData) -> CheckpointId:
         """Save a checkpoint and return its id. Saving it again changes nothing; other content raises IdTaken."""
+        record = self._checked(data)
+        with self._opened(data.session_id) as session:
+            self._save_into(session, data, record)
+        return CheckpointId(data.checkpoint_id)
+
+    def _checked(self, data: CheckpointData) -> dict[str, Tree]:
+        """Return the content of a checkpoint's file; raise InvalidInput or EncodeError if it cannot be saved."""
         if not isinstance(data, CheckpointData):
             raise InvalidInput(f"save needs a CheckpointData, not {type(data).__name__}")
         data.check(roles=self._check_roles)
-        record = {name: to_tree(value, name, depth=2) for name, value in data.to_dict().items()}
-        index = self._index(data.session_id)
+        return {name: to_tree(value, name, depth=2) for name, value in data.to_dict().items()}
+
+    @contextlib.contextmanager
+    def _opened(self, session_id: str) -> Iterator[OpenSession]:
+        """Lock a session and look at its files once, to save several checkpoints; the first save creates it."""
+        index = self._index(session_id)
         folder = index.folder
         if folder.session not in self._made or not folder.exists():
             folder.make()
             self._made.add(folder.session)
         with folder.locked(self._lock_timeout):
-            look = index.look()
-            entries = look.entries
-            if files.leftovers_among(look.names):
+            session = OpenSession(index, index.look())
+            if files.leftovers_among(session.look.names):
                 self._try("clean up after a crash", folder.sweep)
-            present = next((entry for entry in entries if entry.checkpoint_id == data.checkpoint_id), None)
-            if present is None:
-                self._add(folder, look, data, record)
-            else:
-                self._compare(folder, present, data)
-                newest = next(entry.name for entry in entries if entry.has_file or entry is present)
-                linked, _ = files.linked_name(folder, look.names)
-                if linked != newest:  # an earlier writer died or failed before this step
-                    self._try(f"update {LATEST}", lambda: files.point_latest(folder, newest, link=self._links))
-        return CheckpointId(data.checkpoint_id)
+            yield session
 
-    def _add(self, folder: SessionFolder, look: Look, data: CheckpointData, record: dict[str, Tree]) -> None:
+    def _save_into(self, session: OpenSession, data: CheckpointData, record: dict[str, Tree]) -> None:
+        """Save a checkpoint, with its checked content, into its session."""
+        folder, look = session.index.folder, session.look
         entries = look.entries
-        check_twins(data.checkpoint_id, {entry.checkpoint_id for entry in entries}, "checkpoint_id")
+        present = next((entry for entry in entries if entry.checkpoint_id == data.checkpoint_id), None)
+        if present is None:
+            self._add(session, data, record)
+            return
+        self._compare(folder, present, data)
+        newest = next(entry.name for entry in entries if entry.has_file or entry is present)
+        linked, _ = files.linked_name(folder, look.names)
+        if linked != newest:  # an earlier writer died or failed before this step
+            self._try(f"update {LATEST}", lambda: files.point_latest(folder, newest, link=self._links))
+
+    def _add(self, session: OpenSession, data: CheckpointData, record: dict[str, Tree]) -> None:
+        folder, look = session.index.folder, session.look
+        entries = look.entries
+        check_twins(data.checkpoint_id, session.folded, "checkpoint_id")
         place = next((place for place, entry in enumerate(entries) if entry.has_file), None)
         if self.max_backups > 0 and place is not None:
             newest = entries[place]
@@ -141,7 +168,14 @@ class SyncCheckpointWriter:
         most = self.max_checkpoints
         if most is not None and len(entries) > most:
             self._try("remove old checkpoints", lambda: self._remove(folder, entries[most:], entries[:most]))
+            entries = entries[:most]
         self._try(f"update {state.META}", lambda: state.touch(folder, data.iteration, self._clock()))
+        session.saved += 1
+        session.folded[data.checkpoint_id.casefold()] = data.checkpoint_id
+        if order_json == look.order.last:
+            session.look = look._replace(entries=entries, names=[*look.names, name], linked=name)
+        else:
+            session.look = session.index.look()
 
     def _compare(self, folder: SessionFolder, present: Entry, data: CheckpointData) -> None:
         """Accept a checkpoint that was saved before; raise IdTaken if the content differs."""
