@@ -386,3 +386,26 @@ def test_a_task_node_wraps_a_callable_that_may_fail(store: backstay.Store) -> No
     final = store.thread("t").latest()
     assert final is not None
     assert final.continuation == End()
+
+
+class Sharing:
+    """A state whose snapshot is part of itself."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+
+    def snapshot(self) -> dict[str, list[int]]:
+        return {"items": self.items}
+
+    @classmethod
+    def restore(cls, stored: dict[str, list[int]]) -> Sharing:
+        return cls(stored["items"])
+
+
+def test_a_checkpoint_does_not_change_with_the_state_it_was_made_from() -> None:
+    state = Sharing([1])
+    made = GraphCheckpoint("n", state, 1)
+    state.items.append(2)
+
+    assert made.state == {"items": [1]}
+    assert made.restore_state().items == [1]

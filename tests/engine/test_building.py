@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import socket
 import threading
@@ -17,10 +18,11 @@ import pytest
 from pydantic import BaseModel, Field
 
 import backstay
-from backstay import Graph
-from backstay.engine import END, Status, transient
+from backstay import Approve, Graph
+from backstay.compat.graph import TriggerPolicy
+from backstay.engine import END, Status, transient, triggers
 from backstay.engine.reducers import DELETE, add, append, merge
-from backstay.errors import InvalidGraph
+from backstay.errors import InvalidGraph, InvalidInput
 from backstay.retry import RetryPolicy
 from support.engine.walk import State, Walk, head
 
@@ -518,3 +520,77 @@ def test_a_value_that_cannot_be_stored_after_all_ends_the_run_and_is_never_store
 
         assert head(thread).state == {"fine": 1}
         assert head(thread).next_node == "b"
+
+
+@dataclass
+class Forgetful:
+    """A state that leaves something out and cannot be made again."""
+
+    x: int = 0
+    secret: str = ""
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"x": self.x}
+
+
+def test_a_class_with_snapshot_and_no_restore_is_refused() -> None:
+    graph = Graph("g", state=Forgetful)
+    graph.node("a", lambda state: {})
+    graph.start("a")
+    graph.end("a")
+
+    with pytest.raises(InvalidGraph, match=r"Forgetful has snapshot\(\) but no restore\(\)"):
+        graph.build()
+
+
+@dataclass
+class Listing(Forgetful):
+    """A state whose snapshot is not a mapping."""
+
+    def snapshot(self) -> Any:
+        return [self.x]
+
+    @classmethod
+    def restore(cls, stored: Any) -> Listing:
+        return cls(*stored)
+
+
+@pytest.mark.parametrize(
+    ("state", "trigger", "message"),
+    [
+        (Listing, triggers.every_node(), r"snapshot\(\) of Listing returned list, not a mapping"),
+        (dict, "every_node", "trigger must be a trigger, not 'every_node'"),
+        (dict, triggers.every_node, "trigger must be a trigger, not <function every_node"),
+        (dict, TriggerPolicy, "trigger must be a trigger, not <"),
+    ],
+)
+def test_odd_options_of_a_run_are_refused_in_words(state: Any, trigger: Any, message: str) -> None:
+    graph = Graph("g", state=state)
+    graph.node("a", lambda state: {})
+    graph.start("a")
+    graph.end("a")
+
+    with backstay.open("memory:") as store, pytest.raises(InvalidInput, match=message):
+        graph.run_sync(store.thread("t"), {}, trigger=trigger)
+
+
+@pytest.mark.parametrize("url", ["memory:", "store.db"])
+def test_the_checkpoint_of_a_result_has_its_state(url: str, tmp_path: Path) -> None:
+    graph = Graph("g")
+    graph.node("a", lambda state: {"x": 1})
+    graph.node("b", lambda state: {"y": 2})
+    graph.edge("a", "b")
+    graph.start("a")
+    graph.end("b")
+    with backstay.open(url if url == "memory:" else tmp_path / url) as store:
+        first = graph.run_sync(store.thread("t"), {"m": 1}, before=["b"])
+        again = graph.resume_sync(store.thread("t"))
+        done = graph.resume_sync(store.thread("t"), Approve())
+
+        assert first.checkpoint is not None
+        assert again.checkpoint is not None
+        assert done.checkpoint is not None
+        assert (first.checkpoint.state, first.checkpoint.path) == ({"m": 1, "x": 1}, ("a",))
+        assert again.checkpoint.state == first.checkpoint.state
+        assert (done.checkpoint.state, done.checkpoint.path) == ({"m": 1, "x": 1, "y": 2}, ("a", "b"))
+        assert copy.deepcopy(done.checkpoint).state == done.checkpoint.state

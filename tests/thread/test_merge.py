@@ -89,6 +89,18 @@ def test_a_conflict_is_settled_by_the_caller(
     assert (merged.state["plan"], merged.state.get("count"), merged.state["found"]) == (plan, count, {"x": 1.5})
 
 
+def test_a_key_that_this_side_deleted_stays_deleted_if_asked(store: Store) -> None:
+    main, fork = parted(store)
+    fork.append(set={"left": "changed"})
+    with pytest.raises(MergeConflict) as caught:
+        main.merge(latest(fork))
+    assert caught.value.keys == ("left",)
+
+    assert "left" not in main.merge(latest(fork), delete=["left"]).state
+    with pytest.raises(InvalidInput, match="delete must hold names"):
+        main.merge(latest(fork), delete=[1])  # type: ignore[list-item]
+
+
 def test_the_same_change_on_both_sides_is_no_conflict(store: Store) -> None:
     main, fork = parted(store)
     main.append(set={"plan": "new"}, delete=["count"])

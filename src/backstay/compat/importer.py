@@ -1,6 +1,6 @@
 """Import checkpoints of other systems, and export to them. Their ids stay the same, so both can be repeated.
 
-A thread that holds checkpoints which the source does not have is refused, unless it has all of the source already: an
+A thread whose newest checkpoint the source does not have is refused, unless it has all of the source already: an
 import never mixes its checkpoints with others, and never stores one behind a later one. A record that cannot be stored
 is skipped, and the report names it. A field that a Backstay record cannot hold goes into its metadata under its own
 name.
@@ -35,6 +35,14 @@ class Item:
     save: Callable[[Store], object]
 
 
+def check_store(store: object) -> None:
+    """Raise InvalidInput unless this is an open store with blocking methods."""
+    if not isinstance(store, Store):
+        raise InvalidInput(
+            f"store must be an open store, not {type(store).__name__}", hint='Pass backstay.open("agent.db")'
+        )
+
+
 @dataclass(slots=True)
 class Importer:
     """One import: counts what it stored, and collects what it did not."""
@@ -46,6 +54,9 @@ class Importer:
     refused: list[Refused] = field(default_factory=list)
     missing: list[Note] = field(default_factory=list)  # records that could not be read or stored
     notes: list[Note] = field(default_factory=list)  # checkpoints that are stored differently from the source
+
+    def __post_init__(self) -> None:
+        check_store(self.store)
 
     def saved_item(
         self,
@@ -99,11 +110,12 @@ class Importer:
     def _import_thread(self, thread: str, items: Sequence[Item]) -> None:
         """Store the checkpoints of one thread and count them; one that cannot be stored is reported as missing."""
         check_id(thread, "thread_id")
-        stored = {meta.id for meta in self.store.thread(thread).history(branch="*")}
+        newest_first = [meta.id for meta in self.store.thread(thread).history(branch="*")]
+        stored = set(newest_first)
         wanted = {item.id for item in items}
-        if stored - wanted and wanted - stored:
+        if stored and newest_first[0] not in wanted and wanted - stored:
             raise Conflict(
-                f"the store has other checkpoints in thread {thread!r}, for example {min(stored - wanted)}",
+                f"the store has other checkpoints in thread {thread!r}, for example {newest_first[0]}",
                 thread=thread,
                 hint=_ELSEWHERE,
             )
@@ -155,6 +167,7 @@ def export_checkpoints(
 
     ``write`` returns the names of fields that the target cannot hold, or None if the checkpoint was deleted meanwhile.
     """
+    check_store(store)
     if threads is None:
         names: Sequence[str] = [meta.thread_id for meta in store.threads()][::-1]
     else:

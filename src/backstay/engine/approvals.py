@@ -49,10 +49,16 @@ class Approvals:
                     raise BadUpdate(job.node, None, f"its payload function raised {error!r:.200}") from error
             asked = self._question(position, InterruptKind.BEFORE_NODE, job.node, payload, barrier.prompt)
             return replace(asked, timeout_s=barrier.timeout_s, on_timeout=barrier.on_timeout)
-        named = activation.graph.before | self._recorder.options.before
+        options, prompt = self._recorder.options, f"Run {job.node}?"
+        imported = options.imported
+        if imported and not activation.prefix and imported["visits"].get(job.node) == job.visit:
+            kind, asked = InterruptKind(imported["kind"]), imported["payload"]
+            prompt = imported["prompt"] or prompt
+            return self._question(position, kind, job.node, payload if asked is None else asked, prompt)
+        named = activation.graph.before | options.before
         if not (job.node in named or "*" in named):
             return None
-        return self._question(position, InterruptKind.BEFORE_NODE, job.node, payload, f"Run {job.node}?")
+        return self._question(position, InterruptKind.BEFORE_NODE, job.node, payload, prompt)
 
     def after(self, activation: Activation, node: str, visit: int, key: str | None = None) -> Question | None:
         """Return the question to ask after a node, or None."""

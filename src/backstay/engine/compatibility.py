@@ -117,12 +117,12 @@ def require(judgement: Judgement, accept_compatible: bool) -> None:
     if any(frame.verdict is Verdict.REFUSE for frame in stopped):
         hint = "Nothing was run. Resume it with the graph that stored it"
     else:
-        hashes = {f"{frame.graph}.migrate({_hash(frame.stored_hash)}, …)": frame.stored_hash for frame in stopped}
-        ways = ["deploy the old graph"]
-        ways += [f"register {visible(each)}" for each, hash in hashes.items() if hash is not None]
+        ways = [] if any(frame.stored_hash is None for frame in stopped) else ["deploy the old graph"]
+        calls = [f"{frame.graph}.migrate({_hash(frame.stored_hash or 0)}, …)" for frame in stopped]
+        ways += [f"register {visible(call)}" for call in dict.fromkeys(calls)]
         if all(frame.verdict is Verdict.COMPATIBLE for frame in stopped):
-            ways.append("accept the change with resume(…, compatible=True)")
-        hint = f"Nothing was run. Either {', or '.join(ways)}"
+            ways.append("accept it with resume(…, compatible=True)")
+        hint = "Nothing was run. " + (f"Either {', or '.join(ways)}" if len(ways) > 1 else ways[0].capitalize())
     outermost = judgement.frames[0]
     raise GraphMismatch(
         expected=outermost.present_hash or 0,
@@ -224,6 +224,9 @@ def _compare(built: BuiltGraph, checkpoint: Checkpoint, migrates: bool) -> tuple
     hash = checkpoint.graph_hash if checkpoint.graph_hash is not None else computed
     place = _FramePlace("", checkpoint.graph or "?", stored, hash, built)
     frames = _frames(checkpoint)
+    if _is_foreign(checkpoint) and checkpoint.graph is not None:  # the caller says which graph it means
+        place = replace(place, graph=built.name)
+        frames = tuple(replace(frame, graph_id=built.name) for frame in frames)
     reason = _refusal(built, checkpoint, place, computed)
     if frames and reason is None:
         comparison = _Comparison(checkpoint, migrates, dict(finished(checkpoint.writes)))
@@ -239,18 +242,25 @@ def _refusal(built: BuiltGraph, checkpoint: Checkpoint, place: _FramePlace, comp
     """Return why a checkpoint is not a position of this graph, or None."""
     if checkpoint.graph is None:
         return f"the checkpoint was not saved by a graph, so graph {built.name!r} cannot resume it"
-    if checkpoint.graph != built.name:
+    if checkpoint.graph != built.name and not _is_foreign(checkpoint):
         return f"it belongs to graph {checkpoint.graph!r}, not to {built.name!r}: resume it with that graph"
     if computed is not None and computed != place.stored_hash:
         return (
             f"the record contradicts itself: its fingerprint is 0x{hex_of(place.stored_hash or 0)}, but its shape has "
             f"the fingerprint 0x{hex_of(computed)}"
         )
-    # Without any fingerprint, another program saved it, and the caller must accept its position. See ``_verdict``.
-    is_known = place.stored_hash is None or migration_chain(built, place.stored_hash) is not None
+    is_known = _is_foreign(checkpoint) or migration_chain(built, place.stored_hash or 0) is not None
     if not checkpoint.frames and place.stored is None and not place.is_same and not is_known:
         return "neither frames nor the shape of its graph are stored, so another graph cannot find the position"
     return None
+
+
+def _is_foreign(checkpoint: Checkpoint) -> bool:
+    """Return whether another program saved a position: it has no fingerprint, and the caller must accept it.
+
+    Its nodes may have other names here: a migration from 0 has them.
+    """
+    return checkpoint.graph_hash is None and not checkpoint.frames and "shape" not in checkpoint.run
 
 
 def _frames(checkpoint: Checkpoint) -> tuple[Frame, ...]:
@@ -318,8 +328,9 @@ class _Comparison:
         frame = self._with_finished(frame, place)
         steps: tuple[Migration, ...] = ()
         present = place.present
-        if self.migrates and present is not None and place.stored_hash is not None and place.graph == present.name:
-            steps = migration_chain(present, place.stored_hash) or ()
+        is_known = place.stored_hash is not None or _is_foreign(self.checkpoint)
+        if self.migrates and present is not None and is_known and place.graph == present.name:
+            steps = migration_chain(present, place.stored_hash or 0) or ()
         new = self._migrated(frame, place, steps) if steps else frame
         verdict = self._verdict(frame, new, place, steps)
         self.verdicts.append(verdict)
@@ -397,17 +408,18 @@ class _Comparison:
             ]
             return place.verdict(position, Verdict.REFUSE if missing else Verdict.SAME, reasons)
         problems = [*blockers(new, present)]
-        is_foreign = place.stored_hash is None and not self.checkpoint.frames
+        is_foreign = _is_foreign(self.checkpoint)
         if not steps and not is_foreign:
             problems += [_NO_SHAPE] if place.stored is None else changed_meaning(old, place.stored, present)
         if problems:
             reasons = [*_migration_notes(old, steps, ", but that is not enough:"), *problems]
             return place.verdict(position, Verdict.NEEDS_MIGRATION, reasons)
-        reasons = [_NO_HASH] if is_foreign else [*_migration_notes(old, steps, "")]
+        reasons = [*([_NO_HASH] if is_foreign else ()), *_migration_notes(old, steps, "")]
         if place.stored is not None and not steps:
             reasons += other_changes(old, place.stored, shape(present))
         covered = self.migrates and place.stored is not None and _is_covered(place.stored, present)
-        return place.verdict(position, Verdict.COMPATIBLE, reasons, migrated=bool(steps) or covered)
+        is_confirmed = (bool(steps) and not is_foreign) or covered
+        return place.verdict(position, Verdict.COMPATIBLE, reasons, migrated=is_confirmed)
 
 
 def _migration_notes(frame: Frame, steps: Sequence[Migration], then: str) -> Iterator[str]:

@@ -104,6 +104,7 @@ class RunOptions:
     effects_from: tuple[str, ...] = ()  # branches whose effects are replayed in this one
     grants: set[str] = field(default_factory=set)  # tools and nodes that need no further approval
     line: str = ""  # the checkpoint at which a fork or a rewind started this line of history
+    imported: Mapping[str, Any] = field(default_factory=dict)  # the pause of another program, to be asked about here
     version: int = 1
 
     @property
@@ -124,6 +125,7 @@ class RunOptions:
     def to_plain(self) -> dict[str, Any]:
         """Return the stored options. The identity is in the checkpoint's own fields."""
         return {
+            **({"imported": self.imported} if self.imported else {}),
             "shape": self.shape,
             "limit": self.limit,
             "before": sorted(self.before),
@@ -143,6 +145,7 @@ class RunOptions:
         self.effects_from = tuple(plain.get("effects_from", ()))
         self.grants = set(plain.get("grants", ()))
         self.line = plain.get("line", "")
+        self.imported = plain.get("imported", {})
 
 
 # Notify the sink of a run's checkpoints, each with everything that is needed to resume from it.

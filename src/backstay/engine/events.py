@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from backstay.errors import BackstayError, Rejected
-from backstay.model.checkpoint import CheckpointMeta
+from backstay.model.checkpoint import Checkpoint
 from backstay.model.decision import DecisionKind, Interrupt
 from backstay.operations.interrupts import InterruptRecord
 
@@ -179,7 +179,7 @@ class Result:
     values: Mapping[str, Any] = field(repr=False)
     path: tuple[str, ...] = field(repr=False)  # the nodes that ran, in order
     steps: int = 0
-    checkpoint: CheckpointMeta | None = None  # the newest checkpoint
+    checkpoint: Checkpoint | None = None  # the newest checkpoint; its state is loaded when it is first used
     interrupts: tuple[InterruptRecord, ...] = ()  # the questions it waits for
     error: Exception | None = None
     reason: str = ""  # of a rejection or cancellation

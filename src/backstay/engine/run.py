@@ -36,6 +36,7 @@ from backstay.engine.triggers import Cause
 from backstay.errors import BadUpdate, MergeConflict, NodeFailed, Rejected, StepsExceeded
 from backstay.model.decision import Decision, Interrupt
 from backstay.model.frame import End, FanOut, NextNode
+from backstay.thread.access import saved_by
 
 _NODE_ERRORS = (NodeFailed, BadUpdate, MergeConflict, StepsExceeded)
 """Errors that end a run as failed."""
@@ -103,7 +104,7 @@ class Runner:
             values=dict(root.state.values),
             path=tuple(root.path),
             steps=self.recorder.steps,
-            checkpoint=None if store is None else store.head,
+            checkpoint=None if store is None or store.head is None else saved_by(store.thread, store.head),
             **rest,
         )
 

@@ -187,7 +187,7 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         state, frames, judgement = migrate(built, checkpoint)
         require(judgement, request.compatible)
         check_keys(built, "runtime", setup.runtime)
-        options = _stored_options(built, checkpoint, request)
+        options = _stored_options(built, checkpoint, frames, request)
         waiting = []
         for name in () if is_copy else frames.frames[0].waits:
             stored = await durable.run(find_by_id, "interrupt", durable.cursor.branch.namespace, name)
@@ -259,7 +259,9 @@ def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
     return found
 
 
-def _stored_options(built: BuiltGraph, checkpoint: Checkpoint, request: ResumeRequest) -> RunOptions:
+def _stored_options(
+    built: BuiltGraph, checkpoint: Checkpoint, frames: FrameStack, request: ResumeRequest
+) -> RunOptions:
     known = identity(built)
     run_id = checkpoint.run_id or checkpoint.id
     options = RunOptions(run_id, known.hash, known.shape, attempt=checkpoint.attempt + 1)
@@ -267,13 +269,18 @@ def _stored_options(built: BuiltGraph, checkpoint: Checkpoint, request: ResumeRe
     options.before = current_names(built, checkpoint, options.before)
     options.after = current_names(built, checkpoint, options.after)
     options.limit = request.limit or options.limit
-    if checkpoint.interrupt is not None and not checkpoint.frames:
-        # Another program saved this pause. It has no question that a person could answer, so the run asks its own.
-        match checkpoint.continuation:
-            case FanOut(targets=targets):
-                options.before |= set(targets)
-            case _ if checkpoint.next_node is not None:
-                options.before |= {checkpoint.next_node}
+    asked = checkpoint.interrupt
+    if asked is not None and not checkpoint.frames and frames:
+        # Another program saved this pause. A person cannot answer its question there any more, so the run asks it.
+        following = frames.frames[0].continuation
+        nodes = following.targets if isinstance(following, FanOut) else ()
+        nodes = (following.node,) if isinstance(following, NextNode) else nodes
+        options.imported = {
+            "visits": {node: frames.frames[0].visits.get(node, 0) + 1 for node in nodes},
+            "kind": asked.kind.value,
+            "payload": asked.payload,
+            "prompt": asked.prompt,
+        }
     if request.effects_from is not None:
         options.effects_from = request.effects_from
     if checkpoint.trigger in _COPIES:  # an approval in one line of history does not count in another

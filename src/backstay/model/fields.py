@@ -98,7 +98,10 @@ def _graph_hash(value: object, what: str) -> int:
 def _moment(value: object, what: str) -> datetime:
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidInput(f"{what} must be a datetime with a time zone", hint="Use datetime.now(timezone.utc)")
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"{what} is before the year 1 or after 9999 in UTC") from None
 
 
 def _metadata(value: object, what: str) -> dict[str, Any]:

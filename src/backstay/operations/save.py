@@ -418,7 +418,10 @@ def _find_same(
         return None
     check_id(request.name, "checkpoint id")
     stored = find_row(store, services.namespace, request.name)
-    if stored is None or (request.replaces_head and not _is_newer(cursor, stored)):
+    seen = None if cursor.base is None else cursor.base.head
+    # A row may have replaced the head that the handle has seen: its own earlier attempt may have done it.
+    is_newer = stored is not None and seen is not None and seen.id == stored.id and seen.seq != stored.seq
+    if stored is None or (request.replaces_head and not is_newer):
         return None
     try:
         same = stored.branch == cursor.branch and (_same(store, stored, make, request))
@@ -444,12 +447,6 @@ def _find_same(
     if head is not None and head.row is not None and head.row.id == stored.id:
         cursor.base, cursor.head_state = Base.of(head), None
     return unchecked(SavedCheckpoint, values_of(stored))
-
-
-def _is_newer(cursor: Cursor, stored: Row) -> bool:
-    """Return whether a row replaced the head that the handle has seen: its own earlier attempt may have done it."""
-    seen = None if cursor.base is None else cursor.base.head
-    return seen is not None and seen.id == stored.id and seen.seq != stored.seq
 
 
 def _same(store: Backend, stored: Row, make: MakeChange, request: SaveRequest) -> bool:

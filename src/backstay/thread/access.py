@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from backstay.model.checkpoint import Checkpoint, CheckpointMeta, SavedCheckpoint, unchecked
 from backstay.operations.cursor import Access, Handle
 
 if TYPE_CHECKING:
@@ -46,3 +47,11 @@ def access_of(store: Store | AsyncStore | Thread | AsyncThread) -> Access:
 def handle_of(thread: Thread | AsyncThread) -> Handle:
     """Return what operations on a thread need."""
     return thread._handle
+
+
+def saved_by(thread: Thread | AsyncThread, meta: CheckpointMeta) -> Checkpoint:
+    """Return a checkpoint of a thread whose payload is loaded when it is first used."""
+    saved = meta if isinstance(meta, SavedCheckpoint) else unchecked(SavedCheckpoint, dict(meta.__dict__))
+    sync: Any = getattr(thread, "_sync", thread)
+    bound: Checkpoint = sync._bind(saved)
+    return bound

@@ -92,6 +92,8 @@ def _unknown(plain: Mapping[str, Any], known: tuple[str, ...], path: str) -> dic
 
 def checked(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the checkpoint's dictionary. InvalidInput names the first field that cannot be stored."""
+    if not isinstance(checkpoint, Checkpoint):
+        raise InvalidInput(f"a checkpoint must be a Checkpoint, not {type(checkpoint).__name__}")
     plain = checkpoint.to_dict()
     metadata = plain["metadata"]
     for extra, known in ((checkpoint.metadata.extra, METADATA), (checkpoint.extra, (*PAYLOAD, "metadata"))):
@@ -123,15 +125,15 @@ def draft_of(plain: dict[str, Any], created_at: datetime | None = None) -> Draft
     metadata = plain["metadata"]
     text, tags = metadata["created_at"], metadata["tags"]
     if created_at is None:
-        with suppress(ValueError, TypeError):
-            created_at = datetime.fromisoformat(text)
-        if created_at is None or created_at.tzinfo is None:
+        with suppress(ValueError, TypeError, OverflowError):
+            moment = datetime.fromisoformat(text)
+            created_at = None if moment.tzinfo is None else moment.astimezone(UTC)
+        if created_at is None:
             raise InvalidInput(
                 "created_at must be ISO 8601 text with an offset",
                 path="metadata.created_at",
                 hint='For example "2026-01-31T12:00:00+00:00". Without an offset the time is ambiguous',
             )
-        created_at = created_at.astimezone(UTC)
     extra = {key: value for key, value in metadata.items() if key not in METADATA}
     upsert.check_names(tags, "tag")
     upsert.check_names(extra, "metadata key")

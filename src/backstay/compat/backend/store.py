@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection
 from types import TracebackType
 from typing import Any, Self
 
 from backstay.compat import upsert
-from backstay.compat.adapter import AdapterStore, Listed, Problem, StoreOrUrl
+from backstay.compat.adapter import AdapterStore, Listed, Problem, StoreOrUrl, copied_object
 from backstay.compat.backend.checkpoint import (
     Checkpoint,
     CheckpointMetadata,
@@ -22,7 +24,9 @@ from backstay.compat.upsert import Found
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import MAIN
 from backstay.operations.arguments import branch_key
+from backstay.operations.cursor import Services
 from backstay.operations.listing import EVERY_BRANCH, Listing, listing_of_thread, listing_of_threads
+from backstay.store.base import Backend
 
 SUMMARY_CHARACTERS = 100
 """How much of the last message a snapshot's summary shows."""
@@ -82,6 +86,7 @@ class StoreBackend(CheckpointBackend):
             raise InvalidInput("triggers must be several names, not one text", hint=f"Pass triggers=[{triggers!r}]")
         self._opened = AdapterStore(store, namespace)
         self._triggers = triggers
+        self._counting = threading.Lock()  # only taken in worker threads
 
     async def put(self, checkpoint: Checkpoint) -> str:
         """Store a checkpoint and return its id.
@@ -110,14 +115,25 @@ class StoreBackend(CheckpointBackend):
         """
         if self._triggers is not None and trigger not in self._triggers:
             return None
-        last = await anext(self.checkpoints(thread_id), None)
-        name = await self._opened.run(lambda _, services: services.new_id())
-        metadata = CheckpointMetadata(thread_id, name, 1 if last is None else last.step + 1, parent_checkpoint_id)
-        metadata.tags, metadata.summary = [str(trigger)], f"State: {len(state)} keys"
+        metadata = CheckpointMetadata(thread_id, "", 0, parent_checkpoint_id)
+        metadata.tags = [str(getattr(trigger, "value", trigger))]
+        metadata.summary = f"State: {len(copied_object(state, 'state'))} keys"
         if messages and isinstance(messages[-1], dict):
             content = str(messages[-1].get("content", ""))
             metadata.summary = f"[{messages[-1].get('role', 'unknown')}] {content[:SUMMARY_CHARACTERS]}"
-        return await self.put(Checkpoint(metadata, messages, state, tools_result, next_node))
+        made = copy.deepcopy(Checkpoint(metadata, messages, state, tools_result, next_node))
+
+        def add(store: Backend, services: Services) -> str:
+            with self._counting:  # else two snapshots at once could get the same step
+                last = upsert.newest(store, services, thread_id)
+                found = None if last is None else upsert.get(store, services, last.id)
+                made.metadata.step = 1 if found is None else found.step + 1
+                made.metadata.checkpoint_id = services.new_id()
+                draft = draft_of(checked(made))
+                upsert.put(store, services, draft, as_dict)
+                return draft.id
+
+        return await self._opened.run(add)
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
         """Return a checkpoint by its id, from any thread; None if it does not exist."""

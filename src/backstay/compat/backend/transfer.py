@@ -12,7 +12,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -136,10 +136,11 @@ def _imported(plain: object, where: str, importer: Importer) -> Draft:
         text = record["metadata"]["created_at"]
         if error.path != "metadata.created_at" or type(text) is not str:
             raise
-        try:
-            moment, what = datetime.fromisoformat(text).replace(tzinfo=UTC), "has no offset: taken as UTC"
-        except ValueError:
-            moment, what = datetime.now(UTC), "is not a time: kept as text, and the time of the import counts"
+        moment, what = datetime.now(UTC), "is not a time: kept as text, and the time of the import counts"
+        with suppress(ValueError):
+            parsed = datetime.fromisoformat(text)
+            if parsed.tzinfo is None:
+                moment, what = parsed.replace(tzinfo=UTC), "has no offset: taken as UTC"
         importer.notes.append(Note(f"created_at {what}", where, thread, name))
         draft = draft_of(record, moment)
     if draft.parent is None:
@@ -176,6 +177,8 @@ def _records(
         if is_database(text):
             yield from _sqlite_rows(text)
             return
+        if not path.stat().st_size:
+            importer.missing.append(Note("the file is empty", text))
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 where = f"{path}:{number}"
@@ -238,7 +241,8 @@ def _record_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
             record[_BLOBS[column]] = value
         elif column == "next_node" and value is not None:
             record[column] = value
-        elif column != "id" and value is not None:  # columns that this version does not know are kept
+        elif column != "id" and value is not None and (column, value) != ("parent_id", ""):
+            # Columns that this version does not know are kept.
             metadata["parent_checkpoint_id" if column == "parent_id" else column] = value
     return record
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from backstay.errors import DecodeError, InvalidInput
-from backstay.model.fields import check_cost
+from backstay.model.fields import check_cost, check_fields
 from backstay.model.ids import IdMaker, check_count, check_label
 
 # Ids become parts of paths. So they have a plain alphabet: no separator, no leading dot, no character that a pattern, a
@@ -160,8 +160,7 @@ class CheckpointData:
         """
         check_safe(self.checkpoint_id, "checkpoint_id")
         check_safe(self.session_id, "session_id")
-        if not isinstance(self.created_at, datetime) or self.created_at.utcoffset() is None:
-            raise InvalidInput("created_at must be a datetime with a time zone", hint="Use datetime.now(UTC)")
+        check_fields({"created_at": self.created_at})
         check_label(self.trigger, "trigger", length_max=TEXT_LENGTH_MAX)
         if check_count(self.iteration, "iteration") > ITERATION_MAX:
             raise InvalidInput("iteration must be less than 2**31")
@@ -262,6 +261,6 @@ class FieldReader:
         text = self.of(name, str)
         try:
             moment = datetime.fromisoformat(text)
-        except ValueError:
+            return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
+        except (ValueError, OverflowError):
             raise DecodeError(f"{name} is not a time") from None
-        return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)

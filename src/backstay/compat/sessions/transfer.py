@@ -164,14 +164,26 @@ def export_sessions(
                 locked.close()
                 session = None
                 session = locked.enter_context(writer._opened(data.session_id))
-                later.update(_later(store, session))
+                present, after = {entry.checkpoint_id for entry in session.look.entries}, ""
+                for meta in store.thread(checkpoint.thread_id).history():
+                    after = after or (meta.id if meta.id in present else "")
+                    if after and meta.id not in present:
+                        later[meta.id] = after
             elif session.saved >= SAVES_BETWEEN_LOOKS:
                 locked.close()
                 session = None
                 session = locked.enter_context(writer._opened(data.session_id))
             if name in later:
-                if _is_there(session, checkpoint, data):
-                    return lost
+                # An import may have given a checkpoint of this directory another id, because two had the same.
+                given = checkpoint.metadata.get("checkpoint_id")
+                twins = [
+                    entry.name for entry in session.look.entries if entry.checkpoint_id == given and entry.has_file
+                ]
+                for twin in twins:
+                    with suppress(BackstayError):
+                        stored = read_stored(session.index.folder, twin)
+                        if stored is not None and stored.data == replace(data, checkpoint_id=str(given)):
+                            return lost
                 raise Conflict(
                     f"it would be newer than {later[name]}, which comes after it and is in the directory already",
                     hint="Export to an empty directory",
@@ -202,29 +214,3 @@ def _data_of(checkpoint: Checkpoint) -> tuple[CheckpointData, list[str]]:
         **{field: getattr(checkpoint, field) for field in _SHARED},
     )
     return data, lost
-
-
-def _later(store: Store, session: OpenSession) -> dict[str, str]:
-    """Return the checkpoints that the directory does not have, each with a later one that it has."""
-    present = {entry.checkpoint_id for entry in session.look.entries}
-    later: dict[str, str] = {}
-    after: str | None = None
-    for meta in store.thread(session.index.folder.session).history():
-        if meta.id in present:
-            after = after or meta.id
-        elif after is not None:
-            later[meta.id] = after
-    return later
-
-
-def _is_there(session: OpenSession, checkpoint: Checkpoint, data: CheckpointData) -> bool:
-    """Return whether an import gave a checkpoint of this directory another id, because two had the same."""
-    given = checkpoint.metadata.get("checkpoint_id")
-    wanted = replace(data, checkpoint_id=given) if type(given) is str else None
-    for entry in session.look.entries:
-        if wanted is not None and entry.checkpoint_id == given and entry.has_file:
-            with suppress(BackstayError):
-                stored = read_stored(session.index.folder, entry.name)
-                if stored is not None and stored.data == wanted:
-                    return True
-    return False

@@ -160,6 +160,8 @@ def draft_of(checkpoint: Checkpoint, thread: str | None = None) -> Draft:
 
     The state has the values and messages of a SharedState as its own keys, as a graph of Backstay keeps them.
     """
+    if not isinstance(checkpoint, Checkpoint):
+        raise InvalidInput(f"a checkpoint must be a Checkpoint, not {type(checkpoint).__name__}")
     plain = checkpoint.to_dict()
     checkpoint = Checkpoint.from_dict(plain)
     state, others, original = _state_of(plain["state_snapshot"])
@@ -219,6 +221,9 @@ def _state_of(snapshot: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
     is_shared = snapshot.keys() == _SHARED and type(snapshot["values"]) is dict and type(snapshot["messages"]) is list
     if not is_shared:
         return snapshot, {}, {}
+    if snapshot["messages"] == [] and type(snapshot["values"].get("messages")) is list:
+        # An export of ours: the old system would not have read these messages. See ``transfer.py``.
+        return snapshot["values"], {}, {"shared": [snapshot["current_node"]], "inside": True}
     return snapshot["values"], {"messages": snapshot["messages"]}, {"shared": [snapshot["current_node"]]}
 
 
@@ -266,7 +271,8 @@ def as_dict(found: Found) -> dict[str, Any]:
     if original.get("bare"):
         snapshot = snapshot[_BARE]
     elif "shared" in original:
-        messages, (node,) = checkpoint.state["messages"], original["shared"]
+        messages: Any = [] if original.get("inside") else checkpoint.state["messages"]
+        (node,) = original["shared"]
         snapshot = {"values": snapshot, "messages": messages, "current_node": node}
     asked, pending = checkpoint.interrupt, None
     if "pending_action" in original.get("fields", ()):

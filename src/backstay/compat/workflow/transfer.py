@@ -27,6 +27,7 @@ from backstay.errors import BackstayError, EncodeError, StoreError
 from backstay.model import checkpoint as model
 from backstay.model.checkpoint import MAIN
 from backstay.model.frame import End, FanOut, NextNode
+from backstay.operations.arguments import names_of
 from backstay.thread.access import access_of
 from backstay.thread.store import Store
 
@@ -86,7 +87,7 @@ def export_workflow(
     """
     files = Files(Path(base))
     access = access_of(store)
-    names = None if threads is None else list(threads)
+    names = None if threads is None else names_of(threads, "threads")
 
     def write(name: str) -> list[str] | None:
         found = upsert.get(access.store, access.services, name)

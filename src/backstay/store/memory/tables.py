@@ -544,8 +544,11 @@ def find_rows(query: Query, tables: Tables) -> list[Row]:
     candidates: Iterable[Row]
     if query.heads_of_threads:
         threads = (tables.threads[name] for name in tables.thread_order.below(query.before))
-        newest = (_newest(thread, query) for thread in threads)
-        candidates = (row for row in newest if row is not None)
+        heads = (
+            [branch.rows[-1] for branch in thread.branches.values() if branch.rows and query.covers(branch.key)]
+            for thread in threads
+        )
+        candidates = (max(rows, key=SEQ) for rows in heads if rows)
     elif query.ids is not None:
         found = (tables.rows.get((query.namespace, name)) for name in dict.fromkeys(query.ids))
         candidates = sorted((row for row in found if row is not None), key=_order, reverse=True)
@@ -566,12 +569,6 @@ def find_rows(query: Query, tables: Tables) -> list[Row]:
     )
     limit = max(0, min(query.limit, PAGE_ROWS_MAX))
     return [tables.shown(row, query.payload, query.writes) for row in islice(matching, limit)]
-
-
-def _newest(thread: MemoryThread, query: Query) -> Row | None:
-    """Return the newest row of a thread that may be in the answer."""
-    heads = (branch.rows[-1] for branch in thread.branches.values() if branch.rows and query.covers(branch.key))
-    return max(heads, key=SEQ, default=None)
 
 
 def _before(rows: list[Row], seq: int | None) -> Iterator[Row]:

@@ -151,10 +151,6 @@ class RetryingPool:
         if pool is not None:
             pool.close()
 
-    def _is_inside(self) -> bool:
-        """Return whether this thread is inside a call, which a signal has interrupted."""
-        return bool(self._local.__dict__.get("inside"))
-
     def _repeat(
         self,
         work: Work[T],
@@ -166,7 +162,8 @@ class RetryingPool:
 
         ``may_be_applied`` says of a lost connection whether its last attempt may have taken effect.
         """
-        loan, was_inside = Loan(), self._is_inside()
+        # Whether this thread is inside a call already, which a signal has interrupted.
+        loan, was_inside = Loan(), bool(self._local.__dict__.get("inside"))
         try:
             self._local.inside = True
             return self._attempts(work, may_be_applied, name, repeats_unknown, None if was_inside else loan)

@@ -75,7 +75,10 @@ def damaged_structure(connection: Connection) -> list[Finding]:
     """Return which tables have unreadable pages or a damaged structure."""
     whole = _problem(connection, queries.CHECK_FILE, ())
     if whole is None:
-        return [_dangling(*fields) for fields in fetch_all(connection, queries.CHECK_REFERENCES)]
+        return [
+            Finding(MISSING, f"row {row} of {table}", f"it names a row of {parent} that does not exist")
+            for table, row, parent, _ in fetch_all(connection, queries.CHECK_REFERENCES)
+        ]
     tables = [name for name, sql in our_objects().items() if sql.startswith("CREATE TABLE")]
     problems = {name: _problem(connection, queries.CHECK_TABLE, (name,)) for name in tables}
     found = {name: problem for name, problem in problems.items() if problem is not None}
@@ -84,10 +87,6 @@ def damaged_structure(connection: Connection) -> list[Finding]:
         repair = REBUILD if _is_readable(connection, name) else None
         findings.append(Finding(DAMAGED, f"pages of {name}", problem, key=name, repair=repair))
     return findings or [Finding(DAMAGED, f"pages of {ELSEWHERE}", whole, key=ELSEWHERE, repair=REBUILD)]
-
-
-def _dangling(table: str, row: int | None, parent: str, _: int) -> Finding:
-    return Finding(MISSING, f"row {row} of {table}", f"it names a row of {parent} that does not exist")
 
 
 def _is_readable(connection: Connection, table: str) -> bool:
