@@ -244,6 +244,17 @@ def test_values_that_a_session_has_no_place_for_are_named(target: backstay.Store
     assert note.what == "the file cannot hold: metadata.iteration, state.messages as it is: a list of it is written"
 
 
+@pytest.mark.parametrize("system", [export_agentos, export_blobs, export_sessions, export_workflow])
+def test_questions_that_have_no_place_are_named(system: Any, target: backstay.Store, tmp_path: Path) -> None:
+    thread = target.thread("asks")
+    saved = thread.save({"messages": []})
+    thread.interrupt(saved, prompt="May I?")
+
+    report = system(target, tmp_path / "out")
+
+    assert "the file cannot hold 1 open question" in [note.what for note in report.notes]
+
+
 # Graphs with the names of others ------------------------------------------------------------------------------------
 
 

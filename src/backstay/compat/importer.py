@@ -8,14 +8,24 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from backstay.bundle.report import ExportReport, ImportReport, Note, Progress, ProgressReporter, Refused
 from backstay.compat import upsert
 from backstay.compat.adapter import is_same_json
-from backstay.errors import BackstayError, Conflict, Corrupted, DecodeError, Fenced, IdTaken, InvalidInput, StoreError
+from backstay.errors import (
+    BackstayError,
+    Conflict,
+    Corrupted,
+    DecodeError,
+    Fenced,
+    IdTaken,
+    InvalidInput,
+    StoreError,
+    counted,
+)
 from backstay.model.fields import check_fields
 from backstay.model.ids import check_id
 from backstay.operations.arguments import names_of
@@ -161,11 +171,16 @@ def put_item(draft: upsert.Draft, where: str, as_dict: upsert.AsDict) -> Item:
 
 
 def export_checkpoints(
-    store: Store, threads: Iterable[str] | None, branch: str, write: Callable[[str], list[str] | None]
+    store: Store,
+    threads: Iterable[str] | None,
+    branch: str,
+    write: Callable[[str], list[str] | None],
+    carried: Collection[str] = (),
 ) -> ExportReport:
     """Call ``write`` with the id of each checkpoint of these threads, or of all, oldest first.
 
     ``write`` returns the names of fields that the target cannot hold, or None if the checkpoint was deleted meanwhile.
+    ``carried`` gets the ids of the interrupts that are in the target.
     """
     check_store(store)
     if threads is None:
@@ -193,4 +208,7 @@ def export_checkpoints(
             written += lost is not None
             if lost:
                 notes.append(Note(f"the file cannot hold: {', '.join(lost)}", "", name, meta.id))
+        questions = [each for each in store.thread(name).interrupts(on_damage="mark") if each.id not in carried]
+        if questions:
+            notes.append(Note(f"the file cannot hold {counted(len(questions), 'open question')}", "", name))
     return ExportReport(threads=len(names), checkpoints=written, left_out=tuple(left_out), notes=tuple(notes))

@@ -88,6 +88,7 @@ def export_workflow(
     files = Files(Path(base))
     access = access_of(store)
     names = None if threads is None else names_of(threads, "threads")
+    carried: set[str] = set()
 
     def write(name: str) -> list[str] | None:
         found = upsert.get(access.store, access.services, name)
@@ -98,9 +99,11 @@ def export_workflow(
         else:
             plain, lost = _exported(found.checkpoint)
         files.write(check_safe(name, "checkpoint id"), to_bytes(plain))
+        if found.meta.interrupt is not None:
+            carried.add(found.meta.interrupt.id)
         return lost
 
-    report = export_checkpoints(store, names, "*", write)
+    report = export_checkpoints(store, names, "*", write, carried)
     notes = list(report.notes)
     for each in [meta.thread_id for meta in store.threads()] if names is None else names:
         effects = sum(1 for _ in store.thread(each).effects())
