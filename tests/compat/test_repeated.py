@@ -19,7 +19,7 @@ from backstay.compat.backend import Checkpoint, CheckpointMetadata, StoreBackend
 from backstay.compat.graph import CheckpointBlob, CheckpointBlobStore, CheckpointId, export_blobs, import_blobs
 from backstay.compat.sessions import ChecksumUtils, SyncCheckpointWriter, export_sessions, import_sessions
 from backstay.compat.workflow import FileCheckpointStore, export_workflow, import_workflow
-from backstay.errors import GraphMismatch, InvalidInput, StoreRefused
+from backstay.errors import GraphMismatch, InvalidInput, StoreError, StoreRefused
 from support.golden import GOLDEN
 
 RUST = GOLDEN / "sessions" / "rust"
@@ -242,6 +242,14 @@ def test_values_that_a_session_has_no_place_for_are_named(target: backstay.Store
     (note,) = export_sessions(target, tmp_path).notes
 
     assert note.what == "the file cannot hold: metadata.iteration, state.messages as it is: a list of it is written"
+
+
+@pytest.mark.parametrize("system", [export_agentos, export_blobs, export_sessions, export_workflow])
+def test_a_place_that_cannot_be_written_is_named(system: Any, target: backstay.Store) -> None:
+    target.thread("t").save({"messages": []})
+
+    with pytest.raises(StoreError, match="/proc/nowhere"):
+        system(target, "/proc/nowhere/out")
 
 
 @pytest.mark.parametrize("system", [export_agentos, export_blobs, export_sessions, export_workflow])

@@ -28,6 +28,7 @@ from backstay.compat.upsert import Draft
 from backstay.errors import BackstayError, DecodeError, InvalidInput, StoreRefused
 from backstay.model.checkpoint import MAIN
 from backstay.store.atomic import FILE_MODE, PREFIX, failure, make_directory, sync_directory
+from backstay.store.sqlite.database import translated
 from backstay.store.sqlite.foreign import columns_of, is_database, open_foreign, reading
 from backstay.thread.access import access_of
 from backstay.thread.store import Store
@@ -270,35 +271,38 @@ def export_agentos(store: Store, path: str | os.PathLike[str], *, threads: Itera
     make_directory(target.parent)
     access = access_of(store)
     steps: dict[str, list[tuple[int, str]]] = {}
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=target.parent) as folder:
-        file = Path(folder) / target.name
-        with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-            os.chmod(file, FILE_MODE)
-            connection.executescript(f"{_SCHEMA} BEGIN")
+    try:
+        with translated(str(target)), tempfile.TemporaryDirectory(prefix=PREFIX, dir=target.parent) as folder:
+            file = Path(folder) / target.name
+            with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+                os.chmod(file, FILE_MODE)
+                connection.executescript(f"{_SCHEMA} BEGIN")
 
-            def write(name: str) -> list[str] | None:
-                found = upsert.get(access.store, access.services, name)
-                if found is None:
-                    return None
-                checkpoint = checkpoint_of(found)
-                plain = checkpoint.to_dict()
-                metadata, names = plain["metadata"], ("thread_id", "checkpoint_id", "parent_checkpoint_id", "step")
-                content = (json.dumps(plain[each], ensure_ascii=False) for each in _CONTENT)
-                about = (metadata["created_at"], json.dumps(metadata["tags"]), metadata["summary"])
-                row = (*(metadata[each] for each in names), *about, *content, plain["next_node"])
-                connection.execute(_INSERT, row)
-                steps.setdefault(found.meta.thread_id, []).append((found.step, name))
-                stored = found.checkpoint
-                lost = [field for field in _NOT_IN_ROWS if getattr(stored, field)]
-                lost += ["writes"] * any(write.task_id != upsert.REPLACED for write in stored.writes)
-                lost += [f"metadata.{key}" for key in checkpoint.metadata.extra] + list(checkpoint.extra)
-                if stored.metadata.get(upsert.ADAPTER) != ADAPTER:
-                    lost += ["branch"] * (stored.branch != MAIN) + ["trigger"] * (stored.trigger != "manual")
-                return lost
+                def write(name: str) -> list[str] | None:
+                    found = upsert.get(access.store, access.services, name)
+                    if found is None:
+                        return None
+                    checkpoint = checkpoint_of(found)
+                    plain = checkpoint.to_dict()
+                    metadata, names = plain["metadata"], ("thread_id", "checkpoint_id", "parent_checkpoint_id", "step")
+                    content = (json.dumps(plain[each], ensure_ascii=False) for each in _CONTENT)
+                    about = (metadata["created_at"], json.dumps(metadata["tags"]), metadata["summary"])
+                    row = (*(metadata[each] for each in names), *about, *content, plain["next_node"])
+                    connection.execute(_INSERT, row)
+                    steps.setdefault(found.meta.thread_id, []).append((found.step, name))
+                    stored = found.checkpoint
+                    lost = [field for field in _NOT_IN_ROWS if getattr(stored, field)]
+                    lost += ["writes"] * any(write.task_id != upsert.REPLACED for write in stored.writes)
+                    lost += [f"metadata.{key}" for key in checkpoint.metadata.extra] + list(checkpoint.extra)
+                    if stored.metadata.get(upsert.ADAPTER) != ADAPTER:
+                        lost += ["branch"] * (stored.branch != MAIN) + ["trigger"] * (stored.trigger != "manual")
+                    return lost
 
-            report = export_checkpoints(store, threads, "*", write)
-            connection.execute("COMMIT")
-        os.rename(file, target)
+                report = export_checkpoints(store, threads, "*", write)
+                connection.execute("COMMIT")
+            os.rename(file, target)
+    except OSError as error:
+        raise failure(error, "write", target) from error
     sync_directory(target.parent)
     notes = list(report.notes)
     for thread, rows in steps.items():
