@@ -280,7 +280,7 @@ def paused(root: Path, **changes: Any) -> Path:
 
 
 def workflow() -> Graph:
-    graph = Graph("my-workflow")
+    graph = Graph("My-workflow")
     graph.node("write", lambda state: {"draft": "hello"})
     graph.node("review", lambda state: {"seen": state["draft"]})
     graph.edge("write", "review")
@@ -292,7 +292,7 @@ def workflow() -> Graph:
 def test_a_graph_with_other_names_resumes_an_imported_run(target: backstay.Store, tmp_path: Path) -> None:
     import_workflow(paused(tmp_path / "files"), target)
     thread, graph = target.thread("5f0c9a52"), workflow()
-    with pytest.raises(GraphMismatch, match=r"Register my-workflow\.migrate\(0x0000000000000000, …\)$"):
+    with pytest.raises(GraphMismatch, match=r"Please register My-workflow\.migrate\(0x0000000000000000, …\)$"):
         graph.resume_sync(thread, compatible=True)
     graph.migrate(0, nodes={"human review": "review"})
     with pytest.raises(GraphMismatch, match="compatible=True"):
@@ -311,7 +311,7 @@ def test_a_graph_with_other_names_resumes_an_imported_run(target: backstay.Store
 
 def test_a_prompt_of_our_own_export_is_shown_again(target: backstay.Store, tmp_path: Path) -> None:
     question = {"id": "q", "node": "review", "payload": {"tool": "rm", "args": {}}, "prompt": "Really?"}
-    files = paused(tmp_path / "files", graph_name="my-workflow", current_node="review", interrupt=question)
+    files = paused(tmp_path / "files", graph_name="My-workflow", current_node="review", interrupt=question)
     import_workflow(files, target)
 
     workflow().resume_sync(target.thread("5f0c9a52"), compatible=True)

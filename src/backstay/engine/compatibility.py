@@ -122,7 +122,7 @@ def require(judgement: Judgement, accept_compatible: bool) -> None:
         ways += [f"register {visible(call)}" for call in dict.fromkeys(calls)]
         if all(frame.verdict is Verdict.COMPATIBLE for frame in stopped):
             ways.append("accept it with resume(…, compatible=True)")
-        hint = "Nothing was run. " + (f"Either {', or '.join(ways)}" if len(ways) > 1 else ways[0].capitalize())
+        hint = f"Nothing was run. {'Either' if len(ways) > 1 else 'Please'} {', or '.join(ways)}"
     outermost = judgement.frames[0]
     raise GraphMismatch(
         expected=outermost.present_hash or 0,
