@@ -7,8 +7,8 @@ import random
 import pytest
 
 from backstay.errors import Conflict, Fenced, InvalidInput, OutcomeUnknown
+from backstay.model.retry import RETRIES_MAX
 from backstay.retry import ErrorCategory, RetryPolicy, Rules
-from backstay.retry.policy import RETRIES_MAX
 
 
 class Still(random.Random):

@@ -28,8 +28,8 @@ from backstay.errors import (
     StoreFull,
     StoreRefused,
 )
+from backstay.model.category import _TYPES
 from backstay.retry import ErrorCategory, Failure, Rules, classify
-from backstay.retry.category import _TYPES
 
 C = ErrorCategory
 

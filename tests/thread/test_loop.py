@@ -189,9 +189,9 @@ def test_one_key_names_one_effect_in_a_turn(thread: backstay.Thread) -> None:
     tool = Tool()
 
     def body(loop: Loop, turn: Turn) -> None:
-        assert turn.effect("mail", tool, "a") == turn.effect("mail", tool, "a")
+        assert turn.effect("mail", tool, "a", key=1) == turn.effect("mail", tool, "a", key=1)
         with pytest.raises(EffectChanged):
-            turn.effect("mail", tool, "b")
+            turn.effect("mail", tool, "b", key=1)
         loop.finish()
 
     run(thread, body)

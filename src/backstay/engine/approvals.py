@@ -70,7 +70,7 @@ class Approvals:
         return self._question(f"{position}:after", InterruptKind.AFTER_NODE, node, payload, f"Continue after {node}?")
 
     def _question(self, position: str, kind: InterruptKind, node: str, payload: Any, prompt: str) -> Question:
-        return Question(f"{self._recorder.options.question_prefix}:{position}", kind, node, payload, prompt)
+        return Question(f"{self._recorder.options.line_name}:{position}", kind, node, payload, prompt)
 
     def interrupt_of(self, question: Question) -> Interrupt:
         """Return the interrupt of a question, to store it together with the position."""

@@ -7,11 +7,11 @@ be repeated.
 
 from __future__ import annotations
 
-import functools
+import dis
 import hashlib
-import inspect
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +19,17 @@ from backstay.engine import events
 from backstay.engine.control import Ask, Rerouted
 from backstay.engine.durable import DurableRun, RunOptions
 from backstay.engine.position import Job
-from backstay.errors import EffectUnknown, Fenced, Rejected
+from backstay.errors import Fenced, Rejected
 from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.fields import Usage
 from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations import ledger
-from backstay.operations.question import Question, check_answer
+from backstay.operations.cursor import Handle
+from backstay.operations.drivers import Steps
+from backstay.operations.question import Question, check_answer, outcome_of, outcome_question
 from backstay.store.base import Backend
-from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, arguments_digest, arun_effect, run_effect
-
-BY_DECISION = "decision"
-"""The name under which an effect is settled when a person settles it by answering the run."""
+from backstay.thread.calls import AsyncCalls, CallNames, CallSite, PlainCalls, current_task
+from backstay.thread.effects import EffectCall, RunOperation
 
 _POSITION_LENGTH_MAX = 600
 
@@ -44,20 +44,14 @@ class _KnownResult:
         return self._result
 
 
-class _TrackedFunction:
-    """A function that remembers whether it was called."""
+class BaseContext(CallSite):
+    """The common part of the contexts of plain and asynchronous nodes.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.__wrapped__ = function  # where ``inspect.signature`` looks
-        self.called = False
+    A context remembers that its node stopped at a question, or was sent elsewhere by an answer. From then on it refuses
+    everything that the node does, and the run asks when the node ends, even if the node caught the signal.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.called = True
-        return self.__wrapped__(*args, **kwargs)
-
-
-class BaseContext:
-    """The common part of the contexts of plain and asynchronous nodes."""
+    _on_unknown = "ask"
 
     def __init__(
         self,
@@ -68,6 +62,7 @@ class BaseContext:
         answers: Mapping[str, Decision],
         attempt: int,
         error: Exception | None = None,
+        known_list: Callable[[list[Any]], bytes | None] = lambda items: None,
     ) -> None:
         self._job = job
         self._options = options
@@ -75,7 +70,10 @@ class BaseContext:
         self._emit = emit
         self._answers = answers
         self._asked: Counter[str] = Counter()
+        self._known_lists = known_list
+        self._names = CallNames(current_task() if isinstance(self, AsyncCalls) else None)
         self._closed = False
+        self._left: Ask | Rerouted | None = None  # the node stopped here
         self._usage = (0, 0.0)
         self._wants_checkpoint = False
         self.attempt = attempt
@@ -179,21 +177,31 @@ class BaseContext:
     def _place(self, what: str) -> str:
         """Return the position of the next question of a kind: equal questions of a node are separate questions."""
         self._asked[what] += 1
-        return f"{self._options.question_prefix}:{self._job.position}:{what}:{self._asked[what]}"
+        return f"{self._options.line_name}:{self._job.position}:{what}:{self._asked[what]}"
 
     def _answered(self, question: Question) -> Decision:
         decision = self._answers.get(question.position)
         if decision is None:
-            raise Ask(question)
+            self._check_can_be_stored(question)
+            self._left = Ask(question)
+            raise self._left
         if decision.kind is DecisionKind.REJECT:
             asked = f": {question.prompt}" if question.prompt else ""
             raise Rejected(f"a person rejected the question of node {self.node!r}{asked}", reason=decision.reason)
         if decision.kind is DecisionKind.REROUTE:
             assert decision.target is not None
-            raise Rerouted(decision.target)
+            self._left = Rerouted(decision.target)
+            raise self._left
         return decision
 
+    def _check_can_be_stored(self, question: Question) -> None:
+        """Raise EncodeError, in the line that asks, for a question that cannot be stored."""
+        if self._durable is not None:
+            question.interrupt(self._durable.cursor.branch, 0)
+
     def _check_open(self) -> None:
+        if self._left is not None:
+            raise self._left
         if self._closed:
             raise Fenced(
                 f"node {self.node!r} was abandoned: it took too long, or the run was cancelled",
@@ -206,135 +214,87 @@ class BaseContext:
     def _close(self) -> None:
         self._closed = True
 
-    # Effects --------------------------------------------------------------------------------------------------------
+    # Calls and effects --------------------------------------------------------------------------------------------
 
-    def _effect_call(
-        self,
-        key: str,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        reconcile: Reconcile | None,
-        idempotent: bool,
-        unknown_on: Iterable[type[BaseException]],
-    ) -> EffectCall:
-        """Return a call with its key in the whole thread.
+    def _handle_of_calls(self) -> Handle | None:
+        return None if self._durable is None else self._durable.handle
 
-        The key has the run and the position, so the same line of code in the next visit, or in another parallel branch,
-        is another effect. A position that is too long is replaced by its digest.
+    def _place_of_calls(self) -> str:
+        """Return the run and the position.
+
+        So the same line of code in the next visit, or in another parallel branch, is another call. A position that is
+        too long is replaced by its digest.
         """
-        self._check_open()
-        ledger.check_key(key)
         position = self._job.position
         if len(position) > _POSITION_LENGTH_MAX:
             position = f"{position[:100]}…{hashlib.sha256(position.encode()).hexdigest()}"
-        name = f"{self._options.run_id}:{position}:{key}"
-        return EffectCall(name, fn, args, kwargs, reconcile, idempotent, tuple(unknown_on))
+        return f"{self._options.line_name}:{position}:"
 
-    def _earlier(self, store: Backend, durable: DurableRun, call: EffectCall) -> EffectRecord | None:
-        """Return the effect that the source branch of this fork did here with the same arguments."""
-        branch, request = durable.cursor.branch, arguments_digest(call)
-        for name in self._options.effects_from:
-            row = ledger.find(store, branch._replace(name=name), call.key)
-            if row is not None and row.status == ledger.DONE and request and row.request == request:
-                record = ledger.shown_of(row)
-                return record if record.error is None else None
-        return None
+    def _known_list(self, items: list[Any]) -> bytes | None:
+        return self._known_lists(items)
 
-    def _tracked(self, call: EffectCall, earlier: EffectRecord | None) -> EffectCall:
-        """Return a call that reuses an earlier result, or that knows afterwards whether its function was called."""
-        if earlier is not None:
-            self._emit(events.EffectReplayed(self._job.position, call.key))
-            return replace(call, fn=_KnownResult(earlier.result))
-        if isinstance(call.fn, functools.partial) or inspect.iscoroutinefunction(call.fn):
+    def _reusing(self, run: RunOperation, call: EffectCall) -> Steps[EffectCall]:
+        durable = self._durable
+        if durable is None or not self._options.effects_from or not call.request:
             return call
-        return replace(call, fn=_TrackedFunction(call.fn))
+        branch, place = durable.cursor.branch, self._options.line_name
 
-    def _report_replay(self, call: EffectCall) -> None:
-        if isinstance(call.fn, _TrackedFunction) and not call.fn.called:
+        def find(store: Backend) -> EffectRecord | None:
+            """Return the call that the source of this fork made here with the same arguments."""
+            for name, line in self._options.effects_from:
+                row = ledger.find(store, branch._replace(name=name), line + call.key.removeprefix(place))
+                if row is not None and row.status == ledger.DONE and row.request == call.request:
+                    record = ledger.shown_of(row)
+                    return record if record.error is None else None
+            return None
+
+        earlier: EffectRecord | None = yield lambda: run(find, None)
+        return call if earlier is None else replace(call, fn=_KnownResult(earlier.result), timeout=None)
+
+    def _report(self, call: EffectCall, is_replayed: bool) -> None:
+        if is_replayed:
             self._emit(events.EffectReplayed(self._job.position, call.key))
 
-    def _ask_outcome(self, record: EffectRecord) -> Outcome:
-        """Ask a person whether an effect was done."""
-        payload = {
-            "effect": record.key,
-            "attempt": record.attempt,
-            "idempotency_key": record.idempotency_key,
-            "started_at": record.created_at,
-        }
-        question = Question(
-            f"{self._options.question_prefix}:{self._job.position}:effect:{record.key}:{record.attempt}",
-            InterruptKind.USER_REQUEST,
-            self._job.node,
-            payload,
-            f"It is unknown whether effect {record.key.rpartition(':')[2]!r} was done. Approve: it was not, do it. "
-            "Modify: it was, with this result. Reject: end the run.",
-        )
-        decision = self._answered(question)
-        return Outcome.done(decision.value) if decision.kind is DecisionKind.MODIFY else Outcome.not_done()
+    def _ask_outcome(self, run: RunOperation, record: EffectRecord) -> Steps[Outcome]:
+        place = f"{self._options.line_name}:{self._job.position}:effect:{record.key}:{record.attempt}"
+        return outcome_of(self._answered(outcome_question(place, self._job.node, record)))
+        yield  # the answer is known already, or the node stops here
 
 
-class Context(BaseContext):
+class Context(PlainCalls, BaseContext):
     """The context of a node that is a plain function."""
 
-    def effect(
-        self,
-        key: str,
-        fn: Callable[..., Any],
-        *args: Any,
-        reconcile: Reconcile | None = None,
-        idempotent: bool = False,
-        unknown_on: Iterable[type[BaseException]] = UNKNOWN_ON,
-        **kwargs: Any,
-    ) -> Any:
-        """Call a function that must not run twice, and return its result; after a restart, return the stored result.
 
-        ``key`` names the effect within this visit of the node. If a crash left its outcome unknown, ``reconcile`` is
-        called. Without it a person is asked, unless the effect is ``idempotent``. A function with a parameter
-        ``idempotency_key`` gets one to pass on to the provider.
-        """
-        call = self._effect_call(key, fn, args, kwargs, reconcile, idempotent, unknown_on)
-        durable = self._durable
-        if durable is None:
-            return fn(*args, **kwargs)
-        call = self._tracked(call, durable.handle.run(self._earlier, durable, call))
-        while True:
-            try:
-                result = run_effect(durable.handle, call)
-                break
-            except EffectUnknown as unknown:
-                record, outcome = unknown.record, self._ask_outcome(unknown.record)
-                durable.handle.run(ledger.settle, durable.services, durable.cursor, record, outcome, BY_DECISION)
-        self._report_replay(call)
-        return result
+class AsyncContext(AsyncCalls, BaseContext):
+    """The context of a node that is a coroutine function.
+
+    A question may be awaited or not: ``await ctx.approve(…)`` and ``ctx.approve(…)`` give the same.
+    """
+
+    def approve(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask a person whether a tool may be called; see ``Context.approve``."""
+        return _maybe_awaited(super().approve(*args, **kwargs))
+
+    def ask(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask a person for a value; see ``Context.ask``."""
+        return _maybe_awaited(super().ask(*args, **kwargs))
 
 
-class AsyncContext(BaseContext):
-    """The context of a node that is a coroutine function."""
+def _maybe_awaited(value: Any) -> Any:
+    """Return the value, or an awaitable for it if the node's next instruction awaits it.
 
-    async def effect(
-        self,
-        key: str,
-        fn: Callable[..., Any],
-        *args: Any,
-        reconcile: Reconcile | None = None,
-        idempotent: bool = False,
-        unknown_on: Iterable[type[BaseException]] = UNKNOWN_ON,
-        **kwargs: Any,
-    ) -> Any:
-        """Like ``Context.effect``; the functions may be coroutine functions."""
-        call = self._effect_call(key, fn, args, kwargs, reconcile, idempotent, unknown_on)
-        durable = self._durable
-        if durable is None:
-            answer = fn(*args, **kwargs)
-            return await answer if inspect.isawaitable(answer) else answer
-        call = self._tracked(call, await durable.run(self._earlier, durable, call))
-        while True:
-            try:
-                result = await arun_effect(durable.handle, call)
-                break
-            except EffectUnknown as unknown:
-                record, outcome = unknown.record, self._ask_outcome(unknown.record)
-                await durable.run(ledger.settle, durable.services, durable.cursor, record, outcome, BY_DECISION)
-        self._report_replay(call)
-        return result
+    A question waits in the store and not here, so there is nothing to await. But everything else in an async node is
+    awaited, and a node that forgot that it need not await would fail only after the person has answered.
+    """
+    frame = sys._getframe(2)
+    code, at = frame.f_code.co_code, frame.f_lasti + 2
+    while at < len(code) and code[at] == _CACHE:
+        at += 2
+    return _ready(value) if at < len(code) and code[at] == _GET_AWAITABLE else value
+
+
+async def _ready(value: Any) -> Any:
+    return value
+
+
+_CACHE, _GET_AWAITABLE = dis.opmap.get("CACHE", 0), dis.opmap["GET_AWAITABLE"]

@@ -33,7 +33,7 @@ from backstay.engine.nodes import (
 from backstay.engine.state import Schema
 from backstay.errors import InvalidInput
 from backstay.model.decision import DecisionKind
-from backstay.retry.policy import ONCE, RetryPolicy
+from backstay.model.retry import ONCE, RetryPolicy
 
 if TYPE_CHECKING:
     from backstay.engine.migration import Migration

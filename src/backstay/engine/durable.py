@@ -12,7 +12,7 @@ from backstay.engine import events
 from backstay.engine.position import Activation, to_frames
 from backstay.engine.sinks import CheckpointSink, StoreSink
 from backstay.engine.triggers import Cause, CheckpointEvent, RunTrigger, StepRecord
-from backstay.model.checkpoint import CheckpointFields, Write
+from backstay.model.checkpoint import Checkpoint, CheckpointFields, Write
 from backstay.model.decision import Decision, Interrupt
 from backstay.model.frame import End, FanOut, FrameStack, NextNode
 from backstay.operations import question, rows
@@ -72,9 +72,46 @@ class DurableRun:
         return await self.run(question.check_pause, self.services, self.cursor)
 
 
+REPLAY = "replay"
+"""The key in the stored options of a replay's first checkpoint: what it takes over from its source."""
+
+
+def line_name_of(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the calls and effects that a run did after this checkpoint."""
+    line = checkpoint.id if checkpoint.trigger in COPIES else checkpoint.run.get("line", "")
+    run_id = checkpoint.run_id or checkpoint.id
+    return f"{run_id}@{line}" if line else run_id
+
+
+def taken_over(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return what a replay's first checkpoint takes over from its source; empty for any other, and for its copies."""
+    found: Mapping[str, Any] = checkpoint.run.get(REPLAY, {})
+    return found if found.get("of") == checkpoint.id else {}
+
+
+def replay_options(source: Checkpoint, name: str, is_edited: bool, reuses_effects: bool) -> dict[str, Any]:
+    """Return the stored options of a replay's first checkpoint, called ``name``, a copy of its source.
+
+    They hold what the replay takes over: effects that the source's branch did later, and its finished parallel jobs. So
+    a replay that dies before its next checkpoint takes over the same when it resumes. Jobs that finished while the run
+    waited may depend on an answer, which does not count here; in an edited state none of them counts.
+    """
+    kept = () if is_edited or (source.frames and source.frames.frames[0].waits) else source.writes
+    earlier = [list(each) for each in source.run.get("effects_from", ())]
+    return {
+        **source.run,
+        "effects_from": [[source.branch, line_name_of(source)], *earlier] if reuses_effects else [],
+        REPLAY: {"of": name, "is_edited": is_edited, "finished": finished(kept)},
+    }
+
+
 def finished(writes: Iterable[Write]) -> dict[str, Mapping[str, Any]]:
     """Return the updates of finished jobs, by position."""
     return {write.task_id: write.value for write in writes if write.channel == UPDATE}
+
+
+COPIES = ("fork", "rewind")
+"""Triggers of checkpoints that copy another position. Their run asks all questions after that position again."""
 
 
 def attempts(writes: Iterable[Write]) -> dict[str, int]:
@@ -101,15 +138,15 @@ class RunOptions:
     before: frozenset[str] = frozenset()
     after: frozenset[str] = frozenset()
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    effects_from: tuple[str, ...] = ()  # branches whose effects are replayed in this one
+    effects_from: tuple[tuple[str, str], ...] = ()  # branches whose effects are replayed here, and their line names
     grants: set[str] = field(default_factory=set)  # tools and nodes that need no further approval
     line: str = ""  # the checkpoint at which a fork or a rewind started this line of history
     imported: Mapping[str, Any] = field(default_factory=dict)  # the pause of another program, to be asked about here
     version: int = 1
 
     @property
-    def question_prefix(self) -> str:
-        """The prefix of all question positions. An answer from another line of history does not count in this one."""
+    def line_name(self) -> str:
+        """The prefix of all questions, calls and effects: those of another line of history do not count here."""
         return f"{self.run_id}@{self.line}" if self.line else self.run_id
 
     def grant(self, scope: str) -> None:
@@ -131,18 +168,20 @@ class RunOptions:
             "before": sorted(self.before),
             "after": sorted(self.after),
             "metadata": dict(self.metadata),
-            "effects_from": list(self.effects_from),
+            "effects_from": [list(each) for each in self.effects_from],
             "grants": sorted(self.grants),
             "line": self.line,
         }
 
-    def restore(self, plain: Mapping[str, Any]) -> None:
-        """Take over the options that were stored when the run started."""
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take over the stored options of a run."""
+        plain = checkpoint.run
         self.limit = plain.get("limit")
         self.before = frozenset(plain.get("before", ()))
         self.after = frozenset(plain.get("after", ()))
         self.metadata = plain.get("metadata", {})
-        self.effects_from = tuple(plain.get("effects_from", ()))
+        if checkpoint.trigger not in COPIES or taken_over(checkpoint):
+            self.effects_from = tuple((branch, line) for branch, line in plain.get("effects_from", ()))
         self.grants = set(plain.get("grants", ()))
         self.line = plain.get("line", "")
         self.imported = plain.get("imported", {})

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from backstay.model.decision import DecisionKind
-from backstay.retry.policy import ONCE, RetryPolicy
+from backstay.model.retry import ONCE, RetryPolicy
 
 if TYPE_CHECKING:
     from backstay.engine.declaration import Declaration

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,17 @@ from backstay.engine.build import BuiltGraph
 from backstay.engine.compatibility import Judgement, Verdict, current_names, migrate, require
 from backstay.engine.control import Cancellation
 from backstay.engine.declaration import check_limit
-from backstay.engine.durable import DurableRun, RunOptions, RunRecorder, attempts, finished
+from backstay.engine.durable import (
+    COPIES,
+    DurableRun,
+    RunOptions,
+    RunRecorder,
+    attempts,
+    finished,
+    line_name_of,
+    replay_options,
+    taken_over,
+)
 from backstay.engine.events import Result, Status
 from backstay.engine.fingerprint import identity
 from backstay.engine.position import Activation, from_frames
@@ -51,9 +61,6 @@ Answers = Decision | str | Mapping[str, Decision | str] | None
 
 REPLAY, AGAIN = "replay", "again"
 """``effects`` of a replay: use the results of effects that were done after its checkpoint, or do them again."""
-
-_COPIES = ("fork", "rewind")
-"""Triggers of checkpoints that copy another position. Their run asks all questions after that position again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,9 +172,6 @@ class ResumeRequest:
     update: Mapping[str, Any] | None = None
     compatible: bool = False
     limit: int | None = None
-    effects_from: tuple[str, ...] | None = None  # branches whose effects are reused; None = as stored
-    writes_of: Checkpoint | None = None  # the checkpoint with the finished jobs, if not the thread's newest
-    is_edited: bool = False  # the state was changed, so finished jobs of the old state do not count
 
     def __post_init__(self) -> None:
         if self.limit is not None:
@@ -181,9 +185,9 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
     async with _leased(setup):
         built = setup.built
         checkpoint = _resumable(setup.thread, await durable.run(latest, durable.cursor))
-        if request.writes_of is not None:
-            checkpoint = _with_finished(checkpoint, request.writes_of, request.is_edited)
-        is_copy = checkpoint.trigger in _COPIES
+        if taken_over(checkpoint).get("is_edited"):
+            checkpoint = _without_finished(checkpoint)
+        is_copy = checkpoint.trigger in COPIES
         state, frames, judgement = migrate(built, checkpoint)
         require(judgement, request.compatible)
         check_keys(built, "runtime", setup.runtime)
@@ -223,16 +227,12 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         return await _finish(setup, runner, first)
 
 
-def _with_finished(checkpoint: Checkpoint, source: Checkpoint, is_edited: bool) -> Checkpoint:
-    """Return a fork's checkpoint with the finished jobs of its source, unless its state was edited."""
-    if not is_edited:
-        # A job that finished while the run waited may depend on the answer, which does not count in the fork.
-        writes = () if source.frames.frames[0].waits else source.writes
-        return unchecked(Checkpoint, {**checkpoint.__dict__, "writes": writes})
+def _without_finished(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint without its finished parallel jobs, whose results belong to the state before an edit."""
     outermost, *inner = checkpoint.frames
     unfinished = tuple(task for task in outermost.tasks if not task.done)
     frames = FrameStack((replace(outermost, tasks=unfinished), *inner))
-    return unchecked(Checkpoint, {**checkpoint.__dict__, "writes": (), "frames": frames})
+    return unchecked(Checkpoint, {**checkpoint.__dict__, "frames": frames})
 
 
 def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
@@ -265,7 +265,7 @@ def _stored_options(
     known = identity(built)
     run_id = checkpoint.run_id or checkpoint.id
     options = RunOptions(run_id, known.hash, known.shape, attempt=checkpoint.attempt + 1)
-    options.restore(checkpoint.run)
+    options.restore(checkpoint)
     options.before = current_names(built, checkpoint, options.before)
     options.after = current_names(built, checkpoint, options.after)
     options.limit = request.limit or options.limit
@@ -281,9 +281,7 @@ def _stored_options(
             "payload": asked.payload,
             "prompt": asked.prompt,
         }
-    if request.effects_from is not None:
-        options.effects_from = request.effects_from
-    if checkpoint.trigger in _COPIES:  # an approval in one line of history does not count in another
+    if checkpoint.trigger in COPIES:  # an approval in one line of history does not count in another
         options.line, options.grants = checkpoint.id, set()
     return options
 
@@ -365,7 +363,8 @@ def _recorder(setup: Setup, root: Activation, options: RunOptions, store: StoreS
 def _runner(setup: Setup, recorder: RunRecorder, durable: DurableRun | None, checkpoint: Checkpoint | None) -> Runner:
     writes = () if checkpoint is None else checkpoint.writes
     tasks = TaskRunner(recorder, durable, setup.emit, setup.blocking, attempts(writes))
-    return Runner(recorder, durable, tasks, finished(writes), setup.emit, setup.cancel)
+    taken = {} if checkpoint is None else taken_over(checkpoint).get("finished", {})
+    return Runner(recorder, durable, tasks, {**taken, **finished(writes)}, setup.emit, setup.cancel)
 
 
 async def _finish(setup: Setup, runner: Runner, first: Cause | None) -> Result:
@@ -459,12 +458,12 @@ async def replay(
     if put and schema.snapshots:  # the class chooses the stored keys, so they are made from the changed state
         stored = dict(schema.stored({**schema.restore(checkpoint.state, setup.runtime), **put}))
         removed = [key for key in checkpoint.state if key not in stored]
-    cursor = await durable.run(fork, durable.services, checkpoint.id, target, stored, removed, SaveRequest({}))
+    request_fork = SaveRequest({}, name=durable.services.new_id())
+    assert request_fork.name is not None
+    request_fork.run = replay_options(checkpoint, request_fork.name, bool(put), effects == REPLAY)
+    cursor = await durable.run(fork, durable.services, checkpoint.id, target, stored, removed, request_fork)
     handle = durable.handle
     setup.thread = (Thread if handle.blocking else AsyncThread)(handle.access, cursor)
-    earlier: Iterable[str] = checkpoint.run.get("effects_from", ())
-    request.effects_from = (checkpoint.branch, *earlier) if effects == REPLAY else ()
-    request.writes_of, request.is_edited = checkpoint, bool(put)
     return await resume(setup, request)
 
 
@@ -490,13 +489,13 @@ def _effects_after(store: Backend, durable: DurableRun, checkpoint: Checkpoint) 
     """
     if not checkpoint.frames:
         return []
-    visits = checkpoint.frames.frames[0].visits
+    visits, line = checkpoint.frames.frames[0].visits, line_name_of(checkpoint)
     pages = ledger_of(durable.cursor.branch.namespace, durable.cursor.branch.thread)
     found: list[EffectRecord] = []
     while not pages.done:
         for effect in raise_or_mark(pages.next_page(store), "raise"):
-            run_id, _, position = effect.key.partition(":")
-            if effect.branch != checkpoint.branch or run_id != checkpoint.run_id:
+            name, _, position = effect.key.partition(":")
+            if effect.branch != checkpoint.branch or name != line:
                 continue
             node, _, rest = position.partition("/")[2].partition("#")
             digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]

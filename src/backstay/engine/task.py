@@ -33,9 +33,9 @@ from backstay.errors import (
     StoreError,
     Unrecovered,
 )
+from backstay.model.category import Failure
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.operations.question import Question
-from backstay.retry.category import Failure
 from backstay.retry.incident import Incident, is_incident
 
 POSITION = "position"
@@ -195,7 +195,7 @@ class TaskRunner:
         incident = Incident.from_plain(payload)
         # The question is made from its stored payload only, so a new process asks the same question.
         question = Question(
-            f"{self.recorder.options.question_prefix}:{job.position}:failed:{incident.failed_at.isoformat()}",
+            f"{self.recorder.options.line_name}:{job.position}:failed:{incident.failed_at.isoformat()}",
             InterruptKind.USER_REQUEST,
             job.node,
             payload,

@@ -93,7 +93,7 @@ class EffectStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EffectRecord:
-    """One effect in the ledger, after its newest attempt."""
+    """One effect or durable call in the ledger, after its newest attempt."""
 
     key: str
     status: EffectStatus
@@ -108,6 +108,7 @@ class EffectRecord:
     error: str | None = None  # the type of its error; or, if it is done, why its result could not be stored
     ended_at: datetime | None = None
     settled_by: str | None = None  # who recorded the outcome, if not the call itself
+    is_call: bool = False  # a durable call: it may be repeated, and is stored only when it is done
 
     @property
     def outcome_unknown(self) -> bool:
@@ -118,7 +119,8 @@ class EffectRecord:
         # Never show the result: it may be huge, and it may be secret.
         state = "outcome unknown" if self.outcome_unknown else self.status.value
         settled = "" if self.settled_by is None else f", says {self.settled_by!r}"
-        return f"effect {self.key!r} of thread {self.thread_id!r}: {state}{settled} (attempt {self.attempt})"
+        what = "call" if self.is_call else "effect"
+        return f"{what} {self.key!r} of thread {self.thread_id!r}: {state}{settled} (attempt {self.attempt})"
 
     def __repr__(self) -> str:
         return f"<EffectRecord {self}>"

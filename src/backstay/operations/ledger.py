@@ -1,8 +1,10 @@
-"""The ledger of effects: stored effects and the rules for changing them.
+"""The ledger of calls and effects: the stored ones, and the rules for changing them.
 
 An effect is an intent until a receipt ends it. The next attempt follows a failed one, or one without a receipt if the
 caller asks to retry exactly that one. Only its owner, or a person who found out the outcome, ends an attempt. Every
 write names the version that was read, so one of two writers wins, and both see who did.
+
+A durable call may be repeated, so it needs no intent: its record is stored when it is done, and only then.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ RESULT, NO_RESULT, ERROR = b"r", b"n", b"e"
 
 INTENDED, DONE, FAILED = (status.value for status in EffectStatus)
 _PAYLOADS = {INTENDED: (b"",), DONE: (RESULT, NO_RESULT), FAILED: (ERROR,)}
-_TYPES = (int, str, bytes, int, str, bytes, (int, type(None)), (str, type(None)))
+_TYPES = (int, str, bytes, int, str, bytes, (int, type(None)), (str, type(None)), bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class EffectRow:
     payload: bytes = b""  # of an effect that ended
     ended_us: int | None = None
     settled_by: str | None = None
+    is_call: bool = False  # a durable call: it has no intent, so it is stored only when it is done
 
     def sealed(self) -> Record:
         """Return the record to be stored."""
@@ -59,6 +62,7 @@ class EffectRow:
                 self.payload,
                 self.ended_us,
                 self.settled_by,
+                self.is_call,
             ],
         )
 
@@ -95,6 +99,14 @@ def intent_of(
     """Return the intent of the first attempt, or of the attempt after ``over``."""
     stored = Record("effect", branch, key, b"", True) if over is None else over.stored
     return EffectRow(stored, 1 if over is None else over.attempt + 1, owner, request, created_us)
+
+
+def call_of(
+    branch: BranchKey, key: str, owner: str, request: bytes, result: bytes, started_us: int, ended_us: int
+) -> EffectRow:
+    """Return the record of a durable call that is done."""
+    stored = Record("effect", branch, key, b"", False)
+    return EffectRow(stored, 1, owner, request, started_us, DONE, RESULT + result, ended_us, is_call=True)
 
 
 def ended(row: EffectRow, status: str, payload: bytes, ended_us: int, by: str | None = None) -> EffectRow:
@@ -181,7 +193,12 @@ def row_of(stored: Record) -> EffectRow:
     row = EffectRow(stored, *unseal(stored, _TYPES))
     is_open = row.status == INTENDED
     is_whole = stored.open == (row.ended_us is None) == is_open and (row.settled_by is None or not is_open)
-    if row.payload[:1] not in _PAYLOADS.get(row.status, ()) or not is_whole or row.attempt < 1:
+    if (
+        row.payload[:1] not in _PAYLOADS.get(row.status, ())
+        or not is_whole
+        or row.attempt < 1
+        or (row.is_call and is_open)
+    ):
         raise damaged(stored, "its receipt does not match its status")
     return row
 
@@ -216,4 +233,5 @@ def shown_of(row: EffectRow) -> EffectRecord:
         error=error,
         ended_at=ended_at,
         settled_by=row.settled_by,
+        is_call=row.is_call,
     )

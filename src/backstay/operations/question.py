@@ -17,6 +17,7 @@ from typing import Any
 from backstay.errors import Conflict, IdTaken, InvalidInput, NotFound
 from backstay.model.decision import REASON_LENGTH_MAX, Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.model.ids import check_id, check_label
+from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations import interrupts
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.interrupts import InterruptRecord
@@ -180,6 +181,29 @@ def _closes(question: Question, decision: Decision) -> bool:
     except InvalidInput:
         return True
     return decision.kind is DecisionKind.DEFER
+
+
+# Effects with an unknown outcome ----------------------------------------------------------------------------------
+
+
+def outcome_question(position: str, node: str | None, record: EffectRecord) -> Question:
+    """Return the question whether an effect was done."""
+    payload = {
+        "effect": record.key,
+        "attempt": record.attempt,
+        "idempotency_key": record.idempotency_key,
+        "started_at": record.created_at,
+    }
+    prompt = (
+        f"It is unknown whether effect {record.key.rpartition(':')[2]!r} was done. Approve: it was not, do it. "
+        "Modify: it was, with this result. Reject: end the run."
+    )
+    return Question(position, InterruptKind.USER_REQUEST, node, payload, prompt)
+
+
+def outcome_of(decision: Decision) -> Outcome:
+    """Return what a person found out about an effect."""
+    return Outcome.done(decision.value) if decision.kind is DecisionKind.MODIFY else Outcome.not_done()
 
 
 # Inside -----------------------------------------------------------------------------------------------------------

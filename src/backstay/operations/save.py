@@ -48,8 +48,9 @@ from backstay.operations.rows import (
     parent_digest,
     values_of,
 )
+from backstay.pieces.body import to_body
 from backstay.pieces.head_state import Change, HeadState
-from backstay.pieces.manifest import Key
+from backstay.pieces.manifest import RUN, Key
 from backstay.store.base import Backend, BranchKey, Commit, Committed, Row, no_checkpoint
 from backstay.store.leases import fenced
 
@@ -66,6 +67,7 @@ class SaveRequest:
     replaces_head: bool = False
     inherited: Mapping[str, Any] = field(default_factory=dict)  # fields copied from another checkpoint
     copies: str | None = None  # the checkpoint that a fork or rewind copies; it becomes the parent
+    run: Mapping[str, Any] | None = None  # the options of a graph's run that a fork replaces
     items: dict[str, list[Any]] = field(default_factory=dict)  # the state's lists, if the next save may trust identity
 
 
@@ -159,7 +161,10 @@ def fork(
     request.inherited, request.copies = copied_fields(row, "fork"), row.id
 
     def make(head_state: HeadState) -> Change:
-        return append_change({}, put, to_delete, request.fields, head_state, carry=True)
+        change = append_change({}, put, to_delete, request.fields, head_state, carry=True)
+        if request.run is not None:
+            change.put[RUN] = to_body(request.run, "run")
+        return change
 
     if _find_same(store, services, cursor, make, request) is not None:
         return Cursor(target)

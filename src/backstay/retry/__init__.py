@@ -8,11 +8,11 @@ execution   one execution through the three layers, and its result
 recovery    ``ErrorRecovery`` and ``AsyncErrorRecovery``
 """
 
-from backstay.retry.category import ErrorCategory, Failure, Rules, classify
+from backstay.model.category import ErrorCategory, Failure, Rules, classify
+from backstay.model.retry import RetryPolicy
 from backstay.retry.execution import Attempt, RecoveryLayer, RecoveryResult, RecoveryStatistics
 from backstay.retry.fallback import Cache, Cached, FallbackKind, FallbackStrategy, MemoryCache, ThreadCache
 from backstay.retry.incident import ActionKind, Incident, RecoveryAction
-from backstay.retry.policy import RetryPolicy
 from backstay.retry.recovery import AsyncErrorRecovery, ErrorRecovery
 
 __all__ = [

@@ -17,11 +17,12 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from backstay.errors import Conflict, EffectUnknown, Fenced, InvalidInput, Rejected, Unrecovered
+from backstay.model.category import ErrorCategory, Failure
 from backstay.model.ids import check_id
+from backstay.model.retry import UNSAFE, RetryPolicy
 from backstay.model.runs import EffectStatus
 from backstay.operations.drivers import Steps
 from backstay.operations.interrupts import InterruptRecord
-from backstay.retry.category import ErrorCategory, Failure
 from backstay.retry.fallback import FallbackKind, FallbackStrategy
 from backstay.retry.incident import (
     ActionKind,
@@ -34,7 +35,6 @@ from backstay.retry.incident import (
     record_incident,
     settle_unknown,
 )
-from backstay.retry.policy import UNSAFE, RetryPolicy
 from backstay.thread.access import handle_of
 from backstay.thread.effects import UNKNOWN_ON, Reconcile, idempotency_key_of
 from backstay.thread.thread import AsyncThread, Thread

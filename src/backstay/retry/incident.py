@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from backstay.errors import Corrupted, IdTaken, InvalidInput, NotFound
+from backstay.model.category import ErrorCategory, Failure
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.model.ids import check_id
 from backstay.model.runs import EffectRecord, EffectStatus, Outcome
@@ -21,7 +22,6 @@ from backstay.operations import interrupts, ledger
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.records import find_by_id
-from backstay.retry.category import ErrorCategory, Failure
 from backstay.store.base import Backend, Query
 
 

@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 
 from backstay.errors import InvalidInput
 from backstay.model.ids import check_id
+from backstay.model.retry import RetryPolicy
 from backstay.operations.drivers import arun_steps, async_sleep, run_steps
 from backstay.retry.execution import Execution, OnExhausted, RecoveryPlan, RecoveryResult, RecoveryStatistics
 from backstay.retry.fallback import FallbackStrategy, check_strategies
-from backstay.retry.policy import RetryPolicy
 from backstay.thread.effects import Reconcile
 from backstay.thread.thread import AsyncThread, Thread
 

@@ -1,18 +1,22 @@
-"""Run effects once: the intent is stored before the call, the receipt after it.
+"""Run effects once, and durable calls until one succeeds.
 
-An effect that is done is not done again: its result is replayed. An intent without a receipt means that the outcome is
-unknown. Such an effect is never blindly retried: a hook or a person must find out, unless the caller says that doing it
-twice with the same idempotency key does no harm.
+An effect stores its intent before the call and its receipt after it. An effect that is done is not done again: its
+result is replayed. An intent without a receipt means that the outcome is unknown. Such an effect is never blindly
+retried: a hook or a person must find out, unless the caller says that doing it twice with the same idempotency key does
+no harm. A durable call stores only its result, so a call that a crash cut short is made again.
 
-A call is one generator of steps, ``_execution``: operations on the store and functions of the caller. ``run_effect``
-and ``arun_effect`` pass it to one of the two drivers in ``operations.drivers``. No lock is held between steps.
+Each is one generator of steps, ``execution``: operations on the store and functions of the caller. One of the two
+drivers in ``operations.drivers`` runs it. No lock is held between steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
+import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,9 +33,10 @@ from backstay.errors import (
     NotFound,
     OutcomeUnknown,
 )
+from backstay.model.retry import ONCE, RetryPolicy
 from backstay.model.runs import EffectRecord, EffectStatus, Outcome
 from backstay.operations.cursor import Cursor, Handle
-from backstay.operations.drivers import Steps, arun_steps, run_steps
+from backstay.operations.drivers import Steps, arun_steps, async_sleep, in_thread, run_steps, wait_in_thread
 from backstay.operations.leases import short_name
 from backstay.operations.ledger import (
     DONE,
@@ -41,6 +46,7 @@ from backstay.operations.ledger import (
     NO_RESULT,
     RESULT,
     EffectRow,
+    call_of,
     check_key,
     check_outcome,
     ended,
@@ -52,6 +58,7 @@ from backstay.operations.ledger import (
     shown_of,
 )
 from backstay.operations.rows import to_microseconds
+from backstay.pieces.body import to_body
 from backstay.store.base import Backend
 from backstay.store.records import Fence, digest_of
 
@@ -78,7 +85,7 @@ Reconcile = Callable[[EffectRecord], Outcome | Awaitable[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class EffectCall:
-    """The arguments of ``Thread.effect``."""
+    """An effect or a durable call: its key, the function with its arguments, and the caller's options."""
 
     key: str
     fn: Callable[..., Any]
@@ -87,9 +94,23 @@ class EffectCall:
     reconcile: Reconcile | None = None
     idempotent: bool = False
     unknown_on: tuple[type[BaseException], ...] = UNKNOWN_ON
+    retry: RetryPolicy = ONCE
+    timeout: float | None = None  # seconds, for each attempt
+    is_call: bool = False
+    request: bytes | None = None  # digest of the arguments, if the caller knows it
 
     def __post_init__(self) -> None:
         check_key(self.key)
+        if not isinstance(self.retry, RetryPolicy):
+            raise InvalidInput(
+                f"retry must be a RetryPolicy, not {type(self.retry).__name__}",
+                hint="Write retry=RetryPolicy(retries=3)",
+            )
+        seconds = self.timeout
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf")
+        ):
+            raise InvalidInput(f"timeout must be a number of seconds above 0, not {seconds!r:.40}")
         for name, function in (("fn", self.fn), ("reconcile", self.reconcile)):
             if not callable(function) and (name == "fn" or function is not None):
                 raise InvalidInput(f"{name} must be a function, not {type(function).__name__}")
@@ -120,19 +141,29 @@ class RunOperation(Protocol):
 
 def run_effect(handle: Handle, call: EffectCall) -> Any:
     """Run an effect once and return its result, or the stored result if it is already done."""
-    if inspect.iscoroutinefunction(call.fn) or inspect.iscoroutinefunction(call.reconcile):
-        raise _asynchronous(call.key)
-    return run_steps(_execution(handle, _run_directly(handle), call), lambda: _asynchronous(call.key))
+    check_plain(call)
+    return run_steps(execution(handle, run_directly(handle), call), lambda: asynchronous(call))
 
 
 async def arun_effect(handle: Handle, call: EffectCall) -> Any:
     """Run an effect once and return its result; its functions may be plain or coroutine functions."""
-    run = _run_directly(handle) if handle.blocking else handle.arun_undoable
-    return await arun_steps(_execution(handle, run, call))
+    return await arun_steps(execution(handle, arun_operation(handle), call, awaits=True))
 
 
-def _run_directly(handle: Handle) -> RunOperation:
+def run_directly(handle: Handle) -> RunOperation:
+    """Return a function that runs operations in the caller's thread."""
     return lambda operation, undo: handle.run(operation)
+
+
+def arun_operation(handle: Handle) -> RunOperation:
+    """Return a function that runs operations for a coroutine."""
+    return run_directly(handle) if handle.blocking else handle.arun_undoable
+
+
+def check_plain(call: EffectCall) -> None:
+    """Raise InvalidInput if a plain caller gave a coroutine function."""
+    if inspect.iscoroutinefunction(call.fn) or inspect.iscoroutinefunction(call.reconcile):
+        raise asynchronous(call)
 
 
 @dataclass(slots=True)
@@ -142,8 +173,10 @@ class _EffectRun:
     handle: Handle
     run: RunOperation
     call: EffectCall
+    awaits: bool
     owner: str
     request: bytes
+    tries: int = 0  # of this caller
 
     def start(self, over: EffectRow | None = None) -> Steps[EffectRow]:
         """Store the next intent, unless another process was faster; take it back if the caller was cancelled.
@@ -152,8 +185,22 @@ class _EffectRun:
         """
         cursor = self.handle.cursor
         row = intent_of(cursor.branch, self.call.key, self.owner, self.request, self._now_us(), over)
-        stored: EffectRow = yield lambda: self.run(lambda store: _store_intent(store, cursor, row), self._take_back)
+        stored: EffectRow = yield lambda: self.run(lambda store: _store_fenced(store, cursor, row), self._take_back)
         return stored
+
+    def start_again(self) -> Steps[EffectRow]:
+        """Store the next intent after an attempt of this caller that failed."""
+        branch, key = self.handle.cursor.branch, self.call.key
+        row: EffectRow | None = yield lambda: self.run(lambda store: find(store, branch, key), None)
+        return (yield from self.start(row if row is not None and (row.status == FAILED or self.may_run(row)) else None))
+
+    def wait_after(self, error: Exception) -> float | None:
+        """Return how long to wait before the next attempt; None if there is none."""
+        self.tries += 1
+        is_unknown = isinstance(error, self.call.unknown_on)
+        if (is_unknown and not self.call.idempotent) or not self.call.retry.wants(self.tries, error):
+            return None
+        return self.call.retry.wait_s(self.tries, _chance)
 
     def end(self, row: EffectRow, status: str, payload: bytes) -> Steps[EffectRow]:
         """Store the receipt, even if the caller was cancelled; return the effect as stored."""
@@ -189,18 +236,82 @@ class _EffectRun:
         return row.owner == self.owner and row.status == INTENDED
 
 
-def _execution(handle: Handle, run: RunOperation, call: EffectCall) -> Steps[Any]:
+def execution(handle: Handle, run: RunOperation, call: EffectCall, awaits: bool = False) -> Steps[Any]:
+    """Return the stored result of a call or an effect, or run it; ``awaits``: the caller is a coroutine."""
+    request = arguments_digest(call.args, call.kwargs) if call.request is None else call.request
+    attempts = _EffectRun(handle, run, call, awaits, f"{short_name()} {handle.services.new_id()}", request)
+    return (yield from (_call_execution if call.is_call else _effect_execution)(attempts))
+
+
+def unrecorded(call: EffectCall, awaits: bool = False) -> Steps[Any]:
+    """Run a call or an effect without a store, with its timeout and its retries."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return (yield lambda: _invoke(call, call.kwargs, awaits))
+        except Exception as error:
+            if not call.retry.wants(attempt, error):
+                raise
+            wait_s = call.retry.wait_s(attempt, _chance)
+        yield functools.partial(_wait, wait_s, awaits)
+
+
+def _call_execution(attempts: _EffectRun) -> Steps[Any]:
+    """Return the stored result of a durable call; otherwise call the function and store its result."""
+    call, handle, cursor = attempts.call, attempts.handle, attempts.handle.cursor
+    branch = cursor.branch
+    row: EffectRow | None = yield lambda: attempts.run(lambda store: find(store, branch, call.key), None)
+    if row is not None and row.is_call:
+        _check_arguments(shown_of(row), row, attempts.request)
+        return _result_of(shown_of(row))
+    if row is not None:
+        raise InvalidInput(
+            f"{call.key!r} is the key of an effect, so a durable call cannot use it",
+            thread=branch.thread,
+            hint="Give the call another name, or make it an effect as before",
+        )
+    started_us = to_microseconds(handle.services.now())
+    result = yield from unrecorded(call, attempts.awaits)
+    try:
+        data = encode(result, "result")
+    except EncodeError as error:
+        raise EncodeError(
+            f"the result of call {call.key!r} cannot be stored: {error.what}",
+            thread=branch.thread,
+            hint="Return plain values from its function, or register the class with @backstay.register",
+        ) from error
+    ended_us = to_microseconds(handle.services.now())
+    done = call_of(branch, call.key, attempts.owner, attempts.request, data, started_us, ended_us)
+    stored: EffectRow = yield lambda: attempts.run(lambda store: _store_fenced(store, cursor, done), None)
+    # If another process was faster, its result is the one that counts.
+    return result if stored.payload == done.payload else _result_of(shown_of(stored))
+
+
+def _effect_execution(attempts: _EffectRun) -> Steps[Any]:
     """Do what the state of the effect requires, until it is done."""
-    attempts = _EffectRun(handle, run, call, f"{short_name()} {handle.services.new_id()}", arguments_digest(call))
     row = yield from attempts.start()
     while True:
         record = shown_of(row)
+        if row.is_call:
+            raise InvalidInput(
+                f"{record.key!r} is the key of a durable call, so an effect cannot use it",
+                thread=record.thread_id,
+                hint="Give the effect another name, or make it a call as before",
+            )
         if record.status is EffectStatus.DONE:
             _check_arguments(record, row, attempts.request)
             return _result_of(record)
         if attempts.may_run(row):
-            return (yield from _attempt(attempts, row))
-        if record.status is EffectStatus.FAILED:
+            try:
+                return (yield from _attempt(attempts, row))
+            except Exception as error:
+                wait_s = attempts.wait_after(error)
+                if wait_s is None:
+                    raise
+            yield functools.partial(_wait, wait_s, attempts.awaits)
+            row = yield from attempts.start_again()
+        elif record.status is EffectStatus.FAILED:
             row = yield from attempts.start(row)
         else:
             row = yield from _resolve_unknown(attempts, row, record)
@@ -230,7 +341,7 @@ def _attempt(attempts: _EffectRun, row: EffectRow) -> Steps[Any]:
     branch, key = row.stored.branch, row.stored.key
     kwargs = _with_key(call, idempotency_key(branch, key))
     try:
-        result = yield lambda: call.fn(*call.args, **kwargs)
+        result = yield lambda: _invoke(call, kwargs, attempts.awaits)
     except call.unknown_on:
         raise
     except Exception as error:
@@ -263,14 +374,39 @@ def _attempt(attempts: _EffectRun, row: EffectRow) -> Steps[Any]:
     return result
 
 
+_chance = random.Random()
+
+
+def _invoke(call: EffectCall, kwargs: Mapping[str, Any], awaits: bool) -> Any:
+    """Call the function, or return an awaitable for its result. After its timeout, its result is not used."""
+    function = functools.partial(call.fn, *call.args, **kwargs)
+    if call.timeout is None:
+        return function()
+    if not awaits:
+        return wait_in_thread(function, call.timeout)
+    return _within(function, call.timeout, inspect.iscoroutinefunction(inspect.unwrap(call.fn)))
+
+
+async def _within(function: Callable[[], Any], timeout_s: float, is_async: bool) -> Any:
+    import asyncio
+
+    async with asyncio.timeout(timeout_s):
+        answer = function() if is_async else await in_thread(function)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def _wait(seconds: float, awaits: bool) -> Any:
+    return async_sleep(seconds) if awaits else time.sleep(seconds)
+
+
 def _result_of(record: EffectRecord) -> Any:
     if record.error is not None:
         raise _without_result(record.key, record.thread_id, record.error)
     return record.result
 
 
-def _store_intent(store: Backend, cursor: Cursor, row: EffectRow) -> EffectRow:
-    """Store an intent under the same rules as a checkpoint: with the handle's lease, or if no worker holds one."""
+def _store_fenced(store: Backend, cursor: Cursor, row: EffectRow) -> EffectRow:
+    """Store an intent or a call as a checkpoint is stored: with the handle's lease, or if no worker holds one."""
     lease, base = cursor.lease, cursor.base
     epoch, token = None if base is None else base.epoch, None
     if lease is not None:
@@ -288,22 +424,36 @@ def _store_intent(store: Backend, cursor: Cursor, row: EffectRow) -> EffectRow:
 # Arguments --------------------------------------------------------------------------------------------------------
 
 
-def arguments_digest(call: EffectCall) -> bytes:
-    """Return a digest of the arguments; empty if they cannot be encoded."""
+def arguments_digest(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Callable[[list[Any]], bytes | None] = lambda items: None
+) -> bytes:
+    """Return a digest of the arguments; empty if they cannot be encoded.
+
+    A list counts as the digest of its items, one after the other, so that the digest of a list that only grew can be
+    extended. ``known`` returns that digest for lists whose beginning was digested before.
+    """
     try:
-        named = {name: call.kwargs[name] for name in sorted(call.kwargs)}
-        return digest_of(encode(list(call.args), "args"), encode(named, "kwargs"))
+        named = [part for name in sorted(kwargs) for part in (encode(name), _part(kwargs[name], name, known))]
+        listed = [_part(value, f"args[{index}]", known) for index, value in enumerate(args)]
+        return digest_of(digest_of(*listed), *named)
     except EncodeError:
         return b""
 
 
+def _part(value: Any, path: str, known: Callable[[list[Any]], bytes | None]) -> bytes:
+    if type(value) is not list:
+        return b"v" + encode(value, path)
+    return b"l%d " % len(value) + (known(value) or hashlib.sha256(to_body(value, path).data).digest())
+
+
 def _check_arguments(record: EffectRecord, row: EffectRow, request: bytes) -> None:
     if request and row.request and request != row.request:
+        what = "call" if record.is_call else "effect"
         raise EffectChanged(
-            f"effect {record.key!r} was started before with other arguments",
+            f"{what} {record.key!r} was started before with other arguments",
             record=record,
             thread=record.thread_id,
-            hint="Use another key for another effect; the same effect needs the same arguments after a restart",
+            hint=f"Use another key for another {what}; the same {what} needs the same arguments after a restart",
         )
 
 
@@ -318,7 +468,8 @@ def _with_key(call: EffectCall, key: str) -> dict[str, Any]:
     wanted = signature.parameters.get(IDEMPOTENCY_KEY)
     if wanted is None or wanted.kind not in (wanted.POSITIONAL_OR_KEYWORD, wanted.KEYWORD_ONLY):
         return kwargs
-    bound = call.fn.keywords if isinstance(call.fn, functools.partial) else {}
+    innermost = inspect.unwrap(call.fn)
+    bound = innermost.keywords if isinstance(innermost, functools.partial) else {}
     if IDEMPOTENCY_KEY not in given and IDEMPOTENCY_KEY not in bound:
         kwargs[IDEMPOTENCY_KEY] = key
     return kwargs
@@ -327,20 +478,23 @@ def _with_key(call: EffectCall, key: str) -> dict[str, Any]:
 # Errors -----------------------------------------------------------------------------------------------------------
 
 
-def _asynchronous(key: str) -> InvalidInput:
+def asynchronous(call: EffectCall) -> InvalidInput:
+    """Return the error for plain code that was given a coroutine function."""
     return InvalidInput(
-        f"a function of effect {key!r} must be awaited",
+        f"a function of {'call' if call.is_call else 'effect'} {call.key!r} must be awaited",
         hint="Open the store with backstay.aopen, or use a plain function",
     )
 
 
 def _unknown(record: EffectRecord) -> EffectUnknown:
     return EffectUnknown(
-        f"effect {record.key!r} was started by {record.owner!r} and has no receipt",
+        f"effect {record.key!r} was started by {record.owner!r} and has no receipt: it may have been done, or may "
+        "still be running",
         record=record,
         thread=record.thread_id,
-        hint="It may have been done, or may still be running. Find out, call thread.settle(error.record, "
-        "Outcome.done(result) or Outcome.not_done(), by=…), then call it again; or pass a reconcile= function",
+        hint='Find out. If it was done, call thread.settle(error.record, Outcome.done(result), by="your name"). If it '
+        'was not, call thread.settle(error.record, Outcome.not_done(), by="your name"). To let the program find out, '
+        "pass reconcile=look, a function that takes the record and returns one of these. Then run it again",
     )
 
 

@@ -2,7 +2,7 @@
 
     with thread.loop({"messages": [user]}, limit=50) as loop:  # takes the lease; continues where it stopped
         for turn in loop:                                       # one checkpoint per turn, when its body ends
-            reply = turn.effect("model", call_model, turn.state["messages"])
+            reply = turn.call("model", ask_model, turn.state["messages"])
             turn.append(messages=[reply])
             if reply["done"]:
                 loop.finish()
@@ -34,6 +34,7 @@ from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.question import Question, check_pause, settled
 from backstay.store.base import Backend
 from backstay.thread.access import handle_of
+from backstay.thread.calls import CallSite, ListDigests, current_place, set_place
 from backstay.thread.lease import AsyncLease, Lease, LeaseOptions
 from backstay.thread.turn import AsyncTurn, LoopRun, Turn, TurnBase, TurnLeft, find_loop_run
 
@@ -106,6 +107,8 @@ class LoopBase:
         self._checkpoint = ""  # the id of the newest one
         self._state: dict[str, Any] = {}
         self._usage = Usage()
+        self._digests = ListDigests()
+        self._place: CallSite | None = None  # the place of decorated functions around this loop
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -212,6 +215,7 @@ class LoopBase:
         saved = saving.save_append(
             store, self._services, self._cursor, changes.extend, changes.put, changes.delete, request
         )
+        self._digests.forget({*changes.put, *changes.delete})
         self._run, self._checkpoint, self._usage, self._state = done, saved.id, usage, changes.view
         if done.finished:
             self.status = LoopStatus.COMPLETED
@@ -270,6 +274,7 @@ class LoopBase:
         if self._entered:
             raise InvalidInput("a loop can be entered only once", hint="Start another: thread.loop(…)")
         self._entered = True
+        self._place = current_place()
         return self._cursor.lease is None
 
     def _check_entered(self) -> None:
@@ -345,13 +350,16 @@ class Loop(LoopBase):
             self.status = LoopStatus.FAILED
             raise
         if not running:
+            set_place(self._place)
             raise StopIteration
         self._turn = turn = Turn(self, self._cursor.branch, self._run, self._state)
+        set_place(turn)
         return turn
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> bool:
+        set_place(self._place)
         try:
             self._handle.run(self._leave, error)
         except BaseException as failure:
@@ -401,13 +409,16 @@ class AsyncLoop(LoopBase):
             self.status = LoopStatus.FAILED
             raise
         if not running:
+            set_place(self._place)
             raise StopAsyncIteration
         self._turn = turn = AsyncTurn(self, self._cursor.branch, self._run, self._state)
+        set_place(turn)
         return turn
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> bool:
+        set_place(self._place)
         try:
             await self._handle.arun(self._leave, error)
         except BaseException as failure:

@@ -12,7 +12,7 @@ rewind starts without them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,16 @@ from backstay.model.checkpoint import CheckpointMeta
 from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.fields import Usage
 from backstay.model.ids import check_id, check_label
+from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations.arguments import KEY_LENGTH_MAX, LOOP_POSITION
-from backstay.operations.cursor import Cursor
+from backstay.operations.cursor import Cursor, Handle
+from backstay.operations.drivers import Steps
 from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.question import Question, check_answer
+from backstay.operations.question import Question, check_answer, outcome_of, outcome_question
 from backstay.operations.rows import meta_of
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
+from backstay.thread.calls import AsyncCalls, CallNames, CallSite, PlainCalls, current_task
+from backstay.thread.effects import EffectCall, RunOperation
 
 if TYPE_CHECKING:
     from backstay.thread.loop import AsyncLoop, Loop, LoopBase
@@ -210,7 +214,7 @@ class Questions:
         return replace(question, position=f"{self.place}/{self.asked[same]}")
 
 
-class TurnBase:
+class TurnBase(CallSite):
     """The common part of ``Turn`` and ``AsyncTurn``."""
 
     def __init__(self, loop: LoopBase, branch: BranchKey, run: LoopRun, state: Mapping[str, Any]) -> None:
@@ -220,6 +224,7 @@ class TurnBase:
         self._run = run
         self._changes = Changes(state)
         self._asking = Questions(branch, self._place, Counter())
+        self._names = CallNames(current_task())
         self._used = Usage()
         self._left = False  # it waits for a decision, so nothing is stored
         self._over = False
@@ -295,11 +300,30 @@ class TurnBase:
             )
         return decision
 
-    # Closing ------------------------------------------------------------------------------------------------------
+    # Calls and effects --------------------------------------------------------------------------------------------
 
-    def _effect_key(self, key: str) -> str:
-        self._check_open()
-        return f"{self._place}/{key}"
+    def _handle_of_calls(self) -> Handle:
+        return self._loop._handle
+
+    def _place_of_calls(self) -> str:
+        return f"{self._place}/"
+
+    def _known_list(self, items: list[Any]) -> bytes | None:
+        changes = self._changes
+        for key, value in changes.view.items():
+            if value is items and key not in changes.put:
+                return self._loop._digests.digest(key, None, items, len(self._loop._state.get(key, ())))
+        return None
+
+    def _ask_outcome(self, run: RunOperation, record: EffectRecord) -> Steps[Outcome]:
+        question = outcome_question(f"{self._place}/effect {record.key}/{record.attempt}", None, record)
+        found: InterruptRecord = yield lambda: run(lambda store: self._loop._ask(store, question), None)
+        return outcome_of(self._decision(found))
+
+    def _report(self, call: EffectCall, is_replayed: bool) -> None:
+        pass  # a loop has no observers
+
+    # Closing ------------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._over:
@@ -311,23 +335,10 @@ class TurnBase:
         return f"<{type(self).__name__} {self.iteration}>"
 
 
-class Turn(TurnBase):
+class Turn(PlainCalls, TurnBase):
     """One turn of a ``Loop``. Attributes: ``state`` (read-only), ``iteration`` (from 1 after each input)."""
 
     _loop: Loop
-
-    def effect(
-        self,
-        key: str,
-        fn: Callable[..., Any],
-        *args: Any,
-        reconcile: Callable[..., Any] | None = None,
-        idempotent: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """Call a function that must not run twice; ``key`` names it in this turn. See ``Thread.effect``."""
-        name = self._effect_key(key)
-        return self._loop.thread.effect(name, fn, *args, reconcile=reconcile, idempotent=idempotent, **kwargs)
 
     def approve(self, tool: str, args: Any, prompt: str = "", *, timeout: float | None = None) -> Any:
         """Ask whether a tool may be called, and return the arguments to call it with: these, or modified ones.
@@ -352,23 +363,10 @@ class Turn(TurnBase):
         return self._answered(answer, self._loop._handle.run(self._loop._ask, question))
 
 
-class AsyncTurn(TurnBase):
+class AsyncTurn(AsyncCalls, TurnBase):
     """One turn of an ``AsyncLoop``. Attributes: ``state`` (read-only), ``iteration`` (from 1 after each input)."""
 
     _loop: AsyncLoop
-
-    async def effect(
-        self,
-        key: str,
-        fn: Callable[..., Awaitable[Any] | Any],
-        *args: Any,
-        reconcile: Callable[..., Any] | None = None,
-        idempotent: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """Call a function that must not run twice; ``key`` names it in this turn. See ``AsyncThread.effect``."""
-        name = self._effect_key(key)
-        return await self._loop.thread.effect(name, fn, *args, reconcile=reconcile, idempotent=idempotent, **kwargs)
 
     async def approve(
         self,

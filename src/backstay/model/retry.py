@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from backstay.errors import Conflict, Corrupted, EffectUnknown, Fenced, InvalidInput, OutcomeUnknown, Rejected
-from backstay.retry.category import DEFAULT, RETRYABLE, ErrorCategory, Rules
+from backstay.model.category import DEFAULT, RETRYABLE, ErrorCategory, Rules
 
 RETRIES_MAX = 999
 
