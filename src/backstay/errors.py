@@ -71,6 +71,10 @@ __all__ = [
 ]
 
 
+ERROR_TEXT_MAX = 500
+"""How many characters of the text of a node's error are shown."""
+
+
 class BackstayError(Exception):
     """The base class of all errors of this library."""
 
@@ -156,7 +160,9 @@ class NodeFailed(BackstayError):
         self.attempts = attempts
         self.error = error
         tried = "" if attempts == 1 else f" after {attempts} attempts"
-        super().__init__(f"node {node!r} raised {type(error).__name__}{tried}", **where)
+        text = str(error)  # shown to whoever called; only the type of the error is stored
+        shown = f"{type(error).__name__}: {text:.{ERROR_TEXT_MAX}}" if text else type(error).__name__
+        super().__init__(f"node {node!r} raised {shown}{tried}", **where)
         self.__cause__ = error
 
 

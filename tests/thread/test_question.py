@@ -13,7 +13,8 @@ from backstay.errors import InvalidInput
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.operations import interrupts, question
 from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.question import BY_TIMEOUT, TIMEOUT_S_MAX, Question, check_answer
+from backstay.operations.interrupts import BY_TIMEOUT
+from backstay.operations.question import TIMEOUT_S_MAX, Question, check_answer
 from backstay.thread.access import access_of, handle_of
 from support.meanwhile import Meanwhile, dies_after
 from support.waiting import expire, taken_over

@@ -12,15 +12,16 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from backstay.codec import encode
 from backstay.engine import events
 from backstay.engine.control import Paused, Rerouted, RunRejected
 from backstay.engine.durable import DurableRun, RunRecorder
 from backstay.engine.nodes import Node
 from backstay.engine.position import Activation, Job
-from backstay.errors import BadUpdate, InvalidInput
+from backstay.errors import BadUpdate, EncodeError, InvalidInput
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.operations.interrupts import InterruptRecord, is_pause
-from backstay.operations.question import Question
+from backstay.operations.question import Question, WrongAnswer
 
 DEFERRALS_MAX = 20
 """How many deferrals of a question are removed from the list of open questions when it is answered."""
@@ -47,6 +48,10 @@ class Approvals:
                     payload = barrier.payload(activation.state.schema.view(activation.state.values))
                 except Exception as error:
                     raise BadUpdate(job.node, None, f"its payload function raised {error!r:.200}") from error
+                try:
+                    encode(payload, "payload")
+                except EncodeError as error:
+                    raise BadUpdate(job.node, None, f"asks a question that cannot be stored: {error.what}") from error
             asked = self._question(position, InterruptKind.BEFORE_NODE, job.node, payload, barrier.prompt)
             return replace(asked, timeout_s=barrier.timeout_s, on_timeout=barrier.on_timeout)
         options, prompt = self._recorder.options, f"Run {job.node}?"
@@ -104,7 +109,7 @@ class Approvals:
             await self._store(activation, question, self.interrupt_of(question))
         try:
             found = await durable.settle(recorder.head_id, question)
-        except InvalidInput:  # the answer has the wrong type: close it and ask again
+        except WrongAnswer:  # it is closed: ask again
             with contextlib.suppress(Paused):
                 await self._settle(activation, question)
             raise

@@ -19,14 +19,21 @@ from backstay.engine import events
 from backstay.engine.control import Ask, Rerouted
 from backstay.engine.durable import DurableRun, RunOptions
 from backstay.engine.position import Job
-from backstay.errors import Fenced, Rejected
+from backstay.errors import Fenced, InvalidInput, Rejected
 from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.fields import Usage
 from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations import ledger
 from backstay.operations.cursor import Handle
 from backstay.operations.drivers import Steps
-from backstay.operations.question import Question, check_answer, outcome_of, outcome_question
+from backstay.operations.question import (
+    Question,
+    check_answer,
+    outcome_of,
+    outcome_question,
+    raise_if_late,
+    wait_question,
+)
 from backstay.store.base import Backend
 from backstay.thread.calls import AsyncCalls, CallNames, CallSite, PlainCalls, current_task
 from backstay.thread.effects import EffectCall, RunOperation
@@ -74,8 +81,9 @@ class BaseContext(CallSite):
         self._names = CallNames(current_task() if isinstance(self, AsyncCalls) else None)
         self._closed = False
         self._left: Ask | Rerouted | None = None  # the node stopped here
-        self._usage = (0, 0.0)
+        self._used = Usage()
         self._wants_checkpoint = False
+        self._received: Counter[str] = Counter()
         self.attempt = attempt
         self.error = error  # for a fallback: the error of the node
 
@@ -121,12 +129,21 @@ class BaseContext(CallSite):
 
     def usage(self, tokens: int = 0, cost: float = 0.0) -> None:
         """Count tokens and money. They are stored when the node is done."""
-        used = Usage(tokens, cost)
-        self._usage = (self._usage[0] + used.tokens_used, self._usage[1] + used.cost_estimate)
+        self._used += Usage(tokens, cost)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint when this node is done, with any trigger."""
         self._wants_checkpoint = True
+
+    def _notes(self) -> dict[str, Any]:
+        """Return what the node reported besides its update."""
+        notes = {
+            "tokens": self._used.tokens_used,
+            "cost": self._used.cost_estimate,
+            "checkpoint": self._wants_checkpoint,
+            "received": dict(self._received),
+        }
+        return {name: value for name, value in notes.items() if value}
 
     def approve(
         self,
@@ -174,6 +191,27 @@ class BaseContext(CallSite):
         )
         return check_answer(self._answered(question), answer)
 
+    def wait_for(self, name: str, *, timeout: float | None = None) -> Any:
+        """Wait for a value that another program sends with ``thread.send(name, value)``, and return it.
+
+        The run pauses here, as with ``ask``, until it is resumed after the value was sent. Each value is received once,
+        in the order in which they were sent. Raises TimeoutError if none was sent within ``timeout`` seconds.
+        """
+        self._check_open()
+        options, position = self._options, self._job.position
+        if options.receivers.setdefault(name, position) != position:
+            raise InvalidInput(
+                f"two parallel branches wait for {name!r}, so it is not clear which one gets the value",
+                thread=self.thread_id,
+                hint=f'Give each its own name, for example f"{name}-{{ctx.key}}"',
+            )
+        number = options.received.get(name, 0) + self._received[name] + 1
+        question = wait_question(options.line_name, name, number, timeout)
+        raise_if_late(self._answers.get(question.position), name)
+        decision = self._answered(question)
+        self._received[name] += 1
+        return decision.value
+
     def _place(self, what: str) -> str:
         """Return the position of the next question of a kind: equal questions of a node are separate questions."""
         self._asked[what] += 1
@@ -184,14 +222,14 @@ class BaseContext(CallSite):
         if decision is None:
             self._check_can_be_stored(question)
             self._left = Ask(question)
-            raise self._left
+            raise self._left.again()
         if decision.kind is DecisionKind.REJECT:
             asked = f": {question.prompt}" if question.prompt else ""
             raise Rejected(f"a person rejected the question of node {self.node!r}{asked}", reason=decision.reason)
         if decision.kind is DecisionKind.REROUTE:
             assert decision.target is not None
             self._left = Rerouted(decision.target)
-            raise self._left
+            raise self._left.again()
         return decision
 
     def _check_can_be_stored(self, question: Question) -> None:
@@ -201,7 +239,7 @@ class BaseContext(CallSite):
 
     def _check_open(self) -> None:
         if self._left is not None:
-            raise self._left
+            raise self._left.again()
         if self._closed:
             raise Fenced(
                 f"node {self.node!r} was abandoned: it took too long, or the run was cancelled",
@@ -278,6 +316,10 @@ class AsyncContext(AsyncCalls, BaseContext):
     def ask(self, *args: Any, **kwargs: Any) -> Any:
         """Ask a person for a value; see ``Context.ask``."""
         return _maybe_awaited(super().ask(*args, **kwargs))
+
+    def wait_for(self, name: str, *, timeout: float | None = None) -> Any:
+        """Wait for a value that another program sends; see ``Context.wait_for``."""
+        return _maybe_awaited(super().wait_for(name, timeout=timeout))
 
 
 def _maybe_awaited(value: Any) -> Any:

@@ -24,6 +24,10 @@ class Ask(BaseException):
         self.question = question
         self.of_state = of_state
 
+    def again(self) -> Ask:
+        """Return the same signal, to be raised once more."""
+        return Ask(self.question, self.of_state)
+
 
 class Paused(BaseException):
     """The run waits for decisions; ``deferred`` if a person chose to decide later."""
@@ -40,6 +44,10 @@ class Rerouted(BaseException):
     def __init__(self, target: str) -> None:
         super().__init__(target)
         self.target = target
+
+    def again(self) -> Rerouted:
+        """Return the same signal, to be raised once more."""
+        return Rerouted(self.target)
 
 
 class RunRejected(BaseException):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -12,12 +12,12 @@ from backstay.engine import events
 from backstay.engine.position import Activation, to_frames
 from backstay.engine.sinks import CheckpointSink, StoreSink
 from backstay.engine.triggers import Cause, CheckpointEvent, RunTrigger, StepRecord
-from backstay.model.checkpoint import Checkpoint, CheckpointFields, Write
+from backstay.model.checkpoint import COPIES, Checkpoint, CheckpointFields, Write
 from backstay.model.decision import Decision, Interrupt
 from backstay.model.frame import End, FanOut, FrameStack, NextNode
 from backstay.operations import question, rows
 from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.question import Question
+from backstay.operations.question import Question, line_name_of
 from backstay.store.base import Backend
 from backstay.thread.access import handle_of
 from backstay.thread.thread import AsyncThread, Thread
@@ -76,13 +76,6 @@ REPLAY = "replay"
 """The key in the stored options of a replay's first checkpoint: what it takes over from its source."""
 
 
-def line_name_of(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the calls and effects that a run did after this checkpoint."""
-    line = checkpoint.id if checkpoint.trigger in COPIES else checkpoint.run.get("line", "")
-    run_id = checkpoint.run_id or checkpoint.id
-    return f"{run_id}@{line}" if line else run_id
-
-
 def taken_over(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Return what a replay's first checkpoint takes over from its source; empty for any other, and for its copies."""
     found: Mapping[str, Any] = checkpoint.run.get(REPLAY, {})
@@ -108,10 +101,6 @@ def replay_options(source: Checkpoint, name: str, is_edited: bool, reuses_effect
 def finished(writes: Iterable[Write]) -> dict[str, Mapping[str, Any]]:
     """Return the updates of finished jobs, by position."""
     return {write.task_id: write.value for write in writes if write.channel == UPDATE}
-
-
-COPIES = ("fork", "rewind")
-"""Triggers of checkpoints that copy another position. Their run asks all questions after that position again."""
 
 
 def attempts(writes: Iterable[Write]) -> dict[str, int]:
@@ -142,6 +131,8 @@ class RunOptions:
     grants: set[str] = field(default_factory=set)  # tools and nodes that need no further approval
     line: str = ""  # the checkpoint at which a fork or a rewind started this line of history
     imported: Mapping[str, Any] = field(default_factory=dict)  # the pause of another program, to be asked about here
+    received: dict[str, int] = field(default_factory=dict)  # how many values the run has received, by name
+    receivers: dict[str, str] = field(default_factory=dict)  # who waits for a name, by position; not stored
     version: int = 1
 
     @property
@@ -154,6 +145,14 @@ class RunOptions:
         if scope not in self.grants:
             self.grants.add(scope)
             self.version += 1
+
+    def receive(self, counts: Mapping[str, int], positions: Collection[str]) -> None:
+        """Count the values that the committed jobs at these positions received with ``wait_for``."""
+        for name, count in counts.items():
+            self.received[name] = self.received.get(name, 0) + count
+            self.version += 1
+            if self.receivers.get(name) in positions:
+                del self.receivers[name]
 
     def is_granted(self, tool: str) -> bool:
         """Return whether an approval covers this tool, by its name or by "*". Nodes are granted by name only."""
@@ -171,6 +170,7 @@ class RunOptions:
             "effects_from": [list(each) for each in self.effects_from],
             "grants": sorted(self.grants),
             "line": self.line,
+            **({"received": dict(self.received)} if self.received else {}),
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -185,6 +185,7 @@ class RunOptions:
         self.grants = set(plain.get("grants", ()))
         self.line = plain.get("line", "")
         self.imported = plain.get("imported", {})
+        self.received = dict(plain.get("received", {}))
 
 
 # Notify the sink of a run's checkpoints, each with everything that is needed to resume from it.
@@ -215,6 +216,7 @@ class RunRecorder:
         self.tokens = 0
         self.cost = 0.0
         self.waits: list[str] = []  # ids of the interrupts that the run waits for
+        self.hint: str | None = None  # why the run failed, and what to do next
         self.first_step: int | None = None  # the step of the thread's first checkpoint
         self._run: tuple[int, Mapping[str, Any]] = (0, {})  # the stored options, and their version
         self._trigger = trigger
@@ -317,6 +319,8 @@ class RunRecorder:
         if interrupt is not None:
             fields["interrupt"] = interrupt
             fields["resume_hint"] = interrupt.prompt or None
+        elif cause == "failed" and self.hint is not None:
+            fields["resume_hint"] = self.hint
         if options.metadata:
             fields["metadata"] = options.metadata
         if self.store is not None and self.store.head is None and self.first_step is not None:

@@ -42,7 +42,8 @@ from backstay.engine.start import (
 )
 from backstay.engine.triggers import Trigger
 from backstay.errors import InvalidInput
-from backstay.model.checkpoint import CheckpointMeta
+from backstay.model.checkpoint import Checkpoint, CheckpointMeta
+from backstay.operations.arguments import id_of
 from backstay.thread.access import access_of, handle_of
 from backstay.thread.store import AsyncStore, Store
 from backstay.thread.thread import AsyncThread, Thread
@@ -181,6 +182,34 @@ class Graph(Declaration):
         request = ResumeRequest(answers=answers, by=by, update=update, compatible=compatible, limit=limit)
         return _run_to_end(resume(self._setup(thread, how, blocking=True), request))
 
+    async def edit(
+        self,
+        thread: AnyThread,
+        update: Mapping[str, Any],
+        *,
+        on: CheckpointMeta | str | None = None,
+        **how: Unpack[RunKeywords],
+    ) -> Checkpoint:
+        """Change the state of an unfinished run that no process runs now, and return the new checkpoint.
+
+        The update is applied as a node's would be, with the reducers. The position and the open questions stay. ``on``
+        is the checkpoint that the caller looked at: if it is no longer the newest, this raises Conflict.
+        """
+        request = ResumeRequest(update=update, on=None if on is None else id_of(on), only_edits=True)
+        return _edited(await resume(self._setup(thread, how), request))
+
+    def edit_sync(
+        self,
+        thread: AnyThread,
+        update: Mapping[str, Any],
+        *,
+        on: CheckpointMeta | str | None = None,
+        **how: Unpack[RunKeywords],
+    ) -> Checkpoint:
+        """``edit`` for programs without an event loop."""
+        request = ResumeRequest(update=update, on=None if on is None else id_of(on), only_edits=True)
+        return _edited(_run_to_end(resume(self._setup(thread, how, blocking=True), request)))
+
     def stream(
         self, thread: AnyThread | None, input: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncIterator[Event]:
@@ -311,6 +340,11 @@ def _check_thread(thread: object) -> None:
         raise InvalidInput(
             f"a run is stored in a thread, not in {type(thread).__name__}", hint='Pass store.thread("name"), or None'
         )
+
+
+def _edited(result: Result) -> Checkpoint:
+    assert result.checkpoint is not None
+    return result.checkpoint
 
 
 def _run_to_end(run: Coroutine[Any, Any, T]) -> T:

@@ -37,6 +37,7 @@ class Job:
     looked: bool = False  # the question after it is answered
     edited: Mapping[str, Any] = field(default_factory=dict)  # the update that this answer makes to the state
     path: list[str] = field(default_factory=list)  # nodes finished in the graph inside
+    notes: Mapping[str, Any] = field(default_factory=dict)  # tokens, cost, and what else its node reported
     left: Mapping[str, int] = field(default_factory=dict)  # the nodes that it was rerouted from, each with the visit
     inner: Activation | None = None
 
@@ -154,6 +155,7 @@ def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
                 "looked": job.looked,
                 "edited": job.edited,
                 "path": job.path,
+                "notes": job.notes,
                 "left": job.left,
                 "frames": _stack(job.inner, job.key) if isinstance(todo, FanOut) else None,
             }
@@ -196,6 +198,7 @@ def from_frames(built: BuiltGraph, frames: Sequence[Frame], runtime: Mapping[str
             looked=task.looked,
             edited=task.edited,
             path=list(task.path),
+            notes=task.notes,
             left=task.left,
         )
         inside = task.frames or (frames[1:] if not isinstance(activation.todo, FanOut) else ())

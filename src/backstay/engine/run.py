@@ -15,7 +15,6 @@ from typing import Any
 
 from backstay.engine import events
 from backstay.engine.approvals import Approvals, check_state_answer, check_target
-from backstay.engine.context import BaseContext
 from backstay.engine.control import Ask, Cancellation, Paused, Rerouted, RunRejected
 from backstay.engine.durable import DurableRun, RunRecorder
 from backstay.engine.events import Result, Status
@@ -31,9 +30,17 @@ from backstay.engine.position import (
     plan_commit,
     route,
 )
-from backstay.engine.task import TaskRunner
+from backstay.engine.task import FIX, TaskRunner
 from backstay.engine.triggers import Cause
-from backstay.errors import BadUpdate, MergeConflict, NodeFailed, Rejected, StepsExceeded
+from backstay.errors import (
+    BackstayError,
+    BadUpdate,
+    EncodeError,
+    MergeConflict,
+    NodeFailed,
+    Rejected,
+    StepsExceeded,
+)
 from backstay.model.decision import Decision, Interrupt
 from backstay.model.frame import End, FanOut, NextNode
 from backstay.thread.access import saved_by
@@ -81,14 +88,12 @@ class Runner:
             await recorder.notify(root, rejection.node, "rejected")
             return self.result(Status.REJECTED, reason=rejection.reason)
         except _NODE_ERRORS as error:
-            await self._flush("failed")
-            return self.result(Status.FAILED, error=error)
+            return await self._failed(error)
         except BaseExceptionGroup as group:
             failures, others = group.split(_NODE_ERRORS)
-            if failures is None or others is not None:
+            if failures is None or others is not None or not isinstance(failures, Exception):
                 raise
-            await self._flush("failed")
-            return self.result(Status.FAILED, error=failures if isinstance(failures, Exception) else None)
+            return await self._failed(failures)
         except asyncio.CancelledError:
             await self._flush("cancelled")
             raise
@@ -107,6 +112,19 @@ class Runner:
             checkpoint=None if store is None or store.head is None else saved_by(store.thread, store.head),
             **rest,
         )
+
+    async def _failed(self, error: Exception) -> Result:
+        """Store that the run failed, where, and with which kind of error, so that it can be told from a running one."""
+        failures = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+        kinds = [
+            f"node {each.node!r} raised {type(each.error).__name__}" if isinstance(each, NodeFailed) else each.summary
+            for each in failures
+            if isinstance(each, BackstayError)
+        ]
+        self.recorder.hint = f"{'; '.join(kinds)}. {FIX}"
+        self.recorder.mark_moved()
+        await self._flush("failed")
+        return self.result(Status.FAILED, error=error)
 
     async def _flush(self, cause: Cause, interrupt: Interrupt | None = None) -> None:
         """Store the commits since the last checkpoint, which the trigger had skipped."""
@@ -143,15 +161,15 @@ class Runner:
             open_jobs(activation)
             try:
                 if isinstance(activation.todo, FanOut):
-                    contexts = await self._parallel(activation)
+                    await self._parallel(activation)
                 else:
-                    contexts = [await self._job(activation, activation.jobs[0])]
+                    await self._job(activation, activation.jobs[0])
             except Rerouted as reroute:
                 alone = activation.jobs[0]
                 activation.visits[alone.node] = alone.visit  # it was entered, so the next visit asks and acts again
                 await self._reroute(activation, reroute.target)
                 continue
-            await self._commit(activation, [each for each in contexts if each is not None])
+            await self._commit(activation)
 
     async def _route(self, activation: Activation) -> None:
         """Find the next node after the last one, once the question after it is answered."""
@@ -179,9 +197,10 @@ class Runner:
         self.recorder.mark_moved()
         await self.recorder.notify(activation, activation.here, "manual", requested=True)
 
-    async def _commit(self, activation: Activation, contexts: list[BaseContext]) -> None:
+    async def _commit(self, activation: Activation) -> None:
         """Commit the results, then store the position."""
         recorder = self.recorder
+        notes, positions = [job.notes for job in activation.jobs], {job.position for job in activation.jobs}
         nodes = [job.node for job in activation.jobs]
         try:
             plan = plan_commit(activation)
@@ -190,16 +209,16 @@ class Runner:
             writers = error.writers if isinstance(error, MergeConflict) else (error.node,)
             for job in activation.jobs:
                 if job.writer in writers:
-                    job.done, job.looked, job.update, job.edited, job.path = False, False, {}, {}, []
+                    job.done, job.looked, job.update, job.edited, job.path, job.notes = False, False, {}, {}, [], {}
             recorder.mark_moved()
             raise
         mutated = commit(activation, plan)
         recorder.steps += 1
-        requested = False
-        for context in contexts:
-            recorder.tokens += context._usage[0]
-            recorder.cost += context._usage[1]
-            requested = requested or context._wants_checkpoint
+        for each in notes:
+            recorder.tokens += each.get("tokens", 0)
+            recorder.cost += each.get("cost", 0.0)
+            recorder.options.receive(each.get("received", {}), positions)
+        requested = any(each.get("checkpoint") for each in notes)
         recorder.mark_moved()
         at_barrier = any(activation.graph.nodes[node].kind is NodeKind.BARRIER for node in nodes)
         await self._boundary(activation, nodes[-1] if nodes else activation.here, mutated, requested, at_barrier)
@@ -226,9 +245,19 @@ class Runner:
                 self.recorder.waits.append(interrupt.id)
         is_end = isinstance(activation.todo, End) and activation is self.recorder.root
         cause: Cause = "interrupt" if interrupt else "end" if is_end else "barrier" if at_barrier else "node"
-        await self.recorder.notify(
-            activation, node, cause, mutated=mutated, requested=requested, at_barrier=at_barrier, interrupt=interrupt
-        )
+        try:
+            await self.recorder.notify(
+                activation,
+                node,
+                cause,
+                mutated=mutated,
+                requested=requested,
+                at_barrier=at_barrier,
+                interrupt=interrupt,
+            )
+        except EncodeError as error:  # what a reducer or snapshot() made of the updates cannot be stored
+            self.recorder.is_damaged = True
+            raise NodeFailed(node, 1, error, hint=FIX) from error
         if failure is not None:
             raise failure
         if not is_end:
@@ -236,25 +265,25 @@ class Runner:
 
     # One node -------------------------------------------------------------------------------------------------------
 
-    async def _job(self, activation: Activation, job: Job) -> BaseContext | None:
+    async def _job(self, activation: Activation, job: Job) -> None:
         """Ask the question before a job, then run its node. Afterwards the job has the update."""
         stored = None if job.done else self._finished.pop(job.position, None)
         if stored is not None:
             job.update, job.path, job.done = stored["update"], list(stored["path"]), True
-            job.given, job.inner = stored["given"], None
+            job.given, job.notes, job.inner = stored["given"], stored["notes"], None
         if job.done:
-            return None
+            self.recorder.options.receivers |= dict.fromkeys(job.notes.get("received", ()), job.position)
+            return
         question = self.approvals.before(activation, job)
         if question is not None:
             await self.approvals.ask_before(activation, job, question)
         kind = activation.graph.nodes[job.node].kind
-        context = None
         if kind is NodeKind.SUBGRAPH:
             await self._subgraph(activation, job)
         answers: dict[str, Decision] = {}
         while kind is NodeKind.TASK:  # start the node again whenever it got an answer
             try:
-                context = await self.tasks.run(activation, job, answers)
+                await self.tasks.run(activation, job, answers)
                 break
             except Ask as signal:
                 check = check_state_answer if signal.of_state else check_target
@@ -262,7 +291,6 @@ class Runner:
             except Rejected as refusal:
                 raise RunRejected(job.node, refusal.reason) from refusal
         job.done = True
-        return context
 
     async def _subgraph(self, activation: Activation, job: Job) -> None:
         self.emit(events.NodeStarted(job.position, job.node, job.visit, job.key))
@@ -281,48 +309,53 @@ class Runner:
 
     # Several nodes --------------------------------------------------------------------------------------------------
 
-    async def _parallel(self, activation: Activation) -> list[BaseContext | None]:
+    async def _parallel(self, activation: Activation) -> None:
         """Run jobs in parallel. A waiting job does not block the others, and each finished job is stored at once."""
         pauses: list[Paused] = []
         failures: list[Exception] = []
         fast = fails_fast(activation)
 
-        async def one(job: Job) -> BaseContext | None:
+        async def one(job: Job) -> None:
             try:
-                return await self._branch(activation, job)
+                await self._branch(activation, job)
             except Paused as pause:
                 pauses.append(pause)
             except _NODE_ERRORS as error:
                 if fast:
                     raise
                 failures.append(error)
-            return None
 
         try:
             async with asyncio.TaskGroup() as group:
-                running = [group.create_task(one(job)) for job in activation.jobs]
+                for job in activation.jobs:
+                    group.create_task(one(job))
         except BaseExceptionGroup as errors:
-            raise _decisive_error(errors) from None
+            error = _decisive_error(errors)
+            raise error from error.__cause__  # without the group, which says nothing more
         if failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("several branches failed", failures)
         if pauses:
             records = {record.id: record for pause in pauses for record in pause.records}
             raise Paused([*records.values()], deferred=all(pause.deferred for pause in pauses))
-        return [task.result() for task in running]
 
-    async def _branch(self, activation: Activation, job: Job) -> BaseContext | None:
+    async def _branch(self, activation: Activation, job: Job) -> None:
         """Run one of several parallel jobs; a reroute replaces its node."""
 
         async def store_finished(durable: DurableRun) -> None:
             async with self.recorder.saving:  # a save under way does not have this job yet
                 if self.recorder.is_current:
-                    stored = {"update": dict(job.update), "given": dict(job.given), "path": job.path}
+                    stored = {
+                        "update": dict(job.update),
+                        "given": dict(job.given),
+                        "path": job.path,
+                        "notes": job.notes,
+                    }
                     await durable.record_update(self.recorder.head_id, job.position, stored)
 
         while True:
             try:
                 was_done = job.done
-                context = await self._job(activation, job)
+                await self._job(activation, job)
                 if not was_done and self.durable is not None:
                     await _finish_even_if_cancelled(store_finished(self.durable))
                 if not job.looked:
@@ -330,13 +363,13 @@ class Runner:
                     if question is not None:
                         job.edited = await self.approvals.ask_after(activation, job.node, question)
                         job.looked = True
-                return context
+                return
             except Rerouted as reroute:
                 job.left = {**job.left, job.node: job.visit}
                 fresh = activation.job(reroute.target, job.key, job.item, job.left.get(reroute.target, 0))
                 job.node, job.visit, job.position = fresh.node, fresh.visit, fresh.position
                 job.passed, job.given, job.inner, job.done, job.update, job.edited = False, {}, None, False, {}, {}
-                job.path = []
+                job.path, job.notes = [], {}
                 self.recorder.mark_moved()
                 await self.recorder.notify(activation, job.node, "manual", requested=True)
 

@@ -18,13 +18,11 @@ from backstay.engine.compatibility import Judgement, Verdict, current_names, mig
 from backstay.engine.control import Cancellation
 from backstay.engine.declaration import check_limit
 from backstay.engine.durable import (
-    COPIES,
     DurableRun,
     RunOptions,
     RunRecorder,
     attempts,
     finished,
-    line_name_of,
     replay_options,
     taken_over,
 )
@@ -36,8 +34,8 @@ from backstay.engine.sinks import CheckpointSink, StoreSink, Then, check_sink
 from backstay.engine.state import CommitPlan, RunState
 from backstay.engine.task import TaskRunner, incidents
 from backstay.engine.triggers import Cause, Trigger, every_node
-from backstay.errors import BadUpdate, InvalidInput, NotFound
-from backstay.model.checkpoint import Checkpoint, CheckpointMeta, unchecked
+from backstay.errors import BadUpdate, Conflict, InvalidInput, NotFound
+from backstay.model.checkpoint import COPIES, Checkpoint, CheckpointMeta, unchecked
 from backstay.model.decision import Decision
 from backstay.model.frame import FanOut, FrameStack, NextNode
 from backstay.model.runs import EffectRecord, EffectStatus
@@ -47,6 +45,7 @@ from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.ledger import ledger_of
 from backstay.operations.listing import raise_or_mark
 from backstay.operations.load import get_of_thread, latest
+from backstay.operations.question import line_name_of
 from backstay.operations.records import find_by_id
 from backstay.operations.save import SaveRequest, fork
 from backstay.store.base import Backend, no_checkpoint
@@ -172,6 +171,8 @@ class ResumeRequest:
     update: Mapping[str, Any] | None = None
     compatible: bool = False
     limit: int | None = None
+    on: str | None = None  # the id of the checkpoint that must still be the newest
+    only_edits: bool = False  # store the update, and run nothing
 
     def __post_init__(self) -> None:
         if self.limit is not None:
@@ -185,6 +186,14 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
     async with _leased(setup):
         built = setup.built
         checkpoint = _resumable(setup.thread, await durable.run(latest, durable.cursor))
+        if request.on is not None and checkpoint.id != request.on:
+            raise Conflict(
+                f"the run has moved on: its newest checkpoint is {checkpoint.id} (step {checkpoint.step})",
+                winner=checkpoint.meta,
+                thread=checkpoint.thread_id,
+                checkpoint=request.on,
+                hint="Nothing was changed. Look at that one, and try again with on= its id",
+            )
         if taken_over(checkpoint).get("is_edited"):
             checkpoint = _without_finished(checkpoint)
         is_copy = checkpoint.trigger in COPIES
@@ -216,6 +225,11 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
             options.version += 1
         root.state.apply(edit)
         runner = _runner(setup, recorder, durable, checkpoint)
+        if request.only_edits:
+            options.attempt = checkpoint.attempt
+            recorder.mark_moved()
+            await recorder.notify(root, root.here, "manual", requested=True, interrupt=checkpoint.interrupt)
+            return runner.result(Status.INTERRUPTED, interrupts=tuple(each for each in waiting if each.pending))
         asked = [record.interrupt for record in waiting]
         if not is_copy and checkpoint.interrupt is not None:
             asked.append(checkpoint.interrupt)  # a process may have died after storing it but before recording it

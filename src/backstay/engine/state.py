@@ -26,6 +26,7 @@ from backstay.codec.registry import BY_CLASS, adapter_of, register
 from backstay.codec.values import BY_TYPE, MUTABLE
 from backstay.engine.reducers import DELETE, MISSING, Append, CannotReduce, Reducer, _Sentinel, reducer_of, replace
 from backstay.errors import BackstayError, BadUpdate, InvalidInput, MergeConflict
+from backstay.thread.calls import ListDigests
 
 transient: Final = _Sentinel("transient")
 """``Annotated[Client, transient]``: this field is not stored. It needs a default, or a value from ``runtime=``."""
@@ -394,6 +395,7 @@ class RunState:
         self.version = 1
         self.replaced = dict.fromkeys(values, 1)  # key -> the version that last replaced it; growing does not count
         self.gone: dict[str, int] = {}  # key -> the version that deleted it
+        self._digests = ListDigests()
 
     def plan(self, updates: Updates) -> CommitPlan:
         """Return the effect of updates made one after another; raise BadUpdate if one is wrong. Changes nothing."""
@@ -440,6 +442,16 @@ class RunState:
                 self.gone[key] = self.version
                 del self.replaced[key]
         return True
+
+    def known_list(self, sizes: Mapping[str, int], items: list[Any]) -> bytes | None:
+        """Return the digest of a list of this state, hashed from where the last call stopped; None for any other list.
+
+        ``sizes`` are the lengths that were committed.
+        """
+        for key, value in self.values.items():
+            if value is items:
+                return self._digests.digest(key, self.replaced.get(key), items, min(sizes.get(key, 0), len(items)))
+        return None
 
     def with_update(self, writer: str, update: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values as they would be after an update."""

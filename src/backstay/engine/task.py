@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from backstay.codec import encode
@@ -20,7 +21,7 @@ from backstay.engine.control import Ask, Rerouted
 from backstay.engine.durable import DurableRun, RunRecorder
 from backstay.engine.nodes import Node, NodeFunction
 from backstay.engine.position import Activation, Job
-from backstay.engine.state import sizes_of, undo_growth
+from backstay.engine.state import RunState, sizes_of, undo_growth
 from backstay.errors import (
     BadUpdate,
     Conflict,
@@ -37,6 +38,7 @@ from backstay.model.category import Failure
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.operations.question import Question
 from backstay.retry.incident import Incident, is_incident
+from backstay.thread.calls import current_place, set_place
 
 POSITION = "position"
 FIX = "Fix the cause, then call graph.resume(thread)"
@@ -63,7 +65,7 @@ class TaskRunner:
     chance: random.Random = field(default_factory=random.Random)
     incidents: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # payloads of the questions on failed nodes
 
-    async def run(self, activation: Activation, job: Job, answers: Mapping[str, Decision]) -> BaseContext | None:
+    async def run(self, activation: Activation, job: Job, answers: Mapping[str, Decision]) -> None:
         """Run a node until it succeeds or no attempts are left. Afterwards the job has its update.
 
         If the run paused because this node failed, carry out the decision first.
@@ -74,7 +76,7 @@ class TaskRunner:
             update = self._decided(job, answers)
             if update is not None:
                 job.update = update
-                return None
+                return
             is_resumed = False
         started_at = self._now()
         body, node_error = node.body, None  # the fallback, once ``node_error`` is set
@@ -83,7 +85,10 @@ class TaskRunner:
             job.tries = self.attempts.pop(job.position, job.tries)
             attempt = job.tries + 1
             make = AsyncContext if body.is_async else Context
-            context = make(job, self.recorder.options, self.durable, self.emit, answers, attempt, node_error)
+            known_list = partial(activation.state.known_list, sizes_of(activation.state.values))
+            context = make(
+                job, self.recorder.options, self.durable, self.emit, answers, attempt, node_error, known_list
+            )
             if not is_resumed:
                 self.emit(events.NodeStarted(job.position, job.node, job.visit, job.key, attempt))
             is_resumed = False
@@ -98,8 +103,9 @@ class TaskRunner:
                     raise
                 body, node_error = await self._after_failure(node, job, error, node_error, answers, started_at)
             else:
+                job.notes = context._notes()
                 self.emit(events.NodeFinished(job.position, job.node, tuple(job.update), time.perf_counter() - started))
-                return context
+                return
             finally:
                 context._close()
 
@@ -116,17 +122,25 @@ class TaskRunner:
         alone = self.blocking and "[" not in job.position
         arguments = (view, context) if body.wants_context else (view,)
         timeout_s = activation.graph.nodes[job.node].timeout_s
+        place = current_place()
+        set_place(context)
         try:
             if timeout_s is None:
                 returned = await _call(body, arguments, alone)
             else:
                 async with asyncio.timeout(timeout_s):
                     returned = await _call(body, arguments, False)
-        except (Exception, Ask) as error:
+        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            raise
+        except BaseException as error:
             if (damaged := undo_growth(values, sizes)) is not None:
                 self.recorder.is_damaged = True
                 raise _in_place(job, damaged) from error
+            if context._left is not None:  # whatever became of the signal in the node, a group for example
+                raise context._left.again() from error
             raise
+        finally:
+            set_place(place)
         changed = state.schema.mutated(view, values, sizes)
         self.recorder.is_damaged |= undo_growth(values, sizes) is not None
         if before and encode(dict(state.schema.stored(values)), "state") != before:
@@ -134,6 +148,12 @@ class TaskRunner:
             changed = changed or "(a nested value)"
         if changed is not None:
             raise _in_place(job, changed)
+        if context._left is not None:  # the node caught the signal and returned: its result does not count
+            raise context._left.again()
+        return self._checked(state, job, returned)
+
+    def _checked(self, state: RunState, job: Job, returned: Any) -> Mapping[str, Any]:
+        """Return what a node returned as an update that can be stored."""
         if not isinstance(returned, Mapping | None):
             raise BadUpdate(
                 job.writer,
@@ -141,6 +161,9 @@ class TaskRunner:
                 f"returned {type(returned).__name__}, not a mapping of the keys to update",
                 hint="Return {key: value}, or None",
             )
+        if returned and self.recorder.sink is not None:
+            # A value that cannot be stored is this node's failure, and is found before anything is committed.
+            encode({key: value for key, value in returned.items() if state.schema.is_stored(key)}, "state")
         return returned or {}
 
     async def _after_failure(

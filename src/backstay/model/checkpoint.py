@@ -25,6 +25,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 M = TypeVar("M", bound="CheckpointMeta")
 
 
+COPIES = ("fork", "rewind")
+"""Triggers of checkpoints that copy another one. Answers, calls and effects from before do not count after them."""
+
+
 class CheckpointFields(TypedDict, total=False):
     """The fields of a checkpoint that a caller may set in addition to its state; all are optional."""
 

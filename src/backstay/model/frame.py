@@ -217,6 +217,7 @@ class Task:
     looked: bool = False  # the question asked after it has its answer
     edited: Mapping[str, Any] = field(default_factory=dict, hash=False)  # the changes to the state in that answer
     path: tuple[str, ...] = ()  # nodes finished in it
+    notes: Mapping[str, Any] = field(default_factory=dict, hash=False)  # tokens, cost, and what else it reported
     left: Mapping[str, int] = field(
         default_factory=dict, hash=False
     )  # nodes that an answer rerouted it from, with the visit
@@ -236,6 +237,7 @@ class Task:
             "looked": self.looked,
             "edited": dict(self.edited),
             "path": list(self.path),
+            "notes": dict(self.notes),
             "left": dict(self.left),
             "frames": [frame.to_plain() for frame in self.frames],
         }

@@ -28,7 +28,10 @@ RESERVED = "backstay:"
 
 PAUSE = "pause"
 _BYTES, _TEXT, _MOMENT = (bytes, type(None)), (str, type(None)), (int, type(None))
-_TYPES = (bytes, int, _BYTES, _TEXT, _MOMENT, _TEXT, int, _MOMENT)
+_TYPES = (bytes, int, _BYTES, _TEXT, _MOMENT, _TEXT, int, _MOMENT, _MOMENT, _BYTES)
+
+BY_TIMEOUT = "timeout"
+"""The name under which a question is decided if no one decided in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class InterruptRow:
     consumer: str | None = None
     consumer_epoch: int = 0
     consumed_us: int | None = None
+    deadline_us: int | None = None
+    late: bytes | None = None  # the decision that is made at the deadline
 
     @property
     def digest(self) -> bytes:
@@ -65,6 +70,8 @@ class InterruptRow:
                 self.consumer,
                 self.consumer_epoch,
                 self.consumed_us,
+                self.deadline_us,
+                self.late,
             ],
         )
 
@@ -85,6 +92,7 @@ class InterruptRecord:
     decided_at: datetime | None = None
     consumer: str | None = None
     consumed_at: datetime | None = None
+    deadline: datetime | None = None  # from then on only the timeout decides
 
     @property
     def id(self) -> str:
@@ -99,7 +107,8 @@ class InterruptRecord:
     def __str__(self) -> str:
         # Never show the payload: it may be huge, and it may be secret.
         if self.decision is None or self.decided_at is None:
-            state = f"waiting for a decision since {_moment(self.created_at)}"
+            until = "" if self.deadline is None else f", until {_moment(self.deadline)}"
+            state = f"waiting for a decision since {_moment(self.created_at)}{until}"
         else:
             state = f"{self.decision.kind.value} by {self.decided_by!r} at {_moment(self.decided_at)}"
         return f"{self.interrupt.kind.value} {self.id} of thread {self.thread_id!r}: {state}"
@@ -145,10 +154,22 @@ def record(
 
 
 def _record(
-    store: Backend, services: Services, branch: BranchKey, checkpoint: str, question: Interrupt
+    store: Backend,
+    services: Services,
+    branch: BranchKey,
+    checkpoint: str,
+    question: Interrupt,
+    timeout: tuple[float, Decision] | None = None,
 ) -> InterruptRecord:
+    """Record a question; ``timeout`` is how many seconds it may take to decide it, and the decision after that."""
     stored = Record("interrupt", branch, question.id, b"", True, checkpoint)
-    return _shown(add(store, InterruptRow(stored, body_of(question), to_microseconds(services.now()))))
+    row = InterruptRow(stored, body_of(question), to_microseconds(services.now()))
+    if timeout is not None:
+        seconds, late = timeout
+        row = replace(
+            row, deadline_us=row.created_us + round(seconds * 1e6), late=_bounded(late.to_plain(), "decision")
+        )
+    return _shown(add(store, row))
 
 
 def add(store: Backend, row: InterruptRow) -> InterruptRow:
@@ -204,7 +225,14 @@ def find(store: Backend, cursor: Cursor, asked: Interrupt) -> InterruptRecord | 
     return found
 
 
-def keep(store: Backend, services: Services, cursor: Cursor, checkpoint: str, asked: Interrupt) -> InterruptRecord:
+def keep(
+    store: Backend,
+    services: Services,
+    cursor: Cursor,
+    checkpoint: str,
+    asked: Interrupt,
+    timeout: tuple[float, Decision] | None = None,
+) -> InterruptRecord:
     """Record an interrupt with a reserved id on a checkpoint of this branch; IdTaken if it exists on another one."""
     branch = _branch_of(store, cursor, checkpoint)
     if branch != cursor.branch:
@@ -214,7 +242,7 @@ def keep(store: Backend, services: Services, cursor: Cursor, checkpoint: str, as
             thread=branch.thread,
             hint=f"It is of branch {branch.name!r}, not of this",
         )
-    return _record(store, services, branch, checkpoint, asked)
+    return _record(store, services, branch, checkpoint, asked, timeout)
 
 
 # Lists ------------------------------------------------------------------------------------------------------------
@@ -277,6 +305,14 @@ def decide(
     answered = _shown(row)
     if (row.decision, row.decided_by) == (body, by):
         return answered
+    if row.decided_by == BY_TIMEOUT and answered.deadline is not None:
+        raise Conflict(
+            f"interrupt {shown.id} had to be decided until {_moment(answered.deadline)}: this answer is too late",
+            winner=answered,
+            thread=shown.thread_id,
+            checkpoint=shown.checkpoint_id,
+            hint="It does not count; error.winner has the decision that does",
+        )
     raise Conflict(
         f"interrupt {shown.id} is already decided: {answered}",
         winner=answered,
@@ -370,8 +406,21 @@ def _something_else(shown: InterruptRecord, what: str) -> InvalidInput:
 
 
 def decided(row: InterruptRow, decision: bytes, by: str, at_us: int) -> InterruptRow:
-    """Return the interrupt with a decision; the first one counts."""
-    return replace(row, decision=decision, decided_by=by, decided_us=at_us) if row.decision is None else row
+    """Return the interrupt with a decision. The first one counts; after the deadline, that is the timeout's."""
+    if row.decision is not None:
+        return row
+    if row.deadline_us is not None and at_us >= row.deadline_us:
+        decision, by = row.late or decision, BY_TIMEOUT
+    return replace(row, decision=decision, decided_by=by, decided_us=at_us)
+
+
+def decide_if_late(store: Backend, services: Services, cursor: Cursor, shown: InterruptRecord) -> InterruptRecord:
+    """Return the interrupt; if its deadline has passed without a decision, make the decision of the timeout."""
+    if shown.decision is not None or shown.deadline is None or services.now() < shown.deadline:
+        return shown
+    row = _stored_as_shown(store, cursor, shown)
+    now_us = to_microseconds(services.now())
+    return _shown(put(store, row, lambda row: decided(row, row.late or b"", BY_TIMEOUT, now_us)))
 
 
 def consumed(row: InterruptRow, by: str, epoch: int, at_us: int) -> InterruptRow:
@@ -402,7 +451,8 @@ def row_of(stored: Record) -> InterruptRow:
     decided = {part is not None for part in (row.decision, row.decided_by, row.decided_us)}
     consumed = {part is not None for part in (row.consumer, row.consumed_us)}
     is_whole = consumed == {not stored.open} and decided in ({True}, consumed)
-    longest = max(len(row.question), len(row.decision or b""))
+    longest = max(len(row.question), len(row.decision or b""), len(row.late or b""))
+    is_whole = is_whole and (row.deadline_us is None) == (row.late is None)
     if stored.checkpoint is None or not is_whole or longest > QUESTION_BYTES_MAX:
         raise damaged(stored, "it does not have the expected form")
     return row
@@ -428,6 +478,7 @@ def _shown(row: InterruptRow) -> InterruptRecord:
             decided_at=None if row.decided_us is None else from_microseconds(row.decided_us),
             consumer=row.consumer,
             consumed_at=None if row.consumed_us is None else from_microseconds(row.consumed_us),
+            deadline=None if row.deadline_us is None else from_microseconds(row.deadline_us),
         )
     except (DecodeError, InvalidInput) as error:
         raise damaged(row.stored, f"it cannot be read: {error.what}") from error

@@ -8,13 +8,14 @@ makes a new interrupt.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from backstay.errors import Conflict, IdTaken, InvalidInput, NotFound
+from backstay.model.checkpoint import COPIES, Checkpoint
 from backstay.model.decision import REASON_LENGTH_MAX, Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.model.ids import check_id, check_label
 from backstay.model.runs import EffectRecord, Outcome
@@ -24,9 +25,6 @@ from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.records import all_records
 from backstay.store.base import Backend, BranchKey, Query
 from backstay.store.records import Record
-
-BY_TIMEOUT = "timeout"
-"""The name under which a question is decided if no one decided in time."""
 
 TIMEOUT_S_MAX = 10 * 365 * 86_400.0
 _ON_TIMEOUT = (DecisionKind.REJECT, DecisionKind.DEFER, DecisionKind.REROUTE)
@@ -88,9 +86,8 @@ def settled(
     """
     number = 0
     while True:
-        found = _asked(store, services, cursor, checkpoint_id, question.interrupt(cursor.branch, number))
-        if found.decision is None:
-            found = _decided_by_now(store, services, cursor, found, question)
+        found = _asked(store, services, cursor, checkpoint_id, question, number)
+        found = interrupts.decide_if_late(store, services, cursor, found)
         if found.decision is None:
             return found
         if found.pending or not _closes(question, found.decision):
@@ -150,8 +147,12 @@ def _check_kind(kind: object) -> None:
         )
 
 
-def _misfit(interrupt: str, kind: type, found: str) -> InvalidInput:
-    return InvalidInput(
+class WrongAnswer(InvalidInput):
+    """A decision has a value of the wrong type; the question is closed, and has to be asked again."""
+
+
+def _misfit(interrupt: str, kind: type, found: str) -> WrongAnswer:
+    return WrongAnswer(
         f"the answer to interrupt {interrupt or '-'} must be {kind.__name__}, not {found}",
         hint="This answer was not used. Resume the run, and answer the new question with a value of that type",
     )
@@ -178,9 +179,68 @@ def _closes(question: Question, decision: Decision) -> bool:
     """Return whether a decision closes the question without answering it."""
     try:
         _check_fit(question, decision, "")
-    except InvalidInput:
+    except WrongAnswer:
         return True
     return decision.kind is DecisionKind.DEFER
+
+
+# Values sent by other programs ------------------------------------------------------------------------------------
+#
+# A run that waits for a value asks a question whose position is made of the name and a number: the first value of that
+# name in this run, the second, and so on. A sender makes or finds the first of these questions that has no answer, and
+# answers it. So a value may come before the run waits for it, and each is received once, in order.
+
+
+def line_name_of(checkpoint: Checkpoint) -> str:
+    """Return the name of the run of a graph in its line of history: the prefix of its questions, calls and effects."""
+    line = checkpoint.id if checkpoint.trigger in COPIES else checkpoint.run.get("line", "")
+    run_id = checkpoint.run_id or checkpoint.id
+    return f"{run_id}@{line}" if line else run_id
+
+
+def wait_question(line: str, name: str, number: int, timeout_s: float | None = None) -> Question:
+    """Return the question whose answer is the value with this number under a name."""
+    check_id(name, "name")
+    position, prompt = f"{line}:message:{name}:{number}", f"Waiting for {name!r}"
+    return Question(position, InterruptKind.USER_REQUEST, None, {"wait_for": name}, prompt, timeout_s)
+
+
+def deliver(
+    store: Backend,
+    services: Services,
+    cursor: Cursor,
+    checkpoint_id: str,
+    line: str,
+    received: int,
+    name: str,
+    value: Any,
+    by: str,
+) -> InterruptRecord:
+    """Answer the first open question for a name after the first ``received``, or one that the run will ask later."""
+    kind = DecisionKind.APPROVE if value is None else DecisionKind.MODIFY
+    decision = Decision(kind=kind, value=value)
+    check_id(by, "by")
+    for number in itertools.count(received + 1):
+        question = wait_question(line, name, number)
+        deferred = 0
+        while True:
+            found = _asked(store, services, cursor, checkpoint_id, question, deferred)
+            if found.decision is None or not _closes(question, found.decision):
+                break
+            deferred += 1
+        if found.decision is None:
+            try:
+                return interrupts.decide(store, services, cursor, found, decision, by)
+            except Conflict as conflict:
+                if conflict.winner.decided_by == interrupts.BY_TIMEOUT:
+                    raise  # the run has stopped waiting
+    raise AssertionError("unreachable: the numbers have no end")
+
+
+def raise_if_late(decision: Decision | None, name: str) -> None:
+    """Raise TimeoutError if a decision means that no value was sent in time."""
+    if decision is not None and decision.kind is DecisionKind.REJECT and decision.reason == _LATE:
+        raise TimeoutError(f"no value {name!r} was sent in time")
 
 
 # Effects with an unknown outcome ----------------------------------------------------------------------------------
@@ -209,32 +269,22 @@ def outcome_of(decision: Decision) -> Outcome:
 # Inside -----------------------------------------------------------------------------------------------------------
 
 
-def _asked(store: Backend, services: Services, cursor: Cursor, checkpoint_id: str, asked: Interrupt) -> InterruptRecord:
+def _asked(
+    store: Backend, services: Services, cursor: Cursor, checkpoint_id: str, question: Question, number: int
+) -> InterruptRecord:
     """Return the record of a question, made now if it does not exist."""
+    asked = question.interrupt(cursor.branch, number)
     found = interrupts.find(store, cursor, asked)
     if found is not None:
         return found
+    timeout = None if question.timeout_s is None else (question.timeout_s, question.late_decision())
     try:
-        return interrupts.keep(store, services, cursor, checkpoint_id, asked)
+        return interrupts.keep(store, services, cursor, checkpoint_id, asked, timeout)
     except IdTaken:  # the same question was asked meanwhile on another checkpoint
         found = interrupts.find(store, cursor, asked)
         if found is None:
             raise
         return found
-
-
-def _decided_by_now(
-    store: Backend, services: Services, cursor: Cursor, found: InterruptRecord, question: Question
-) -> InterruptRecord:
-    """Decide a question after its timeout. If a person decided at the same moment, the first decision counts."""
-    seconds = question.timeout_s
-    if seconds is None or services.now() - found.created_at < timedelta(seconds=seconds):
-        return found
-    try:
-        return interrupts.decide(store, services, cursor, found, question.late_decision(), BY_TIMEOUT)
-    except Conflict as lost:
-        winner: InterruptRecord = lost.winner
-        return winner
 
 
 # Requests to pause a run ------------------------------------------------------------------------------------------

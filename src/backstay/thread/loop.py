@@ -15,6 +15,7 @@ questions are not asked again. ``LoopBase`` is the common part of both kinds of 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -202,7 +203,8 @@ class LoopBase:
         if turn._left:  # its body caught TurnLeft and ended normally
             return
         turn._changes.check_untouched()
-        done = replace(turn._run, iteration=turn.iteration, finished=self._finishing)
+        received = dict(Counter(turn._run.received) + turn._received)
+        done = replace(turn._run, iteration=turn.iteration, finished=self._finishing, received=received)
         usage = self._usage + turn._used
         fields: CheckpointFields = {
             **_used(usage),

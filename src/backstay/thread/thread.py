@@ -38,6 +38,7 @@ from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, arun_effe
 from backstay.thread.lease import AsyncLease, Lease, check_lease_options
 from backstay.thread.loop import PAUSE_CHECK_S, AsyncLoop, Loop, check_loop_options
 from backstay.thread.session import AsyncRunSession, RunSession
+from backstay.thread.turn import send
 
 if TYPE_CHECKING:
     from backstay.maintenance import Report, ThreadStats
@@ -373,6 +374,14 @@ class Thread:
         answer = interrupts.check_decision(decision, scope, value, reason, target)
         return self._handle.run(interrupts.decide, self._services, self._cursor, interrupt, answer, by)
 
+    def send(self, name: str, value: Any = None, *, by: str = "send") -> InterruptRecord:
+        """Send a value to the unfinished run of this branch, which gets it from ``wait_for(name)``.
+
+        It may be sent before the run waits. Each value is received once, in the order in which they were sent. Then
+        resume the run: a run that waits has no process. Raises NotFound if the branch has no unfinished run.
+        """
+        return self._handle.run(send, self._services, self._cursor, name, value, by)
+
     def consume(self, interrupt: InterruptRecord, *, by: str | None = None) -> Decision:
         """Take the decision on an interrupt to carry it out. Only one worker gets it; others get Conflict.
 
@@ -531,6 +540,7 @@ class AsyncThread:
     decide = awaited(Thread.decide)
     consume = awaited(Thread.consume)
     request_pause = awaited(Thread.request_pause)
+    send = awaited(Thread.send)
     settle = awaited(Thread.settle)
     check = awaited(Thread.check)
     stats = awaited(Thread.stats)

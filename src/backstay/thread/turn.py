@@ -13,23 +13,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from backstay.codec import decode, encode
 from backstay.codec.values import MUTABLE
-from backstay.errors import Corrupted, InvalidInput, Rejected
-from backstay.model.checkpoint import CheckpointMeta
+from backstay.errors import Corrupted, InvalidInput, NotFound, Rejected
+from backstay.model.checkpoint import COPIES, CheckpointMeta
 from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.fields import Usage
 from backstay.model.ids import check_id, check_label
 from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations.arguments import KEY_LENGTH_MAX, LOOP_POSITION
-from backstay.operations.cursor import Cursor, Handle
+from backstay.operations.cursor import Cursor, Handle, Services
 from backstay.operations.drivers import Steps
 from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.question import Question, check_answer, outcome_of, outcome_question
+from backstay.operations.load import latest
+from backstay.operations.question import (
+    Question,
+    check_answer,
+    deliver,
+    line_name_of,
+    outcome_of,
+    outcome_question,
+    raise_if_late,
+    wait_question,
+)
 from backstay.operations.rows import meta_of
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
 from backstay.thread.calls import AsyncCalls, CallNames, CallSite, PlainCalls, current_task
@@ -40,7 +50,6 @@ if TYPE_CHECKING:
 
 
 EVERY_TOOL = "*"
-_COPIES = ("fork", "rewind")  # triggers of checkpoints with copied metadata
 _ROWS_AT_FIRST = 10
 
 
@@ -53,10 +62,17 @@ class LoopRun:
     grants: frozenset[str] = frozenset()  # tools that are approved until the run finishes
     finished: bool = False
     was_loop: bool = True  # False: no loop has run on this thread
+    received: Mapping[str, int] = field(default_factory=dict)  # how many values it has received, by name
+
+    @property
+    def line_name(self) -> str:
+        """The name of the run in the positions of the values that it waits for."""
+        return f"loop {self.number}"
 
     def metadata(self) -> dict[str, Any]:
         """Return the part of the run that its checkpoints store as metadata; the rest is in their other fields."""
-        return {LOOP_POSITION: {"round": self.number, "grants": sorted(self.grants)}}
+        received = {"received": dict(self.received)} if self.received else {}
+        return {LOOP_POSITION: {"round": self.number, "grants": sorted(self.grants), **received}}
 
     def allows(self, tool: str) -> bool:
         """Return whether a person approved all calls of this tool."""
@@ -81,7 +97,7 @@ def _loop_run_of(meta: CheckpointMeta) -> LoopRun | None:
     if mark is None:
         return None
     finished = meta.is_over
-    if meta.trigger in _COPIES:
+    if meta.trigger in COPIES:
         return LoopRun(meta.step, meta.iteration, finished=finished)
     if not isinstance(mark, Mapping) or type(mark.get("round")) is not int or not isinstance(mark.get("grants"), list):
         raise Corrupted(
@@ -90,7 +106,24 @@ def _loop_run_of(meta: CheckpointMeta) -> LoopRun | None:
             checkpoint=meta.id,
             hint="Fork from an older checkpoint to continue",
         )
-    return LoopRun(mark["round"], meta.iteration, frozenset(mark["grants"]), finished)
+    received = mark.get("received", {})
+    return LoopRun(mark["round"], meta.iteration, frozenset(mark["grants"]), finished, received=received)
+
+
+def send(store: Backend, services: Services, cursor: Cursor, name: str, value: Any, by: str) -> InterruptRecord:
+    """Send a value to the unfinished run of a branch; it gets the value when it waits for this name."""
+    head = latest(store, Cursor(cursor.branch))  # of a cursor of its own, because the caller's must not move
+    found = None if head is None else _loop_run_of(head)
+    if head is None or head.is_over or (found is None and head.graph is None):
+        raise NotFound(
+            f"thread {cursor.branch.thread!r} has no unfinished run that could receive {name!r}",
+            thread=cursor.branch.thread,
+            hint="Send after the run's first checkpoint and before its end; check the thread id and the branch",
+        )
+    line, received = line_name_of(head), head.run.get("received", {})
+    if found is not None:
+        line, received = found.line_name, found.received
+    return deliver(store, services, cursor, head.id, line, received.get(name, 0), name, value, by)
 
 
 _GROWING = (list, str, bytes)
@@ -225,6 +258,7 @@ class TurnBase(CallSite):
         self._changes = Changes(state)
         self._asking = Questions(branch, self._place, Counter())
         self._names = CallNames(current_task())
+        self._received: Counter[str] = Counter()
         self._used = Usage()
         self._left = False  # it waits for a decision, so nothing is stored
         self._over = False
@@ -274,6 +308,18 @@ class TurnBase(CallSite):
     def _request(self, payload: Any, prompt: str, answer: type | None, timeout: float | None) -> Question:
         self._check_open()
         return self._asking.request(payload, prompt, answer, timeout)
+
+    def _wait(self, name: str, timeout: float | None) -> Question:
+        """Return the question whose answer is the next value sent under a name."""
+        self._check_open()
+        number = self._run.received.get(name, 0) + self._received[name] + 1
+        return wait_question(self._run.line_name, name, number, timeout)
+
+    def _sent(self, name: str, found: InterruptRecord) -> Any:
+        raise_if_late(found.decision, name)
+        decision = self._decision(found)
+        self._received[name] += 1
+        return decision.value
 
     def _answered(self, answer: type | None, found: InterruptRecord) -> Any:
         return check_answer(self._decision(found), answer, found.id)
@@ -362,6 +408,16 @@ class Turn(PlainCalls, TurnBase):
         question = self._request(payload, prompt, answer, timeout)
         return self._answered(answer, self._loop._handle.run(self._loop._ask, question))
 
+    def wait_for(self, name: str, *, timeout: float | None = None) -> Any:
+        """Wait for a value that another program sends with ``thread.send(name, value)``, and return it.
+
+        Nothing waits in memory: the turn is left, as with ``approve``, and reaches this line again when the loop runs
+        again. Each value is received once, in the order in which they were sent. Raises TimeoutError if none was sent
+        within ``timeout`` seconds.
+        """
+        question = self._wait(name, timeout)
+        return self._sent(name, self._loop._handle.run(self._loop._ask, question))
+
 
 class AsyncTurn(AsyncCalls, TurnBase):
     """One turn of an ``AsyncLoop``. Attributes: ``state`` (read-only), ``iteration`` (from 1 after each input)."""
@@ -393,3 +449,8 @@ class AsyncTurn(AsyncCalls, TurnBase):
         """Ask a person for a value. See ``Turn.ask``."""
         question = self._request(payload, prompt, answer, timeout)
         return self._answered(answer, await self._loop._handle.arun(self._loop._ask, question))
+
+    async def wait_for(self, name: str, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109  # see approve
+        """Wait for a value that another program sends. See ``Turn.wait_for``."""
+        question = self._wait(name, timeout)
+        return self._sent(name, await self._loop._handle.arun(self._loop._ask, question))
