@@ -22,7 +22,7 @@ from backstay import Approve, Graph
 from backstay.compat.graph import TriggerPolicy
 from backstay.engine import END, Status, transient, triggers
 from backstay.engine.reducers import DELETE, add, append, merge
-from backstay.errors import InvalidGraph, InvalidInput
+from backstay.errors import InvalidGraph, InvalidInput, NodeFailed
 from backstay.retry import RetryPolicy
 from support.engine.walk import State, Walk, head
 
@@ -515,11 +515,13 @@ def test_a_value_that_cannot_be_stored_after_all_ends_the_run_and_is_never_store
     graph.end("b")
     with backstay.open("memory:") as store:
         thread = store.thread("t")
-        with pytest.raises(backstay.EncodeError, match="broken"):
-            graph.run_sync(thread)
+        failed = graph.run_sync(thread)
 
+        assert isinstance(failed.error, NodeFailed)
+        assert failed.error.node == "b"
+        assert "state.broken" in str(failed.error)
         assert head(thread).state == {"fine": 1}
-        assert head(thread).next_node == "b"
+        assert (head(thread).next_node, head(thread).trigger) == ("b", "failed")
 
 
 @dataclass

@@ -12,8 +12,7 @@ import backstay
 from backstay.errors import InvalidInput, Rejected
 from backstay.model.decision import InterruptKind
 from backstay.operations.arguments import LOOP_POSITION
-from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.interrupts import BY_TIMEOUT
+from backstay.operations.interrupts import BY_TIMEOUT, InterruptRecord
 from backstay.thread.loop import Loop
 from backstay.thread.turn import Turn
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pydantic
 import pytest
 
 import backstay
-from backstay.errors import InvalidInput
+from backstay.errors import Conflict, InvalidInput
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.operations import interrupts, question
-from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.interrupts import BY_TIMEOUT
+from backstay.operations.interrupts import BY_TIMEOUT, InterruptRecord
 from backstay.operations.question import TIMEOUT_S_MAX, Question, check_answer
 from backstay.thread.access import access_of, handle_of
 from support.meanwhile import Meanwhile, dies_after
@@ -153,7 +153,7 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_stored(
 def test_looking_records_decides_and_consumes_nothing(
     thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
 ) -> None:
-    late = replace(PAY, timeout_s=1.0)
+    late = replace(PAY, timeout_s=3.0)
     assert waiting(thread, late) is None
     assert list(thread.interrupts(pending=False)) == []
     asked = ask(thread, late, checkpoint)
@@ -258,18 +258,31 @@ def test_a_timeout_decides_what_was_said_and_not_before_its_time(
         thread.decide(asked, "approve", by="ann")
 
 
-def test_of_a_person_and_the_clock_the_first_counts(
-    store: backstay.Store, thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
+def test_an_answer_after_the_deadline_does_not_count(
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
 ) -> None:
     late = replace(PAY, timeout_s=1.0)
     asked = ask(thread, late, checkpoint)
+    assert asked.deadline == asked.created_at + timedelta(seconds=1)
+    assert "until" in str(asked)
     clock.step(seconds=2)
-    slow = Meanwhile(access_of(store).store)
-    slow.before(3, lambda: thread.decide(asked, "approve", by="ann"))
-    found = question.settle(slow, access_of(store).services, handle_of(thread).cursor, checkpoint.id, late)
 
-    assert found == Decision(kind=DecisionKind.APPROVE)
-    assert slow.is_over
+    with pytest.raises(Conflict, match="too late") as caught:
+        thread.decide(asked, "approve", by="ann")
+    assert caught.value.winner.decided_by == BY_TIMEOUT
+    found = settle(thread, late, checkpoint)
+    assert isinstance(found, Decision)
+    assert found.kind is DecisionKind.REJECT
+
+
+def test_of_a_person_and_the_clock_the_first_counts(
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, clock: Any
+) -> None:
+    late = replace(PAY, timeout_s=3.0)
+    thread.decide(ask(thread, late, checkpoint), "approve", by="ann")
+    clock.step(seconds=9)
+
+    assert settle(thread, late, checkpoint) == Decision(kind=DecisionKind.APPROVE)
 
 
 @pytest.mark.parametrize("kind", [DecisionKind.APPROVE, DecisionKind.MODIFY, "maybe"])

@@ -369,6 +369,7 @@ class _Comparison:
                     done=True,
                     update=job["update"],
                     given=job["given"],
+                    notes=job["notes"],
                     path=tuple(job["path"]),
                     frames=(),
                 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backstay.engine import events
 from backstay.engine.position import Activation, to_frames
 from backstay.engine.sinks import CheckpointSink, StoreSink
 from backstay.engine.triggers import Cause, CheckpointEvent, RunTrigger, StepRecord
-from backstay.model.checkpoint import COPIES, Checkpoint, CheckpointFields, Write
+from backstay.model.checkpoint import COPIES, Checkpoint, CheckpointFields, Write, unchecked
 from backstay.model.decision import Decision, Interrupt
 from backstay.model.frame import End, FanOut, FrameStack, NextNode
 from backstay.operations import question, rows
@@ -80,6 +80,21 @@ def taken_over(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Return what a replay's first checkpoint takes over from its source; empty for any other, and for its copies."""
     found: Mapping[str, Any] = checkpoint.run.get(REPLAY, {})
     return found if found.get("of") == checkpoint.id else {}
+
+
+def with_taken_over(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with the finished jobs that its replay takes over; in an edited state, without any."""
+    taken = taken_over(checkpoint)
+    if not taken:
+        return checkpoint
+    fields: dict[str, Any] = {**checkpoint.__dict__}
+    if taken["is_edited"] and checkpoint.frames:
+        outermost, *inner = checkpoint.frames
+        unfinished = tuple(task for task in outermost.tasks if not task.done)
+        fields["frames"] = FrameStack((replace(outermost, tasks=unfinished), *inner))
+    jobs = (Write(position, 0, UPDATE, value) for position, value in taken["finished"].items())
+    fields["writes"] = (*jobs, *checkpoint.writes)
+    return unchecked(Checkpoint, fields)
 
 
 def replay_options(source: Checkpoint, name: str, is_edited: bool, reuses_effects: bool) -> dict[str, Any]:

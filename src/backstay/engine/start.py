@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from backstay.engine import events
@@ -24,7 +24,7 @@ from backstay.engine.durable import (
     attempts,
     finished,
     replay_options,
-    taken_over,
+    with_taken_over,
 )
 from backstay.engine.events import Result, Status
 from backstay.engine.fingerprint import identity
@@ -35,7 +35,7 @@ from backstay.engine.state import CommitPlan, RunState
 from backstay.engine.task import TaskRunner, incidents
 from backstay.engine.triggers import Cause, Trigger, every_node
 from backstay.errors import BadUpdate, Conflict, InvalidInput, NotFound
-from backstay.model.checkpoint import COPIES, Checkpoint, CheckpointMeta, unchecked
+from backstay.model.checkpoint import COPIES, Checkpoint, CheckpointMeta
 from backstay.model.decision import Decision
 from backstay.model.frame import FanOut, FrameStack, NextNode
 from backstay.model.runs import EffectRecord, EffectStatus
@@ -194,8 +194,7 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
                 checkpoint=request.on,
                 hint="Nothing was changed. Look at that one, and try again with on= its id",
             )
-        if taken_over(checkpoint).get("is_edited"):
-            checkpoint = _without_finished(checkpoint)
+        checkpoint = with_taken_over(checkpoint)
         is_copy = checkpoint.trigger in COPIES
         state, frames, judgement = migrate(built, checkpoint)
         require(judgement, request.compatible)
@@ -239,14 +238,6 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         if first is None:
             recorder.mark_stored()
         return await _finish(setup, runner, first)
-
-
-def _without_finished(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint without its finished parallel jobs, whose results belong to the state before an edit."""
-    outermost, *inner = checkpoint.frames
-    unfinished = tuple(task for task in outermost.tasks if not task.done)
-    frames = FrameStack((replace(outermost, tasks=unfinished), *inner))
-    return unchecked(Checkpoint, {**checkpoint.__dict__, "frames": frames})
 
 
 def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
@@ -377,8 +368,7 @@ def _recorder(setup: Setup, root: Activation, options: RunOptions, store: StoreS
 def _runner(setup: Setup, recorder: RunRecorder, durable: DurableRun | None, checkpoint: Checkpoint | None) -> Runner:
     writes = () if checkpoint is None else checkpoint.writes
     tasks = TaskRunner(recorder, durable, setup.emit, setup.blocking, attempts(writes))
-    taken = {} if checkpoint is None else taken_over(checkpoint).get("finished", {})
-    return Runner(recorder, durable, tasks, {**taken, **finished(writes)}, setup.emit, setup.cancel)
+    return Runner(recorder, durable, tasks, finished(writes), setup.emit, setup.cancel)
 
 
 async def _finish(setup: Setup, runner: Runner, first: Cause | None) -> Result:
