@@ -12,7 +12,6 @@ from typing import Any
 
 from backstay.engine import compatibility, position, start
 from backstay.engine.approvals import Approvals
-from backstay.engine.context import BaseContext
 from backstay.engine.durable import DurableRun, RunRecorder, finished
 from backstay.engine.position import Activation, Job, from_frames
 from backstay.engine.run import Runner
@@ -41,12 +40,12 @@ def _saves_before_the_commit() -> None:
         if cause not in ("node", "barrier"):
             await notify(self, activation, node, cause, **rest)
 
-    async def early(self: Runner, activation: Activation, contexts: list[BaseContext]) -> None:
+    async def early(self: Runner, activation: Activation) -> None:
         jobs, activation.jobs = activation.jobs, []
         self.recorder.mark_moved()
         await notify(self.recorder, activation, activation.here, "node")
         activation.jobs = jobs
-        await commit(self, activation, contexts)
+        await commit(self, activation)
 
     RunRecorder.notify = late  # type: ignore[method-assign]
     Runner._commit = early  # type: ignore[method-assign]
