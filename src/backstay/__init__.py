@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 from backstay.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the table below
-    from backstay.codec.registry import Opaque as Opaque
     from backstay.codec.registry import register as register
     from backstay.engine.graph import Graph as Graph
     from backstay.errors import BackstayError as BackstayError
@@ -56,6 +55,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from backstay.model.decision import Reroute as Reroute
     from backstay.operations.diff import diff as diff
     from backstay.operations.retention import Keep as Keep
+    from backstay.thread.calls import durable as durable
     from backstay.thread.store import AsyncStore as AsyncStore
     from backstay.thread.store import Store as Store
     from backstay.thread.store import aopen as aopen
@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from backstay.thread.thread import Thread as Thread
 
 _NAMES = {
-    "backstay.codec.registry": ("Opaque", "register"),
+    "backstay.codec.registry": ("register",),
     "backstay.engine.graph": ("Graph",),
     "backstay.errors": (
         "BackstayError",
@@ -83,6 +83,7 @@ _NAMES = {
     "backstay.model.decision": ("Answer", "Approve", "Defer", "Modify", "Reject", "Reroute"),
     "backstay.operations.diff": ("diff",),
     "backstay.operations.retention": ("Keep",),
+    "backstay.thread.calls": ("durable",),
     "backstay.thread.store": ("AsyncStore", "Store", "aopen", "open"),
     "backstay.thread.thread": ("AsyncThread", "Thread"),
 }

@@ -160,7 +160,7 @@ class NodeFailed(BackstayError):
         self.attempts = attempts
         self.error = error
         tried = "" if attempts == 1 else f" after {attempts} attempts"
-        text = str(error)  # shown to whoever called; only the type of the error is stored
+        text = str(error)  # shown to the caller; only the type of the error is stored
         shown = f"{type(error).__name__}: {text:.{ERROR_TEXT_MAX}}" if text else type(error).__name__
         super().__init__(f"node {node!r} raised {shown}{tried}", **where)
         self.__cause__ = error

@@ -10,8 +10,8 @@ import msgspec
 import pydantic
 import pytest
 
-from backstay import Opaque, register
-from backstay.codec import decode, encode, msgpack
+from backstay import register
+from backstay.codec import Opaque, decode, encode, msgpack
 from backstay.codec.registry import BY_NAME
 from backstay.errors import DecodeError, EncodeError, InvalidInput
 

@@ -19,8 +19,7 @@ import ormsgpack
 import pytest
 from hypothesis import given, settings
 
-from backstay import Opaque
-from backstay.codec import decode, encode
+from backstay.codec import Opaque, decode, encode
 from backstay.codec.values import BY_CODE, BY_TYPE
 from backstay.errors import DecodeError
 from support.running import effort

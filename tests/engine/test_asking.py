@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay import Approve, Graph, Modify, Reject, Reroute
+from backstay import Approve, Graph, Modify, Reject, Reroute, durable
 from backstay.engine import AsyncContext, Context, Status
 from backstay.errors import BadUpdate, Conflict, InvalidInput, NodeFailed, NotFound, Rejected
 from backstay.thread import Loop, Turn
-from backstay.thread.calls import durable
 from support.engine.walk import head
 
 

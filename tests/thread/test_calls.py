@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import backstay
+from backstay import durable
 from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, Rejected
 from backstay.pieces.body import Body, to_body
 from backstay.retry import RetryPolicy
 from backstay.thread import EffectRecord, EffectStatus, Loop, Outcome, Turn
-from backstay.thread.calls import CallNames, ListDigests, durable
+from backstay.thread.calls import CallNames, ListDigests
 from backstay.thread.effects import arguments_digest
 
 Turns = Callable[[Loop, Turn], None]

@@ -9,5 +9,6 @@ from __future__ import annotations
 from backstay.codec.compression import compress, decompress
 from backstay.codec.decoder import decode, decode_stored
 from backstay.codec.encoder import encode
+from backstay.codec.registry import Opaque
 
-__all__ = ["compress", "decode", "decode_stored", "decompress", "encode"]
+__all__ = ["Opaque", "compress", "decode", "decode_stored", "decompress", "encode"]

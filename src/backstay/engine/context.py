@@ -136,7 +136,7 @@ class BaseContext(CallSite):
         self._wants_checkpoint = True
 
     def _notes(self) -> dict[str, Any]:
-        """Return what the node reported besides its update."""
+        """Return what the node reported in addition to its update."""
         notes = {
             "tokens": self._used.tokens_used,
             "cost": self._used.cost_estimate,
@@ -220,7 +220,8 @@ class BaseContext(CallSite):
     def _answered(self, question: Question) -> Decision:
         decision = self._answers.get(question.position)
         if decision is None:
-            self._check_can_be_stored(question)
+            if self._durable is not None:  # a question that cannot be stored is refused in the line that asks
+                question.interrupt(self._durable.cursor.branch, 0)
             self._left = Ask(question)
             raise self._left.again()
         if decision.kind is DecisionKind.REJECT:
@@ -231,11 +232,6 @@ class BaseContext(CallSite):
             self._left = Rerouted(decision.target)
             raise self._left.again()
         return decision
-
-    def _check_can_be_stored(self, question: Question) -> None:
-        """Raise EncodeError, in the line that asks, for a question that cannot be stored."""
-        if self._durable is not None:
-            question.interrupt(self._durable.cursor.branch, 0)
 
     def _check_open(self) -> None:
         if self._left is not None:

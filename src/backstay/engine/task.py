@@ -136,7 +136,7 @@ class TaskRunner:
             if (damaged := undo_growth(values, sizes)) is not None:
                 self.recorder.is_damaged = True
                 raise _in_place(job, damaged) from error
-            if context._left is not None:  # whatever became of the signal in the node, a group for example
+            if context._left is not None:  # the node turned the signal into another error, or a group
                 raise context._left.again() from error
             raise
         finally:

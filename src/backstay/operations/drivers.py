@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -73,8 +74,6 @@ def wait_in_thread(function: Callable[[], T], timeout_s: float) -> T:
 
     A function cannot be stopped: it runs on, and its result is not used. It does not keep the program from ending.
     """
-    from queue import Empty, SimpleQueue
-
     ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
     _start_thread(function, lambda result, error: ended.put((result, error)))
     try:

@@ -29,7 +29,6 @@ from backstay.operations import ledger
 from backstay.operations.cursor import Handle
 from backstay.operations.drivers import Steps, arun_steps, in_event_loop, run_steps
 from backstay.pieces.body import to_body
-from backstay.store.base import Backend
 from backstay.thread.effects import (
     EffectCall,
     RunOperation,
@@ -248,14 +247,14 @@ class CallSite(ABC):
                     raise
                 record = unknown.record
             outcome = yield from self._ask_outcome(run, record)
-            yield functools.partial(run, functools.partial(_settle, handle, record, outcome), None)
+            services, cursor = handle.services, handle.cursor
+            settle = functools.partial(
+                ledger.settle, services=services, cursor=cursor, shown=record, outcome=outcome, by=BY_DECISION
+            )
+            yield functools.partial(run, settle, None)
         use.is_done = True
         self._report(call, not use.ran)
         return result
-
-
-def _settle(handle: Handle, record: EffectRecord, outcome: Outcome, store: Backend) -> EffectRecord:
-    return ledger.settle(store, handle.services, handle.cursor, record, outcome, BY_DECISION)
 
 
 def _scoped(fn: Callable[..., Any], scope: _Scope, use: NameUse) -> Callable[..., Any]:

@@ -284,7 +284,7 @@ def _call_execution(attempts: _EffectRun) -> Steps[Any]:
     ended_us = to_microseconds(handle.services.now())
     done = call_of(branch, call.key, attempts.owner, attempts.request, data, started_us, ended_us)
     stored: EffectRow = yield lambda: attempts.run(lambda store: _store_fenced(store, cursor, done), None)
-    # If another process was faster, its result is the one that counts.
+    # If another process was faster, its result counts.
     return result if stored.payload == done.payload else _result_of(shown_of(stored))
 
 
@@ -430,7 +430,7 @@ def arguments_digest(
     """Return a digest of the arguments; empty if they cannot be encoded.
 
     A list counts as the digest of its items, one after the other, so that the digest of a list that only grew can be
-    extended. ``known`` returns that digest for lists whose beginning was digested before.
+    extended. ``known`` returns that digest for lists whose first items were digested before.
     """
     try:
         named = [part for name in sorted(kwargs) for part in (encode(name), _part(kwargs[name], name, known))]
