@@ -114,7 +114,7 @@ class Runner:
         )
 
     async def _failed(self, error: Exception) -> Result:
-        """Store that the run failed, where, and with which kind of error; a run that was killed has no such checkpoint."""
+        """Store that the run failed, where, and with which kind of error. A killed run has no such checkpoint."""
         failures = error.exceptions if isinstance(error, ExceptionGroup) else [error]
         kinds = [
             f"node {each.node!r} raised {type(each.error).__name__}" if isinstance(each, NodeFailed) else each.summary
