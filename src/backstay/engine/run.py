@@ -147,8 +147,10 @@ class Runner:
                 return
             if self._cancel is not None:
                 self._cancel.check()
-            if not self.tasks.blocking:
-                await asyncio.sleep(0)  # let other tasks run between two nodes
+            task = asyncio.current_task()
+            assert task is not None
+            if not self.tasks.blocking or task.cancelling():
+                await asyncio.sleep(0)  # let other tasks run between two nodes, or be cancelled
             own = self.recorder.options.limit if activation is self.recorder.root else None
             limit = own or activation.graph.limit
             if activation.cursor >= limit:
