@@ -18,13 +18,14 @@ from backstay.engine.approvals import Approvals, check_state_answer, check_targe
 from backstay.engine.control import Ask, Cancellation, Paused, Rerouted, RunRejected
 from backstay.engine.durable import DurableRun, RunRecorder
 from backstay.engine.events import Result, Status
-from backstay.engine.nodes import NodeKind
+from backstay.engine.limits import Limiter
+from backstay.engine.nodes import FAIL_FAST, ForEach, NodeKind, Parallel
 from backstay.engine.position import (
     Activation,
     Job,
     commit,
     enter_subgraph,
-    fails_fast,
+    fan_edge,
     leave_subgraph,
     open_jobs,
     plan_commit,
@@ -315,15 +316,19 @@ class Runner:
         """Run jobs in parallel. A waiting job does not block the others, and each finished job is stored at once."""
         pauses: list[Paused] = []
         failures: list[Exception] = []
-        fast = fails_fast(activation)
+        assert isinstance(activation.todo, FanOut)
+        fan = fan_edge(activation, activation.todo).target
+        assert isinstance(fan, Parallel | ForEach)
+        limiter, fails_fast = Limiter(fan.at_once), fan.on_error == FAIL_FAST
 
         async def one(job: Job) -> None:
             try:
-                await self._branch(activation, job)
+                async with limiter.turn():
+                    await self._branch(activation, job)
             except Paused as pause:
                 pauses.append(pause)
             except _NODE_ERRORS as error:
-                if fast:
+                if fails_fast:
                     raise
                 failures.append(error)
 

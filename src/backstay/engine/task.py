@@ -124,16 +124,17 @@ class TaskRunner:
         # In a fan-out, a function in this thread would block the other branches.
         alone = self.blocking and "[" not in job.position
         arguments = (view, context) if body.wants_context else (view,)
-        timeout_s = activation.graph.nodes[job.node].timeout_s
+        node = activation.graph.nodes[job.node]
         place = current_place()
         set_place(context)
         try:
-            if timeout_s is None:
-                returned = await _call(body, arguments, alone)
+            if node.limiter is None or body is not node.body:  # a fallback has no limits
+                returned = await _call(body, arguments, alone, node.timeout_s)
             else:
-                async with asyncio.timeout(timeout_s):
-                    returned = await _call(body, arguments, False)
+                async with node.limiter.turn():
+                    returned = await _call(body, arguments, alone, node.timeout_s)
         except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            self.recorder.is_damaged |= undo_growth(values, sizes) is not None
             raise
         except BaseException as error:
             if (damaged := undo_growth(values, sizes)) is not None:
@@ -256,7 +257,10 @@ class TaskRunner:
                 await self.durable.record_attempt(self.recorder.head_id, job.position, attempt, error, is_last)
 
 
-async def _call(body: NodeFunction, arguments: tuple[Any, ...], alone: bool) -> Any:
+async def _call(body: NodeFunction, arguments: tuple[Any, ...], alone: bool, timeout_s: float | None) -> Any:
+    if timeout_s is not None:
+        async with asyncio.timeout(timeout_s):
+            return await _call(body, arguments, False, None)
     if body.is_async:
         return await body.function(*arguments)
     if alone:
