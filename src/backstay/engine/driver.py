@@ -131,7 +131,7 @@ class _Driver:
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Suspend the loop and call a function. An interrupt that ends the function cancels the run.
 
-        The blocks are nested so that a signal handler may raise at any line: the loop is always resumed.
+        The blocks are nested so that a signal handler may raise after any call here: the loop is always resumed.
         """
         loop, main, hooks = self._loop, self._main, sys.get_asyncgen_hooks()
         try:
@@ -142,15 +142,17 @@ class _Driver:
                 self._is_outside = True
                 return function(*arguments)
             finally:
-                self._is_outside = False
                 try:
+                    self._is_outside = False
                     sys.set_asyncgen_hooks(*hooks)
                 finally:
                     try:
                         asyncio._set_running_loop(loop)
                     finally:
-                        if asyncio.current_task(loop) is None:
+                        try:  # noqa: SIM105 - a handler may raise after any call, also after that of suppress()
                             _enter_task(loop, main)
+                        except RuntimeError:
+                            pass  # the interrupt came before the task was left
         except _NOT_AN_INTERRUPT:
             raise
         except BaseException as error:
