@@ -18,6 +18,7 @@ import pytest
 
 import backstay
 from backstay import Graph
+from backstay.engine.reducers import append
 from backstay.engine.triggers import manual
 from backstay.errors import InvalidInput
 from support.engine.signalled import CHOSEN, STEPS, chain
@@ -237,6 +238,26 @@ def test_an_interrupt_that_a_node_raises_itself_stores_what_is_committed() -> No
         assert raised.value.code == 3
         assert latest is not None
         assert latest.state["n"] == CHOSEN
+
+
+def test_an_interrupted_node_that_changed_its_input_leaves_nothing_in_the_store() -> None:
+    def leave(state: Any) -> None:
+        state["seen"].append("x")
+        raise SystemExit
+
+    graph = Graph("g", reducers={"seen": append})
+    graph.node("one", lambda state: {"seen": ["one"]})
+    graph.node("two", leave)
+    graph.edge("one", "two")
+    graph.start("one")
+    graph.end("two")
+    with backstay.open("memory:") as store:
+        with pytest.raises(SystemExit):
+            graph.run_sync(store.thread("t"), {"seen": []}, trigger=manual())
+
+        latest = store.thread("t").latest()
+        assert latest is not None
+        assert latest.state == {"seen": ["one"]}
 
 
 @pytest.mark.blocks_loop("it calls run_sync in an event loop on purpose")

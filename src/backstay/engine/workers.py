@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -30,26 +31,21 @@ async def call_in_thread(function: Callable[..., Any], arguments: tuple[Any, ...
     future: asyncio.Future[Any] = loop.create_future()
     context = copy_context()
 
-    def deliver(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def call() -> None:
-        result: Any = None
-        failure: BaseException | None = None
+    def call() -> Callable[[], None]:
         try:
-            result = context.run(function, *arguments)
+            found = partial(future.set_result, context.run(function, *arguments))
         except StopIteration as error:  # a future cannot hold one, and its waiter would wait forever
             failure = RuntimeError("the function raised StopIteration")
             failure.__cause__ = error
+            found = partial(future.set_exception, failure)
         except BaseException as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed, so no caller waits
-            loop.call_soon_threadsafe(deliver, result, failure)
+            found = partial(future.set_exception, error)
+
+        def deliver() -> None:
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits
+                loop.call_soon_threadsafe(lambda: None if future.done() else found())
+
+        return deliver
 
     try:
         _idle.pop()
@@ -71,13 +67,14 @@ def _work() -> None:
                 return
             except IndexError:  # every idle thread is taken: the call of this one comes
                 continue
-        call()
-        del call  # it holds the state of a run
+        deliver = call()
         wait_s = IDLE_S
-        _idle.append(None)
+        _idle.append(None)  # before the caller continues, so that its next call finds this thread
+        deliver()
+        del call, deliver  # they hold the state of a run
 
 
-_calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_calls: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
 _idle: deque[None] = deque()
 """One item for each thread that waits for a call. A caller takes an item away, or starts a thread."""
 
