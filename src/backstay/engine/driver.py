@@ -24,8 +24,8 @@ from backstay.errors import InvalidInput
 
 T = TypeVar("T")
 
-_NOT_AN_INTERRUPT = (Exception, Ask, Rerouted, asyncio.CancelledError)
-"""A function ends by one of these in a normal run. All others, such as KeyboardInterrupt, are meant for the caller."""
+_NOT_AN_INTERRUPT = (Exception, Ask, Rerouted, asyncio.CancelledError, BaseExceptionGroup)
+"""A function ends by one of these in a normal run; a group may hold a question. All others are meant for the caller."""
 
 
 def run_to_end(run: Coroutine[Any, Any, T]) -> T:
