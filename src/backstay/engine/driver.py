@@ -95,13 +95,16 @@ class _Driver:
     # The loop -----------------------------------------------------------------------------------------------------
 
     def drive(self) -> None:
-        """Run the event loop until the run is over."""
+        """Run the event loop until the run is over. The second exception that comes before that leaves at once."""
         while not self._main.done():
             try:
                 self._loop.run_until_complete(self._main)
             except BaseException as error:
-                if not self._main.done():  # a signal handler raised it in the loop's own code, or in another task
-                    self._stop(error)
+                if self._main.done():
+                    return
+                if self._raised is not None:
+                    raise
+                self._stop(error)  # a signal handler raised it in the loop's own code, or in another task
 
     def outcome(self) -> Any:
         """Return the result of the run, or raise the exception that ended it."""
