@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from backstay.engine.build import BuiltGraph, build
+from backstay.engine.limits import Limiter
 from backstay.engine.nodes import (
     COLLECT_ALL,
     END,
@@ -93,6 +94,8 @@ class Declaration:
         timeout: float | None = None,
         fallback: Callable[..., Any] | None = None,
         on_failure: str = FAIL,
+        at_once: int | None = None,
+        per_second: float | None = None,
         **notes: Any,
     ) -> Callable[[F], F]: ...
     @overload
@@ -106,6 +109,8 @@ class Declaration:
         timeout: float | None = None,
         fallback: Callable[..., Any] | None = None,
         on_failure: str = FAIL,
+        at_once: int | None = None,
+        per_second: float | None = None,
         **notes: Any,
     ) -> F: ...
     def node(
@@ -118,6 +123,8 @@ class Declaration:
         timeout: float | None = None,
         fallback: Callable[..., Any] | None = None,
         on_failure: str = FAIL,
+        at_once: int | None = None,
+        per_second: float | None = None,
         **notes: Any,
     ) -> Any:
         """Add a node: as ``@graph.node``, ``@graph.node("name", timeout=5)`` or ``graph.node("name", function)``.
@@ -126,8 +133,12 @@ class Declaration:
         keys to update, or None. It may be a coroutine function. ``timeout`` is in seconds, for each attempt.
         ``fallback`` is another such function, called when no attempts are left; it finds the error in ``ctx.error``.
         With ``on_failure="pause"`` the run then asks a person instead of failing.
+
+        At most ``at_once`` calls of the function run at the same time, and at most ``per_second`` start in a second
+        (0.5: one every two seconds), over all runs of this graph in this process. The timeout does not count the wait.
         """
         options = {"retry": retry, "timeout": timeout, "fallback": fallback, "on_failure": on_failure, **notes}
+        options |= {"at_once": at_once, "per_second": per_second}
         if callable(name):
             return self.node(name.__name__, name)
         if function is None:
@@ -150,6 +161,7 @@ class Declaration:
                 timeout_s=_check_timeout(timeout, name),
                 fallback=instead,
                 pauses=on_failure == PAUSE,
+                limiter=_limiter(at_once, per_second, f"node {name!r}"),
                 notes=notes,
             )
         )
@@ -239,15 +251,17 @@ class Declaration:
         *,
         join: str = END,
         on_error: str = FAIL_FAST,
+        at_once: int | None = None,
         when: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> None:
         """Run several nodes in parallel, then ``join``. Each node sees the state as it was before any of them ran.
 
         With ``on_error="fail_fast"`` the first failure cancels the others; with "collect_all" all run to their end. In
-        both cases, finished branches are stored and do not run again.
+        both cases, finished branches are stored and do not run again. At most ``at_once`` nodes run at the same time.
         """
-        self._connect(source, Parallel(tuple(targets), join, _check_on_error(on_error)), when, name, False)
+        limit = _check_at_once(at_once, f"parallel after {source!r:.60}")
+        self._connect(source, Parallel(tuple(targets), join, _check_on_error(on_error), limit), when, name, False)
 
     def map(
         self,
@@ -257,14 +271,17 @@ class Declaration:
         *,
         join: str = END,
         on_error: str = FAIL_FAST,
+        at_once: int | None = None,
         when: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> None:
         """Run a node once for each item of a list, in parallel, then ``join``.
 
-        ``over`` is a key of the state or a function of it. The node finds its item in ``ctx.item``.
+        ``over`` is a key of the state or a function of it. The node finds its item in ``ctx.item``. At most ``at_once``
+        items are worked on at the same time.
         """
-        self._connect(source, ForEach(node, over, join, _check_on_error(on_error)), when, name, False)
+        limit = _check_at_once(at_once, f"map after {source!r:.60}")
+        self._connect(source, ForEach(node, over, join, _check_on_error(on_error), limit), when, name, False)
 
     def start(self, node: str) -> None:
         """Name the first node."""
@@ -328,6 +345,24 @@ def _check_timeout(timeout: float | None, name: str) -> float | None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
         raise InvalidInput(f"timeout of {name!r} must be a number of seconds above 0, not {timeout!r:.40}")
     return float(timeout)
+
+
+def _check_at_once(at_once: int | None, what: str) -> int | None:
+    if at_once is not None and (type(at_once) is not int or at_once < 1):
+        raise InvalidInput(f"at_once of {what} must be a whole number above 0, not {at_once!r:.40}")
+    return at_once
+
+
+def _limiter(at_once: int | None, per_second: float | None, what: str) -> Limiter | None:
+    _check_at_once(at_once, what)
+    if per_second is None:
+        return None if at_once is None else Limiter(at_once)
+    if isinstance(per_second, bool) or not isinstance(per_second, int | float) or not 0 < per_second < float("inf"):
+        raise InvalidInput(
+            f"per_second of {what} must be a number above 0, not {per_second!r:.40}",
+            hint="For example 5, or 0.5 for one start every two seconds",
+        )
+    return Limiter(at_once, float(per_second))
 
 
 def check_limit(limit: int) -> int:

@@ -13,14 +13,14 @@ result = await graph.run(store.thread("customer-42"), {"question": "…"})
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from backstay.engine.build import all_graphs
 from backstay.engine.control import Cancellation
 from backstay.engine.declaration import Declaration, check_limit, check_names
+from backstay.engine.driver import run_to_end
 from backstay.engine.durable import RunOptions
 from backstay.engine.events import Event, Result, stream
 from backstay.engine.fingerprint import fingerprint_of, identity
@@ -47,8 +47,6 @@ from backstay.operations.arguments import id_of
 from backstay.thread.access import access_of, handle_of
 from backstay.thread.store import AsyncStore, Store
 from backstay.thread.thread import AsyncThread, Thread
-
-T = TypeVar("T")
 
 
 class RunKeywords(TypedDict, total=False):
@@ -143,7 +141,7 @@ class Graph(Declaration):
     ) -> Result:
         """``run`` for programs without an event loop."""
         options = self._options(thread, limit, before, after, metadata)
-        return _run_to_end(start(self._setup(thread, how, blocking=True), {} if input is None else input, options))
+        return run_to_end(start(self._setup(thread, how, blocking=True), {} if input is None else input, options))
 
     async def resume(
         self,
@@ -180,7 +178,7 @@ class Graph(Declaration):
     ) -> Result:
         """``resume`` for programs without an event loop."""
         request = ResumeRequest(answers=answers, by=by, update=update, compatible=compatible, limit=limit)
-        return _run_to_end(resume(self._setup(thread, how, blocking=True), request))
+        return run_to_end(resume(self._setup(thread, how, blocking=True), request))
 
     async def edit(
         self,
@@ -208,7 +206,7 @@ class Graph(Declaration):
     ) -> Checkpoint:
         """``edit`` for programs without an event loop."""
         request = ResumeRequest(update=update, on=None if on is None else id_of(on), only_edits=True)
-        return _edited(_run_to_end(resume(self._setup(thread, how, blocking=True), request)))
+        return _edited(run_to_end(resume(self._setup(thread, how, blocking=True), request)))
 
     def stream(
         self, thread: AnyThread | None, input: Mapping[str, Any] | None = None, **options: Any
@@ -294,8 +292,8 @@ class Graph(Declaration):
         """``replay`` for programs without an event loop."""
         setup = self._setup(thread, how, blocking=True)
         if plan:
-            return _run_to_end(plan_of(setup, checkpoint))
-        return _run_to_end(replay(setup, checkpoint, branch, set, effects, ResumeRequest(compatible=compatible)))
+            return run_to_end(plan_of(setup, checkpoint))
+        return run_to_end(replay(setup, checkpoint, branch, set, effects, ResumeRequest(compatible=compatible)))
 
     def _setup(self, thread: AnyThread | None, how: RunKeywords, blocking: bool = False) -> Setup:
         _check_thread(thread)
@@ -345,15 +343,3 @@ def _check_thread(thread: object) -> None:
 def _edited(result: Result) -> Checkpoint:
     assert result.checkpoint is not None
     return result.checkpoint
-
-
-def _run_to_end(run: Coroutine[Any, Any, T]) -> T:
-    """Run to the end in a new event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
-        run.close()
-        raise InvalidInput("an event loop is running here", hint="Await run, resume or replay instead of …_sync")
-    return asyncio.run(run)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from backstay.engine.limits import Limiter
 from backstay.model.decision import DecisionKind
 from backstay.model.retry import ONCE, RetryPolicy
 
@@ -97,6 +98,7 @@ class Node:
     fallback: NodeFunction | None = None  # called when no attempts are left
     pauses: bool = False  # ask a person when the fallback fails too; otherwise the run fails
     timeout_s: float | None = None
+    limiter: Limiter | None = field(default=None, compare=False, repr=False)  # shared by all runs in this process
     notes: Mapping[str, Any] = field(default_factory=dict)  # the caller's own, for drawings and lists
 
 
@@ -118,6 +120,7 @@ class Parallel:
     targets: tuple[str, ...]
     join: str
     on_error: str = FAIL_FAST
+    at_once: int | None = None  # how many branches run at the same time; None = all
 
     def nodes(self) -> tuple[str, ...]:
         """Return every possible target."""
@@ -132,6 +135,7 @@ class ForEach:
     over: str | Callable[[Any], Any]  # a key of the state, or a function of the state
     join: str
     on_error: str = FAIL_FAST
+    at_once: int | None = None  # how many branches run at the same time; None = all
 
     def nodes(self) -> tuple[str, ...]:
         """Return every possible target."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstay.engine.build import BuiltGraph
-from backstay.engine.nodes import END, FAIL_FAST, Choice, Edge, ForEach, Parallel, To, name_of, positional_count
+from backstay.engine.nodes import END, Choice, Edge, ForEach, Parallel, To, name_of, positional_count
 from backstay.engine.reducers import DELETE, MISSING, CannotReduce
 from backstay.engine.state import CommitPlan, RunState
 from backstay.errors import BadUpdate, InvalidInput, NodeFailed
@@ -352,13 +352,6 @@ def fan_edge(activation: Activation, fan_out: FanOut) -> Edge:
             case ForEach(node=node, join=joined) if ((node,), joined) == (fan_out.targets, join):
                 return edge
     raise BadUpdate(str(activation.last), None, f"no longer has a fan-out to {', '.join(fan_out.targets)}")
-
-
-def fails_fast(activation: Activation) -> bool:
-    """Return whether the first failure of parallel jobs cancels the others."""
-    assert isinstance(activation.todo, FanOut)
-    target = fan_edge(activation, activation.todo).target
-    return isinstance(target, Parallel | ForEach) and target.on_error == FAIL_FAST
 
 
 def plan_commit(activation: Activation) -> CommitPlan:

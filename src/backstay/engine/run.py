@@ -18,13 +18,14 @@ from backstay.engine.approvals import Approvals, check_state_answer, check_targe
 from backstay.engine.control import Ask, Cancellation, Paused, Rerouted, RunRejected
 from backstay.engine.durable import DurableRun, RunRecorder
 from backstay.engine.events import Result, Status
-from backstay.engine.nodes import NodeKind
+from backstay.engine.limits import Limiter
+from backstay.engine.nodes import FAIL_FAST, ForEach, NodeKind, Parallel
 from backstay.engine.position import (
     Activation,
     Job,
     commit,
     enter_subgraph,
-    fails_fast,
+    fan_edge,
     leave_subgraph,
     open_jobs,
     plan_commit,
@@ -147,8 +148,10 @@ class Runner:
                 return
             if self._cancel is not None:
                 self._cancel.check()
-            if not self.tasks.blocking:
-                await asyncio.sleep(0)  # let other tasks run between two nodes
+            task = asyncio.current_task()
+            assert task is not None
+            if not self.tasks.blocking or task.cancelling():
+                await asyncio.sleep(0)  # let other tasks run between two nodes, or be cancelled
             own = self.recorder.options.limit if activation is self.recorder.root else None
             limit = own or activation.graph.limit
             if activation.cursor >= limit:
@@ -313,15 +316,19 @@ class Runner:
         """Run jobs in parallel. A waiting job does not block the others, and each finished job is stored at once."""
         pauses: list[Paused] = []
         failures: list[Exception] = []
-        fast = fails_fast(activation)
+        assert isinstance(activation.todo, FanOut)
+        fan = fan_edge(activation, activation.todo).target
+        assert isinstance(fan, Parallel | ForEach)
+        limiter, fails_fast = Limiter(fan.at_once), fan.on_error == FAIL_FAST
 
         async def one(job: Job) -> None:
             try:
-                await self._branch(activation, job)
+                async with limiter.turn():
+                    await self._branch(activation, job)
             except Paused as pause:
                 pauses.append(pause)
             except _NODE_ERRORS as error:
-                if fast:
+                if fails_fast:
                     raise
                 failures.append(error)
 

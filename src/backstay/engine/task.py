@@ -1,6 +1,7 @@
 """Run one node: call its function, retry it, fall back, or ask a person.
 
-A plain function runs in the caller's thread if no event loop waits there, otherwise in a worker thread.
+A plain function runs in the caller's thread if no event loop waits there (``driver.py``), otherwise in a worker thread
+(``workers.py``).
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from backstay.codec import encode
 from backstay.engine import events
 from backstay.engine.context import AsyncContext, BaseContext, Context
 from backstay.engine.control import Ask, Rerouted
+from backstay.engine.driver import call_outside
 from backstay.engine.durable import DurableRun, RunRecorder
 from backstay.engine.nodes import Node, NodeFunction
 from backstay.engine.position import Activation, Job
 from backstay.engine.state import RunState, sizes_of, undo_growth
+from backstay.engine.workers import call_in_thread
 from backstay.errors import (
     BadUpdate,
     Conflict,
@@ -121,16 +124,17 @@ class TaskRunner:
         # In a fan-out, a function in this thread would block the other branches.
         alone = self.blocking and "[" not in job.position
         arguments = (view, context) if body.wants_context else (view,)
-        timeout_s = activation.graph.nodes[job.node].timeout_s
+        node = activation.graph.nodes[job.node]
         place = current_place()
         set_place(context)
         try:
-            if timeout_s is None:
-                returned = await _call(body, arguments, alone)
+            if node.limiter is None or body is not node.body:  # a fallback has no limits
+                returned = await _call(body, arguments, alone, node.timeout_s)
             else:
-                async with asyncio.timeout(timeout_s):
-                    returned = await _call(body, arguments, False)
+                async with node.limiter.turn():
+                    returned = await _call(body, arguments, alone, node.timeout_s)
         except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
+            self.recorder.is_damaged |= undo_growth(values, sizes) is not None
             raise
         except BaseException as error:
             if (damaged := undo_growth(values, sizes)) is not None:
@@ -253,19 +257,15 @@ class TaskRunner:
                 await self.durable.record_attempt(self.recorder.head_id, job.position, attempt, error, is_last)
 
 
-async def _call(body: NodeFunction, arguments: tuple[Any, ...], alone: bool) -> Any:
+async def _call(body: NodeFunction, arguments: tuple[Any, ...], alone: bool, timeout_s: float | None) -> Any:
+    if timeout_s is not None:
+        async with asyncio.timeout(timeout_s):
+            return await _call(body, arguments, False, None)
     if body.is_async:
         return await body.function(*arguments)
     if alone:
-        return body.function(*arguments)
-
-    def in_thread() -> Any:
-        try:
-            return body.function(*arguments)
-        except StopIteration as error:  # a future cannot hold one, and its waiter would wait forever
-            raise RuntimeError("the function raised StopIteration") from error
-
-    return await asyncio.to_thread(in_thread)
+        return call_outside(body.function, arguments)
+    return await call_in_thread(body.function, arguments)
 
 
 def _add_context(error: BaseException, earlier: BaseException) -> None:

@@ -1,0 +1,81 @@
+"""Threads for plain functions that are called from an event loop.
+
+asyncio's own threads are few, are shared with the rest of the program, and are waited for when the program ends. A
+function that hangs would keep others from running. Here every call gets a thread of its own at once, and a daemon
+thread, so neither other calls nor the end of the program wait for a function that hangs. Idle threads are used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+IDLE_S = 10.0
+"""How long an idle thread waits for the next call before it ends."""
+
+
+async def call_in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Call a function in a thread, in a copy of the caller's context, and wait for it.
+
+    A cancelled caller leaves at once. The function runs to its end, and its result is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    context = copy_context()
+
+    def call() -> Callable[[], None]:
+        try:
+            found = partial(future.set_result, context.run(function, *arguments))
+        except StopIteration as error:  # a future cannot hold one, and its waiter would wait forever
+            failure = RuntimeError("the function raised StopIteration")
+            failure.__cause__ = error
+            found = partial(future.set_exception, failure)
+        except BaseException as error:
+            found = partial(future.set_exception, error)
+
+        def deliver() -> None:
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits
+                loop.call_soon_threadsafe(lambda: None if future.done() else found())
+
+        return deliver
+
+    try:
+        _idle.pop()
+    except IndexError:
+        threading.Thread(target=_work, name="backstay node", daemon=True).start()
+    _calls.put(call)
+    return await future
+
+
+def _work() -> None:
+    """Make one call after another, until no call comes for a while."""
+    wait_s: float | None = None
+    while True:
+        try:
+            call = _calls.get(timeout=wait_s)
+        except Empty:
+            try:
+                _idle.pop()
+                return
+            except IndexError:  # every idle thread is taken: the call of this one comes
+                continue
+        deliver = call()
+        wait_s = IDLE_S
+        _idle.append(None)  # before the caller continues, so that its next call finds this thread
+        deliver()
+        del call, deliver  # they hold the state of a run
+
+
+_calls: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
+_idle: deque[None] = deque()
+"""One item for each thread that waits for a call. A caller takes an item away, or starts a thread."""
+
+os.register_at_fork(after_in_child=_idle.clear)  # threads do not survive a fork
