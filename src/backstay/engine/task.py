@@ -24,7 +24,6 @@ from backstay.engine.durable import DurableRun, RunRecorder
 from backstay.engine.nodes import Node, NodeFunction
 from backstay.engine.position import Activation, Job
 from backstay.engine.state import RunState, sizes_of, undo_growth
-from backstay.engine.workers import call_in_thread
 from backstay.errors import (
     BadUpdate,
     Conflict,
@@ -40,6 +39,7 @@ from backstay.errors import (
 from backstay.model.category import Failure
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.operations.question import Question
+from backstay.operations.workers import call_in_thread
 from backstay.retry.incident import Incident, is_incident
 from backstay.thread.calls import current_place, set_place
 

@@ -9,14 +9,11 @@ asyncio takes longer to import than everything else here together, so it is impo
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import inspect
 import os
 import sys
-import threading
 from collections.abc import Callable, Generator
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -67,66 +64,6 @@ def in_event_loop() -> bool:
     """Return whether this thread runs an event loop, which must not be blocked."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return running is not None and running() is not None
-
-
-def wait_in_thread(function: Callable[[], T], timeout_s: float) -> T:
-    """Call a function in a thread of its own and wait for it; raise TimeoutError if it takes too long.
-
-    A function cannot be stopped: it runs on, and its result is not used. It does not keep the program from ending.
-    """
-    ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-    _start_thread(function, lambda result, error: ended.put((result, error)))
-    try:
-        result, error = ended.get(timeout=timeout_s)
-    except Empty:
-        raise TimeoutError(f"it took longer than {timeout_s:g} s") from None
-    if error is not None:
-        raise error
-    found: T = result
-    return found
-
-
-async def in_thread(function: Callable[[], T]) -> T:
-    """Call a function in a thread of its own, while the event loop runs other tasks.
-
-    A cancelled caller leaves at once; the function runs on, and its result is not used.
-    """
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def end(result: Any, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def ended(result: Any, error: BaseException | None) -> None:
-        if isinstance(error, StopIteration):  # a future cannot hold one
-            error = RuntimeError("the function raised StopIteration")
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no one waits
-            loop.call_soon_threadsafe(end, result, error)
-
-    _start_thread(function, ended)
-    return await future
-
-
-def _start_thread(function: Callable[[], Any], ended: Callable[[Any, BaseException | None], None]) -> None:
-    """Call a function in a daemon thread, with a copy of the caller's context variables."""
-    context = contextvars.copy_context()
-
-    def work() -> None:
-        try:
-            result = context.run(function)
-        except BaseException as error:
-            ended(None, error)
-        else:
-            ended(result, None)
-
-    threading.Thread(target=work, daemon=True, name=f"backstay {getattr(function, '__name__', 'call')}").start()
 
 
 async def async_sleep(seconds: float) -> None:

@@ -36,7 +36,7 @@ from backstay.errors import (
 from backstay.model.retry import ONCE, RetryPolicy
 from backstay.model.runs import EffectRecord, EffectStatus, Outcome
 from backstay.operations.cursor import Cursor, Handle
-from backstay.operations.drivers import Steps, arun_steps, async_sleep, in_thread, run_steps, wait_in_thread
+from backstay.operations.drivers import Steps, arun_steps, async_sleep, run_steps
 from backstay.operations.leases import short_name
 from backstay.operations.ledger import (
     DONE,
@@ -58,6 +58,7 @@ from backstay.operations.ledger import (
     shown_of,
 )
 from backstay.operations.rows import to_microseconds
+from backstay.operations.workers import call_in_thread, wait_in_thread
 from backstay.pieces.body import to_body
 from backstay.store.base import Backend
 from backstay.store.records import Fence, digest_of
@@ -391,7 +392,7 @@ async def _within(function: Callable[[], Any], timeout_s: float, is_async: bool)
     import asyncio
 
     async with asyncio.timeout(timeout_s):
-        answer = function() if is_async else await in_thread(function)
+        answer = function() if is_async else await call_in_thread(function, ())
         return await answer if inspect.isawaitable(answer) else answer
 
 
