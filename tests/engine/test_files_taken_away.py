@@ -67,9 +67,14 @@ def test_a_run_ends_with_an_error_when_its_store_is_taken_away(
 def test_a_run_ends_with_an_error_when_the_log_of_its_branch_is_removed(tmp_path: Path) -> None:
     store = backstay.open(f"dir:{tmp_path / 'agent'}")
     graph = Graph("one")
-    graph.node("a", lambda state: [each.unlink() for each in (tmp_path / "agent" / "branches").iterdir()] and None)
-    graph.start("a")
-    graph.end("a")
+
+    @graph.node
+    def act(state: dict[str, int]) -> None:
+        for each in (tmp_path / "agent" / "branches").iterdir():
+            each.unlink()
+
+    graph.start("act")
+    graph.end("act")
 
     with pytest.raises(Corrupted, match="while the store was open"):
         graph.run_sync(store.thread("t"), {})

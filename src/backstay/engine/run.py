@@ -44,6 +44,7 @@ from backstay.errors import (
 )
 from backstay.model.decision import Decision, Interrupt
 from backstay.model.frame import End, FanOut, NextNode
+from backstay.operations.question import close_ended
 from backstay.thread.access import saved_by
 
 _NODE_ERRORS = (NodeFailed, BadUpdate, MergeConflict, StepsExceeded)
@@ -73,20 +74,26 @@ class Runner:
     async def run(self, first: Cause | None) -> Result:
         """Run to the end or to the next pause. ``first`` is the cause of a checkpoint to save before anything runs."""
         recorder, root = self.recorder, self.recorder.root
+        has_asked = False  # whether the nodes that wait were run again, and asked their questions again
         try:
             if first is not None:
                 recorder.mark_moved()
                 await recorder.notify(root, root.here, first)
             await self.approvals.obey_pause(root)
+            has_asked = True
             await self._run_graph(root)
         except Paused as pause:
             status = Status.DEFERRED if pause.deferred else Status.INTERRUPTED
             await self._flush("interrupt", pause.records[0].interrupt if pause.records else None)
+            if has_asked:
+                await self.approvals.close_others(record.id for record in pause.records)
             return self.result(status, interrupts=tuple(pause.records))
         except RunRejected as rejection:
             root.todo, root.jobs, recorder.waits = End(), [], []
             recorder.mark_moved()
             await recorder.notify(root, rejection.node, "rejected")
+            if self.durable is not None:
+                await self.durable.run(close_ended, self.durable.services, self.durable.cursor)
             return self.result(Status.REJECTED, reason=rejection.reason)
         except _NODE_ERRORS as error:
             return await self._failed(error)
@@ -223,6 +230,8 @@ class Runner:
             recorder.options.receive(each.get("received", {}), positions)
         requested = any(each.get("checkpoint") for each in notes)
         recorder.mark_moved()
+        if activation is recorder.root:
+            await self.approvals.close_others()
         at_barrier = any(activation.graph.nodes[node].kind is NodeKind.BARRIER for node in nodes)
         await self._boundary(activation, nodes[-1] if nodes else activation.here, mutated, requested, at_barrier)
 
