@@ -222,8 +222,7 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         store.resume(checkpoint, root.state, is_same=not is_migrated)
         recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
         recorder.steps = frames.frames[0].steps
-        # Another graph may ask other questions. Questions that it still asks join the list again.
-        recorder.waits = [] if is_migrated else [record.id for record in waiting if record.pending]
+        recorder.waits = [record.id for record in waiting if record.pending]
         if is_migrated or is_copy or request.limit:
             options.version += 1
         root.state.apply(edit)

@@ -348,7 +348,7 @@ class Thread:
     def interrupts(self, *, on_damage: Literal["mark"], pending: bool = ...) -> Iterator[InterruptRecord | Damaged]: ...
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
-        """Iterate over the interrupts of all branches of this thread, oldest first; with ``pending``, those that wait."""
+        """Iterate over the interrupts of all branches of this thread, oldest first; ``pending`` = those that wait."""
         inbox = interrupts.inbox_of(self._cursor.branch.namespace, self.id, pending)
         return read_pages(self._access, inbox, check_on_damage(on_damage))
 
