@@ -65,6 +65,11 @@ def start_of(thread: backstay.Thread) -> backstay.Checkpoint:
     return found
 
 
+def question_id(thread: backstay.Thread, payload: object) -> str:
+    (found,) = [record.id for record in thread.interrupts() if record.interrupt.payload == payload]
+    return found
+
+
 def refused(thread: backstay.Thread, record: InterruptRecord) -> None:
     with pytest.raises(Conflict, match="is closed: its run is over, or has moved past it") as caught:
         thread.decide(record, "approve", by="late")
@@ -292,6 +297,44 @@ def test_the_question_about_an_effect_is_closed_when_its_receipt_came_late(
     assert result.values == {"paid": "paid after all"}
     assert [record.interrupt.payload for record in store.interrupts()] == ["and now?"]
     refused(thread, asked)
+
+
+def test_a_value_that_was_sent_before_the_run_waits_for_it_is_not_closed(
+    store: backstay.Store, thread: backstay.Thread
+) -> None:
+    sender = store.thread(thread.id)
+    waits = [True]
+
+    def first(state: dict[str, Any], ctx: Any) -> None:
+        if waits[0]:
+            ctx.wait_for("news")
+
+    graph = chain(first, lambda state, ctx: ctx.ask("sure?") and None, lambda state, ctx: {"got": ctx.wait_for("news")})
+    graph.run_sync(thread, {})
+    sender.send("news", 1, by="agency")
+    waits[0] = False  # the code has changed: the first node does not take the value any more
+    assert [each.interrupt.payload for each in graph.resume_sync(thread).interrupts] == ["sure?"]
+
+    assert graph.resume_sync(thread, {question_id(thread, "sure?"): Approve()}).values == {"got": 1}
+    assert list(store.interrupts()) == []
+
+
+def test_a_value_that_a_run_stopped_waiting_for_can_be_sent_later(
+    store: backstay.Store, thread: backstay.Thread
+) -> None:
+    waits = [True]
+
+    def first(state: dict[str, Any], ctx: Any) -> None:
+        if waits[0]:
+            ctx.wait_for("news")
+
+    graph = chain(first, lambda state, ctx: ctx.ask("sure?") and None, lambda state, ctx: {"got": ctx.wait_for("news")})
+    graph.run_sync(thread, {})
+    waits[0] = False
+    graph.resume_sync(thread)
+    store.thread(thread.id).send("news", 1, by="agency")
+
+    assert graph.resume_sync(thread, {question_id(thread, "sure?"): Approve()}).values == {"got": 1}
 
 
 def test_other_branches_questions_and_those_of_callers_stay(store: backstay.Store, thread: backstay.Thread) -> None:

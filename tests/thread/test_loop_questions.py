@@ -539,6 +539,24 @@ def test_a_question_that_a_loop_did_not_ask_again_is_closed_when_its_turn_is_sav
     assert [record.closed for record in thread.interrupts(pending=False)] == [True, False, False]
 
 
+def test_a_value_that_was_sent_to_a_loop_early_is_kept_until_it_waits_for_it(
+    store: backstay.Store, thread: backstay.Thread
+) -> None:
+    def body(loop: Loop, turn: Turn) -> None:
+        if turn.iteration == 3:
+            loop.finish(got=turn.wait_for("news"))
+        elif turn.iteration == 2:
+            turn.ask("sure?")
+
+    assert waits_for(run(thread, body)).interrupt.payload == "sure?"
+    store.thread(thread.id).send("news", 1, by="agency")
+    (asked,) = [record for record in thread.interrupts() if record.decision is None]
+    thread.decide(asked, "approve", by="ann")
+
+    assert run(thread, body).state["got"] == 1
+    assert list(store.interrupts()) == []
+
+
 def test_the_questions_of_a_loop_that_was_rewound_are_over(
     store: backstay.Store, thread: backstay.Thread, shop: Shop
 ) -> None:
