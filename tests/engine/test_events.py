@@ -16,6 +16,7 @@ from backstay.engine.events import (
     EffectReplayed,
     Event,
     Interrupted,
+    Missed,
     NodeAttemptFailed,
     NodeFinished,
     NodeStarted,
@@ -27,7 +28,7 @@ from backstay.engine.events import (
 from backstay.model.decision import DecisionKind, Interrupt, InterruptKind
 from support.engine.event_log import EventLog
 
-ASKED = Interrupt(id="i-1", kind=InterruptKind.BEFORE_NODE, node="b")
+ASKED = Interrupt(id="i-1", kind=InterruptKind.BEFORE_NODE, node="b", payload={"secret": 1})
 
 WHOLE: list[Event] = [
     RunStarted("r", "g", 2, True),
@@ -37,9 +38,10 @@ WHOLE: list[Event] = [
     NodeStarted("g/a#1", "a", 1, None, 2),
     EffectReplayed("g/a#1", "charge"),
     Token("g/a#1", "a", {"secret": 1}),
-    NodeFinished("g/a#1", "a", ("x",), 0.1),
+    NodeFinished("g/a#1", "a", ("x",), 0.1, {"x": "secret"}),
     CheckpointSaved("c-1", 1, "node", "a"),
     DecisionTaken("i-0", DecisionKind.APPROVE),
+    Missed(3),
     NodeStarted("g/b#1[l]", "b", 1, "l"),
     NodeStarted("g/b#1[r]", "b", 1, "r"),
     NodeFinished("g/b#1[r]", "b"),

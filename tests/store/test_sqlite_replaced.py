@@ -157,6 +157,7 @@ WAYS: dict[str, Callable[[Path], None]] = {
     "all and the lock deleted": lambda path: unlink(path, "", "-wal", "-shm", "-lock"),
     "database moved": lambda path: os.rename(path, path.with_name("moved.db")),
     "folder moved": move_folder,
+    "folder moved, and nothing is at its path": lambda path: os.rename(path.parent, path.parent.with_name("moved")),
     "folder replaced by a copy": replace_folder,
     "database replaced by a copy": lambda path: replace_by_copy(path, ""),
     "database replaced by another": lambda path: os.replace(make_elsewhere(path), path),

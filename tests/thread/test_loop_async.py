@@ -101,8 +101,8 @@ def test_pausing_rejecting_and_failing_with_await(url: str) -> None:
 
     async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
-        await thread.save({"log": []})
-        await thread.request_pause("look", by="ann")
+        async with start(thread):
+            await thread.request_pause("look", by="ann")
         paused = await go(start(thread), body)
         assert (paused.status, paused.iteration) == ("interrupted", 0)
         await thread.decide(paused.interrupts[0], "approve", by="ann")

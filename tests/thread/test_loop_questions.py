@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay.errors import InvalidInput, Rejected
+from backstay.errors import Conflict, InvalidInput, Rejected
 from backstay.model.decision import InterruptKind
 from backstay.operations.arguments import LOOP_POSITION
 from backstay.operations.interrupts import BY_TIMEOUT, InterruptRecord
@@ -325,9 +325,11 @@ def test_an_approval_that_comes_after_the_run_moved_on_pays_nothing(thread: back
 
     second = waits_for(run(thread, without))
     assert second.interrupt.payload == first.interrupt.payload
-    thread.decide(first, "approve", by="ann")
+    with pytest.raises(Conflict, match="is closed: its run is over, or has moved past it"):
+        thread.decide(first, "approve", by="ann")
 
     assert (waits_for(run(thread, without)), shop.paid) == (second, [])
+    assert list(thread.interrupts()) == [second]
 
 
 def test_an_approval_holds_if_only_the_state_was_edited_and_what_was_shown_is_the_same(
@@ -475,7 +477,99 @@ def test_a_loop_looks_as_often_as_it_was_told(store: backstay.Store, thread: bac
         for turn in loop:
             body(loop, turn)
     assert (loop.status, loop.iteration) == ("completed", 4)
-    with thread.loop({}, input={"log": [0]}, pause_check_s=3600) as again:
+    with thread.loop({}, input={"log": [0]}):
+        asked = store.thread(thread.id).request_pause(by="ann")
+    with thread.loop({}, pause_check_s=3600) as again:
         for _ in again:
             pytest.fail("it did not look")
-    assert waits_for(again) == body.asked[0]
+    assert waits_for(again) == asked
+
+
+def test_a_request_that_came_too_late_does_not_pause_the_next_run_of_a_loop(
+    store: backstay.Store, thread: backstay.Thread
+) -> None:
+    def last(loop: Loop, turn: Turn) -> None:
+        late.append(store.thread(thread.id).request_pause("too late", by="ann"))
+        loop.finish()
+
+    late: list[InterruptRecord] = []
+    assert run(thread, last).status == "completed"
+    assert list(store.interrupts()) == list(thread.interrupts()) == []
+    with pytest.raises(Conflict, match="is closed: its run is over"):
+        thread.decide(late[0], "approve", by="ann")
+    with pytest.raises(InvalidInput, match="no run is under way on branch 'main' of thread"):
+        thread.request_pause(by="ann")
+    with thread.loop({}, input={"log": ["next"]}) as loop:
+        for turn in loop:
+            turn.append(log=["not paused"])
+            loop.finish()
+
+    assert loop.status == "completed"
+    (record,) = thread.interrupts(pending=False)
+    assert (record.id, record.closed, record.decision) == (late[0].id, True, None)
+
+
+def test_the_first_turn_of_a_loop_on_a_state_that_was_saved_before_can_be_paused_too(
+    store: backstay.Store, thread: backstay.Thread
+) -> None:
+    thread.save({"log": []})
+    with pytest.raises(InvalidInput, match="nothing to pause"):
+        thread.request_pause(by="ann")
+    with thread.loop({}) as loop:
+        for turn in loop:
+            asked = store.thread(thread.id).request_pause(by="ann")
+            turn.append(log=["first"])
+
+    assert waits_for(loop) == asked
+
+
+def test_a_question_that_a_loop_did_not_ask_again_is_closed_when_its_turn_is_saved(
+    store: backstay.Store, thread: backstay.Thread, shop: Shop
+) -> None:
+    shop.amounts = [5, 7]
+    old = waits_for(run(thread, shop.body))
+    shop.amounts = [6, 7]
+    new = waits_for(run(thread, shop.body))
+    assert {old.id, new.id} == {record.id for record in store.interrupts()}
+    thread.decide(new, "approve", by="ann")
+    following = waits_for(run(thread, shop.body))
+
+    assert shop.paid == [6]
+    assert list(store.interrupts()) == [following]
+    assert [record.closed for record in thread.interrupts(pending=False)] == [True, False, False]
+
+
+def test_a_value_that_was_sent_to_a_loop_early_is_kept_until_it_waits_for_it(
+    store: backstay.Store, thread: backstay.Thread
+) -> None:
+    def body(loop: Loop, turn: Turn) -> None:
+        if turn.iteration == 3:
+            loop.finish(got=turn.wait_for("news"))
+        elif turn.iteration == 2:
+            turn.ask("sure?")
+
+    assert waits_for(run(thread, body)).interrupt.payload == "sure?"
+    store.thread(thread.id).send("news", 1, by="agency")
+    (asked,) = [record for record in thread.interrupts() if record.decision is None]
+    thread.decide(asked, "approve", by="ann")
+
+    assert run(thread, body).state["got"] == 1
+    assert list(store.interrupts()) == []
+
+
+def test_the_questions_of_a_loop_that_was_rewound_are_over(
+    store: backstay.Store, thread: backstay.Thread, shop: Shop
+) -> None:
+    shop.amounts = [5]
+    old = waits_for(run(thread, shop.body))
+    assert list(store.interrupts()) == [old]
+    first = thread.at(step=0)
+    assert first is not None
+    thread.rewind(first)
+
+    assert list(store.interrupts()) == []
+    with pytest.raises(Conflict, match="is closed"):
+        thread.decide(old, "approve", by="ann")
+    again = waits_for(run(thread, shop.body))
+    assert again.id != old.id
+    assert list(store.interrupts()) == [again]

@@ -21,7 +21,12 @@ from support.meanwhile import Meanwhile, dies_after
 
 @pytest.fixture
 def checkpoint(thread: backstay.Thread) -> backstay.Checkpoint:
-    return thread.save({"n": 1})
+    """Start a loop that does not finish."""
+    with thread.loop({"n": 1}):
+        pass
+    found = thread.latest()
+    assert found is not None
+    return found
 
 
 def obey(thread: backstay.Thread) -> InterruptRecord | None:
@@ -136,10 +141,13 @@ def test_only_this_branch_is_paused(store: backstay.Store, thread: backstay.Thre
     side = thread.fork(thread.save({"n": 1}), branch="side")
     inner = store.thread(thread.id, scope="inner")
     inner.save({"n": 1})
-    asked = side.request_pause(by="ann")
+    with side.loop({}):
+        asked = side.request_pause(by="ann")
     thread.interrupt(thread.save({"n": 2}), payload={"pause": True, "by": "ann", "reason": ""})
 
     assert (requested(thread), requested(inner), requested(side)) == (None, None, asked)
+    with pytest.raises(InvalidInput, match="no run is under way on branch 'main'"):
+        thread.request_pause(by="ann")
 
 
 def test_a_request_of_the_clients_own_making_is_refused(
@@ -150,14 +158,18 @@ def test_a_request_of_the_clients_own_making_is_refused(
         thread.interrupt(checkpoint, id=asked.id, payload=asked.interrupt.payload)
 
 
-def test_looking_costs_one_read_also_among_other_questions(thread: backstay.Thread, store: backstay.Store) -> None:
-    saved = thread.save({"n": 1})
+def test_looking_costs_one_read_also_among_other_questions(
+    thread: backstay.Thread, store: backstay.Store, checkpoint: backstay.Checkpoint
+) -> None:
+    saved, services, cursor = checkpoint, access_of(store).services, handle_of(thread).cursor
     for number in range(PAGE_ROWS - 2):
         thread.interrupt(saved, payload=number)
-    asked = thread.request_pause(by="ann")
     looking = Meanwhile(access_of(store).store)
-    assert question.pause_requested(looking, access_of(store).services, handle_of(thread).cursor) == asked
+    assert question.pause_requested(looking, services, cursor) is None
     assert looking.calls == 1
+    asked = thread.request_pause(by="ann")
+    assert question.pause_requested(looking, services, cursor) == asked
+    assert looking.calls == 3  # and one more, for the run that it belongs to
     for number in range(PAGE_ROWS):
         thread.interrupt(saved, payload=number)
     thread.decide(asked, "approve", by="ann")
@@ -228,7 +240,8 @@ def test_it_works_the_same_with_await(url: str) -> None:
     async def main() -> None:
         async with await backstay.aopen(url) as store:
             thread = store.thread("t")
-            await thread.save({"n": 1})
+            async with thread.loop({"n": 1}):
+                pass
             asked = await thread.request_pause("why", by="ann")
             assert await store.thread("t").request_pause("other", by="bob") == asked
             assert [record async for record in store.interrupts()] == [asked]

@@ -309,7 +309,12 @@ class _Import:
             if row.decision is not None:
                 stored = interrupts.decided(stored, row.decision, row.decided_by or "", row.decided_us or 0)
             if row.consumer is not None and stored.decision == row.decision and stored.consumer is None:
-                stored = interrupts.consumed(stored, row.consumer, 0, row.consumed_us or 0)
+                is_closed, at_us = row.consumer == interrupts.CLOSED, row.consumed_us or 0
+                stored = (
+                    interrupts.closed(stored, at_us)
+                    if is_closed
+                    else interrupts.consumed(stored, row.consumer, 0, at_us)
+                )
             return stored
 
         try:

@@ -7,7 +7,7 @@ run, so an answer counts exactly once. While the run waits, its position and the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -21,7 +21,7 @@ from backstay.engine.position import Activation, Job
 from backstay.errors import BadUpdate, EncodeError, InvalidInput
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.operations.interrupts import InterruptRecord, is_pause
-from backstay.operations.question import Question, WrongAnswer
+from backstay.operations.question import Question, WrongAnswer, close_questions
 
 DEFERRALS_MAX = 20
 """How many deferrals of a question are removed from the list of open questions when it is answered."""
@@ -146,6 +146,15 @@ class Approvals:
                 hint='Run it with a thread: graph.run(store.thread("name"), …)',
             )
         return self._durable
+
+    async def close_others(self, asked: Iterable[str] = ()) -> None:
+        """Close the questions that the run waited for and has not asked again; ``asked`` are those it asks now."""
+        recorder, kept = self._recorder, set(asked)
+        others = [each for each in recorder.waits if each not in kept and not is_pause(each)]
+        if others and self._durable is not None:
+            recorder.waits = [each for each in recorder.waits if each not in others]
+            durable = self._durable
+            await durable.run(close_questions, durable.services, durable.cursor, others)
 
     async def obey_pause(self, activation: Activation) -> None:
         """Raise Paused if a person has asked the run to pause."""

@@ -1,8 +1,11 @@
 """The reports of a run: its events while it runs, and its result.
 
-The events of a run start with ``RunStarted`` and end with exactly one ``RunEnded``, however the run ends. They name
-nodes, keys and error types, never values of the state, so a log of them contains no secrets. Only ``Token`` carries
-data, which its node chose to show.
+The events of a run start with ``RunStarted`` and end with exactly one ``RunEnded``, however the run ends. The ``repr``
+of an event shows names of nodes, keys and error types, never values of the state, so a log of them contains no secrets.
+Two events carry values: ``NodeFinished`` has the node's update, and ``Token`` has data that its node chose to show.
+
+A ``Stream`` yields the events of a run, or its states, or its updates. Between the run and the reader is a ``Feed`` of
+limited length: a run waits for a slow reader before it starts another node.
 
 A **position** names one visit of one node in one run: it is the same after a restart, and differs from the position of
 every other node, visit and parallel branch.
@@ -11,12 +14,14 @@ every other node, visit and parallel branch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar, get_args
 
-from backstay.errors import BackstayError, Rejected
+from backstay.errors import BackstayError, InvalidInput, Rejected
 from backstay.model.checkpoint import Checkpoint
 from backstay.model.decision import DecisionKind, Interrupt
 from backstay.operations.interrupts import InterruptRecord
@@ -27,14 +32,18 @@ __all__ = [
     "EffectReplayed",
     "Event",
     "Interrupted",
+    "Missed",
     "NodeAttemptFailed",
     "NodeFinished",
     "NodeStarted",
     "RunEnded",
     "RunStarted",
     "SinkFailed",
+    "Stream",
     "Token",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class NodeFinished:
     node: str
     update_keys: tuple[str, ...] = ()  # the keys it updates
     seconds: float = 0.0
+    update: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +100,14 @@ class CheckpointSaved:
     node: str | None = None  # the node that committed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Interrupted:
     """The run waits for a decision."""
 
     record: InterruptRecord | Interrupt = field(hash=False)
+
+    def __repr__(self) -> str:
+        return f"Interrupted({self.record.id!r})"  # the question may be secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,13 @@ class Token:
     position: str
     node: str
     data: Any = field(hash=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The reader of a stream was too slow: this many events from inside a node were dropped here."""
+
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +172,7 @@ Event = (
     | Interrupted
     | DecisionTaken
     | Token
+    | Missed
     | EffectReplayed
     | SinkFailed
     | RunEnded
@@ -199,20 +220,120 @@ class Result:
         return self
 
 
-async def stream(run: Callable[[Callable[[Event], None]], Awaitable[Result]]) -> AsyncIterator[Event]:
-    """Yield the events of a run as they happen. Leaving the loop early cancels the run, which can be resumed."""
-    events: asyncio.Queue[Event | None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
+# Streams ----------------------------------------------------------------------------------------------------------
 
-    def put(event: Event) -> None:
-        loop.call_soon_threadsafe(events.put_nowait, event)  # plain nodes run in worker threads
+Mode = Literal["events", "values", "updates"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+BUFFER = 1000
+"""How many items a stream holds by default for a reader that is slower than the run."""
 
-    running = asyncio.ensure_future(run(put))
-    running.add_done_callback(lambda _: loop.call_soon(events.put_nowait, None))
+_DROPPED = (Token, EffectReplayed)
+"""Events from inside a node, where the run cannot wait for the reader. A node may emit any number of them."""
+
+
+class Feed:
+    """The items of a stream that the reader has not taken yet. Plain nodes add to it from worker threads."""
+
+    def __init__(self, mode: Mode, buffer: int) -> None:
+        self.mode = mode
+        self.result: Result | None = None
+        self._length = buffer
+        self._items: deque[Any] = deque()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._added, self._taken = asyncio.Event(), asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        """Add an event, if events are streamed; if it does not fit and the run cannot wait, count it instead."""
+        if self.mode != "events":
+            return
+        if isinstance(event, _DROPPED) and len(self._items) >= self._length:
+            with self._lock:
+                if self._items and isinstance(self._items[-1], Missed):
+                    self._items[-1] = Missed(self._items[-1].count + 1)
+                    return
+            self.add(Missed(1))
+        else:
+            self.add(event)
+
+    def add(self, item: Any) -> None:
+        """Add an item, and wake the reader."""
+        with self._lock:
+            self._items.append(item)
+            is_awaited = len(self._items) == 1
+        if is_awaited and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._added.set)
+
+    async def room(self) -> None:
+        """Wait until the reader has taken enough. Awaited before each node."""
+        while len(self._items) >= self._length:
+            self._taken.clear()
+            await self._taken.wait()
+
+    async def take(self) -> Any:
+        """Return the next item; wait for it."""
+        self._loop = asyncio.get_running_loop()
+        while not self._items:
+            self._added.clear()
+            if not self._items:  # otherwise a worker thread has just added one
+                await self._added.wait()
+        with self._lock:
+            item = self._items.popleft()
+        self._taken.set()
+        return item
+
+
+class Stream(Generic[T]):
+    """The items of a run, as they happen. Leaving the loop early cancels the run, which can be resumed.
+
+    Read it once, with ``async for``. After the loop, ``result`` has the outcome of the run. Leave it early with
+    ``aclose()``, or use it in ``async with``: then the run has ended when the block is left.
+    """
+
+    def __init__(self, run: Callable[[Feed], Awaitable[Result]], mode: Mode, buffer: int) -> None:
+        if mode not in MODES:
+            raise InvalidInput(f"mode is {mode!r:.40}", hint=f"Use one of {', '.join(MODES)}")
+        if type(buffer) is not int or buffer < 1:
+            raise InvalidInput(f"buffer must be a whole number of items, 1 or more, not {buffer!r:.40}")
+        self._feed = Feed(mode, buffer)
+        # It must not refer to this object: once the reader drops the stream, the event loop ends it and the run.
+        self._items = _read(self._feed, run)
+
+    @property
+    def result(self) -> Result:
+        """Return the outcome of the run, once the stream was read to its end."""
+        if self._feed.result is None:
+            raise InvalidInput("the stream was not read to its end", hint="Use stream.result after the async for loop")
+        return self._feed.result
+
+    def __aiter__(self) -> Stream[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        item: T = await self._items.__anext__()
+        return item
+
+    async def aclose(self) -> None:
+        """End the run, if it has not ended."""
+        await self._items.aclose()
+
+    async def __aenter__(self) -> Stream[T]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+_END = object()
+
+
+async def _read(feed: Feed, run: Callable[[Feed], Awaitable[Result]]) -> AsyncGenerator[Any, None]:
+    running = asyncio.ensure_future(run(feed))
+    running.add_done_callback(lambda _: feed.add(_END))
     try:
-        while (event := await events.get()) is not None:
-            yield event
-        await running
+        while (item := await feed.take()) is not _END:
+            yield item
+        feed.result = await running
     finally:
         if not running.done():
             running.cancel()

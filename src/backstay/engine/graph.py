@@ -14,7 +14,7 @@ result = await graph.run(store.thread("customer-42"), {"question": "…"})
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from backstay.engine.build import all_graphs
@@ -22,7 +22,7 @@ from backstay.engine.control import Cancellation
 from backstay.engine.declaration import Declaration, check_limit, check_names
 from backstay.engine.driver import run_to_end
 from backstay.engine.durable import RunOptions
-from backstay.engine.events import Event, Result, stream
+from backstay.engine.events import BUFFER, Event, Mode, Result, Stream
 from backstay.engine.fingerprint import fingerprint_of, identity
 from backstay.engine.migration import add_migration
 from backstay.engine.pending import PendingRun, pending_runs
@@ -208,15 +208,75 @@ class Graph(Declaration):
         request = ResumeRequest(update=update, on=None if on is None else id_of(on), only_edits=True)
         return _edited(run_to_end(resume(self._setup(thread, how, blocking=True), request)))
 
+    @overload
     def stream(
-        self, thread: AnyThread | None, input: Mapping[str, Any] | None = None, **options: Any
-    ) -> AsyncIterator[Event]:
-        """Run and yield events as they happen; the last one is ``RunEnded``. Takes the arguments of ``run``."""
-        return stream(lambda on_event: self.run(thread, input, **options, on_event=on_event))
+        self,
+        thread: AnyThread | None,
+        input: Mapping[str, Any] | None = None,
+        *,
+        mode: Literal["events"] = "events",
+        buffer: int = BUFFER,
+        **options: Any,
+    ) -> Stream[Event]: ...
+    @overload
+    def stream(
+        self,
+        thread: AnyThread | None,
+        input: Mapping[str, Any] | None = None,
+        *,
+        mode: Literal["values", "updates"],
+        buffer: int = BUFFER,
+        **options: Any,
+    ) -> Stream[Any]: ...
+    def stream(
+        self,
+        thread: AnyThread | None,
+        input: Mapping[str, Any] | None = None,
+        *,
+        mode: Mode = "events",
+        buffer: int = BUFFER,
+        **options: Any,
+    ) -> Stream[Any]:
+        """Run, and yield what happens. After the loop, ``stream.result`` has the outcome.
 
-    def stream_resume(self, thread: AnyThread, answers: Answers = None, **options: Any) -> AsyncIterator[Event]:
-        """Resume and yield events as they happen; the last one is ``RunEnded``. Takes the arguments of ``resume``."""
-        return stream(lambda on_event: self.resume(thread, answers, **options, on_event=on_event))
+        Takes the arguments of ``run`` too. ``mode`` "events" yields all events; the last one is ``RunEnded``. "values"
+        yields the state of this graph at the start and after each commit. "updates" yields ``{node: update}`` for each
+        node that is committed, in a subgraph ``{"outer/inner": update}``. The run waits for a reader that is ``buffer``
+        items behind before it starts another node.
+        """
+        return Stream(lambda feed: self.run(thread, input, **options, on_event=feed), mode, buffer)
+
+    @overload
+    def stream_resume(
+        self,
+        thread: AnyThread,
+        answers: Answers = None,
+        *,
+        mode: Literal["events"] = "events",
+        buffer: int = BUFFER,
+        **options: Any,
+    ) -> Stream[Event]: ...
+    @overload
+    def stream_resume(
+        self,
+        thread: AnyThread,
+        answers: Answers = None,
+        *,
+        mode: Literal["values", "updates"],
+        buffer: int = BUFFER,
+        **options: Any,
+    ) -> Stream[Any]: ...
+    def stream_resume(
+        self,
+        thread: AnyThread,
+        answers: Answers = None,
+        *,
+        mode: Mode = "events",
+        buffer: int = BUFFER,
+        **options: Any,
+    ) -> Stream[Any]:
+        """Resume, and yield what happens, as ``stream`` does. Takes the arguments of ``resume``."""
+        return Stream(lambda feed: self.resume(thread, answers, **options, on_event=feed), mode, buffer)
 
     # Time travel --------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,10 @@ class Job:
         """The name of the job for people."""
         return self.node if self.key is None or self.key == self.node else f"{self.node}[{self.key}]"
 
+    def updates(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the node's update, between those that the answers before and after it make, each with the writer."""
+        return [(self.writer, each) for each in (self.given, self.update, self.edited) if each or each is self.update]
+
     def has_started(self) -> bool:
         """Return whether this job has anything to store."""
         return self.done or self.passed or bool(self.tries or self.left) or self.inner is not None
@@ -356,9 +360,7 @@ def fan_edge(activation: Activation, fan_out: FanOut) -> Edge:
 
 def plan_commit(activation: Activation) -> CommitPlan:
     """Return the effect of the finished jobs on the state, or raise BadUpdate or MergeConflict. Changes nothing."""
-    updates = [
-        (job.writer, update) for job in activation.jobs for update in (job.given, job.update, job.edited) if update
-    ]
+    updates = [update for job in activation.jobs for update in job.updates()]
     if isinstance(activation.todo, FanOut):
         return activation.state.plan_together(updates)
     return activation.state.plan(updates)

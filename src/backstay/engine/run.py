@@ -10,14 +10,14 @@ people become a ``Result``; exceptions that leave this file come from the store 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from backstay.engine import events
 from backstay.engine.approvals import Approvals, check_state_answer, check_target
 from backstay.engine.control import Ask, Cancellation, Paused, Rerouted, RunRejected
 from backstay.engine.durable import DurableRun, RunRecorder
-from backstay.engine.events import Result, Status
+from backstay.engine.events import Feed, Result, Status
 from backstay.engine.limits import Limiter
 from backstay.engine.nodes import FAIL_FAST, ForEach, NodeKind, Parallel
 from backstay.engine.position import (
@@ -44,6 +44,7 @@ from backstay.errors import (
 )
 from backstay.model.decision import Decision, Interrupt
 from backstay.model.frame import End, FanOut, NextNode
+from backstay.operations.question import close_ended
 from backstay.thread.access import saved_by
 
 _NODE_ERRORS = (NodeFailed, BadUpdate, MergeConflict, StepsExceeded)
@@ -67,26 +68,35 @@ class Runner:
         self.tasks = tasks
         self.approvals = Approvals(recorder, durable)
         self.emit = emit
+        self._feed = emit if isinstance(emit, Feed) else None
+        self._inside: dict[str, str] = {}  # the names of the nodes around a subgraph, by the prefix of its positions
         self._cancel = cancel
         self._finished = dict(finished)  # updates of jobs that finished after the checkpoint was saved
 
     async def run(self, first: Cause | None) -> Result:
         """Run to the end or to the next pause. ``first`` is the cause of a checkpoint to save before anything runs."""
         recorder, root = self.recorder, self.recorder.root
+        has_asked = False  # whether the nodes that wait were run again, and asked their questions again
         try:
             if first is not None:
                 recorder.mark_moved()
                 await recorder.notify(root, root.here, first)
+            self._show(root)
             await self.approvals.obey_pause(root)
+            has_asked = True
             await self._run_graph(root)
         except Paused as pause:
             status = Status.DEFERRED if pause.deferred else Status.INTERRUPTED
             await self._flush("interrupt", pause.records[0].interrupt if pause.records else None)
+            if has_asked:
+                await self.approvals.close_others(record.id for record in pause.records)
             return self.result(status, interrupts=tuple(pause.records))
         except RunRejected as rejection:
             root.todo, root.jobs, recorder.waits = End(), [], []
             recorder.mark_moved()
             await recorder.notify(root, rejection.node, "rejected")
+            if self.durable is not None:
+                await self.durable.run(close_ended, self.durable.services, self.durable.cursor)
             return self.result(Status.REJECTED, reason=rejection.reason)
         except _NODE_ERRORS as error:
             return await self._failed(error)
@@ -126,6 +136,16 @@ class Runner:
         self.recorder.mark_moved()
         await self._flush("failed")
         return self.result(Status.FAILED, error=error)
+
+    def _show(self, activation: Activation, updates: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> None:
+        """Give the updates that were just committed, or the new state of the outermost graph, to a stream."""
+        if self._feed is None or self._feed.mode == "events":
+            return
+        if self._feed.mode == "updates":
+            for writer, update in updates:
+                self._feed.add({self._inside.get(activation.prefix, "") + writer: dict(update)})
+        elif activation is self.recorder.root:
+            self._feed.add(activation.state.schema.view(activation.state.values))
 
     async def _flush(self, cause: Cause, interrupt: Interrupt | None = None) -> None:
         """Store the commits since the last checkpoint, which the trigger had skipped."""
@@ -189,6 +209,8 @@ class Runner:
                     return
                 activation.state.apply(activation.state.plan([("decision", given)]))
                 activation.passed = True
+                if given:
+                    self._show(activation, [(node, given)])
         activation.todo = route(activation.graph, node, activation.state)
         activation.passed = False
         self.recorder.mark_moved()
@@ -203,8 +225,8 @@ class Runner:
     async def _commit(self, activation: Activation) -> None:
         """Commit the results, then store the position."""
         recorder = self.recorder
-        notes, positions = [job.notes for job in activation.jobs], {job.position for job in activation.jobs}
-        nodes = [job.node for job in activation.jobs]
+        jobs, nodes = activation.jobs, [job.node for job in activation.jobs]
+        notes, positions = [job.notes for job in jobs], {job.position for job in jobs}
         try:
             plan = plan_commit(activation)
         except (BadUpdate, MergeConflict) as error:
@@ -223,6 +245,9 @@ class Runner:
             recorder.options.receive(each.get("received", {}), positions)
         requested = any(each.get("checkpoint") for each in notes)
         recorder.mark_moved()
+        self._show(activation, [update for job in jobs for update in job.updates()])
+        if activation is recorder.root:
+            await self.approvals.close_others()
         at_barrier = any(activation.graph.nodes[node].kind is NodeKind.BARRIER for node in nodes)
         await self._boundary(activation, nodes[-1] if nodes else activation.here, mutated, requested, at_barrier)
 
@@ -280,6 +305,8 @@ class Runner:
         question = self.approvals.before(activation, job)
         if question is not None:
             await self.approvals.ask_before(activation, job, question)
+        if self._feed is not None:
+            await self._feed.room()
         kind = activation.graph.nodes[job.node].kind
         if kind is NodeKind.SUBGRAPH:
             await self._subgraph(activation, job)
@@ -300,15 +327,17 @@ class Runner:
         if job.inner is None:
             job.inner = enter_subgraph(activation, job)
         inner = job.inner
+        self._inside[inner.prefix] = f"{self._inside.get(activation.prefix, '')}{job.writer}/"
         try:
             async with asyncio.timeout(activation.graph.nodes[job.node].timeout_s):
                 await self._run_graph(inner)
         except TimeoutError as error:
             raise NodeFailed(job.writer, 1, error) from error
+        del self._inside[inner.prefix]
         job.update = leave_subgraph(activation, job, inner)
         job.path = [f"{job.writer}/{each}" for each in inner.path]
         job.inner = None
-        self.emit(events.NodeFinished(job.position, job.node, tuple(job.update)))
+        self.emit(events.NodeFinished(job.position, job.node, tuple(job.update), update=dict(job.update)))
 
     # Several nodes --------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.ledger import ledger_of
 from backstay.operations.listing import raise_or_mark
 from backstay.operations.load import get_of_thread, latest
-from backstay.operations.question import line_name_of
+from backstay.operations.question import close_ended, line_name_of
 from backstay.operations.records import find_by_id
 from backstay.operations.save import SaveRequest, fork
 from backstay.store.base import Backend, no_checkpoint
@@ -108,6 +108,8 @@ async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions) -> Re
         check_keys(built, "runtime", setup.runtime)
         store = None if setup.thread is None else StoreSink(setup.thread)
         recorder = _recorder(setup, root, asked, store)
+        if durable is not None and before is not None:
+            await durable.run(close_ended, durable.services, durable.cursor)
         if before is None:
             recorder.first_step = 0
             root.state = RunState(built.schema, {**built.schema.initial(given, built.name), **setup.runtime})
@@ -200,6 +202,8 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         require(judgement, request.compatible)
         check_keys(built, "runtime", setup.runtime)
         options = _stored_options(built, checkpoint, frames, request)
+        if is_copy:  # a rewound run asks again, and the questions from before the rewind no longer count
+            await durable.run(close_ended, durable.services, durable.cursor)
         waiting = []
         for name in () if is_copy else frames.frames[0].waits:
             stored = await durable.run(find_by_id, "interrupt", durable.cursor.branch.namespace, name)
@@ -218,8 +222,7 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         store.resume(checkpoint, root.state, is_same=not is_migrated)
         recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
         recorder.steps = frames.frames[0].steps
-        # Another graph may ask other questions. Questions that it still asks join the list again.
-        recorder.waits = [] if is_migrated else [record.id for record in waiting if record.pending]
+        recorder.waits = [record.id for record in waiting if record.pending]
         if is_migrated or is_copy or request.limit:
             options.version += 1
         root.state.apply(edit)
@@ -297,7 +300,7 @@ def _match_answers(
     """Return each answer with the interrupt that it is for."""
     if answers is None:
         return []
-    undecided = {record.id: record for record in waiting if record.decision is None}
+    undecided = {record.id: record for record in waiting if record.decision is None and record.pending}
     if isinstance(answers, Decision | str):
         if len(undecided) != 1:
             if not undecided:

@@ -106,8 +106,9 @@ class TaskRunner:
                     raise
                 body, node_error = await self._after_failure(node, job, error, node_error, answers, started_at)
             else:
+                took = time.perf_counter() - started
                 job.notes = context._notes()
-                self.emit(events.NodeFinished(job.position, job.node, tuple(job.update), time.perf_counter() - started))
+                self.emit(events.NodeFinished(job.position, job.node, tuple(job.update), took, dict(job.update)))
                 return
             finally:
                 context._close()

@@ -3,30 +3,39 @@
 A decision is bound to the record that the person saw: its digest covers the thread, the checkpoint and every byte of
 the question. A decision about anything else is refused. Deciding and consuming are compare-and-swap operations in the
 store, so one of two approvers, or of two workers, wins, and the other one sees who did.
+
+An interrupt of a run is closed when the run can no longer use it: it is over, or does not ask it any more. A closed
+interrupt can be neither decided nor consumed. If a process dies between the end of its run and closing its interrupts,
+they are recognized by the newest checkpoint of their branch, and closed when the next run starts.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from backstay.codec import decode, encode
-from backstay.errors import Conflict, DecodeError, IdTaken, InvalidInput, NotFound
+from backstay.errors import Conflict, Corrupted, DecodeError, IdTaken, InvalidInput, NotFound
 from backstay.model.decision import QUESTION_BYTES_MAX, Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.model.ids import check_id
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.leases import this_process
 from backstay.operations.records import RecordPages, confirm, damaged, find_by_id, seal, unseal
 from backstay.operations.rows import Damaged, from_microseconds, to_microseconds, too_large
+from backstay.operations.runs import has_ended
 from backstay.store.base import Backend, BranchKey, Query
 from backstay.store.records import Record, digest_of
 
 RESERVED = "backstay:"
 """Ids of interrupts that Backstay makes itself start with this. Callers cannot record such ids."""
 
-PAUSE = "pause"
+PAUSE, QUESTION = "pause", "question"
+CLOSED = f"{RESERVED}closed"
+"""The consumer of an interrupt that no run can use any more."""
+
 _BYTES, _TEXT, _MOMENT = (bytes, type(None)), (str, type(None)), (int, type(None))
 _TYPES = (bytes, int, _BYTES, _TEXT, _MOMENT, _TEXT, int, _MOMENT, _MOMENT, _BYTES)
 
@@ -104,13 +113,20 @@ class InterruptRecord:
         """Return whether it still blocks a run: no worker has taken its decision."""
         return self.consumed_at is None
 
+    @property
+    def closed(self) -> bool:
+        """Return whether its run ended, or stopped asking, before a worker took a decision."""
+        return self.consumer == CLOSED
+
     def __str__(self) -> str:
         # Never show the payload: it may be huge, and it may be secret.
-        if self.decision is None or self.decided_at is None:
+        if self.decision is not None and self.decided_at is not None:
+            state = f"{self.decision.kind.value} by {self.decided_by!r} at {_moment(self.decided_at)}"
+        elif self.consumed_at is not None:
+            state = f"closed without a decision at {_moment(self.consumed_at)}"
+        else:
             until = "" if self.deadline is None else f", until {_moment(self.deadline)}"
             state = f"waiting for a decision since {_moment(self.created_at)}{until}"
-        else:
-            state = f"{self.decision.kind.value} by {self.decided_by!r} at {_moment(self.decided_at)}"
         return f"{self.interrupt.kind.value} {self.id} of thread {self.thread_id!r}: {state}"
 
     def __repr__(self) -> str:
@@ -214,6 +230,16 @@ def is_pause(name: str) -> bool:
     return name.startswith(f"{RESERVED}{PAUSE}:")
 
 
+def is_of_run(name: str) -> bool:
+    """Return whether an interrupt with this id was recorded by a run, or asks one to pause."""
+    return name.startswith((f"{RESERVED}{QUESTION}:", f"{RESERVED}{PAUSE}:"))
+
+
+def is_over(store: Backend, stored: Record) -> bool:
+    """Return whether an interrupt belongs to a run that is over. Interrupts of other programs never do."""
+    return is_of_run(stored.key) and has_ended(store, stored.branch, str(stored.checkpoint))
+
+
 def find(store: Backend, cursor: Cursor, asked: Interrupt) -> InterruptRecord | None:
     """Return the record of an interrupt with a reserved id; None if it was not recorded."""
     stored = find_by_id(store, "interrupt", cursor.branch.namespace, asked.id)
@@ -249,17 +275,33 @@ def keep(
 
 
 def inbox_of(namespace: str, thread: str | None, pending: bool) -> RecordPages[InterruptRecord]:
-    """Return interrupts in the order in which they were recorded; pending = not consumed yet."""
+    """Return interrupts in the order in which they were recorded.
+
+    ``pending`` are those that still wait: not consumed, and not of a run that is over.
+    """
     if not isinstance(pending, bool):
         raise InvalidInput(f"pending must be True or False, not {type(pending).__name__}")
-    return RecordPages("interrupt", namespace, thread, pending, record_of)
+    return RecordPages("interrupt", namespace, thread, pending, record_of, is_over if pending else None)
 
 
-def pending_checkpoints(store: Backend, namespace: str, thread: str | None) -> tuple[set[str], list[Damaged]]:
-    """Return the ids of checkpoints with an open interrupt, and the interrupts that cannot be read."""
+def pending_checkpoints(
+    store: Backend, services: Services, thread: str | None, dry_run: bool = False
+) -> tuple[set[str], list[Damaged]]:
+    """Return the ids of checkpoints with an interrupt that waits, and the interrupts that cannot be read.
+
+    Interrupts of runs that are over are closed, unless it is a dry run: as long as they are open, the store does not
+    delete their checkpoints.
+    """
+
+    def close_over(store: Backend, stored: Record) -> bool:
+        over = is_over(store, stored)
+        if over and not dry_run:
+            close(store, services, stored)
+        return over
+
     found: set[str] = set()
     damaged: list[Damaged] = []
-    inbox = inbox_of(namespace, thread, True)
+    inbox = RecordPages("interrupt", services.namespace, thread, True, record_of, close_over)
     while not inbox.done:
         for entry in inbox.next_page(store):
             if isinstance(entry, Damaged):
@@ -300,9 +342,13 @@ def decide(
         raise InvalidInput(
             unfit, thread=shown.thread_id, checkpoint=shown.checkpoint_id, hint="Approve, reject or defer it"
         )
+    if row.decision is None and is_over(store, row.stored):
+        close(store, services, row.stored)
     row = put(store, row, lambda row: decided(row, body, by, to_microseconds(services.now())))
     _check_place(shown, row)
     answered = _shown(row)
+    if answered.decision is None:
+        raise _is_closed(answered)
     if (row.decision, row.decided_by) == (body, by):
         return answered
     if row.decided_by == BY_TIMEOUT and answered.deadline is not None:
@@ -332,11 +378,15 @@ def consume(store: Backend, services: Services, cursor: Cursor, shown: Interrupt
     epoch = lease.epoch if lease is not None and lease.branch == row.stored.branch else 0
     if by is not None:
         name = check_id(by, "by")
+        if name == CLOSED:
+            raise InvalidInput(f"the name {CLOSED!r} is reserved for Backstay", hint="Choose another name for by=")
     else:  # a name that no other worker will ever have
         name = str(this_process()) if lease is None else f"{lease.request.owner} {lease.request.token}"
     row = put(store, row, lambda row: consumed(row, name, epoch, to_microseconds(services.now())))
     _check_place(shown, row)
     answered = _shown(row)
+    if answered.closed:
+        raise _is_closed(answered)
     if answered.decision is None:
         raise InvalidInput(
             f"interrupt {shown.id} is not decided yet",
@@ -353,6 +403,23 @@ def consume(store: Backend, services: Services, cursor: Cursor, shown: Interrupt
             hint="Another worker carries it out. If it died, take the lease on the branch, then consume again",
         )
     return answered.decision
+
+
+def close(store: Backend, services: Services, stored: Record, keep_decided: bool = False) -> None:
+    """Close an interrupt that no run can use any more, unless its decision was taken, or made and is to be kept."""
+    at_us = to_microseconds(services.now())
+    with contextlib.suppress(NotFound, Corrupted):  # deleted meanwhile; or damaged, which lists and checks report
+        put(store, row_of(stored), lambda row: row if keep_decided and row.decision is not None else closed(row, at_us))
+
+
+def _is_closed(answered: InterruptRecord) -> Conflict:
+    return Conflict(
+        f"interrupt {answered.id} is closed: its run is over, or has moved past it",
+        winner=answered,
+        thread=answered.thread_id,
+        checkpoint=answered.checkpoint_id,
+        hint="Nothing was changed; thread.interrupts() lists what waits for a decision",
+    )
 
 
 def _stored_as_shown(store: Backend, cursor: Cursor, shown: InterruptRecord) -> InterruptRow:
@@ -406,8 +473,11 @@ def _something_else(shown: InterruptRecord, what: str) -> InvalidInput:
 
 
 def decided(row: InterruptRow, decision: bytes, by: str, at_us: int) -> InterruptRow:
-    """Return the interrupt with a decision. The first one counts; after the deadline, that is the timeout's."""
-    if row.decision is not None:
+    """Return the interrupt with a decision. The first one counts; after the deadline, that is the timeout's.
+
+    A closed interrupt gets none.
+    """
+    if row.decision is not None or row.consumer is not None:
         return row
     if row.deadline_us is not None and at_us >= row.deadline_us:
         decision, by = row.late or decision, BY_TIMEOUT
@@ -416,7 +486,8 @@ def decided(row: InterruptRow, decision: bytes, by: str, at_us: int) -> Interrup
 
 def decide_if_late(store: Backend, services: Services, cursor: Cursor, shown: InterruptRecord) -> InterruptRecord:
     """Return the interrupt; if its deadline has passed without a decision, make the decision of the timeout."""
-    if shown.decision is not None or shown.deadline is None or services.now() < shown.deadline:
+    is_settled = shown.decision is not None or shown.closed
+    if is_settled or shown.deadline is None or services.now() < shown.deadline:
         return shown
     row = _stored_as_shown(store, cursor, shown)
     now_us = to_microseconds(services.now())
@@ -428,9 +499,14 @@ def consumed(row: InterruptRow, by: str, epoch: int, at_us: int) -> InterruptRow
 
     A consumer with a lower epoch has lost its lease, so another one may take over.
     """
-    if row.decision is None or (row.consumer is not None and row.consumer_epoch >= epoch):
+    if row.decision is None or row.consumer == CLOSED or (row.consumer is not None and row.consumer_epoch >= epoch):
         return row
     return replace(row, consumer=by, consumer_epoch=epoch, consumed_us=at_us)
+
+
+def closed(row: InterruptRow, at_us: int) -> InterruptRow:
+    """Return the interrupt closed, if it has no consumer."""
+    return replace(row, consumer=CLOSED, consumed_us=at_us) if row.consumer is None else row
 
 
 def put(store: Backend, row: InterruptRow, rule: Callable[[InterruptRow], InterruptRow]) -> InterruptRow:
@@ -450,7 +526,8 @@ def row_of(stored: Record) -> InterruptRow:
     row = InterruptRow(stored, *unseal(stored, _TYPES))
     decided = {part is not None for part in (row.decision, row.decided_by, row.decided_us)}
     consumed = {part is not None for part in (row.consumer, row.consumed_us)}
-    is_whole = consumed == {not stored.open} and decided in ({True}, consumed)
+    used = {False} if row.consumer == CLOSED else consumed  # only a closed one has a consumer and no decision
+    is_whole = consumed == {not stored.open} and decided in ({True}, used)
     longest = max(len(row.question), len(row.decision or b""), len(row.late or b""))
     is_whole = is_whole and (row.deadline_us is None) == (row.late is None)
     if stored.checkpoint is None or not is_whole or longest > QUESTION_BYTES_MAX:

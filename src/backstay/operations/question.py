@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,9 @@ from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations import interrupts
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.records import all_records
+from backstay.operations.records import all_records, find_by_id
+from backstay.operations.rows import meta_of
+from backstay.operations.runs import run_of
 from backstay.store.base import Backend, BranchKey, Query
 from backstay.store.records import Record
 
@@ -65,7 +67,7 @@ class Question:
         """Return the interrupt for this question in a branch; ``number`` is how often it was closed before."""
         asked = Interrupt(id="-", kind=self.kind, node=self.node, payload=self.payload, prompt=self.prompt)
         place = (*branch, self.position, str(number))
-        return replace(asked, id=interrupts.reserved_id("question", place, interrupts.body_of(asked)))
+        return replace(asked, id=interrupts.reserved_id(interrupts.QUESTION, place, interrupts.body_of(asked)))
 
 
 def settle(
@@ -82,12 +84,16 @@ def settled(
     """Return the record of a question; if it is decided, this worker consumes the decision.
 
     A question that was not asked before is recorded on the checkpoint. A decision to defer is returned once and closes
-    the question. An answer of the wrong type closes it too, and raises InvalidInput once.
+    the question. An answer of the wrong type closes it too, and raises InvalidInput once. A closed question is asked
+    again under a new id.
     """
     number = 0
     while True:
         found = _asked(store, services, cursor, checkpoint_id, question, number)
         found = interrupts.decide_if_late(store, services, cursor, found)
+        if found.closed:  # the run had stopped asking it
+            number += 1
+            continue
         if found.decision is None:
             return found
         if found.pending or not _closes(question, found.decision):
@@ -104,7 +110,9 @@ def waiting(
     number = 0
     while True:
         found = interrupts.find(store, cursor, question.interrupt(cursor.branch, number))
-        if found is None or found.decision is None or found.pending or not _closes(question, found.decision):
+        if found is None or found.pending:
+            return found
+        if not found.closed and found.decision is not None and not _closes(question, found.decision):
             return found
         number += 1
 
@@ -225,14 +233,14 @@ def deliver(
         deferred = 0
         while True:
             found = _asked(store, services, cursor, checkpoint_id, question, deferred)
-            if found.decision is None or not _closes(question, found.decision):
+            if not found.closed and (found.decision is None or not _closes(question, found.decision)):
                 break
             deferred += 1
         if found.decision is None:
             try:
                 return interrupts.decide(store, services, cursor, found, decision, by)
             except Conflict as conflict:
-                if conflict.winner.decided_by == interrupts.BY_TIMEOUT:
+                if conflict.winner.closed or conflict.winner.decided_by == interrupts.BY_TIMEOUT:
                     raise  # the run has stopped waiting
     raise AssertionError("unreachable: the numbers have no end")
 
@@ -287,12 +295,41 @@ def _asked(
         return found
 
 
+# Questions that no run can use any more ---------------------------------------------------------------------------
+
+
+def close_questions(store: Backend, services: Services, cursor: Cursor, names: Iterable[str]) -> None:
+    """Close the undecided ones of interrupts that the run of this branch did not ask again.
+
+    A decision may still be used: it may be a value that was sent to the run, for a node that comes later.
+    """
+    for name in names:
+        stored = find_by_id(store, "interrupt", cursor.branch.namespace, name)
+        if stored is not None and stored.open and stored.branch == cursor.branch:
+            interrupts.close(store, services, stored, keep_decided=True)
+
+
+def close_ended(store: Backend, services: Services, cursor: Cursor) -> set[str]:
+    """Close the interrupts of runs of this branch that are over; return the ids of questions that still wait."""
+    waiting = set()
+    branch = cursor.branch
+    for stored in list(all_records(store, "interrupt", branch.namespace, branch.thread, open_only=True)):
+        if stored.branch != branch or not interrupts.is_of_run(stored.key):
+            continue
+        if interrupts.is_over(store, stored):
+            interrupts.close(store, services, stored)
+        elif not interrupts.is_pause(stored.key):
+            waiting.add(stored.key)
+    return waiting
+
+
 # Requests to pause a run ------------------------------------------------------------------------------------------
 #
 # Any process may ask, without the lease; the run stops at its next boundary. A request is an interrupt on the branch's
-# newest checkpoint. It blocks the run until it is decided: if approved, the run continues; if deferred, it stays paused
-# and asks again; if rejected, it stops for good in this branch. Only one request is open at a time: its id is made from
-# the previous one, so only one of two simultaneous requests is recorded.
+# newest checkpoint, and counts for the run of that checkpoint only: if the run ends first, the request is closed. It
+# blocks the run until it is decided: if approved, the run continues; if deferred, it stays paused and asks again; if
+# rejected, it stops for good. Only one request is open at a time: its id is made from the previous one, so only one of
+# two simultaneous requests is recorded.
 
 
 def request_pause(store: Backend, services: Services, cursor: Cursor, reason: str, by: str) -> InterruptRecord:
@@ -302,18 +339,23 @@ def request_pause(store: Backend, services: Services, cursor: Cursor, reason: st
     while True:
         rows = _requests(store, cursor, pending=False)
         newest = interrupts.record_of(rows[-1]) if rows else None
-        if newest is not None and newest.decision is None:
-            return newest
+        if newest is not None and newest.decision is None and newest.pending:
+            if not interrupts.is_over(store, rows[-1]):
+                return newest
+            interrupts.close(store, services, rows[-1])
         payload = {"pause": True, "by": by, "reason": reason}
-        recorded = _record_pause(store, services, cursor, newest.id if newest else "", payload, reason)
+        recorded = _record_pause(store, services, cursor, newest.id if newest else "", payload, reason, True)
         if recorded is not None:
             return recorded
 
 
 def pause_requested(store: Backend, services: Services, cursor: Cursor) -> InterruptRecord | None:
-    """Return the oldest request to pause this branch that no run has consumed."""
-    rows = _requests(store, cursor, pending=True)
-    return interrupts.record_of(rows[0]) if rows else None
+    """Return the oldest request to pause this branch that its run has not consumed; close those to earlier runs."""
+    for stored in _requests(store, cursor, pending=True):
+        if not interrupts.is_over(store, stored):
+            return interrupts.record_of(stored)
+        interrupts.close(store, services, stored)
+    return None
 
 
 def check_pause(store: Backend, services: Services, cursor: Cursor) -> InterruptRecord | None:
@@ -339,13 +381,19 @@ def _requests(store: Backend, cursor: Cursor, pending: bool) -> list[Record]:
 
 
 def _record_pause(
-    store: Backend, services: Services, cursor: Cursor, before: str, payload: object, prompt: str
+    store: Backend,
+    services: Services,
+    cursor: Cursor,
+    before: str,
+    payload: object,
+    prompt: str,
+    must_run: bool = False,
 ) -> InterruptRecord | None:
-    """Record the request that follows another one; None if another process did."""
+    """Record the request that follows another one; None if another process did. ``must_run``: only while a run runs."""
     name = interrupts.reserved_id(interrupts.PAUSE, (*cursor.branch, before))
     asked = Interrupt(id=name, kind=InterruptKind.USER_REQUEST, payload=payload, prompt=prompt)
     while True:
-        newest = _newest(store, cursor)
+        newest = _newest(store, cursor, must_run)
         try:
             return interrupts.keep(store, services, cursor, newest, asked)
         except IdTaken:
@@ -355,13 +403,27 @@ def _record_pause(
                 raise  # otherwise it was deleted meanwhile, and another checkpoint is the newest
 
 
-def _newest(store: Backend, cursor: Cursor) -> str:
-    rows = store.find(Query(*cursor.branch, limit=1))
+def _newest(store: Backend, cursor: Cursor, must_run: bool = False) -> str:
+    """Return the newest checkpoint of this branch. ``must_run``: raise InvalidInput if its run is over."""
+    branch = cursor.branch
+    rows = store.find(Query(*branch, limit=1))
     if not rows:
-        branch = cursor.branch
         raise NotFound(
             f"branch {branch.name!r} of thread {branch.thread!r} has no checkpoint, so there is nothing to pause",
             thread=branch.thread,
             hint="Check the thread id; a run can be paused after its first save",
         )
+    if must_run:
+        run = run_of(store, branch, meta_of(rows[0]))
+        # The first turn of a loop on a state that was saved otherwise: only its lease shows that it runs.
+        runs = run.is_known or any(
+            each.branch == branch and each.left_us > 0 for each in store.leases(branch.namespace, branch.thread, False)
+        )
+        if run.is_over or not runs:
+            raise InvalidInput(
+                f"no run is under way on branch {branch.name!r} of thread {branch.thread!r}: there is nothing to pause",
+                thread=branch.thread,
+                checkpoint=rows[0].id,
+                hint="To stop the next run at a node, start it with before=[node]; see docs/people.md",
+            )
     return rows[0].id

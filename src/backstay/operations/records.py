@@ -117,6 +117,7 @@ class RecordPages(Generic[T]):
     thread: str | None
     open_only: bool
     read: Callable[[Record], T]
+    is_skipped: Callable[[Backend, Record], bool] | None = None
     after: int = 0
     done: bool = False
     started: bool = False
@@ -129,4 +130,6 @@ class RecordPages(Generic[T]):
         self.done = len(rows) < PAGE_ROWS
         if rows:
             self.after = rows[-1].number
+        if self.is_skipped is not None:
+            rows = [row for row in rows if not self.is_skipped(store, row)]
         return [*lost, *read_each(rows, self.read, lambda row: (row.branch.thread, row.key, row.number))]

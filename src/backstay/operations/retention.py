@@ -122,7 +122,7 @@ def prune(
     if not isinstance(keep, Keep):
         raise InvalidInput("prune needs to know what to keep", hint="For example prune(backstay.Keep(last=10))")
     namespace = services.namespace
-    waiting, damaged = pending_checkpoints(store, namespace, thread)
+    waiting, damaged = pending_checkpoints(store, services, thread, dry_run)
     unclear = {entry.thread_id for entry in damaged}
     to_delete: list[str] = []
     kept = size = 0
@@ -204,7 +204,7 @@ def delete_before(store: Backend, services: Services, cursor: Cursor, step: int)
 
     Checkpoints that cannot be read stay; after deleting the others, Corrupted reports them.
     """
-    waiting, damaged = pending_checkpoints(store, services.namespace, cursor.branch.thread)
+    waiting, damaged = pending_checkpoints(store, services, cursor.branch.thread)
     if damaged:  # it is not known which checkpoints have open interrupts
         raise damaged[0].error
     metas, damaged, stay = split_damaged(rows_of(store, cursor.branch, payload=False))

@@ -32,12 +32,13 @@ from backstay.operations import save as saving
 from backstay.operations.arguments import check_metadata, check_state
 from backstay.operations.cursor import Handle
 from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.question import Question, check_pause, settled
+from backstay.operations.question import Question, check_pause, close_ended, close_questions, settled
+from backstay.operations.runs import LoopRun, find_loop_run
 from backstay.store.base import Backend
 from backstay.thread.access import handle_of
 from backstay.thread.calls import CallSite, ListDigests, current_place, set_place
 from backstay.thread.lease import AsyncLease, Lease, LeaseOptions
-from backstay.thread.turn import AsyncTurn, LoopRun, Turn, TurnBase, TurnLeft, find_loop_run
+from backstay.thread.turn import AsyncTurn, Turn, TurnBase, TurnLeft
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -110,6 +111,7 @@ class LoopBase:
         self._usage = Usage()
         self._digests = ListDigests()
         self._place: CallSite | None = None  # the place of decorated functions around this loop
+        self._waits: set[str] = set()  # ids of open questions of this run
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -148,10 +150,11 @@ class LoopBase:
             head = load.latest(store, self._cursor)
             found = LoopRun(0)
         else:
-            found = find_loop_run(store, self._cursor, head)
+            found = find_loop_run(store, self._cursor.branch, head)
             if options.input is not None:
                 found = self._take_input(store, head, found, options.input)
                 head = load.latest(store, self._cursor)
+            self._waits = close_ended(store, self._services, self._cursor)
         assert head is not None  # it was saved under the lease
         self._run, self._checkpoint, self._usage, self._state = found, head.id, head.usage, head.state
         if found.finished:
@@ -219,6 +222,12 @@ class LoopBase:
         )
         self._digests.forget({*changes.put, *changes.delete})
         self._run, self._checkpoint, self._usage, self._state = done, saved.id, usage, changes.view
+        if self._waits:  # the turn did not ask them again: its body has changed, or an effect was settled otherwise
+            if done.finished:
+                close_ended(store, self._services, self._cursor)
+            else:
+                close_questions(store, self._services, self._cursor, self._waits)
+            self._waits = set()
         if done.finished:
             self.status = LoopStatus.COMPLETED
 
@@ -243,7 +252,12 @@ class LoopBase:
         self._stop_for(found)
 
     def _ask(self, store: Backend, question: Question) -> InterruptRecord:
-        return settled(store, self._services, self._cursor, self._checkpoint, question)
+        found = settled(store, self._services, self._cursor, self._checkpoint, question)
+        if found.decision is None:
+            self._waits.add(found.id)
+        else:
+            self._waits.discard(found.id)
+        return found
 
     def _leave(self, store: Backend, error: BaseException | None) -> None:
         """End the loop; store the last turn if it finished the loop without an error."""

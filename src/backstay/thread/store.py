@@ -192,7 +192,7 @@ class Store:
     def interrupts(self, *, on_damage: Literal["mark"], pending: bool = ...) -> Iterator[InterruptRecord | Damaged]: ...
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
-        """Iterate over the interrupts of all threads, oldest first; with ``pending``, only those not consumed yet."""
+        """Iterate over the interrupts of all threads, oldest first; with ``pending``, only those that still wait."""
         return read_pages(self._access, inbox_of(self.namespace, None, pending), check_on_damage(on_damage))
 
     def check(self, *, thread: str | None = None, every: bool = False) -> Report:

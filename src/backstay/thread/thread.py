@@ -348,7 +348,7 @@ class Thread:
     def interrupts(self, *, on_damage: Literal["mark"], pending: bool = ...) -> Iterator[InterruptRecord | Damaged]: ...
 
     def interrupts(self, *, on_damage: OnDamage = "raise", pending: bool = True) -> Iterator[Any]:
-        """Iterate over the interrupts of all branches of this thread, oldest first; ``pending`` = not consumed yet."""
+        """Iterate over the interrupts of all branches of this thread, oldest first; ``pending`` = those that wait."""
         inbox = interrupts.inbox_of(self._cursor.branch.namespace, self.id, pending)
         return read_pages(self._access, inbox, check_on_damage(on_damage))
 
@@ -369,7 +369,7 @@ class Thread:
         refused. ``decision`` is "approve" (with a ``scope`` to approve later calls too), "modify" (needs the new
         ``value``), "reject", "defer" (closes this question; asking again takes a new interrupt) or "reroute" (needs the
         ``target``). If it is already decided, the same answer by the same person returns the record again; anything
-        else raises Conflict, whose ``winner`` is the record that counts.
+        else raises Conflict, whose ``winner`` is the record that counts. So does an interrupt whose run is over.
         """
         answer = interrupts.check_decision(decision, scope, value, reason, target)
         return self._handle.run(interrupts.decide, self._services, self._cursor, interrupt, answer, by)
@@ -391,10 +391,11 @@ class Thread:
         return self._handle.run(interrupts.consume, self._services, self._cursor, interrupt, by)
 
     def request_pause(self, reason: str = "", *, by: str) -> InterruptRecord:
-        """Ask a run of this branch to stop at its next boundary, from any process and without its lease.
+        """Ask the run of this branch to stop at its next boundary, from any process and without its lease.
 
         Returns the request, which is decided like any interrupt: if approved, the run continues; if deferred, it asks
-        again; if rejected, it stops for good in this branch. If a request is already open, that one is returned.
+        again; if rejected, it stops for good. If a request is already open, that one is returned. It counts for this
+        run only, also if that crashed or waits and is resumed later; without an unfinished run it raises InvalidInput.
         """
         return self._handle.run(request_pause, self._services, self._cursor, reason, by)
 

@@ -1,31 +1,25 @@
-"""One turn of a loop, and the position of the loop in its checkpoints.
+"""One turn of a loop.
 
 A turn copies each change at once, exactly as it will be stored, or refuses it. ``turn.state`` shows the changes
 immediately; they are stored together when the turn ends. A turn that is left early stores nothing.
-
-A ``LoopRun`` is the turns from one input to ``finish()``. Its name is the step of its first checkpoint. Every save, and
-every rewind too, has a higher step than the one before, so names are never reused: an effect or approval of an earlier
-run, or of a turn that was rewound, is never used for this one. Approvals belong to the run that people saw: a fork or a
-rewind starts without them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from backstay.codec import decode, encode
 from backstay.codec.values import MUTABLE
-from backstay.errors import Corrupted, InvalidInput, NotFound, Rejected
-from backstay.model.checkpoint import COPIES, CheckpointMeta
+from backstay.errors import InvalidInput, NotFound, Rejected
 from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.fields import Usage
 from backstay.model.ids import check_id, check_label
 from backstay.model.runs import EffectRecord, Outcome
-from backstay.operations.arguments import KEY_LENGTH_MAX, LOOP_POSITION
+from backstay.operations.arguments import KEY_LENGTH_MAX
 from backstay.operations.cursor import Cursor, Handle, Services
 from backstay.operations.drivers import Steps
 from backstay.operations.interrupts import InterruptRecord
@@ -40,8 +34,8 @@ from backstay.operations.question import (
     raise_if_late,
     wait_question,
 )
-from backstay.operations.rows import meta_of
-from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
+from backstay.operations.runs import EVERY_TOOL, LoopRun, loop_run_of
+from backstay.store.base import Backend, BranchKey
 from backstay.thread.calls import AsyncCalls, CallNames, CallSite, PlainCalls, current_task
 from backstay.thread.effects import EffectCall, RunOperation
 
@@ -49,71 +43,10 @@ if TYPE_CHECKING:
     from backstay.thread.loop import AsyncLoop, Loop, LoopBase
 
 
-EVERY_TOOL = "*"
-_ROWS_AT_FIRST = 10
-
-
-@dataclass(frozen=True, slots=True)
-class LoopRun:
-    """The turns from one input to ``finish()``."""
-
-    number: int  # the step of its first checkpoint
-    iteration: int = 0  # saved turns
-    grants: frozenset[str] = frozenset()  # tools that are approved until the run finishes
-    finished: bool = False
-    was_loop: bool = True  # False: no loop has run on this thread
-    received: Mapping[str, int] = field(default_factory=dict)  # how many values it has received, by name
-
-    @property
-    def line_name(self) -> str:
-        """The name of the run in the positions of the values that it waits for."""
-        return f"loop {self.number}"
-
-    def metadata(self) -> dict[str, Any]:
-        """Return the part of the run that its checkpoints store as metadata; the rest is in their other fields."""
-        received = {"received": dict(self.received)} if self.received else {}
-        return {LOOP_POSITION: {"round": self.number, "grants": sorted(self.grants), **received}}
-
-    def allows(self, tool: str) -> bool:
-        """Return whether a person approved all calls of this tool."""
-        return not self.grants.isdisjoint((tool, EVERY_TOOL))
-
-
-def find_loop_run(store: Backend, cursor: Cursor, head: CheckpointMeta) -> LoopRun:
-    """Return the run to continue at a head. Other code may have saved checkpoints since the last turn."""
-    found = _loop_run_of(head)
-    query = Query(*cursor.branch, before=head.seq, limit=_ROWS_AT_FIRST)
-    while found is None:
-        rows = store.find(query)
-        found = next(filter(None, (_loop_run_of(meta_of(row)) for row in rows)), None)
-        if len(rows) < query.limit:
-            break
-        query = replace(query, before=rows[-1].seq, limit=min(query.limit * 4, PAGE_ROWS_MAX))
-    return found or LoopRun(head.step, was_loop=False)
-
-
-def _loop_run_of(meta: CheckpointMeta) -> LoopRun | None:
-    mark = meta.metadata.get(LOOP_POSITION)
-    if mark is None:
-        return None
-    finished = meta.is_over
-    if meta.trigger in COPIES:
-        return LoopRun(meta.step, meta.iteration, finished=finished)
-    if not isinstance(mark, Mapping) or type(mark.get("round")) is not int or not isinstance(mark.get("grants"), list):
-        raise Corrupted(
-            f"checkpoint {meta.id}: its metadata {LOOP_POSITION!r} was not written by a loop",
-            thread=meta.thread_id,
-            checkpoint=meta.id,
-            hint="Fork from an older checkpoint to continue",
-        )
-    received = mark.get("received", {})
-    return LoopRun(mark["round"], meta.iteration, frozenset(mark["grants"]), finished, received=received)
-
-
 def send(store: Backend, services: Services, cursor: Cursor, name: str, value: Any, by: str) -> InterruptRecord:
     """Send a value to the unfinished run of a branch; it gets the value when it waits for this name."""
     head = latest(store, Cursor(cursor.branch))  # of a cursor of its own, because the caller's must not move
-    found = None if head is None else _loop_run_of(head)
+    found = None if head is None else loop_run_of(head)
     if head is None or head.is_over or (found is None and head.graph is None):
         raise NotFound(
             f"thread {cursor.branch.thread!r} has no unfinished run that could receive {name!r}",

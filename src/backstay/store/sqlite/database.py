@@ -17,6 +17,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -94,6 +95,16 @@ class Database:
             except BaseException:
                 connection.close()
                 raise
+
+    def take(self) -> AbstractContextManager[object]:
+        """Take the lock against all other writers. It cannot be taken if the whole folder was moved or deleted."""
+        try:
+            return self.lock.take()
+        except StoreRefused:
+            problem = database_problem(self.path, self._identity)
+            if problem is not None:
+                self._refuse(problem)
+            raise
 
     def check_in_place(self, connection: Connection) -> None:
         """Raise StoreRefused if other files are at the path than the connection's. Called before every read."""

@@ -114,7 +114,7 @@ class Writer:
         database = self._database
         with self._turn:
             self._end_transaction()
-            with database.lock.take() as held, translated(database.path):
+            with database.take() as held, translated(database.path):
                 self._leave_mark(held)
                 with contextlib.closing(database.connect()) as own:
                     done = work(own)
@@ -181,7 +181,7 @@ class Writer:
     def _settle(self, group: list[_Ticket], mine: _Ticket) -> None:
         try:
             self._end_transaction()
-            with self._database.lock.take() as held:
+            with self._database.take() as held:
                 self._leave_mark(held)
                 if not self._attempt(group):
                     for ticket in group:
