@@ -14,7 +14,17 @@ from typing import Any
 
 from backstay.engine.build import BuiltGraph
 from backstay.engine.nodes import END, Choice, Edge, ForEach, Parallel, To, name_of, positional_count
-from backstay.engine.reducers import DELETE, MISSING, CannotReduce
+from backstay.engine.reducers import (
+    DELETE,
+    MISSING,
+    UNKNOWN,
+    Append,
+    CustomReducer,
+    Reducer,
+    Replace,
+    Whole,
+    same,
+)
 from backstay.engine.state import CommitPlan, RunState
 from backstay.errors import BadUpdate, InvalidInput, NodeFailed
 from backstay.model.frame import Continuation, End, FanOut, Frame, NextNode
@@ -224,8 +234,8 @@ def enter_subgraph(activation: Activation, job: Job) -> Activation:
 def leave_subgraph(activation: Activation, job: Job, inner: Activation) -> Mapping[str, Any]:
     """Return the update that a finished inner graph makes.
 
-    The update is the difference between the input of the inner graph and its state now. For a list that grew, it is
-    only the new items, so parallel branches do not overwrite each other with old copies.
+    The update is the difference between the input of the inner graph and its state now, by content. For a list that
+    grew, it is only the new items, so parallel branches do not overwrite each other with old copies.
     """
     node = activation.graph.nodes[job.node]
     assert node.inner is not None
@@ -239,20 +249,56 @@ def leave_subgraph(activation: Activation, job: Job, inner: Activation) -> Mappi
             raise BadUpdate(job.writer, None, f"out returned {type(result).__name__}, not a mapping")
         return result
     given = _given(activation, job)
+    is_explicit = out is not None
     if out is None:
-        out = {key: key for key in inner.state.values if outer.knows(key) and schema.is_stored(key)}
-        out |= {key: key for key in given if key in inner.state.gone}
+        # A key that went in and is no longer there was deleted.
+        out = {key: key for key in (*inner.state.values, *given) if outer.knows(key) and schema.is_stored(key)}
+    values = activation.state.with_update("decision", job.given) if job.given else activation.state.values
+    into = node.inner.into if isinstance(node.inner.into, Mapping) else {}
+    came_from = {right: left for left, right in into.items()}
     update: dict[str, Any] = {}
     for left, right in out.items():
         before, after = given.get(left, MISSING), inner.state.values.get(left, MISSING)
-        try:
-            # The outer reducer finds the update that leads from one value to the other.
-            change = DELETE if after is MISSING else outer.reducer(right).update(before, after)
-        except CannotReduce as refusal:
-            raise BadUpdate(job.writer, right, str(refusal)) from None
-        if change is not MISSING and not (after is MISSING and before is MISSING):
+        if after is MISSING:
+            if before is not MISSING and before is not DELETE:
+                update[right] = DELETE
+            continue
+        if is_explicit and came_from.get(left, left) != right and isinstance(outer.reducer(right), Replace):
+            before = values.get(right, MISSING)  # it came from another key, so this one may still have another value
+        change = _change(job, right, outer.reducer(right), values.get(right, MISSING), before, after)
+        if change is not MISSING:
             update[right] = change
     return update
+
+
+def _change(job: Job, key: str, reducer: Reducer, base: Any, before: Any, after: Any) -> Any:
+    """Return the update that an inner graph makes to an outer key, or MISSING.
+
+    ``base`` is the outer value, ``before`` and ``after`` are the inner ones. If the inner graph started from the outer
+    value, the outer value becomes exactly the inner one.
+    """
+    change = reducer.update(before, after)
+    if change is MISSING or isinstance(reducer, Replace):
+        return change
+    if not same(base, before):
+        if change is UNKNOWN:
+            raise BadUpdate(
+                job.writer,
+                key,
+                f"cannot be given back: into= passed another value than the outer one, and what the inner graph "
+                f"added to it cannot be told with the reducer {reducer.name}",
+                hint="Return the update from a function: out=",
+            )
+        return change
+    if isinstance(reducer, CustomReducer) or change is UNKNOWN:
+        return Whole(after, change)
+    if isinstance(reducer, Append):
+        return change
+    try:
+        is_exact = same(reducer.fold(before, change), after)
+    except Exception:  # a type whose difference cannot be added
+        return Whole(after)
+    return change if is_exact else Whole(after, change)
 
 
 def _given(activation: Activation, job: Job) -> Mapping[str, Any]:

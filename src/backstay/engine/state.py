@@ -24,7 +24,21 @@ from typing import Any, Final
 
 from backstay.codec.registry import BY_CLASS, adapter_of, register
 from backstay.codec.values import BY_TYPE, MUTABLE
-from backstay.engine.reducers import DELETE, MISSING, Append, CannotReduce, Reducer, _Sentinel, reducer_of, replace
+from backstay.engine.reducers import (
+    DELETE,
+    MISSING,
+    UNKNOWN,
+    Append,
+    CannotReduce,
+    Clash,
+    CustomReducer,
+    Reducer,
+    Whole,
+    Writes,
+    _Sentinel,
+    reducer_of,
+    replace,
+)
 from backstay.errors import BackstayError, BadUpdate, InvalidInput, MergeConflict
 from backstay.thread.calls import ListDigests
 
@@ -407,22 +421,37 @@ class RunState:
 
     def plan_together(self, updates: Updates) -> CommitPlan:
         """Return the effect of updates made in parallel from this state; raise MergeConflict if they clash."""
-        writers: dict[str, list[tuple[str, Any]]] = {}
+        writes: dict[str, list[tuple[str, Any]]] = {}
         for writer, update in updates:
             for key, value in update.items():
-                for earlier, other in writers.setdefault(key, []):
-                    if earlier == writer or not self.schema.knows(key):
-                        continue
-                    if self.schema.reducer(key).clash(self.values.get(key, MISSING), other, value):
-                        raise MergeConflict(
-                            (key,),
-                            (earlier, writer),
-                            f"the parallel nodes {earlier!r} and {writer!r} both wrote {key!r}",
-                            hint="Let one of them write it, give the key a reducer (append, merge, add, a function), "
-                            "or use two keys",
-                        )
-                writers[key].append((writer, value))
-        return self.plan(updates)
+                writes.setdefault(key, []).append((writer, value))
+        plan = CommitPlan()
+        for key, entries in writes.items():
+            merged: Writes = entries
+            if any(writer != entries[0][0] for writer, _ in entries) and self.schema.knows(key):
+                merged = self._merged(key, entries)
+            for writer, value in merged:
+                self._fold(plan, writer, key, value)
+        return plan
+
+    def _merged(self, key: str, writes: Writes) -> Writes:
+        """Return the updates of several writers that are to be folded."""
+        hint = "Let one of them write it, give the key a reducer (append, merge, add, a function), or use two keys"
+        reducer = self.schema.reducer(key)
+        try:
+            for writer, value in writes:
+                if isinstance(value, Whole) and value.change is UNKNOWN:
+                    other = next(each for each, _ in writes if each != writer)
+                    hint = "Let one of them write it, use two keys, or return the update from a function: out="
+                    is_own = isinstance(reducer, CustomReducer)
+                    why = "its reducer is a function" if is_own else "it was not only added to"
+                    raise Clash(writer, other, f", and the change by {writer!r} cannot be told, because {why}")
+            changes = [(writer, value.change if isinstance(value, Whole) else value) for writer, value in writes]
+            return reducer.together(self.values.get(key, MISSING), changes)
+        except Clash as clash:
+            first, second = clash.writers
+            what = f"the parallel nodes {first!r} and {second!r} both wrote {key!r}{clash.reason}"
+            raise MergeConflict((key,), clash.writers, what, hint=hint) from None
 
     def apply(self, plan: CommitPlan) -> bool:
         """Make the planned changes; return whether anything changed."""
@@ -473,11 +502,14 @@ class RunState:
         old: Any = MISSING if key in plan.gone else plan.put.get(key, self.values.get(key, MISSING))
         reducer = replace if field is None else field.reducer
         try:
-            if isinstance(reducer, Append) and old is not MISSING and key not in plan.put:
+            if isinstance(value, Whole):  # of the only writer of this key
+                folded = value.value
+            elif isinstance(reducer, Append) and old is not MISSING and key not in plan.put:
                 plan.grown.setdefault(key, []).extend(reducer.tail(old, value))
                 return
-            tail = plan.grown.get(key)
-            folded = reducer.fold(old if tail is None or key in plan.put else [*old, *tail], value)
+            else:
+                tail = plan.grown.get(key)
+                folded = reducer.fold(old if tail is None or key in plan.put else [*old, *tail], value)
         except CannotReduce as refusal:
             raise BadUpdate(writer, key, str(refusal)) from None
         except Exception as error:
