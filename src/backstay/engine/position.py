@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstay.engine.build import BuiltGraph
-from backstay.engine.nodes import END, Choice, Edge, ForEach, Parallel, To, name_of, positional_count
+from backstay.engine.nodes import END, Choice, Edge, ForEach, Parallel, To, name_of, takes_second
 from backstay.engine.reducers import (
     DELETE,
     MISSING,
@@ -309,7 +309,7 @@ def _given(activation: Activation, job: Job) -> Mapping[str, Any]:
     values = state.with_update("decision", job.given) if job.given else state.values
     if callable(into):
         view = outer.view(values)
-        arguments = (view, job.item) if positional_count(into) > 1 else (view,)
+        arguments = (view, job.item) if takes_second(into) else (view,)
         try:
             return into(*arguments)
         except Exception as error:
@@ -373,19 +373,56 @@ def open_jobs(activation: Activation) -> None:
     if not isinstance(target, ForEach):
         activation.jobs = [started.get(name) or activation.job(name, name) for name in fan_out.targets]
         return
-    source, over, state = str(activation.last), target.over, activation.state
-
-    def items(view: Any) -> list[Any]:
-        return list(over(view) if callable(over) else state.values.get(over, ()))
-
     jobs = []
-    for index, item in enumerate(_evaluate(f"{source} (map over)", items, state.schema.view(state.values))):
+    for index, item in enumerate(_items(activation, target, activation.state)):
         job = started.get(str(index)) or activation.job(target.node, str(index))
         job.item = item
         jobs.append(job)
     if started and max(int(key or 0) for key in started) >= len(jobs):
-        raise BadUpdate(source, None, "was mapped over more items before: the list must not change until it is done")
+        raise BadUpdate(
+            str(activation.last), None, "was mapped over more items before: the list must not change until it is done"
+        )
     activation.jobs = jobs
+
+
+def _items(activation: Activation, target: ForEach, state: RunState) -> list[Any]:
+    """Return the items that a node is run for."""
+    source, over = str(activation.last), target.over
+    if isinstance(over, str) and over not in state.values:
+        raise BadUpdate(
+            source, over, "is mapped over, but is not in the state", hint="Return it from a node, or pass it as input"
+        )
+
+    def items(view: Any) -> list[Any]:
+        return list(over(view) if callable(over) else state.values[over])
+
+    return list(_evaluate(f"{source} (map over)", items, state.schema.view(state.values)))
+
+
+def restart_changed_items(activation: Activation, before: RunState, is_copy: bool) -> bool:
+    """Restart the jobs of a map whose items an update of the state has changed, or removed; return whether there are any.
+
+    The result of an old item, its effects and its approvals must not count for a new one, so the job of a new item is
+    another visit of its node. A copy of a run has no effects and approvals of its own yet.
+    """
+    target = fan_edge(activation, activation.todo).target if isinstance(activation.todo, FanOut) else None
+    if not isinstance(target, ForEach):
+        return False
+    try:
+        old, new = _items(activation, target, before), _items(activation, target, activation.state)
+    except (BadUpdate, NodeFailed):  # there was no list yet; or there is none now, and then the run fails with this
+        return False
+    changed = {str(index) for index, item in enumerate(old) if index >= len(new) or not same(item, new[index])}
+    started = {job.key: job for job in activation.jobs}
+    activation.jobs = [job for job in activation.jobs if job.key not in changed]
+    for index in [] if is_copy else range(min(len(old), len(new))):
+        if (key := str(index)) in changed:
+            job = started.get(key) or activation.job(target.node, key)
+            left = {**job.left, job.node: job.visit}
+            fresh = activation.job(target.node, key, left=left.get(target.node, 0))
+            fresh.left = left
+            activation.jobs.append(fresh)
+    return bool(changed)
 
 
 def fan_edge(activation: Activation, fan_out: FanOut) -> Edge:

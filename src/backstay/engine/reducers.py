@@ -216,7 +216,7 @@ class Add:
         return _all_or_deleted(writes)
 
     def update(self, before: Any, after: Any) -> Any:
-        """Return the difference: what was added at the end of text, bytes, a list or a tuple, or else ``after - before``."""
+        """Return the difference: ``after - before``, or the end of text, bytes, a list or a tuple that grew."""
         if before is MISSING or same(before, after):
             return after if before is MISSING else MISSING
         if isinstance(before, str | bytes | bytearray | list | tuple):

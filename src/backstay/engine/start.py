@@ -28,7 +28,7 @@ from backstay.engine.durable import (
 )
 from backstay.engine.events import Result, Status
 from backstay.engine.fingerprint import identity
-from backstay.engine.position import Activation, from_frames
+from backstay.engine.position import Activation, from_frames, restart_changed_items
 from backstay.engine.run import Runner
 from backstay.engine.sinks import CheckpointSink, StoreSink, Then, check_sink
 from backstay.engine.state import CommitPlan, RunState
@@ -222,7 +222,12 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         recorder.waits = [] if is_migrated else [record.id for record in waiting if record.pending]
         if is_migrated or is_copy or request.limit:
             options.version += 1
-        root.state.apply(edit)
+        if request.update or request.is_edited:
+            source = request.writes_of.state if request.writes_of is not None else state
+            before = RunState(built.schema, built.schema.restore(source, setup.runtime))
+            root.state.apply(edit)
+            if restart_changed_items(root, before, is_copy):
+                recorder.waits = []  # the questions of unchanged items join the list again
         runner = _runner(setup, recorder, durable, checkpoint)
         if request.only_edits:
             options.attempt = checkpoint.attempt

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from backstay.codec.arrays import is_array, is_scalar
 from backstay.codec.registry import BY_CLASS, adapter_of, register
 from backstay.codec.values import BY_TYPE, MUTABLE
 from backstay.engine.reducers import (
@@ -274,17 +275,20 @@ def unstorable(annotation: Any, around: frozenset[type] = frozenset()) -> Iterat
         yield "a function"
     elif origin is not None and origin is not typing.Literal:
         yield from _unstorable_class(origin, around)
-        for each in typing.get_args(annotation):
+        # The arguments of an array are the types of its shape and items, which are no values in it.
+        for each in () if is_array(origin) else typing.get_args(annotation):
             if each is not Ellipsis:
                 yield from unstorable(each, around)
     elif isinstance(annotation, type):
         yield from _unstorable_class(annotation, around)
+    elif isinstance(annotation, typing.NewType):
+        yield from unstorable(annotation.__supertype__, around)
     elif inspect.isroutine(annotation):  # such as threading.Lock, which is a function that makes a lock
         yield annotation.__qualname__
 
 
 def _unstorable_class(cls: type, around: frozenset[type]) -> Iterator[str]:
-    if cls in _STORABLE or cls in BY_CLASS or cls in around or cls.__module__.partition(".")[0] == "numpy":
+    if cls in _STORABLE or cls in BY_CLASS or cls in around or is_array(cls) or is_scalar(cls):
         return
     if inspect.isabstract(cls) or getattr(cls, "_is_protocol", False):
         return
