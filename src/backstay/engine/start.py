@@ -461,6 +461,9 @@ async def replay(
     durable = setup.durable("replay")
     checkpoint = await _load_checkpoint(durable, which)
     check_keys(setup.built, "set", put or {})
+    if put:
+        valid = setup.built.schema.validated({**checkpoint.state, **put}, setup.built.name, put)
+        put = {name: valid[name] for name in put}
     require(migrate(setup.built, checkpoint)[2], request.compatible)  # before the branch is made
     target = fork_target(durable.cursor.branch, branch, None)
     stored, removed, schema = put, [], setup.built.schema

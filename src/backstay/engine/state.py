@@ -17,7 +17,7 @@ import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -40,6 +40,7 @@ from backstay.engine.reducers import (
     reducer_of,
     replace,
 )
+from backstay.engine.validation import InvalidValue, ModelValidator
 from backstay.errors import BackstayError, BadUpdate, InvalidInput, MergeConflict
 from backstay.thread.calls import ListDigests
 
@@ -72,7 +73,7 @@ class Field:
 class Schema:
     """The declaration of a state. An ``open`` state takes any key."""
 
-    def __init__(self, declared: type | None, reducers: Mapping[str, Any]) -> None:
+    def __init__(self, declared: type | None, reducers: Mapping[str, Any], validate: bool = True) -> None:
         self.declared = dict if declared is None else declared
         self.problems: list[str] = []
         self.open = self.declared is dict
@@ -104,6 +105,9 @@ class Schema:
                     "field Annotated[…, transient]"
                 )
         self._hidden = frozenset(name for name, each in self.fields.items() if each.transient)
+        self.validator: ModelValidator | None = None
+        if validate and hasattr(self.declared, "__pydantic_core_schema__") and not self.problems:
+            self.validator = ModelValidator(self.declared, {name: each.reducer for name, each in self.fields.items()})
 
     def _declare(self) -> None:
         """Read the fields of the declared class."""
@@ -178,11 +182,26 @@ class Schema:
             for key, value in given.items()
             if value is not DELETE
         }
+        values = self.validated(values, graph, [name for name in values if name in given])
         missing = [name for name, each in self.fields.items() if each.required and name not in values]
         if missing:
             raise InvalidInput(
                 f"graph {graph!r} needs {', '.join(map(repr, missing))} to start", hint="Pass it as input"
             )
+        return values
+
+    def validated(self, values: dict[str, Any], graph: str, names: Iterable[str]) -> dict[str, Any]:
+        """Return values of which some fields are new, as the declared model wants them."""
+        for name in names if self.validator is not None else ():
+            assert self.validator is not None
+            try:
+                values = {**values, name: self.validator.value(name, values[name], values)}
+            except InvalidValue as error:
+                raise InvalidInput(
+                    f"{name!r} of graph {graph!r} is not valid: {error}",
+                    path=error.path,
+                    hint="Pass a value of the declared type",
+                ) from error.__cause__
         return values
 
     def given(self, given: object, graph: str) -> Mapping[str, Any]:
@@ -503,21 +522,41 @@ class RunState:
             plan.grown.pop(key, None)
             plan.gone.add(key)
             return
-        old: Any = MISSING if key in plan.gone else plan.put.get(key, self.values.get(key, MISSING))
         reducer = replace if field is None else field.reducer
         try:
-            if isinstance(value, Whole):  # of the only writer of this key
-                folded = value.value
-            elif isinstance(reducer, Append) and old is not MISSING and key not in plan.put:
-                plan.grown.setdefault(key, []).extend(reducer.tail(old, value))
-                return
-            else:
-                tail = plan.grown.get(key)
-                folded = reducer.fold(old if tail is None or key in plan.put else [*old, *tail], value)
+            self._reduce(plan, key, value, reducer)
         except CannotReduce as refusal:
             raise BadUpdate(writer, key, str(refusal)) from None
+        except InvalidValue as error:
+            hint = "Return a value of the declared type, or switch validation off: Graph(…, validate=False)"
+            raise BadUpdate(writer, key, f"is not valid: {error}", path=error.path, hint=hint) from error.__cause__
         except Exception as error:
             raise BadUpdate(writer, key, f"could not be reduced: {reducer.name} raised {error!r:.200}") from error
+
+    def _reduce(self, plan: CommitPlan, key: str, value: Any, reducer: Reducer) -> None:
+        """Fold one update of a key into a plan, and validate what is new."""
+        validator, others = self.schema.validator, self.values
+        if validator is not None:
+            validator.check_frozen(key, self.values)
+            others = {**self.values, **plan.put}
+        old: Any = MISSING if key in plan.gone else plan.put.get(key, self.values.get(key, MISSING))
+        grown = plan.grown.get(key, [])
+        if isinstance(value, Whole):  # of the only writer of this key
+            folded = value.value
+        elif isinstance(reducer, Append) and old is not MISSING and key not in plan.put:
+            tail: list[Any] | None = reducer.tail(old, value)
+            if validator is not None:
+                tail = validator.tail(key, old, grown, value, others)
+            if tail is not None:
+                plan.grown.setdefault(key, []).extend(tail)
+                return
+            folded = [*old, *grown, *value]
+        else:
+            if validator is not None:
+                value = validator.update(key, value, others)
+            folded = reducer.fold([*old, *grown] if grown and key not in plan.put else old, value)
+        if validator is not None:
+            folded = validator.result(key, folded, reducer, others)
         plan.grown.pop(key, None)
         plan.gone.discard(key)
         plan.put[key] = folded
