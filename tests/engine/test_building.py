@@ -76,7 +76,7 @@ def test_a_map_over_an_unknown_key_and_two_keys_for_one_are_refused() -> None:
     graph.start("a")
     assert problems(graph) == [
         "node 'a': map over 'unheard', which is not a key of the state",
-        "subgraph node 'sub': out writes 'other' 2 times: map one key to it, or use a function",
+        "subgraph node 'sub': out writes 'other' twice: map one key to it, or use a function",
     ]
 
 

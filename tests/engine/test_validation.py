@@ -203,9 +203,11 @@ def test_a_modification_by_a_person_an_update_and_a_replay_are_validated() -> No
         )
         assert head(thread).state["limit"] == 8
 
+        first = thread.at(step=0)
+        assert first is not None
         with pytest.raises(InvalidInput, match="n: int_parsing"):
-            graph.replay_sync(thread, thread.at(step=0), branch="x", set={"n": SECRET})
-        replayed = graph.replay_sync(thread, thread.at(step=0), branch="y", set={"n": "6"})
+            graph.replay_sync(thread, first, branch="x", set={"n": SECRET})
+        replayed = graph.replay_sync(thread, first, branch="y", set={"n": "6"})
         while replayed.status is Status.INTERRUPTED:
             other = store.thread("t", branch="y")
             replayed = graph.resume_sync(other, {each.id: Approve() for each in replayed.interrupts})

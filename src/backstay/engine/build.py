@@ -190,9 +190,8 @@ def _node_problems(node: Node, known: Mapping[str, Node], schema: Schema) -> Ite
                 yield f"subgraph node {name!r}: {what} reads {left!r}, which is not a key of that state"
             if not target.knows(right):
                 yield f"subgraph node {name!r}: {what} writes {right!r}, which is not a key of that state"
-        for right, count in Counter(mapping.values() if isinstance(mapping, Mapping) else ()).items():
-            if count > 1:
-                yield f"subgraph node {name!r}: {what} writes {right!r} {count} times: map one key to it, or use a function"
+            if next(key for key in mapping if mapping[key] == right) != left:
+                yield f"subgraph node {name!r}: {what} writes {right!r} twice: map one key to it, or use a function"
     if inner.into is None and not nested.open and not schema.open and not nested.fields.keys() & schema.fields.keys():
         yield f"subgraph node {name!r} shares no key with the graph around it: map keys with into= and out="
 

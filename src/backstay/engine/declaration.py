@@ -132,7 +132,8 @@ class Declaration:
         """Add a node: as ``@graph.node``, ``@graph.node("name", timeout=5)`` or ``graph.node("name", function)``.
 
         The function takes the state, and the run's context if it has a second parameter without a default or with the
-        default None. It returns a mapping of the keys to update, or None. It may be a coroutine function. ``timeout`` is in seconds, for each attempt.
+        default None. It returns a mapping of the keys to update, or None. It may be a coroutine function. ``timeout``
+        is in seconds, for each attempt.
         ``fallback`` is another such function, called when no attempts are left; it finds the error in ``ctx.error``.
         With ``on_failure="pause"`` the run then asks a person instead of failing.
 

@@ -285,8 +285,8 @@ def _change(job: Job, key: str, reducer: Reducer, base: Any, before: Any, after:
             raise BadUpdate(
                 job.writer,
                 key,
-                f"cannot be given back: into= passed another value than the outer one, and what the inner graph "
-                f"added to it cannot be told with the reducer {reducer.name}",
+                f"cannot be given back: into= passed another value than the outer one, and its reducer "
+                f"({reducer.name}) does not show what the inner graph added to it",
                 hint="Return the update from a function: out=",
             )
         return change
@@ -400,7 +400,7 @@ def _items(activation: Activation, target: ForEach, state: RunState) -> list[Any
 
 
 def restart_changed_items(activation: Activation, before: RunState, is_copy: bool) -> bool:
-    """Restart the jobs of a map whose items an update of the state has changed, or removed; return whether there are any.
+    """Restart the jobs of a map whose items an update of the state changed or removed; return whether there are any.
 
     The result of an old item, its effects and its approvals must not count for a new one, so the job of a new item is
     another visit of its node. A copy of a run has no effects and approvals of its own yet.

@@ -61,7 +61,7 @@ class _Unknown(Enum):
 register(_Unknown, name="backstay.UNKNOWN")
 
 UNKNOWN: Final = _Unknown.UNKNOWN
-"""The change of a ``Whole`` whose change cannot be told."""
+"""The change of a ``Whole`` if only its value is known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

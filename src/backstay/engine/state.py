@@ -191,7 +191,7 @@ class Schema:
         return values
 
     def validated(self, values: dict[str, Any], graph: str, names: Iterable[str]) -> dict[str, Any]:
-        """Return values of which some fields are new, as the declared model wants them."""
+        """Return the values, with some fields (``names``) as the declared model wants them."""
         for name in names if self.validator is not None else ():
             assert self.validator is not None
             try:
@@ -284,6 +284,7 @@ def unstorable(annotation: Any, around: frozenset[type] = frozenset()) -> Iterat
 
     ``around`` are the classes around it, because a class may contain instances of itself.
     """
+    annotation = getattr(annotation, "__supertype__", annotation)  # of a NewType
     origin = typing.get_origin(annotation)
     if origin in _WRAPPERS:
         yield from unstorable(typing.get_args(annotation)[0], around)
@@ -300,8 +301,6 @@ def unstorable(annotation: Any, around: frozenset[type] = frozenset()) -> Iterat
                 yield from unstorable(each, around)
     elif isinstance(annotation, type):
         yield from _unstorable_class(annotation, around)
-    elif isinstance(annotation, typing.NewType):
-        yield from unstorable(annotation.__supertype__, around)
     elif inspect.isroutine(annotation):  # such as threading.Lock, which is a function that makes a lock
         yield annotation.__qualname__
 
@@ -468,7 +467,7 @@ class RunState:
                     hint = "Let one of them write it, use two keys, or return the update from a function: out="
                     is_own = isinstance(reducer, CustomReducer)
                     why = "its reducer is a function" if is_own else "it was not only added to"
-                    raise Clash(writer, other, f", and the change by {writer!r} cannot be told, because {why}")
+                    raise Clash(writer, other, f", and the change by {writer!r} is not known, because {why}")
             changes = [(writer, value.change if isinstance(value, Whole) else value) for writer, value in writes]
             return reducer.together(self.values.get(key, MISSING), changes)
         except Clash as clash:

@@ -34,7 +34,7 @@ class ModelValidator:
     def __init__(self, model: Any, reducers: Mapping[str, Reducer]) -> None:
         if not model.__pydantic_complete__:
             model.model_rebuild()
-        schema, definitions, config = model.__pydantic_core_schema__, [], None
+        schema, definitions, config = model.__pydantic_core_schema__, list[Any](), None
         while schema["type"] != "model-fields":  # inside the validators of the whole model
             if schema["type"] == "definition-ref":
                 schema = next(each for each in definitions if each.get("ref") == schema["schema_ref"])
@@ -51,13 +51,16 @@ class ModelValidator:
         self._refusal: type[Exception] = core.ValidationError
         self._assign = core.SchemaValidator(schema, config).validate_assignment
         self._frozen = frozenset(name for name, each in model.model_fields.items() if each.frozen)
-        own = {name for each in _decorators(model) for name in each}
+        found = model.__pydantic_decorators__
+        decorators = [*found.field_validators.values(), *found.validators.values()]
+        validated = {name for each in decorators for name in each.info.fields}
+        parts = {Append: list, Merge: dict}
         self._by_part = frozenset(
             name
             for name, each in model.model_fields.items()
-            if _is_by_part(each.annotation, reducers[name])
+            if parts.get(type(reducers[name])) is (typing.get_origin(each.annotation) or each.annotation)
             and all(note is reducers[name] for note in each.metadata)
-            and not own & {name, "*"}
+            and not validated & {name, "*"}
         )
 
     def value(self, name: str, value: Any, values: Mapping[str, Any]) -> Any:
@@ -72,7 +75,7 @@ class ModelValidator:
             raise InvalidValue(name, f"its validator raised {type(error).__name__}") from error
 
     def update(self, name: str, update: Any, values: Mapping[str, Any]) -> Any:
-        """Return an update of a ``merge`` field as the model wants it, if its new keys alone can tell."""
+        """Return an update of a ``merge`` field as the model wants it, if it is validated by part."""
         if name not in self._by_part or not isinstance(update, Mapping):
             return update
         kept = {key: value for key, value in update.items() if value is not DELETE}
@@ -101,18 +104,6 @@ class ModelValidator:
         """Raise InvalidValue if a field may not change and has a value."""
         if name in self._frozen and name in values:
             raise InvalidValue(name, "frozen_field")
-
-
-def _decorators(model: Any) -> list[tuple[str, ...]]:
-    """Return the names of the fields that each field validator of a model is for."""
-    found = model.__pydantic_decorators__
-    return [each.info.fields for kind in (found.field_validators, found.validators) for each in kind.values()]
-
-
-def _is_by_part(annotation: Any, reducer: Reducer) -> bool:
-    """Return whether new items can be validated without the old ones."""
-    origin = typing.get_origin(annotation) or annotation
-    return (isinstance(reducer, Append) and origin is list) or (isinstance(reducer, Merge) and origin is dict)
 
 
 def _path(parts: tuple[str | int, ...]) -> str:
