@@ -185,12 +185,13 @@ def _node_problems(node: Node, known: Mapping[str, Node], schema: Schema) -> Ite
         return
     nested = inner.graph.schema
     for what, mapping, source, target in (("into", inner.into, schema, nested), ("out", inner.out, nested, schema)):
-        for left, right in mapping.items() if isinstance(mapping, Mapping) else ():
+        keys = dict(mapping) if isinstance(mapping, Mapping) else {}
+        for left, right in keys.items():
             if not source.knows(left):
                 yield f"subgraph node {name!r}: {what} reads {left!r}, which is not a key of that state"
             if not target.knows(right):
                 yield f"subgraph node {name!r}: {what} writes {right!r}, which is not a key of that state"
-            if next(key for key in mapping if mapping[key] == right) != left:
+            if left != {value: key for key, value in keys.items()}[right]:
                 yield f"subgraph node {name!r}: {what} writes {right!r} twice: map one key to it, or use a function"
     if inner.into is None and not nested.open and not schema.open and not nested.fields.keys() & schema.fields.keys():
         yield f"subgraph node {name!r} shares no key with the graph around it: map keys with into= and out="

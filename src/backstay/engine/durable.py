@@ -90,8 +90,9 @@ def with_taken_over(checkpoint: Checkpoint) -> Checkpoint:
     fields: dict[str, Any] = {**checkpoint.__dict__}
     if taken["is_edited"] and checkpoint.frames:
         outermost, *inner = checkpoint.frames
-        unfinished = tuple(task for task in outermost.tasks if not task.done)
-        fields["frames"] = FrameStack((replace(outermost, tasks=unfinished), *inner))
+        # The progress inside parallel jobs belongs to the old state too.
+        tasks = () if isinstance(outermost.continuation, FanOut) else outermost.tasks
+        fields["frames"] = FrameStack((replace(outermost, tasks=tasks), *inner))
     jobs = (Write(position, 0, UPDATE, value) for position, value in taken["finished"].items())
     fields["writes"] = (*jobs, *checkpoint.writes)
     return unchecked(Checkpoint, fields)

@@ -399,11 +399,11 @@ def _items(activation: Activation, target: ForEach, state: RunState) -> list[Any
     return list(_evaluate(f"{source} (map over)", items, state.schema.view(state.values)))
 
 
-def restart_changed_items(activation: Activation, before: RunState, is_copy: bool) -> bool:
+def restart_changed_items(activation: Activation, before: RunState) -> bool:
     """Restart the jobs of a map whose items an update of the state changed or removed; return whether there are any.
 
     The result of an old item, its effects and its approvals must not count for a new one, so the job of a new item is
-    another visit of its node. A copy of a run has no effects and approvals of its own yet.
+    another visit of its node.
     """
     target = fan_edge(activation, activation.todo).target if isinstance(activation.todo, FanOut) else None
     if not isinstance(target, ForEach):
@@ -415,7 +415,7 @@ def restart_changed_items(activation: Activation, before: RunState, is_copy: boo
     changed = {str(index) for index, item in enumerate(old) if index >= len(new) or not same(item, new[index])}
     started = {job.key: job for job in activation.jobs}
     activation.jobs = [job for job in activation.jobs if job.key not in changed]
-    for index in [] if is_copy else range(min(len(old), len(new))):
+    for index in range(min(len(old), len(new))):
         if (key := str(index)) in changed:
             job = started.get(key) or activation.job(target.node, key)
             left = {**job.left, job.node: job.visit}

@@ -216,18 +216,15 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
             await durable.run(interrupts.decide, durable.services, durable.cursor, record, decision, request.by)
         is_migrated = judgement.overall is not Verdict.SAME
         store.resume(checkpoint, root.state, is_same=not is_migrated)
+        before = RunState(built.schema, dict(root.state.values))
+        root.state.apply(edit)
+        restarts = bool(request.update) and restart_changed_items(root, before)
         recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
         recorder.steps = frames.frames[0].steps
-        # Another graph may ask other questions. Questions that it still asks join the list again.
-        recorder.waits = [] if is_migrated else [record.id for record in waiting if record.pending]
+        # Another graph, or another item, may ask other questions. Those that are still asked join the list again.
+        recorder.waits = [] if is_migrated or restarts else [record.id for record in waiting if record.pending]
         if is_migrated or is_copy or request.limit:
             options.version += 1
-        if request.update or request.is_edited:
-            source = request.writes_of.state if request.writes_of is not None else state
-            before = RunState(built.schema, built.schema.restore(source, setup.runtime))
-            root.state.apply(edit)
-            if restart_changed_items(root, before, is_copy):
-                recorder.waits = []  # the questions of unchanged items join the list again
         runner = _runner(setup, recorder, durable, checkpoint)
         if request.only_edits:
             options.attempt = checkpoint.attempt
