@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from backstay.engine.build import BuiltGraph
 from backstay.engine.nodes import END, Choice, Edge, ForEach, Parallel, To, name_of, takes_second
@@ -75,6 +75,7 @@ class Activation:
     passed: bool = False  # the question after ``last`` is answered
     path: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
+    around: tuple[Activation, Job] | None = None  # the graph and the job that it runs in
 
     def position(self, node: str, visit: int, key: str | None) -> str:
         """Return the name of a position in this graph."""
@@ -152,28 +153,44 @@ def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
         plain["visits"] = activation.visits
     if activation.passed:
         plain["passed"] = True
-    tasks = []
-    for job in activation.jobs:
-        if job.has_started():
-            fields = {
-                "key": job.key,
-                "tries": job.tries,
-                "done": job.done,
-                "update": job.update,
-                "passed": job.passed,
-                "given": job.given,
-                "looked": job.looked,
-                "edited": job.edited,
-                "path": job.path,
-                "notes": job.notes,
-                "left": job.left,
-                "frames": _stack(job.inner, job.key) if isinstance(todo, FanOut) else None,
-            }
-            set_fields = {name: value for name, value in fields.items() if value}
-            tasks.append({"node": job.node, "visit": job.visit, **set_fields})
+    tasks = [to_task(job, isinstance(todo, FanOut)) for job in activation.jobs if job.has_started()]
     if tasks:
         plain["tasks"] = tasks
     return plain
+
+
+def to_task(job: Job, is_parallel: bool = True) -> dict[str, Any]:
+    """Return a job as a plain task. The graph inside a job that runs alone is the next frame of the stack."""
+    fields = {
+        "key": job.key,
+        "tries": job.tries,
+        "done": job.done,
+        "update": job.update,
+        "passed": job.passed,
+        "given": job.given,
+        "looked": job.looked,
+        "edited": job.edited,
+        "path": job.path,
+        "notes": job.notes,
+        "left": job.left,
+        "frames": _stack(job.inner, job.key) if is_parallel else None,
+    }
+    set_fields = {name: value for name, value in fields.items() if value}
+    return {"node": job.node, "visit": job.visit, **set_fields}
+
+
+WIDE: Final = 8
+"""Parallel jobs. If there are more, a commit inside one of them is stored for that job alone."""
+
+
+def wide_job(activation: Activation) -> Job | None:
+    """Return the outermost of many parallel jobs that a graph runs in, or None."""
+    found = None
+    while activation.around is not None:
+        activation, job = activation.around
+        if isinstance(activation.todo, FanOut) and len(activation.jobs) > WIDE:
+            found = job
+    return found
 
 
 # From frames ------------------------------------------------------------------------------------------------------
@@ -214,6 +231,7 @@ def from_frames(built: BuiltGraph, frames: Sequence[Frame], runtime: Mapping[str
         inside = task.frames or (frames[1:] if not isinstance(activation.todo, FanOut) else ())
         if inside and not task.done:
             job.inner = from_frames(built.inner[task.node], inside, runtime, inner_prefix(job))
+            job.inner.around = (activation, job)
         activation.jobs.append(job)
     return activation
 
@@ -228,7 +246,10 @@ def enter_subgraph(activation: Activation, job: Job) -> Activation:
         values = built.schema.initial(_given(activation, job), built.name)
     except InvalidInput as error:
         raise BadUpdate(job.writer, None, f"cannot start: {error.what}") from error
-    return Activation(built, RunState(built.schema, values), inner_prefix(job), todo=NextNode(built.start))
+    around = (activation, job)
+    return Activation(
+        built, RunState(built.schema, values), inner_prefix(job), todo=NextNode(built.start), around=around
+    )
 
 
 def leave_subgraph(activation: Activation, job: Job, inner: Activation) -> Mapping[str, Any]:

@@ -191,7 +191,7 @@ class Runner:
                 activation.passed = True
         activation.todo = route(activation.graph, node, activation.state)
         activation.passed = False
-        self.recorder.mark_moved()
+        self.recorder.mark_moved(activation)
         if isinstance(activation.todo, End) and activation is self.recorder.root:
             await self.recorder.notify(activation, node, "end")
 
@@ -222,7 +222,7 @@ class Runner:
             recorder.cost += each.get("cost", 0.0)
             recorder.options.receive(each.get("received", {}), positions)
         requested = any(each.get("checkpoint") for each in notes)
-        recorder.mark_moved()
+        recorder.mark_moved(activation)
         at_barrier = any(activation.graph.nodes[node].kind is NodeKind.BARRIER for node in nodes)
         await self._boundary(activation, nodes[-1] if nodes else activation.here, mutated, requested, at_barrier)
 
@@ -350,7 +350,7 @@ class Runner:
 
         async def store_finished(durable: DurableRun) -> None:
             async with self.recorder.saving:  # a save under way does not have this job yet
-                if self.recorder.is_current:
+                if self.recorder.is_current_for(activation, job):
                     stored = {
                         "update": dict(job.update),
                         "given": dict(job.given),

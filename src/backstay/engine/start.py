@@ -24,6 +24,7 @@ from backstay.engine.durable import (
     attempts,
     finished,
     replay_options,
+    with_progress,
     with_taken_over,
 )
 from backstay.engine.events import Result, Status
@@ -194,7 +195,7 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
                 checkpoint=request.on,
                 hint="Nothing was changed. Look at that one, and try again with on= its id",
             )
-        checkpoint = with_taken_over(checkpoint)
+        checkpoint = with_progress(with_taken_over(checkpoint))
         is_copy = checkpoint.trigger in COPIES
         state, frames, judgement = migrate(built, checkpoint)
         require(judgement, request.compatible)
