@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -44,6 +45,15 @@ class Liar:
 
 def join(old: list[Any] | None, new: list[Any]) -> list[Any]:
     return (old or []) + new
+
+
+def without_doubles(old: list[Any], new: list[Any]) -> list[Any]:
+    old += [item for item in new if item not in old]  # it changes its argument, which many do
+    return old
+
+
+def last_two(old: list[Any] | None, new: list[Any]) -> list[Any]:
+    return [*(old or []), *new][-2:]
 
 
 def state_of(kind: Any) -> Any:
@@ -199,6 +209,9 @@ def test_a_list_that_is_changed_in_its_middle_comes_back_as_it_is() -> None:
         (Annotated[list, append], [math.nan], [1], [2], [math.nan, 1, 2]),
         (Annotated[dict, merge], {"a": math.nan}, {"b": 1}, {"c": 2}, {"a": math.nan, "b": 1, "c": 2}),
         (Any, 1, True, True, True),
+        (Annotated[int, max], 3, 7, 5, 7),
+        (Annotated[set, operator.or_], {1}, {2}, {3}, {1, 2, 3}),
+        (Annotated[list, without_doubles], ["a"], ["b"], ["a", "c"], ["a", "b", "c"]),
     ],
 )
 def test_the_changes_of_parallel_subgraphs_are_all_kept(
@@ -218,7 +231,13 @@ def test_one_of_two_parallel_subgraphs_may_use_a_reducer_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"), [(Annotated[list, join], ["a"]), (Annotated[list, append], ["a"]), (Annotated[str, add], "a")]
+    ("kind", "given"),
+    [
+        (Annotated[list, join], ["a"]),
+        (Annotated[list, last_two], ["a"]),
+        (Annotated[list, append], ["a"]),
+        (Annotated[str, add], "a"),
+    ],
 )
 def test_changes_that_cannot_be_told_of_two_parallel_subgraphs_are_a_conflict(kind: Any, given: Any) -> None:
     def shorter(state: Any) -> Any:

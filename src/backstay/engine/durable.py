@@ -102,12 +102,14 @@ def with_taken_over(checkpoint: Checkpoint) -> Checkpoint:
 def with_progress(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint with the positions inside parallel jobs that were stored after it."""
     found = {write.task_id: write.value for write in checkpoint.writes if write.channel == PROGRESS}
-    if not found:
+    done = [write.value for write in checkpoint.writes if write.channel in (UPDATE, PROGRESS)]
+    totals = [value["totals"] for value in done if "totals" in value]
+    if not totals:
         return checkpoint
     by_place: dict[str, list[Task]] = {}
     for position, value in found.items():
         by_place.setdefault(position[: position.rindex("/") + 1], []).append(Task.from_plain(value["task"]))
-    newest = max(found.values(), key=lambda value: value["steps"])
+    newest = max(totals, key=lambda each: each["steps"])
     outermost, *inner = _merge_tasks(checkpoint.frames.frames, "", by_place)
     fields = {
         **checkpoint.__dict__,
@@ -277,6 +279,7 @@ class RunRecorder:
         self._moves = 0
         self._trunk_moved = 0
         self._trunk_stored = -1
+        self.totals_stored = self._totals()  # what the stored position has cost
         self._ahead: dict[str, tuple[int, Job]] = {}  # parallel jobs that moved since they were stored, by position
 
     def mark_moved(self, activation: Activation | None = None) -> None:
@@ -290,7 +293,7 @@ class RunRecorder:
 
     def mark_stored(self) -> None:
         """Record that the newest stored checkpoint has the run's position."""
-        self._trunk_stored = self._trunk_moved
+        self._trunk_stored, self.totals_stored = self._trunk_moved, self._totals()
 
     @property
     def is_current(self) -> bool:
@@ -324,11 +327,11 @@ class RunRecorder:
         """Send the position to the sink if the trigger asks for it."""
         if self.sink is None:
             return
-        made: list[tuple[StepRecord, int, dict[str, tuple[int, Job]]]] = []
+        made: list[tuple[StepRecord, int, dict[str, tuple[int, Job]], dict[str, Any]]] = []
 
         def record() -> StepRecord:
             is_partial = cause == "node" and not requested and self._is_partial(activation)
-            moved = (self._trunk_moved, dict(self._ahead))
+            moved = (self._trunk_moved, dict(self._ahead), self._totals())
             made.append((self._progress() if is_partial else self.record(cause, interrupt), *moved))
             return made[-1][0]
 
@@ -360,8 +363,8 @@ class RunRecorder:
                 self.emit(events.SinkFailed(type(self.sink).__name__, type(error).__name__, event.step, cause))
                 raise
             head = self.store.head if self.store is not None else None
-            for _, trunk, ahead in [each for each in made if each[0].is_stored]:
-                self._trunk_stored = trunk
+            for _, trunk, ahead, totals in [each for each in made if each[0].is_stored]:
+                self._trunk_stored, self.totals_stored = trunk, totals
                 self._ahead = {name: moved for name, moved in self._ahead.items() if ahead.get(name) != moved}
             saved = head.id if head is not None and head is not before else None
             self.emit(events.CheckpointSaved(saved, event.step, cause, node))
@@ -376,10 +379,15 @@ class RunRecorder:
 
         They become pending writes of the newest checkpoint, one for each job; the next checkpoint has them all.
         """
-        done = {"steps": self.steps, "tokens": self.tokens, "cost": self.cost}
-        jobs = self._ahead.items()
-        writes = [Write(position, 0, PROGRESS, {"task": to_task(job), **done}) for position, (_, job) in jobs]
+        totals = self._totals()
+        writes = [
+            Write(position, 0, PROGRESS, {"task": to_task(job), "totals": totals})
+            for position, (_, job) in self._ahead.items()
+        ]
         return StepRecord([], (), {}, 0, {}, writes)
+
+    def _totals(self) -> dict[str, Any]:
+        return {"steps": self.steps, "tokens": self.tokens, "cost": self.cost}
 
     def frames(self) -> FrameStack:
         """Return the position as frames, with all states."""

@@ -311,6 +311,8 @@ def _change(job: Job, key: str, reducer: Reducer, base: Any, before: Any, after:
                 hint="Return the update from a function: out=",
             )
         return change
+    if isinstance(reducer, CustomReducer) and change is UNKNOWN and job.key is not None:  # others may write the key
+        change = reducer.value_as_update(before, after)
     if isinstance(reducer, CustomReducer) or change is UNKNOWN:
         return Whole(after, change)
     if isinstance(reducer, Append):

@@ -16,7 +16,7 @@ from enum import Enum
 from operator import is_
 from typing import Any, Final, Protocol
 
-from backstay.codec import encode
+from backstay.codec import decode, encode
 from backstay.codec.registry import register
 from backstay.errors import EncodeError
 
@@ -249,6 +249,18 @@ class CustomReducer:
         if before is MISSING:
             return after
         return MISSING if same(before, after) else UNKNOWN
+
+    def value_as_update(self, before: Any, after: Any) -> Any:
+        """Return the value as an update if the function absorbs it in any order, as ``max`` does, or else UNKNOWN.
+
+        The function gets copies, because it may change its arguments.
+        """
+        pairs = ((before, after), (after, before), (after, after))
+        try:
+            absorbs = all(same(self.function(*decode(encode(list(pair)))), after) for pair in pairs)
+        except Exception:  # of the function, or a value that cannot be stored
+            return UNKNOWN
+        return after if absorbs else UNKNOWN
 
 
 replace: Final = Replace()

@@ -356,6 +356,7 @@ class Runner:
                         "given": dict(job.given),
                         "path": job.path,
                         "notes": job.notes,
+                        "totals": self.recorder.totals_stored,  # it replaces a write that had them
                     }
                     await durable.record_update(self.recorder.head_id, job.position, stored)
 
