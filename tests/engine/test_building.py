@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path, PurePath
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NewType, TypedDict
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 import backstay
@@ -42,7 +44,40 @@ def problems(graph: Graph) -> list[str]:
     return caught.value.problems
 
 
+@pytest.mark.parametrize(
+    ("node", "gets"),
+    [
+        (lambda state, ctx: {"note": ctx.node}, "a"),
+        (lambda state, ctx=None: {"note": ctx.node}, "a"),
+        (lambda state, word="own": {"note": word}, "own"),  # how a loop binds a variable to a function
+        (lambda state, *, ctx=None: {"note": str(ctx)}, "None"),
+    ],
+)
+def test_a_second_parameter_gets_the_context_unless_it_has_a_value_of_its_own(node: Any, gets: str) -> None:
+    graph = Graph("g", state=State)
+    graph.node("a", node)
+    graph.start("a")
+    graph.end("a")
+    assert graph.run_sync(None, {}).values["note"] == gets
+
+
 # Mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_map_over_an_unknown_key_and_two_keys_for_one_are_refused() -> None:
+    inner = Graph("inner", state=State)
+    inner.node("x", nothing)
+    inner.start("x")
+    inner.end("x")
+    graph = Graph("g", state=State)
+    graph.node("a", nothing)
+    graph.subgraph("sub", inner, into={"note": "note"}, out={"note": "other", "other": "other"})
+    graph.map("a", "sub", over="unheard")
+    graph.start("a")
+    assert problems(graph) == [
+        "node 'a': map over 'unheard', which is not a key of the state",
+        "subgraph node 'sub': out writes 'other' twice: map one key to it, or use a function",
+    ]
 
 
 def test_every_mistake_is_named_at_once_with_its_node() -> None:
@@ -344,6 +379,13 @@ class Unknown:
     """Nobody said how to store this."""
 
 
+class OwnBytes(bytearray):
+    pass
+
+
+NewBytes = NewType("NewBytes", socket.socket)
+
+
 class OwnPath(type(Path())):  # type: ignore[misc] # why: before Python 3.12 Path itself has no subclasses
     pass
 
@@ -365,6 +407,11 @@ class Holder:
         OwnPath,
         Annotated[Unknown, "a note"],
         Holder,
+        memoryview,
+        OwnBytes,
+        NewBytes,
+        np.ma.MaskedArray,
+        list[np.random.Generator],
     ],
 )
 def test_a_field_that_could_never_be_stored_is_refused_when_the_graph_is_built(annotation: Any) -> None:
@@ -390,6 +437,9 @@ def test_a_field_that_could_never_be_stored_is_refused_when_the_graph_is_built(a
         defaultdict[str, int],
         IPv4Address,
         ZoneInfo,
+        np.ndarray,
+        NDArray[np.float64],
+        np.int8,
     ],
 )
 def test_a_field_of_a_type_that_can_be_stored_needs_no_registration(annotation: Any) -> None:

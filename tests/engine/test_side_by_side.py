@@ -14,12 +14,17 @@ from backstay.engine import Cancellation, Status
 from backstay.engine.events import Event, NodeFinished, RunEnded
 from backstay.engine.reducers import DELETE, add, append, merge
 from backstay.engine.sinks import notify
-from backstay.errors import MergeConflict, NodeFailed
+from backstay.errors import BadUpdate, MergeConflict, NodeFailed
 from backstay.model.decision import Answer, Approve, Modify
 from backstay.model.frame import FanOut
 from backstay.testing.drafts import wait_until
 from support.engine.event_log import EventLog
 from support.engine.walk import State, Walk, head, replace_node
+
+
+class Items(TypedDict, total=False):
+    items: list[str]
+    seen: Annotated[list[str], append]
 
 
 class Shared(TypedDict, total=False):
@@ -332,20 +337,84 @@ def test_of_a_map_only_what_is_missing_runs_again(url: str) -> None:
         assert sorted(walk.ran) == ["each[0]", "each[1]", "each[1]", "each[2]", "join", "split"]
 
 
-def test_what_a_map_is_over_must_not_change_under_it() -> None:
-    graph = mapping(Walk(), before=["each"])
+def test_a_function_that_is_mapped_over_must_not_return_fewer_items_later() -> None:
+    items = ["a", "b", "c"]
+    graph = mapping(Walk(), over=lambda state: items, before=["each"])
+    with backstay.open("memory:") as store:
+        thread = store.thread("t")
+        waits = graph.run_sync(thread, {"items": []})
+        graph.resume_sync(thread, {waits.interrupts[2].id: Approve()})
+        del items[1:]
+
+        failed = graph.resume_sync(thread)
+
+        assert "must not change" in str(failed.error)
+        items += ["b", "c"]
+        result = graph.resume_sync(thread, {each.id: Approve() for each in waits.interrupts[:2]})
+        assert result.values["seen"] == ["split", "0:a", "1:b", "2:c", "join"]
+
+
+@pytest.mark.parametrize("items", [["a", "x", "c"], ["a"], ["x", "b", "c", "d"], ["a", "b", "c"]])
+def test_an_update_of_what_is_mapped_over_runs_the_changed_items_again_and_no_others(items: list[str]) -> None:
+    """Results, effects and approvals of an old item never count for a new one."""
+    ran: list[str] = []
+    graph = Graph("g", state=Items)
+    graph.node("split", lambda state: None)
+
+    @graph.node
+    def each(state: Any, ctx: Any) -> Any:
+        ctx.effect("look", ran.append, ctx.item)
+        ctx.approve("look", {"item": ctx.item})
+        return {"seen": [ctx.item]}
+
+    graph.map("split", "each", over="items")
+    graph.start("split")
     with backstay.open("memory:") as store:
         thread = store.thread("t")
         waits = graph.run_sync(thread, {"items": ["a", "b", "c"]})
-        graph.resume_sync(thread, {waits.interrupts[2].id: Approve()})
+        graph.resume_sync(thread, {waits.interrupts[0].id: Approve(), waits.interrupts[1].id: Approve()})
+        assert sorted(ran) == ["a", "b", "c"]
 
-        failed = graph.resume_sync(thread, update={"items": ["a"]})
+        result = graph.resume_sync(thread, update={"items": items})
+        while result.status is Status.INTERRUPTED:
+            result = graph.resume_sync(thread, {record.id: Approve() for record in result.interrupts})
 
-        assert "must not change" in str(failed.error)
-        result = graph.resume_sync(
-            thread, {each.id: Approve() for each in waits.interrupts[:2]}, update={"items": "abc"}
-        )
-        assert result.values["seen"] == ["split", "0:a", "1:b", "2:c", "join"]
+        assert result.status is Status.COMPLETED
+        assert result.values["seen"] == items
+        fresh = [item for index, item in enumerate(items) if item != "abc"[index : index + 1]]
+        assert sorted(ran) == sorted(["a", "b", "c", *fresh])
+
+
+def test_a_replay_with_other_items_does_not_use_the_progress_of_the_old_ones() -> None:
+    inner = Graph("inner", state=Items)
+    inner.node("one", lambda state: {"seen": [f"one {state['items'][0]}"]})
+    inner.node("two", lambda state: {"seen": [f"two {state['items'][0]}"]})
+    inner.edge("one", "two")
+    inner.start("one")
+    inner.end("two")
+    graph = Graph("g", state=Items)
+    graph.node("split", lambda state: None)
+    graph.subgraph("each", inner, into=lambda state, item: {"items": [item]}, out={"seen": "seen"})
+    graph.map("split", "each", over="items")
+    graph.start("split")
+    with backstay.open("memory:") as store:
+        thread = store.thread("t")
+        graph.run_sync(thread, {"items": ["a", "b"]}, before=["two"])
+        result = graph.replay_sync(thread, head(thread), branch="b", set={"items": ["a", "x"]})
+        other = store.thread("t", branch="b")
+        while result.status is Status.INTERRUPTED:
+            result = graph.resume_sync(other, {record.id: Approve() for record in result.interrupts})
+        assert result.values["seen"] == ["one a", "two a", "one x", "two x"]
+
+
+def test_a_map_over_a_key_that_is_not_in_the_state_fails_and_names_it() -> None:
+    graph = mapping(Walk())
+    with backstay.open("memory:") as store:
+        thread = store.thread("t")
+        failed = graph.run_sync(thread, {})
+        assert isinstance(failed.error, BadUpdate)
+        assert (failed.error.node, failed.error.key) == ("split", "items")
+        assert graph.resume_sync(thread, update={"items": ["a"]}).status is Status.COMPLETED
 
 
 def test_a_cancelled_fan_out_keeps_what_has_finished(url: str) -> None:

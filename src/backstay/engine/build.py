@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backstay.engine.nodes import END, Choice, Edge, ForEach, Node, Parallel, positional_count
+from backstay.engine.nodes import END, Choice, Edge, ForEach, Node, Parallel, required_count
 from backstay.engine.state import Schema
 from backstay.errors import InvalidGraph
 from backstay.model.frame import FRAME_DEPTH_MAX
@@ -54,7 +54,7 @@ def build(graph: Declaration, above: tuple[Declaration, ...] = ()) -> BuiltGraph
         for name in known
     }
     problems = [*graph.schema.problems, *_name_problems(nodes, starts)]
-    problems += [problem for edge in edges for problem in _edge_problems(edge, known)]
+    problems += [problem for edge in edges for problem in _edge_problems(edge, known, graph.schema)]
     parallel = _only_in_parallel(nodes, edges, starts)
     problems += [problem for name, ways in ordered.items() for problem in _route_problems(name, ways, name in parallel)]
     problems += [problem for node in nodes for problem in _node_problems(node, known, graph.schema)]
@@ -107,7 +107,7 @@ def _name_problems(nodes: Sequence[Node], starts: Sequence[str]) -> Iterator[str
             yield f"node {name!r}: this name is reserved for the end"
 
 
-def _edge_problems(edge: Edge, known: Mapping[str, Node]) -> Iterator[str]:
+def _edge_problems(edge: Edge, known: Mapping[str, Node], schema: Schema) -> Iterator[str]:
     source = edge.source
     if source not in known:
         yield f"edge from {source!r}: there is no such node"
@@ -117,8 +117,10 @@ def _edge_problems(edge: Edge, known: Mapping[str, Node]) -> Iterator[str]:
     match edge.target:
         case Parallel(targets=branches, join=join):
             yield from _fan_out_problems(source, branches, join)
-        case ForEach(node=node, join=join):
+        case ForEach(node=node, over=over, join=join):
             yield from _fan_out_problems(source, (node,), join)
+            if isinstance(over, str) and not schema.knows(over):
+                yield f"node {source!r}: map over {over!r}, which is not a key of the state"
         case Choice(ways=ways) if not ways:
             yield f"node {source!r}: a choice without targets"
     functions = [edge.when.function] if edge.when else []
@@ -174,7 +176,7 @@ def _route_problems(name: str, ways: tuple[Edge, ...], only_parallel: bool) -> I
 
 def _node_problems(node: Node, known: Mapping[str, Node], schema: Schema) -> Iterator[str]:
     name = node.name
-    if node.body is not None and positional_count(node.body.function) > 2:
+    if node.body is not None and required_count(node.body.function) > 2:
         yield f"node {name!r} takes more than the state and the context"
     if node.wait is not None and node.wait.on_reject is not None and node.wait.on_reject not in known:
         yield f"barrier {name!r}: on_reject names {node.wait.on_reject!r}, but there is no such node"
@@ -183,11 +185,14 @@ def _node_problems(node: Node, known: Mapping[str, Node], schema: Schema) -> Ite
         return
     nested = inner.graph.schema
     for what, mapping, source, target in (("into", inner.into, schema, nested), ("out", inner.out, nested, schema)):
-        for left, right in mapping.items() if isinstance(mapping, Mapping) else ():
+        keys = dict(mapping) if isinstance(mapping, Mapping) else {}
+        for left, right in keys.items():
             if not source.knows(left):
                 yield f"subgraph node {name!r}: {what} reads {left!r}, which is not a key of that state"
             if not target.knows(right):
                 yield f"subgraph node {name!r}: {what} writes {right!r}, which is not a key of that state"
+            if left != {value: key for key, value in keys.items()}[right]:
+                yield f"subgraph node {name!r}: {what} writes {right!r} twice: map one key to it, or use a function"
     if inner.into is None and not nested.open and not schema.open and not nested.fields.keys() & schema.fields.keys():
         yield f"subgraph node {name!r} shares no key with the graph around it: map keys with into= and out="
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from backstay.engine.build import BuiltGraph
-from backstay.engine.durable import finished
+from backstay.engine.durable import finished, with_progress
 from backstay.engine.fingerprint import (
     FORMAT,
     Shape,
@@ -218,6 +218,7 @@ class _FramePlace:
 
 def _compare(built: BuiltGraph, checkpoint: Checkpoint, migrates: bool) -> tuple[tuple[Frame, ...], list[FrameVerdict]]:
     """Return the frames of a position, migrated if requested, and a verdict on each."""
+    checkpoint = with_progress(checkpoint)
     kept = checkpoint.run.get("shape")
     stored = kept if isinstance(kept, dict) and kept.get("format") == FORMAT else None
     computed = None if stored is None else fingerprint(stored)

@@ -60,16 +60,18 @@ class Declaration:
         before: Iterable[str] = (),
         after: Iterable[str] = (),
         strict: bool = False,
+        validate: bool = True,
     ) -> None:
         """Declare a graph.
 
         ``state`` is a dataclass, TypedDict, pydantic model or dict; ``reducers`` adds to the reducers declared on its
         fields. A run pauses ``before`` and ``after`` the nodes named there (``"*"``: all nodes). ``limit`` is the
         number of nodes a run may commit. ``strict`` also finds nodes that change nested values of their input; it
-        encodes the state twice per node, so use it in tests.
+        encodes the state twice per node, so use it in tests. A state that is a pydantic model is validated, field by
+        field as they change, unless ``validate`` is False.
         """
         self.name = check_name(name, "graph")
-        self.schema = Schema(state, reducers or {})
+        self.schema = Schema(state, reducers or {}, validate)
         self.limit = check_limit(limit)
         self.before = check_names(before, "before")
         self.after = check_names(after, "after")
@@ -129,8 +131,9 @@ class Declaration:
     ) -> Any:
         """Add a node: as ``@graph.node``, ``@graph.node("name", timeout=5)`` or ``graph.node("name", function)``.
 
-        The function takes the state, and the run's context if it has a second parameter. It returns a mapping of the
-        keys to update, or None. It may be a coroutine function. ``timeout`` is in seconds, for each attempt.
+        The function takes the state, and the run's context if it has a second parameter without a default or with the
+        default None. It returns a mapping of the keys to update, or None. It may be a coroutine function. ``timeout``
+        is in seconds, for each attempt.
         ``fallback`` is another such function, called when no attempts are left; it finds the error in ``ctx.error``.
         With ``on_failure="pause"`` the run then asks a person instead of failing.
 

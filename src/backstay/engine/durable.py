@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backstay.engine import events
-from backstay.engine.position import Activation, to_frames
+from backstay.engine.position import Activation, Job, to_frames, to_task, wide_job
 from backstay.engine.sinks import CheckpointSink, StoreSink
 from backstay.engine.triggers import Cause, CheckpointEvent, RunTrigger, StepRecord
 from backstay.model.checkpoint import COPIES, Checkpoint, CheckpointFields, Write, unchecked
 from backstay.model.decision import Decision, Interrupt
-from backstay.model.frame import End, FanOut, FrameStack, NextNode
+from backstay.model.frame import End, FanOut, Frame, FrameStack, NextNode, Task
 from backstay.operations import question, rows
 from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.question import Question, line_name_of
@@ -25,8 +25,9 @@ from backstay.thread.thread import AsyncThread, Thread
 P = ParamSpec("P")
 T = TypeVar("T")
 
-UPDATE, ATTEMPT = "update", "attempt"
-"""Channels of the pending writes of a checkpoint: the update of a finished job, and a failed attempt."""
+UPDATE, ATTEMPT, PROGRESS = "update", "attempt", "progress"
+"""Channels of the pending writes of a checkpoint: the update of a finished job, a failed attempt, and the position
+inside one of many parallel jobs, which its update replaces."""
 
 
 class DurableRun:
@@ -90,11 +91,49 @@ def with_taken_over(checkpoint: Checkpoint) -> Checkpoint:
     fields: dict[str, Any] = {**checkpoint.__dict__}
     if taken["is_edited"] and checkpoint.frames:
         outermost, *inner = checkpoint.frames
-        unfinished = tuple(task for task in outermost.tasks if not task.done)
-        fields["frames"] = FrameStack((replace(outermost, tasks=unfinished), *inner))
+        # The progress inside parallel jobs belongs to the old state too.
+        tasks = () if isinstance(outermost.continuation, FanOut) else outermost.tasks
+        fields["frames"] = FrameStack((replace(outermost, tasks=tasks), *inner))
     jobs = (Write(position, 0, UPDATE, value) for position, value in taken["finished"].items())
     fields["writes"] = (*jobs, *checkpoint.writes)
     return unchecked(Checkpoint, fields)
+
+
+def with_progress(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with the positions inside parallel jobs that were stored after it."""
+    found = {write.task_id: write.value for write in checkpoint.writes if write.channel == PROGRESS}
+    done = [write.value for write in checkpoint.writes if write.channel in (UPDATE, PROGRESS)]
+    totals = [value["totals"] for value in done if "totals" in value]
+    if not totals:
+        return checkpoint
+    by_place: dict[str, list[Task]] = {}
+    for position, value in found.items():
+        by_place.setdefault(position[: position.rindex("/") + 1], []).append(Task.from_plain(value["task"]))
+    newest = max(totals, key=lambda each: each["steps"])
+    outermost, *inner = _merge_tasks(checkpoint.frames.frames, "", by_place)
+    fields = {
+        **checkpoint.__dict__,
+        "frames": FrameStack((replace(outermost, steps=newest["steps"]), *inner)),
+        "tokens_used": newest["tokens"],
+        "cost_estimate": newest["cost"],
+    }
+    return unchecked(Checkpoint, fields)
+
+
+def _merge_tasks(frames: Sequence[Frame], prefix: str, by_place: Mapping[str, list[Task]]) -> tuple[Frame, ...]:
+    merged = []
+    for frame in frames:
+        place = f"{prefix}{frame.graph_id}/"
+        if isinstance(frame.continuation, FanOut):
+            tasks = {task.key: task for task in (*frame.tasks, *by_place.get(place, ()))}
+            for key, task in tasks.items():
+                inside = _merge_tasks(task.frames, f"{place}{task.node}#{task.visit}[{key}]>", by_place)
+                tasks[key] = replace(task, frames=inside)
+            frame = replace(frame, tasks=tuple(tasks.values()))
+        elif frame.tasks:
+            prefix = f"{place}{frame.tasks[0].node}#{frame.tasks[0].visit}>"
+        merged.append(frame)
+    return tuple(merged)
 
 
 def replay_options(source: Checkpoint, name: str, is_edited: bool, reuses_effects: bool) -> dict[str, Any]:
@@ -236,21 +275,36 @@ class RunRecorder:
         self._run: tuple[int, Mapping[str, Any]] = (0, {})  # the stored options, and their version
         self._trigger = trigger
         self.saving = asyncio.Lock()  # held while the sink works
+        # A move inside one of many parallel jobs concerns this job alone, and any other move the whole run.
         self._moves = 0
-        self._moves_stored = -1
+        self._trunk_moved = 0
+        self._trunk_stored = -1
+        self.totals_stored = self._totals()  # what the stored position has cost
+        self._ahead: dict[str, tuple[int, Job]] = {}  # parallel jobs that moved since they were stored, by position
 
-    def mark_moved(self) -> None:
-        """Record that the position differs from the last one that the sink received."""
+    def mark_moved(self, activation: Activation | None = None) -> None:
+        """Record that the position, or that of a graph inside it, differs from the last one that the sink received."""
         self._moves += 1
+        job = None if activation is None else wide_job(activation)
+        if job is None:
+            self._trunk_moved = self._moves
+        else:
+            self._ahead[job.position] = (self._moves, job)
 
     def mark_stored(self) -> None:
         """Record that the newest stored checkpoint has the run's position."""
-        self._moves_stored = self._moves
+        self._trunk_stored, self.totals_stored = self._trunk_moved, self._totals()
 
     @property
     def is_current(self) -> bool:
         """True if the newest stored checkpoint has the run's position, except for jobs that finished since."""
-        return self.store is not None and self._moves == self._moves_stored
+        return self.is_current_for(self.root) and not self._ahead
+
+    def is_current_for(self, activation: Activation, job: Job | None = None) -> bool:
+        """Return the same for one graph, or for one of its parallel jobs, whatever other parallel jobs do."""
+        job = wide_job(activation) or job
+        is_ahead = job is not None and job.position in self._ahead
+        return self.store is not None and self._trunk_moved == self._trunk_stored and not is_ahead
 
     @property
     def head_id(self) -> str:
@@ -273,6 +327,14 @@ class RunRecorder:
         """Send the position to the sink if the trigger asks for it."""
         if self.sink is None:
             return
+        made: list[tuple[StepRecord, int, dict[str, tuple[int, Job]], dict[str, Any]]] = []
+
+        def record() -> StepRecord:
+            is_partial = cause == "node" and not requested and self._is_partial(activation)
+            moved = (self._trunk_moved, dict(self._ahead), self._totals())
+            made.append((self._progress() if is_partial else self.record(cause, interrupt), *moved))
+            return made[-1][0]
+
         event = CheckpointEvent(
             node_id=node,
             step=self.steps,
@@ -286,13 +348,12 @@ class RunRecorder:
             frames=self.frames,
             run_state=self.root.state,
             node_state=activation.state,
-            record=lambda: self.record(cause, interrupt),
+            record=record,
         )
         if not self._trigger.wants(event):
             return
         async with self.saving:
             before = self.store.head if self.store is not None else None
-            moves = self._moves
             state = self.root.state
             try:
                 answer = self.sink.on_checkpoint(state.schema.stored(state.values), event)
@@ -302,10 +363,31 @@ class RunRecorder:
                 self.emit(events.SinkFailed(type(self.sink).__name__, type(error).__name__, event.step, cause))
                 raise
             head = self.store.head if self.store is not None else None
-            saved = None
-            if head is not None and head is not before:
-                self._moves_stored, saved = moves, head.id
+            for _, trunk, ahead, totals in [each for each in made if each[0].is_stored]:
+                self._trunk_stored, self.totals_stored = trunk, totals
+                self._ahead = {name: moved for name, moved in self._ahead.items() if ahead.get(name) != moved}
+            saved = head.id if head is not None and head is not before else None
             self.emit(events.CheckpointSaved(saved, event.step, cause, node))
+
+    def _is_partial(self, activation: Activation) -> bool:
+        """Return whether a commit of a graph concerns one of many parallel jobs alone."""
+        is_known = self.store is not None and self.store.has_options(self.options.version)
+        return is_known and self._trunk_moved == self._trunk_stored and wide_job(activation) is not None
+
+    def _progress(self) -> StepRecord:
+        """Return the positions inside the parallel jobs that moved, so that a commit costs as much as its own job.
+
+        They become pending writes of the newest checkpoint, one for each job; the next checkpoint has them all.
+        """
+        totals = self._totals()
+        writes = [
+            Write(position, 0, PROGRESS, {"task": to_task(job), "totals": totals})
+            for position, (_, job) in self._ahead.items()
+        ]
+        return StepRecord([], (), {}, 0, {}, writes)
+
+    def _totals(self) -> dict[str, Any]:
+        return {"steps": self.steps, "tokens": self.tokens, "cost": self.cost}
 
     def frames(self) -> FrameStack:
         """Return the position as frames, with all states."""

@@ -94,7 +94,7 @@ class NodeAttemptFailed:
 class CheckpointSaved:
     """The sink received a checkpoint and is done with it."""
 
-    checkpoint_id: str | None  # None if the sink stores no checkpoints
+    checkpoint_id: str | None  # None if the sink stored no new checkpoint
     step: int
     trigger: str
     node: str | None = None  # the node that committed

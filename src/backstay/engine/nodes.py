@@ -52,17 +52,30 @@ class NodeFunction:
         """Inspect a function once, when the graph is declared."""
         called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
-        return cls(function, is_async, positional_count(function) > 1)
+        return cls(function, is_async, takes_second(function))
 
 
-def positional_count(function: Callable[..., Any]) -> int:
+def takes_second(function: Callable[..., Any]) -> bool:
+    """Return whether a function takes a second argument: its second parameter has no default, or the default None.
+
+    Another default is a value of the function's own, as in ``lambda state, name=name: …``.
+    """
+    parameters = _positional(function)
+    return len(parameters) > 1 and any(parameters[1].default is each for each in (inspect.Parameter.empty, None))
+
+
+def required_count(function: Callable[..., Any]) -> int:
     """Return the number of positional parameters without a default."""
+    return sum(1 for each in _positional(function) if each.default is inspect.Parameter.empty)
+
+
+def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have no signature
-        return 1
+        return []
     taken = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(1 for each in parameters if each.kind in taken and each.default is inspect.Parameter.empty)
+    return [each for each in parameters if each.kind in taken]
 
 
 @dataclass(frozen=True, slots=True)

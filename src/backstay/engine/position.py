@@ -10,11 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from backstay.engine.build import BuiltGraph
-from backstay.engine.nodes import END, Choice, Edge, ForEach, Parallel, To, name_of, positional_count
-from backstay.engine.reducers import DELETE, MISSING, CannotReduce
+from backstay.engine.nodes import END, Choice, Edge, ForEach, Parallel, To, name_of, takes_second
+from backstay.engine.reducers import (
+    DELETE,
+    MISSING,
+    UNKNOWN,
+    Append,
+    CustomReducer,
+    Reducer,
+    Replace,
+    Whole,
+    same,
+)
 from backstay.engine.state import CommitPlan, RunState
 from backstay.errors import BadUpdate, InvalidInput, NodeFailed
 from backstay.model.frame import Continuation, End, FanOut, Frame, NextNode
@@ -69,6 +79,7 @@ class Activation:
     passed: bool = False  # the question after ``last`` is answered
     path: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
+    around: tuple[Activation, Job] | None = None  # the graph and the job that it runs in
 
     def position(self, node: str, visit: int, key: str | None) -> str:
         """Return the name of a position in this graph."""
@@ -146,28 +157,44 @@ def _plain(activation: Activation, key: str | None) -> dict[str, Any]:
         plain["visits"] = activation.visits
     if activation.passed:
         plain["passed"] = True
-    tasks = []
-    for job in activation.jobs:
-        if job.has_started():
-            fields = {
-                "key": job.key,
-                "tries": job.tries,
-                "done": job.done,
-                "update": job.update,
-                "passed": job.passed,
-                "given": job.given,
-                "looked": job.looked,
-                "edited": job.edited,
-                "path": job.path,
-                "notes": job.notes,
-                "left": job.left,
-                "frames": _stack(job.inner, job.key) if isinstance(todo, FanOut) else None,
-            }
-            set_fields = {name: value for name, value in fields.items() if value}
-            tasks.append({"node": job.node, "visit": job.visit, **set_fields})
+    tasks = [to_task(job, isinstance(todo, FanOut)) for job in activation.jobs if job.has_started()]
     if tasks:
         plain["tasks"] = tasks
     return plain
+
+
+def to_task(job: Job, is_parallel: bool = True) -> dict[str, Any]:
+    """Return a job as a plain task. The graph inside a job that runs alone is the next frame of the stack."""
+    fields = {
+        "key": job.key,
+        "tries": job.tries,
+        "done": job.done,
+        "update": job.update,
+        "passed": job.passed,
+        "given": job.given,
+        "looked": job.looked,
+        "edited": job.edited,
+        "path": job.path,
+        "notes": job.notes,
+        "left": job.left,
+        "frames": _stack(job.inner, job.key) if is_parallel else None,
+    }
+    set_fields = {name: value for name, value in fields.items() if value}
+    return {"node": job.node, "visit": job.visit, **set_fields}
+
+
+WIDE: Final = 8
+"""Parallel jobs. If there are more, a commit inside one of them is stored for that job alone."""
+
+
+def wide_job(activation: Activation) -> Job | None:
+    """Return the outermost of many parallel jobs that a graph runs in, or None."""
+    found = None
+    while activation.around is not None:
+        activation, job = activation.around
+        if isinstance(activation.todo, FanOut) and len(activation.jobs) > WIDE:
+            found = job
+    return found
 
 
 # From frames ------------------------------------------------------------------------------------------------------
@@ -208,6 +235,7 @@ def from_frames(built: BuiltGraph, frames: Sequence[Frame], runtime: Mapping[str
         inside = task.frames or (frames[1:] if not isinstance(activation.todo, FanOut) else ())
         if inside and not task.done:
             job.inner = from_frames(built.inner[task.node], inside, runtime, inner_prefix(job))
+            job.inner.around = (activation, job)
         activation.jobs.append(job)
     return activation
 
@@ -222,14 +250,17 @@ def enter_subgraph(activation: Activation, job: Job) -> Activation:
         values = built.schema.initial(_given(activation, job), built.name)
     except InvalidInput as error:
         raise BadUpdate(job.writer, None, f"cannot start: {error.what}") from error
-    return Activation(built, RunState(built.schema, values), inner_prefix(job), todo=NextNode(built.start))
+    around = (activation, job)
+    return Activation(
+        built, RunState(built.schema, values), inner_prefix(job), todo=NextNode(built.start), around=around
+    )
 
 
 def leave_subgraph(activation: Activation, job: Job, inner: Activation) -> Mapping[str, Any]:
     """Return the update that a finished inner graph makes.
 
-    The update is the difference between the input of the inner graph and its state now. For a list that grew, it is
-    only the new items, so parallel branches do not overwrite each other with old copies.
+    The update is the difference between the input of the inner graph and its state now, by content. For a list that
+    grew, it is only the new items, so parallel branches do not overwrite each other with old copies.
     """
     node = activation.graph.nodes[job.node]
     assert node.inner is not None
@@ -243,20 +274,58 @@ def leave_subgraph(activation: Activation, job: Job, inner: Activation) -> Mappi
             raise BadUpdate(job.writer, None, f"out returned {type(result).__name__}, not a mapping")
         return result
     given = _given(activation, job)
+    is_explicit = out is not None
     if out is None:
-        out = {key: key for key in inner.state.values if outer.knows(key) and schema.is_stored(key)}
-        out |= {key: key for key in given if key in inner.state.gone}
+        # A key that went in and is no longer there was deleted.
+        out = {key: key for key in (*inner.state.values, *given) if outer.knows(key) and schema.is_stored(key)}
+    values = activation.state.with_update("decision", job.given) if job.given else activation.state.values
+    into = node.inner.into if isinstance(node.inner.into, Mapping) else {}
+    came_from = {right: left for left, right in into.items()}
     update: dict[str, Any] = {}
     for left, right in out.items():
         before, after = given.get(left, MISSING), inner.state.values.get(left, MISSING)
-        try:
-            # The outer reducer finds the update that leads from one value to the other.
-            change = DELETE if after is MISSING else outer.reducer(right).update(before, after)
-        except CannotReduce as refusal:
-            raise BadUpdate(job.writer, right, str(refusal)) from None
-        if change is not MISSING and not (after is MISSING and before is MISSING):
+        if after is MISSING:
+            if before is not MISSING and before is not DELETE:
+                update[right] = DELETE
+            continue
+        if is_explicit and came_from.get(left, left) != right and isinstance(outer.reducer(right), Replace):
+            before = values.get(right, MISSING)  # it came from another key, so this one may still have another value
+        change = _change(job, right, outer.reducer(right), values.get(right, MISSING), before, after)
+        if change is not MISSING:
             update[right] = change
     return update
+
+
+def _change(job: Job, key: str, reducer: Reducer, base: Any, before: Any, after: Any) -> Any:
+    """Return the update that an inner graph makes to an outer key, or MISSING.
+
+    ``base`` is the outer value, ``before`` and ``after`` are the inner ones. If the inner graph started from the outer
+    value, the outer value becomes exactly the inner one.
+    """
+    change = reducer.update(before, after)
+    if change is MISSING or isinstance(reducer, Replace):
+        return change
+    if not same(base, before):
+        if change is UNKNOWN:
+            raise BadUpdate(
+                job.writer,
+                key,
+                f"cannot be given back: into= passed another value than the outer one, and its reducer "
+                f"({reducer.name}) does not show what the inner graph added to it",
+                hint="Return the update from a function: out=",
+            )
+        return change
+    if isinstance(reducer, CustomReducer) and change is UNKNOWN and job.key is not None:  # others may write the key
+        change = reducer.value_as_update(before, after)
+    if isinstance(reducer, CustomReducer) or change is UNKNOWN:
+        return Whole(after, change)
+    if isinstance(reducer, Append):
+        return change
+    try:
+        is_exact = same(reducer.fold(before, change), after)
+    except Exception:  # a type whose difference cannot be added
+        return Whole(after)
+    return change if is_exact else Whole(after, change)
 
 
 def _given(activation: Activation, job: Job) -> Mapping[str, Any]:
@@ -267,7 +336,7 @@ def _given(activation: Activation, job: Job) -> Mapping[str, Any]:
     values = state.with_update("decision", job.given) if job.given else state.values
     if callable(into):
         view = outer.view(values)
-        arguments = (view, job.item) if positional_count(into) > 1 else (view,)
+        arguments = (view, job.item) if takes_second(into) else (view,)
         try:
             return into(*arguments)
         except Exception as error:
@@ -331,19 +400,56 @@ def open_jobs(activation: Activation) -> None:
     if not isinstance(target, ForEach):
         activation.jobs = [started.get(name) or activation.job(name, name) for name in fan_out.targets]
         return
-    source, over, state = str(activation.last), target.over, activation.state
-
-    def items(view: Any) -> list[Any]:
-        return list(over(view) if callable(over) else state.values.get(over, ()))
-
     jobs = []
-    for index, item in enumerate(_evaluate(f"{source} (map over)", items, state.schema.view(state.values))):
+    for index, item in enumerate(_items(activation, target, activation.state)):
         job = started.get(str(index)) or activation.job(target.node, str(index))
         job.item = item
         jobs.append(job)
     if started and max(int(key or 0) for key in started) >= len(jobs):
-        raise BadUpdate(source, None, "was mapped over more items before: the list must not change until it is done")
+        raise BadUpdate(
+            str(activation.last), None, "was mapped over more items before: the list must not change until it is done"
+        )
     activation.jobs = jobs
+
+
+def _items(activation: Activation, target: ForEach, state: RunState) -> list[Any]:
+    """Return the items that a node is run for."""
+    source, over = str(activation.last), target.over
+    if isinstance(over, str) and over not in state.values:
+        raise BadUpdate(
+            source, over, "is mapped over, but is not in the state", hint="Return it from a node, or pass it as input"
+        )
+
+    def items(view: Any) -> list[Any]:
+        return list(over(view) if callable(over) else state.values[over])
+
+    return list(_evaluate(f"{source} (map over)", items, state.schema.view(state.values)))
+
+
+def restart_changed_items(activation: Activation, before: RunState) -> bool:
+    """Restart the jobs of a map whose items an update of the state changed or removed; return whether there are any.
+
+    The result of an old item, its effects and its approvals must not count for a new one, so the job of a new item is
+    another visit of its node.
+    """
+    target = fan_edge(activation, activation.todo).target if isinstance(activation.todo, FanOut) else None
+    if not isinstance(target, ForEach):
+        return False
+    try:
+        old, new = _items(activation, target, before), _items(activation, target, activation.state)
+    except (BadUpdate, NodeFailed):  # there was no list yet; or there is none now, and then the run fails with this
+        return False
+    changed = {str(index) for index, item in enumerate(old) if index >= len(new) or not same(item, new[index])}
+    started = {job.key: job for job in activation.jobs}
+    activation.jobs = [job for job in activation.jobs if job.key not in changed]
+    for index in range(min(len(old), len(new))):
+        if (key := str(index)) in changed:
+            job = started.get(key) or activation.job(target.node, key)
+            left = {**job.left, job.node: job.visit}
+            fresh = activation.job(target.node, key, left=left.get(target.node, 0))
+            fresh.left = left
+            activation.jobs.append(fresh)
+    return bool(changed)
 
 
 def fan_edge(activation: Activation, fan_out: FanOut) -> Edge:

@@ -213,7 +213,7 @@ class Runner:
                     self._show(activation, [(node, given)])
         activation.todo = route(activation.graph, node, activation.state)
         activation.passed = False
-        self.recorder.mark_moved()
+        self.recorder.mark_moved(activation)
         if isinstance(activation.todo, End) and activation is self.recorder.root:
             await self.recorder.notify(activation, node, "end")
 
@@ -244,7 +244,7 @@ class Runner:
             recorder.cost += each.get("cost", 0.0)
             recorder.options.receive(each.get("received", {}), positions)
         requested = any(each.get("checkpoint") for each in notes)
-        recorder.mark_moved()
+        recorder.mark_moved(activation)
         self._show(activation, [update for job in jobs for update in job.updates()])
         if activation is recorder.root:
             await self.approvals.close_others()
@@ -379,12 +379,13 @@ class Runner:
 
         async def store_finished(durable: DurableRun) -> None:
             async with self.recorder.saving:  # a save under way does not have this job yet
-                if self.recorder.is_current:
+                if self.recorder.is_current_for(activation, job):
                     stored = {
                         "update": dict(job.update),
                         "given": dict(job.given),
                         "path": job.path,
                         "notes": job.notes,
+                        "totals": self.recorder.totals_stored,  # it replaces a write that had them
                     }
                     await durable.record_update(self.recorder.head_id, job.position, stored)
 

@@ -32,6 +32,7 @@ from backstay.engine.triggers import Cause, CheckpointEvent, StepRecord, check_e
 from backstay.errors import BackstayError, Conflict, Fenced, InvalidInput
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta, SavedCheckpoint
 from backstay.model.frame import Frame
+from backstay.operations import rows
 from backstay.operations.arguments import StepChange, check_snapshot_fits, check_step_fits, encode_snapshot, encode_step
 from backstay.operations.retention import Keep
 from backstay.operations.save import MakeChange, SaveRequest, save_change
@@ -146,6 +147,8 @@ class StoreSink:
         """Save what is new."""
         assert event.record is not None
         record, run_state, handle = event.record(), event.run_state, self._handle
+        if record.writes is not None:
+            return self._write(record)
         make = self._encode(state, run_state, record)
         request = SaveRequest(record.fields)
         save = partial(save_change, services=handle.services, cursor=handle.cursor, make=make, request=request)
@@ -159,8 +162,29 @@ class StoreSink:
 
         return wait()
 
+    def _write(self, record: StepRecord) -> MaybeAwaitable:
+        """Store the progress of single parallel jobs. Their checkpoint stays the newest."""
+        assert self.head is not None
+        arguments = (self._handle.cursor.branch, self.head.id, record.writes or [], True)
+        if self._handle.blocking or not record.writes:
+            if record.writes:
+                self._handle.run(rows.write, *arguments)
+            record.is_stored = True
+            return None
+
+        async def wait() -> None:
+            await self._handle.arun(rows.write, *arguments)
+            record.is_stored = True
+
+        return wait()
+
+    def has_options(self, version: int) -> bool:
+        """Return whether the newest checkpoint has this version of the run's options."""
+        return self.head is not None and self._is_sure and self._run_version == version
+
     def _saved(self, saved: SavedCheckpoint, run_state: RunState, record: StepRecord) -> None:
         self.head = saved
+        record.is_stored = True
         self._path, self._new_path = len(record.path), False
         self._run_version = record.run_version
         self._remember(run_state)

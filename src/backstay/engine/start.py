@@ -24,11 +24,12 @@ from backstay.engine.durable import (
     attempts,
     finished,
     replay_options,
+    with_progress,
     with_taken_over,
 )
 from backstay.engine.events import Result, Status
 from backstay.engine.fingerprint import identity
-from backstay.engine.position import Activation, from_frames
+from backstay.engine.position import Activation, from_frames, restart_changed_items
 from backstay.engine.run import Runner
 from backstay.engine.sinks import CheckpointSink, StoreSink, Then, check_sink
 from backstay.engine.state import CommitPlan, RunState
@@ -187,16 +188,8 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
     assert setup.thread is not None
     async with _leased(setup):
         built = setup.built
-        checkpoint = _resumable(setup.thread, await durable.run(latest, durable.cursor))
-        if request.on is not None and checkpoint.id != request.on:
-            raise Conflict(
-                f"the run has moved on: its newest checkpoint is {checkpoint.id} (step {checkpoint.step})",
-                winner=checkpoint.meta,
-                thread=checkpoint.thread_id,
-                checkpoint=request.on,
-                hint="Nothing was changed. Look at that one, and try again with on= its id",
-            )
-        checkpoint = with_taken_over(checkpoint)
+        checkpoint = _resumable(setup.thread, await durable.run(latest, durable.cursor), request.on)
+        checkpoint = with_progress(with_taken_over(checkpoint))
         is_copy = checkpoint.trigger in COPIES
         state, frames, judgement = migrate(built, checkpoint)
         require(judgement, request.compatible)
@@ -220,12 +213,16 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
             await durable.run(interrupts.decide, durable.services, durable.cursor, record, decision, request.by)
         is_migrated = judgement.overall is not Verdict.SAME
         store.resume(checkpoint, root.state, is_same=not is_migrated)
+        if request.update:
+            before = RunState(built.schema, dict(root.state.values))
+            root.state.apply(edit)
+            restart_changed_items(root, before)
         recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
         recorder.steps = frames.frames[0].steps
+        # Another graph, or another item, may ask other questions. Those that it does not ask again are closed.
         recorder.waits = [record.id for record in waiting if record.pending]
         if is_migrated or is_copy or request.limit:
             options.version += 1
-        root.state.apply(edit)
         runner = _runner(setup, recorder, durable, checkpoint)
         if request.only_edits:
             options.attempt = checkpoint.attempt
@@ -243,7 +240,8 @@ async def resume(setup: Setup, request: ResumeRequest) -> Result:
         return await _finish(setup, runner, first)
 
 
-def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
+def _resumable(thread: AnyThread, found: Checkpoint | None, on: str | None) -> Checkpoint:
+    """Return the newest checkpoint if a run can be resumed there, and if it is still the one named by ``on``."""
     if found is None:
         raise NotFound(
             f"branch {thread.branch!r} of thread {thread.id!r} has no checkpoint, so there is nothing to resume",
@@ -263,6 +261,14 @@ def _resumable(thread: AnyThread, found: Checkpoint | None) -> Checkpoint:
             thread=thread.id,
             checkpoint=found.id,
             hint="Start another with run(thread, input), or go back with replay(thread, checkpoint)",
+        )
+    if on is not None and found.id != on:
+        raise Conflict(
+            f"the run has moved on: its newest checkpoint is {found.id} (step {found.step})",
+            winner=found.meta,
+            thread=found.thread_id,
+            checkpoint=on,
+            hint="Nothing was changed. Look at that one, and try again with on= its id",
         )
     return found
 
@@ -459,6 +465,9 @@ async def replay(
     durable = setup.durable("replay")
     checkpoint = await _load_checkpoint(durable, which)
     check_keys(setup.built, "set", put or {})
+    if put:
+        valid = setup.built.schema.validated({**checkpoint.state, **put}, setup.built.name, put)
+        put = {name: valid[name] for name in put}
     require(migrate(setup.built, checkpoint)[2], request.compatible)  # before the branch is made
     target = fork_target(durable.cursor.branch, branch, None)
     stored, removed, schema = put, [], setup.built.schema

@@ -17,14 +17,30 @@ import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from backstay.codec.arrays import is_array, is_scalar
 from backstay.codec.registry import BY_CLASS, adapter_of, register
 from backstay.codec.values import BY_TYPE, MUTABLE
-from backstay.engine.reducers import DELETE, MISSING, Append, CannotReduce, Reducer, _Sentinel, reducer_of, replace
+from backstay.engine.reducers import (
+    DELETE,
+    MISSING,
+    UNKNOWN,
+    Append,
+    CannotReduce,
+    Clash,
+    CustomReducer,
+    Reducer,
+    Whole,
+    Writes,
+    _Sentinel,
+    reducer_of,
+    replace,
+)
+from backstay.engine.validation import InvalidValue, ModelValidator
 from backstay.errors import BackstayError, BadUpdate, InvalidInput, MergeConflict
 from backstay.thread.calls import ListDigests
 
@@ -57,7 +73,7 @@ class Field:
 class Schema:
     """The declaration of a state. An ``open`` state takes any key."""
 
-    def __init__(self, declared: type | None, reducers: Mapping[str, Any]) -> None:
+    def __init__(self, declared: type | None, reducers: Mapping[str, Any], validate: bool = True) -> None:
         self.declared = dict if declared is None else declared
         self.problems: list[str] = []
         self.open = self.declared is dict
@@ -89,6 +105,9 @@ class Schema:
                     "field Annotated[…, transient]"
                 )
         self._hidden = frozenset(name for name, each in self.fields.items() if each.transient)
+        self.validator: ModelValidator | None = None
+        if validate and hasattr(self.declared, "__pydantic_core_schema__") and not self.problems:
+            self.validator = ModelValidator(self.declared, {name: each.reducer for name, each in self.fields.items()})
 
     def _declare(self) -> None:
         """Read the fields of the declared class."""
@@ -163,11 +182,26 @@ class Schema:
             for key, value in given.items()
             if value is not DELETE
         }
+        values = self.validated(values, graph, [name for name in values if name in given])
         missing = [name for name, each in self.fields.items() if each.required and name not in values]
         if missing:
             raise InvalidInput(
                 f"graph {graph!r} needs {', '.join(map(repr, missing))} to start", hint="Pass it as input"
             )
+        return values
+
+    def validated(self, values: dict[str, Any], graph: str, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values, with some fields (``names``) as the declared model wants them."""
+        for name in names if self.validator is not None else ():
+            assert self.validator is not None
+            try:
+                values = {**values, name: self.validator.value(name, values[name], values)}
+            except InvalidValue as error:
+                raise InvalidInput(
+                    f"{name!r} of graph {graph!r} is not valid: {error}",
+                    path=error.path,
+                    hint="Pass a value of the declared type",
+                ) from error.__cause__
         return values
 
     def given(self, given: object, graph: str) -> Mapping[str, Any]:
@@ -250,6 +284,7 @@ def unstorable(annotation: Any, around: frozenset[type] = frozenset()) -> Iterat
 
     ``around`` are the classes around it, because a class may contain instances of itself.
     """
+    annotation = getattr(annotation, "__supertype__", annotation)  # of a NewType
     origin = typing.get_origin(annotation)
     if origin in _WRAPPERS:
         yield from unstorable(typing.get_args(annotation)[0], around)
@@ -260,7 +295,8 @@ def unstorable(annotation: Any, around: frozenset[type] = frozenset()) -> Iterat
         yield "a function"
     elif origin is not None and origin is not typing.Literal:
         yield from _unstorable_class(origin, around)
-        for each in typing.get_args(annotation):
+        # The arguments of an array are the types of its shape and items, which are no values in it.
+        for each in () if is_array(origin) else typing.get_args(annotation):
             if each is not Ellipsis:
                 yield from unstorable(each, around)
     elif isinstance(annotation, type):
@@ -270,7 +306,7 @@ def unstorable(annotation: Any, around: frozenset[type] = frozenset()) -> Iterat
 
 
 def _unstorable_class(cls: type, around: frozenset[type]) -> Iterator[str]:
-    if cls in _STORABLE or cls in BY_CLASS or cls in around or cls.__module__.partition(".")[0] == "numpy":
+    if cls in _STORABLE or cls in BY_CLASS or cls in around or is_array(cls) or is_scalar(cls):
         return
     if inspect.isabstract(cls) or getattr(cls, "_is_protocol", False):
         return
@@ -407,22 +443,37 @@ class RunState:
 
     def plan_together(self, updates: Updates) -> CommitPlan:
         """Return the effect of updates made in parallel from this state; raise MergeConflict if they clash."""
-        writers: dict[str, list[tuple[str, Any]]] = {}
+        writes: dict[str, list[tuple[str, Any]]] = {}
         for writer, update in updates:
             for key, value in update.items():
-                for earlier, other in writers.setdefault(key, []):
-                    if earlier == writer or not self.schema.knows(key):
-                        continue
-                    if self.schema.reducer(key).clash(self.values.get(key, MISSING), other, value):
-                        raise MergeConflict(
-                            (key,),
-                            (earlier, writer),
-                            f"the parallel nodes {earlier!r} and {writer!r} both wrote {key!r}",
-                            hint="Let one of them write it, give the key a reducer (append, merge, add, a function), "
-                            "or use two keys",
-                        )
-                writers[key].append((writer, value))
-        return self.plan(updates)
+                writes.setdefault(key, []).append((writer, value))
+        plan = CommitPlan()
+        for key, entries in writes.items():
+            merged: Writes = entries
+            if any(writer != entries[0][0] for writer, _ in entries) and self.schema.knows(key):
+                merged = self._merged(key, entries)
+            for writer, value in merged:
+                self._fold(plan, writer, key, value)
+        return plan
+
+    def _merged(self, key: str, writes: Writes) -> Writes:
+        """Return the updates of several writers that are to be folded."""
+        hint = "Let one of them write it, give the key a reducer (append, merge, add, a function), or use two keys"
+        reducer = self.schema.reducer(key)
+        try:
+            for writer, value in writes:
+                if isinstance(value, Whole) and value.change is UNKNOWN:
+                    other = next(each for each, _ in writes if each != writer)
+                    hint = "Let one of them write it, use two keys, or return the update from a function: out="
+                    is_own = isinstance(reducer, CustomReducer)
+                    why = "its reducer is a function" if is_own else "it was not only added to"
+                    raise Clash(writer, other, f", and the change by {writer!r} is not known, because {why}")
+            changes = [(writer, value.change if isinstance(value, Whole) else value) for writer, value in writes]
+            return reducer.together(self.values.get(key, MISSING), changes)
+        except Clash as clash:
+            first, second = clash.writers
+            what = f"the parallel nodes {first!r} and {second!r} both wrote {key!r}{clash.reason}"
+            raise MergeConflict((key,), clash.writers, what, hint=hint) from None
 
     def apply(self, plan: CommitPlan) -> bool:
         """Make the planned changes; return whether anything changed."""
@@ -470,18 +521,41 @@ class RunState:
             plan.grown.pop(key, None)
             plan.gone.add(key)
             return
-        old: Any = MISSING if key in plan.gone else plan.put.get(key, self.values.get(key, MISSING))
         reducer = replace if field is None else field.reducer
         try:
-            if isinstance(reducer, Append) and old is not MISSING and key not in plan.put:
-                plan.grown.setdefault(key, []).extend(reducer.tail(old, value))
-                return
-            tail = plan.grown.get(key)
-            folded = reducer.fold(old if tail is None or key in plan.put else [*old, *tail], value)
+            self._reduce(plan, key, value, reducer)
         except CannotReduce as refusal:
             raise BadUpdate(writer, key, str(refusal)) from None
+        except InvalidValue as error:
+            hint = "Return a value of the declared type, or switch validation off: Graph(…, validate=False)"
+            raise BadUpdate(writer, key, f"is not valid: {error}", path=error.path, hint=hint) from error.__cause__
         except Exception as error:
             raise BadUpdate(writer, key, f"could not be reduced: {reducer.name} raised {error!r:.200}") from error
+
+    def _reduce(self, plan: CommitPlan, key: str, value: Any, reducer: Reducer) -> None:
+        """Fold one update of a key into a plan, and validate what is new."""
+        validator, others = self.schema.validator, self.values
+        if validator is not None:
+            validator.check_frozen(key, self.values)
+            others = {**self.values, **plan.put}
+        old: Any = MISSING if key in plan.gone else plan.put.get(key, self.values.get(key, MISSING))
+        grown = plan.grown.get(key, [])
+        if isinstance(value, Whole):  # of the only writer of this key
+            folded = value.value
+        elif isinstance(reducer, Append) and old is not MISSING and key not in plan.put:
+            tail: list[Any] | None = reducer.tail(old, value)
+            if validator is not None:
+                tail = validator.tail(key, old, grown, value, others)
+            if tail is not None:
+                plan.grown.setdefault(key, []).extend(tail)
+                return
+            folded = [*old, *grown, *value]
+        else:
+            if validator is not None:
+                value = validator.update(key, value, others)
+            folded = reducer.fold([*old, *grown] if grown and key not in plan.put else old, value)
+        if validator is not None:
+            folded = validator.result(key, folded, reducer, others)
         plan.grown.pop(key, None)
         plan.gone.discard(key)
         plan.put[key] = folded

@@ -98,10 +98,10 @@ class TaskRunner:
             started = time.perf_counter()
             try:
                 job.update = await self._once(activation, job, body, context)
-            except BadUpdate as error:
-                self.emit(events.NodeAttemptFailed(job.position, job.node, attempt, type(error).__name__))
-                raise
             except Exception as error:
+                if isinstance(error, BadUpdate) and error.path is None:  # not a value that the state refuses
+                    self.emit(events.NodeAttemptFailed(job.position, job.node, attempt, type(error).__name__))
+                    raise
                 if isinstance(error, (*_STORE_ERRORS, Rejected)) and not isinstance(error, EffectChanged):
                     raise
                 body, node_error = await self._after_failure(node, job, error, node_error, answers, started_at)
@@ -169,6 +169,8 @@ class TaskRunner:
         if returned and self.recorder.sink is not None:
             # A value that cannot be stored is this node's failure, and is found before anything is committed.
             encode({key: value for key, value in returned.items() if state.schema.is_stored(key)}, "state")
+        if state.schema.validator is not None:  # while the node's retries, fallback and on_failure still apply
+            state.plan([(job.writer, job.given), (job.writer, returned or {})])
         return returned or {}
 
     async def _after_failure(
@@ -203,6 +205,8 @@ class TaskRunner:
         if node.retry.retries or node.fallback is not None:
             await self._count(job, attempt, kind, True)
         if not node.pauses or self.durable is None or (is_changed and node_error is None):
+            if isinstance(error, BadUpdate):
+                raise error
             where = {} if self.durable is None else {"thread": self.durable.cursor.branch.thread}
             raise NodeFailed(job.writer, attempt, error, hint=FIX, **where) from error
         incident = Incident(

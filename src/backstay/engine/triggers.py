@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from backstay.engine.state import RunState
 from backstay.errors import InvalidInput
-from backstay.model.checkpoint import CheckpointFields
+from backstay.model.checkpoint import CheckpointFields, Write
 from backstay.model.frame import FrameInfo, FrameStack
 
 __all__ = ["CheckpointEvent", "Trigger", "any_of", "barrier_only", "every", "every_node", "manual", "on_mutation"]
@@ -40,6 +40,8 @@ class StepRecord:
     run: Mapping[str, Any]  # the graph's shape and the run's options
     run_version: int  # rises when ``run`` changes
     fields: CheckpointFields
+    writes: list[Write] | None = None  # store only these, as pending writes of the newest checkpoint
+    is_stored: bool = False  # set by the sink that stored it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from backstay import Graph
-from backstay.engine import Result, Status
+from backstay.engine import Result, Status, position
 from backstay.engine.triggers import every, every_node
 from backstay.errors import NodeFailed
 from backstay.model.checkpoint import Checkpoint
@@ -125,6 +125,8 @@ def _name(record: Record) -> str:
 def live(folder: str, seed: int, life: int, point: list[Any] | None, mutant: str = "") -> None:
     """Live one life, and tell how the run ended and how many points there were to die at."""
     MUTANTS[mutant]()
+    if seed % 2:  # every fan-out counts as wide: a commit inside a branch is stored for this branch alone
+        position.WIDE = 0  # type: ignore[misc] # why: no program changes it
     scenario, world = make(seed), World(f"{folder}/world")
     backend = SqliteStore(f"{folder}/agent.db")
     _free(backend, world)
