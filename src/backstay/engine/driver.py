@@ -61,7 +61,7 @@ class _Driver:
         context = copy_context()
         context.run(_current.set, self)
         self._loop = loop
-        self._loop.set_exception_handler(self._on_callback_error)
+        self._loop.set_exception_handler(self.on_callback_error)
         self._main: asyncio.Task[Any] = loop.create_task(run, context=context)
         self._is_outside = False  # a plain function runs, so an interrupt may raise at once
         self._is_interrupted = False  # by Ctrl-C
@@ -122,7 +122,8 @@ class _Driver:
         self._raised = self._raised or error
         self._main.cancel()
 
-    def _on_callback_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def on_callback_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an exception that a callback of the loop raised."""
         error = context.get("exception")
         if "handle" in context and error is not None and not isinstance(error, _NOT_AN_INTERRUPT):
             self._stop(error)  # asyncio would only log it

@@ -22,6 +22,11 @@ class _Place:
     loop: asyncio.AbstractEventLoop
     granted: asyncio.Future[None]
 
+    def wake(self) -> None:
+        """Let the caller know that it has its turn. It may have been cancelled meanwhile."""
+        if not self.granted.done():
+            self.granted.set_result(None)
+
 
 class Limiter:
     """At most ``at_once`` blocks run at the same time, and at most ``per_second`` start in a second.
@@ -76,11 +81,6 @@ class Limiter:
             self._running.add(place)
             self._waiting.popleft()
             try:
-                place.loop.call_soon_threadsafe(_wake, place.granted)
+                place.loop.call_soon_threadsafe(place.wake)
             except RuntimeError:  # its loop is closed, so no caller waits
                 self._running.discard(place)
-
-
-def _wake(granted: asyncio.Future[None]) -> None:
-    if not granted.done():
-        granted.set_result(None)
