@@ -1,0 +1,518 @@
+"""The processes that ``crash`` kills: a server that imports the user's module once, and forks one process per life.
+
+A *life* is one process that starts a run or resumes it, until the run ends, waits for a person, or the process dies.
+A *moment* is a place where a process can die: before and after each write of the store, at the start and the end of
+node functions and of the functions of effects and calls, where an effect returns to its node, and at each line of a
+node's function. A moment has a label, and is named by its label and how often that label came before. Each life logs
+its moments, and all that the judge must know, in a file outside the store: one write to the end of it per line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextvars
+import functools
+import importlib
+import importlib.machinery
+import inspect
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backstay.codec import decode, encode
+from backstay.engine.build import all_graphs
+from backstay.engine.context import AsyncContext, Context
+from backstay.engine.events import Result, Status
+from backstay.engine.graph import Graph
+from backstay.engine.nodes import Node, NodeFunction, positional_count
+from backstay.errors import EffectUnknown, EncodeError, InvalidInput
+from backstay.model.decision import Decision
+from backstay.model.runs import Outcome
+from backstay.store.base import Backend
+from backstay.store.open import open_backend
+from backstay.store.records import Record
+from backstay.thread.effects import IDEMPOTENCY_KEY
+from backstay.thread.store import AsyncStore, Store, make_services
+from backstay.thread.thread import AsyncThread, Thread
+
+THREAD = "crash"
+BY = "crash"
+"""The person who answers the questions of a run, by name."""
+
+FAILED = 70
+"""Exit code of a life that could not report its result."""
+
+WRITES = {
+    "acquire": "taking the lease",
+    "release": "releasing the lease",
+    "claim": "claiming leases",
+    "reserve": "reserving streams",
+    "commit": "checkpoint",
+    "commit_all": "checkpoints",
+    "write": "pending write",
+    "tag": "tags",
+    "delete": "deletion",
+    "delete_thread": "deletion of a thread",
+    "compact": "compaction",
+    "rebuild": "rebuild",
+    "restore": "restore",
+    "quarantine": "quarantine",
+    "put_record": "record",
+    "renew": "",  # a heartbeat of another thread, at any time: no moment of the run
+}
+"""The verbs of a store that change it, and what a moment calls them. A record is called what the write does to it."""
+
+RECORDS = {
+    ("effect", "new"): "intent",
+    ("effect", "change"): "new intent",
+    ("effect", "close"): "receipt",
+    ("interrupt", "new"): "question",
+    ("interrupt", "change"): "decision",
+    ("interrupt", "close"): "use of a decision",
+}
+
+Target = Graph | Callable[..., Any]
+Point = tuple[str, int]  # the label of a moment, and which one of this label
+
+
+def pack(value: object) -> str:
+    """Return any value that a store can hold as text."""
+    return base64.b64encode(encode(value)).decode()
+
+
+def unpack(text: str) -> Any:
+    """Return the value that ``pack`` made a text from."""
+    return decode(base64.b64decode(text))
+
+
+# Moments ----------------------------------------------------------------------------------------------------------
+
+
+class Moments:
+    """Logs the moments of a life, and ends the process at the chosen one."""
+
+    def __init__(self, path: str, point: Point | None) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._point = None if point is None else (point[0], point[1])  # JSON makes it a list
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def log(self, *words: object) -> None:
+        """Add a line, in one write."""
+        os.write(self._file, (json.dumps(words) + "\n").encode())
+
+    def at(self, label: str) -> None:
+        """Be at a moment: die if this is the chosen one."""
+        with self._lock:
+            self._counts[label] += 1
+            is_chosen = (label, self._counts[label]) == self._point
+            self.log("moment", label)
+        if is_chosen:
+            self.log("dies", label)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WatchedStore:
+    """A store whose writes are moments."""
+
+    def __init__(self, backend: Backend, moments: Moments) -> None:
+        self._backend = backend
+        self._moments = moments
+
+    def __getattr__(self, verb: str) -> Any:
+        done = getattr(self._backend, verb)
+        if not WRITES.get(verb):
+            return done
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            name = record_name(arguments[0]) if verb == "put_record" else WRITES[verb]
+            if verb in ("acquire", "claim"):
+                self._moments.log("token", arguments[-1].token)
+            self._moments.at(f"before {name}")
+            answer = done(*arguments, **options)
+            if verb == "write":
+                self._moments.log("written", [[row.channel, row.task_id, row.index] for row in arguments[2]])
+            self._moments.at(f"after {name}")
+            return answer
+
+        return call
+
+
+def record_name(record: Record) -> str:
+    """Return what a write to a record does."""
+    step = "close" if not record.open else "change" if record.version else "new"
+    return RECORDS.get((record.kind, step), f"{record.kind} record")
+
+
+# User functions ---------------------------------------------------------------------------------------------------
+
+
+def watch_nodes(graph: Graph, moments: Moments, lines: bool) -> None:
+    """Make the start and the end of each node's function moments, and its lines if wanted."""
+    codes: dict[types.CodeType, str] = {}
+    nodes = {id(node): node for built in all_graphs(graph.build()) for node in built.nodes.values()}
+    for node in nodes.values():
+        for role in ("body", "fallback"):
+            function: NodeFunction | None = getattr(node, role)
+            if function is not None:
+                object.__setattr__(node, role, _watched_node(node, function, moments))
+                code = getattr(inspect.unwrap(function.function), "__code__", None)
+                codes |= {} if code is None else {code: node.name}
+    if not lines:
+        return
+
+    def at_line(frame: types.FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            moments.at(f"line {frame.f_lineno} of node {codes[frame.f_code]}")
+        return at_line
+
+    def at_call(frame: types.FrameType, event: str, _: object) -> Any:
+        return at_line if frame.f_code in codes else None
+
+    threading.settrace(at_call)
+    sys.settrace(at_call)
+
+
+def _watched_node(node: Node, body: NodeFunction, moments: Moments) -> NodeFunction:
+    function, takes = body.function, 2 if body.wants_context else 1
+
+    def enter(ctx: Any) -> None:
+        moments.log("start", ctx.position, ctx.attempt)
+        moments.at(f"start of node {node.name}")
+
+    def leave(ctx: Any) -> None:
+        moments.log("end", ctx.position)
+        moments.at(f"end of node {node.name}")
+
+    def run(*given: Any) -> Any:
+        enter(given[1])
+        returned = function(*given[:takes])
+        leave(given[1])
+        return returned
+
+    async def arun(*given: Any) -> Any:
+        enter(given[1])
+        returned = await function(*given[:takes])
+        leave(given[1])
+        return returned
+
+    return NodeFunction(arun if body.is_async else run, body.is_async, True)
+
+
+_is_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("is_inside", default=False)
+"""Whether an effect or call is under way here, so that one that is built on another counts once."""
+
+
+def watch_effects(moments: Moments) -> None:
+    """Watch the effects and calls of nodes, turns and threads; a turn's go through its thread."""
+    for owner in (Context, AsyncContext, Thread, AsyncThread):
+        for what in ("effect", "call"):
+            if callable(getattr(owner, what, None)):
+                _watch_method(owner, what, moments)
+
+
+def _watch_method(owner: type, what: str, moments: Moments) -> None:
+    original = getattr(owner, what)
+
+    def enter(self: Any, key: Any, options: Mapping[str, Any]) -> tuple[_Act, contextvars.Token[bool]]:
+        place = getattr(self, "position", "")
+        numbers: Counter[str] = self.__dict__.setdefault("_numbers_of_acts", Counter()) if place else Counter()
+        numbers[key] += 1
+        name = f"{place}:{key}" if place else str(key)
+        act = _Act(moments, what, str(key), f"{name}#{numbers[key]}" if numbers[key] > 1 else name, dict(options))
+        return act, _is_inside.set(True)
+
+    @functools.wraps(original)
+    def run(self: Any, key: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
+        if _is_inside.get():
+            return original(self, key, fn, *args, **options)
+        act, outside = enter(self, key, options)
+        try:
+            result = original(self, key, act.watched(fn), *args, **options)
+        finally:
+            _is_inside.reset(outside)
+        act.returned()
+        return result
+
+    @functools.wraps(original)
+    async def arun(self: Any, key: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
+        if _is_inside.get():
+            return await original(self, key, fn, *args, **options)
+        act, outside = enter(self, key, options)
+        try:
+            result = await original(self, key, act.watched(fn), *args, **options)
+        finally:
+            _is_inside.reset(outside)
+        act.returned()
+        return result
+
+    setattr(owner, what, arun if inspect.iscoroutinefunction(original) else run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """One effect or call of a node: what is logged of it."""
+
+    moments: Moments
+    what: str
+    key: str
+    name: str  # of this effect in the run
+    options: Mapping[str, Any]
+
+    def returned(self) -> None:
+        """The result is stored, and the node has it."""
+        self.moments.log("got", self.what, self.name)
+        self.moments.at(f"after {self.what} {self.key}")
+
+    def watched(self, fn: Any) -> Any:
+        """Return a function that logs when it starts and when it is done.
+
+        It asks for the idempotency key of the effect, by which a question about the effect names it.
+        """
+        if isinstance(fn, functools.partial):
+            return functools.partial(self.watched(fn.func), *fn.args, **fn.keywords)
+        if not callable(fn):
+            return fn
+        wants, signature = _with_key(fn)
+
+        def start(options: dict[str, Any]) -> str:
+            key = str(options.get(IDEMPOTENCY_KEY, ""))
+            if not wants:
+                options.pop(IDEMPOTENCY_KEY, None)
+            self.moments.log("began", self.what, self.name)
+            self.moments.at(f"start of {self.what} {self.key}")
+            return key
+
+        def end(key: str, result: Any) -> None:
+            try:
+                packed = pack(result)
+            except EncodeError:
+                packed = ""
+            self.moments.log("done", self.what, self.name, bool(self.options.get("idempotent")), key, packed)
+            self.moments.at(f"end of {self.what} {self.key}")
+
+        async def finish(key: str, answer: Awaitable[Any]) -> Any:
+            result = await answer
+            end(key, result)
+            return result
+
+        def run(*args: Any, **options: Any) -> Any:
+            key = start(options)
+            result = fn(*args, **options)
+            if inspect.isawaitable(result):
+                return finish(key, result)
+            end(key, result)
+            return result
+
+        async def arun(*args: Any, **options: Any) -> Any:
+            return await finish(start(options), fn(*args, **options))
+
+        watching = arun if inspect.iscoroutinefunction(fn) else run
+        if signature is not None:
+            watching.__signature__ = signature  # type: ignore[attr-defined]  # where ``inspect`` looks
+        return watching
+
+
+def _with_key(fn: Callable[..., Any]) -> tuple[bool, inspect.Signature | None]:
+    """Return whether a function takes an idempotency key, and its signature with one."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return False, None
+    if IDEMPOTENCY_KEY in signature.parameters:
+        return True, signature
+    parameters = list(signature.parameters.values())
+    last = [parameters.pop()] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+    key = inspect.Parameter(IDEMPOTENCY_KEY, inspect.Parameter.KEYWORD_ONLY)
+    return False, signature.replace(parameters=[*parameters, key, *last])
+
+
+# One life ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeRequest:
+    """What one process is to do."""
+
+    life: int
+    url: str
+    namespace: str
+    folder: str  # of the run: its log, what it prints, its results
+    input: str  # packed
+    answers: Mapping[str, str]  # decisions by interrupt id, packed
+    settled: Mapping[str, str]  # results of effects by idempotency key, packed; "" if the effect was not done
+    point: Point | None  # where to die
+    lines: bool  # whether lines of node functions are moments
+    timeout_s: int
+
+
+def live(target: Target, request: LifeRequest) -> None:
+    """Start or resume the run, and leave a file that says how it ended."""
+    signal.alarm(request.timeout_s)
+    os.chdir(Path(request.folder, "work"))
+    moments = Moments(f"{request.folder}/log", request.point)
+    moments.log("life", request.life)
+    backend: Any = WatchedStore(open_backend(request.url), moments)
+    services = make_services(request.namespace, None)
+    stores = Store(backend, services), AsyncStore(backend, services)
+    answers = {name: Decision.from_plain(unpack(text)) for name, text in request.answers.items()}
+    try:
+        _settle(stores[0].thread(THREAD), request.settled)
+        graph = target if isinstance(target, Graph) else None if is_program(target) else target()
+        watch_effects(moments)
+        if graph is None:
+            _decide(stores[0].thread(THREAD), answers)
+            _run_program(target, *stores, unpack(request.input))
+            told: dict[str, object] = {"status": "returned"}
+        else:
+            is_async = wants_loop(graph)
+            watch_nodes(graph, moments, request.lines)
+            told = _told(_run_graph(graph, *stores, is_async, unpack(request.input), answers))
+    except Exception as error:
+        unknown = error.record.idempotency_key if isinstance(error, EffectUnknown) else ""
+        told = {"status": "raised", "error": _text_of(error), "unknown": unknown}
+    finally:
+        sys.settrace(None)
+    Path(request.folder, f"result-{request.life}").write_text(json.dumps(told), encoding="utf-8")
+
+
+def is_program(target: Target) -> bool:
+    """Return whether a target is a program of a thread and an input, not a function that returns a graph."""
+    return not isinstance(target, Graph) and positional_count(target) == 2
+
+
+def wants_loop(graph: Graph) -> bool:
+    """Return whether any function of a graph is a coroutine function, so that it is run with ``aopen``."""
+    nodes = [node for built in all_graphs(graph.build()) for node in built.nodes.values()]
+    functions = [each for node in nodes for each in (node.body, node.fallback) if each is not None]
+    return any(each.is_async for each in functions)
+
+
+def _run_graph(
+    graph: Graph, store: Store, astore: AsyncStore, is_async: bool, given: Any, answers: Mapping[str, Decision]
+) -> Result:
+    """Start the run of a graph, or resume it."""
+    is_new = store.thread(THREAD).latest() is None
+    if not is_async:
+        thread = store.thread(THREAD)
+        return graph.run_sync(thread, given) if is_new else graph.resume_sync(thread, answers or None, by=BY)
+    twin = astore.thread(THREAD)
+    return asyncio.run(graph.run(twin, given) if is_new else graph.resume(twin, answers or None, by=BY))
+
+
+def _run_program(program: Any, store: Store, astore: AsyncStore, given: Any) -> None:
+    if inspect.iscoroutinefunction(program):
+        asyncio.run(program(astore.thread(THREAD), given))
+    else:
+        program(store.thread(THREAD), given)
+
+
+def _settle(thread: Thread, settled: Mapping[str, str]) -> None:
+    """Record what became of effects that are in doubt."""
+    for record in list(thread.effects()) if settled else ():
+        if record.outcome_unknown and record.idempotency_key in settled:
+            result = settled[record.idempotency_key]
+            thread.settle(record, Outcome.done(unpack(result)) if result else Outcome.not_done(), by=BY)
+
+
+def _decide(thread: Thread, answers: Mapping[str, Decision]) -> None:
+    for record in list(thread.interrupts()) if answers else ():
+        if record.decision is None and record.id in answers:
+            thread.decide(record, answers[record.id], by=BY)
+
+
+def _told(result: Result) -> dict[str, object]:
+    error = "" if result.error is None else _text_of(result.error)
+    return {"status": "raised" if result.status is Status.FAILED else result.status.value, "error": error}
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an error with the errors that it came from, on one line each."""
+    lines = []
+    while error is not None and len(lines) < 4:
+        lines.append(f"{type(error).__name__}: {error}")
+        error = error.__cause__  # type: ignore[assignment]  # None ends the loop
+    return "\n".join(lines)
+
+
+# The server -------------------------------------------------------------------------------------------------------
+
+_serves = False
+
+
+def is_victim() -> bool:
+    """Return whether this process is one of those that are killed."""
+    return _serves
+
+
+def load(module: str, file: str, name: str) -> Target:
+    """Import the module of a target, by name or from its file, and return the target."""
+    try:
+        if not module:
+            raise ModuleNotFoundError(name=module)
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not file or (error.name or "") not in ("", module, module.partition(".")[0]):
+            raise
+        module = module or Path(file).stem
+        found = types.ModuleType(module)
+        found.__file__, found.__package__ = file, module.rpartition(".")[0]
+        sys.modules[module] = found
+        importlib.machinery.SourceFileLoader(module, file).exec_module(found)
+    target: Any = functools.reduce(getattr, name.split("."), found)
+    if not isinstance(target, Graph) and not callable(target):
+        raise InvalidInput(f"{name!r} is not a graph, nor a function: it is {type(target).__name__}")
+    return target
+
+
+def serve() -> None:
+    """Import the target, then fork one process per request, until standard input ends."""
+    global _serves  # noqa: PLW0603
+    _serves = True
+    told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what the user's module prints does not mix with the answers
+    config = json.loads(sys.stdin.readline() or "{}")
+    sys.path[:] = config["path"]
+    try:
+        target, problem = load(config["module"], config["file"], config["name"]), ""
+    except BaseException as error:
+        target, problem = Graph("none"), _text_of(error)
+    _answer(told, {"problem": problem})
+    for line in sys.stdin:
+        request = LifeRequest(**json.loads(line))
+        pid = os.fork()
+        if not pid:
+            _become_victim(target, request)
+        _answer(told, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+
+
+def _answer(told: Any, answer: Mapping[str, object]) -> None:
+    told.write(json.dumps(answer) + "\n")
+    told.flush()
+
+
+def _become_victim(target: Target, request: LifeRequest) -> None:
+    code = FAILED
+    try:
+        printed = os.open(f"{request.folder}/printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for descriptor in (1, 2):
+            os.dup2(printed, descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        live(target, request)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
