@@ -142,8 +142,9 @@ def ran_again(run: CrashRun) -> Iterator[tuple[str, str]]:
     for words in run.lines:
         if words[0] == "got":
             known.add((words[1], words[2]))
-        elif words[0] == "began" and (words[1], words[2]) in known:
-            yield "ran again", f"{words[1]} {words[2]} had returned its result to its node, and its function ran again"
+        elif words[0] in ("began", "doubted") and (words[1], words[2]) in known:
+            then = "its function ran again" if words[0] == "began" else "later it was unknown whether it was done"
+            yield "ran again", f"{words[1]} {words[2]} had returned its result to its node, and {then}"
 
 
 def repeated_effects(run: CrashRun) -> Iterator[tuple[str, str]]:

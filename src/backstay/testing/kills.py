@@ -350,6 +350,8 @@ class _Lives:
         """Run one life; return whether the run is over."""
         with self.store() as store:
             head = store.thread(THREAD).latest()
+            if head is not None and head.is_over and not self.rig.place.is_program:
+                return True  # it died after its last checkpoint
             answers = self._answers(store, head) if self.life else {}
         point = (self.todo[0][0], self.todo[0][1] - self.seen[self.todo[0][0]]) if self.todo else None
         request = self.rig.request(
@@ -395,7 +397,7 @@ class _Lives:
             return True
         with self.store() as store:
             head = store.thread(THREAD).latest()
-            if self.rig.place.is_program:
+            if self.rig.place.is_program and (head is None or head.graph is None):
                 return not self._answers(store, head)
             return head is not None and head.is_over
 
@@ -418,6 +420,7 @@ class _Lives:
             return self.rig.answer(record)
         key = str(payload.get("idempotency_key"))
         result = self._result_of(key)
+        self.run.lines.append(["doubted", "effect", str(payload["effect"]).partition(":")[2]])
         value = unpack(result) if result else None
         if value is not None:
             return Modify(value)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from backstay.codec import decode, encode
-from backstay.engine.build import all_graphs
+from backstay.engine.build import BuiltGraph, all_graphs
 from backstay.engine.context import AsyncContext, Context
 from backstay.engine.events import Result, Status
 from backstay.engine.graph import Graph
@@ -157,17 +157,25 @@ def record_name(record: Record) -> str:
 # User functions ---------------------------------------------------------------------------------------------------
 
 
-def watch_nodes(graph: Graph, moments: Moments, lines: bool) -> None:
-    """Make the start and the end of each node's function moments, and its lines if wanted."""
+def watch_graphs(moments: Moments, lines: bool) -> None:
+    """Make the start and the end of the node functions of every graph moments, and their lines if wanted."""
     codes: dict[types.CodeType, str] = {}
-    nodes = {id(node): node for built in all_graphs(graph.build()) for node in built.nodes.values()}
-    for node in nodes.values():
-        for role in ("body", "fallback"):
-            function: NodeFunction | None = getattr(node, role)
-            if function is not None:
-                object.__setattr__(node, role, _watched_node(node, function, moments))
-                code = getattr(inspect.unwrap(function.function), "__code__", None)
-                codes |= {} if code is None else {code: node.name}
+    watched: dict[int, Node] = {}
+    build = Graph.build
+
+    def watch(self: Graph) -> BuiltGraph:
+        built = build(self)
+        for node in [node for each in all_graphs(built) for node in each.nodes.values() if id(node) not in watched]:
+            watched[id(node)] = node
+            for role in ("body", "fallback"):
+                function: NodeFunction | None = getattr(node, role)
+                if function is not None:
+                    object.__setattr__(node, role, _watched_node(node, function, moments))
+                    code = getattr(inspect.unwrap(function.function), "__code__", None)
+                    codes.update({} if code is None else {code: node.name})
+        return built
+
+    Graph.build = watch  # type: ignore[method-assign]
     if not lines:
         return
 
@@ -229,7 +237,9 @@ def _watch_method(owner: type, what: str, moments: Moments) -> None:
         numbers: Counter[str] = self.__dict__.setdefault("_numbers_of_acts", Counter()) if place else Counter()
         numbers[key] += 1
         name = f"{place}:{key}" if place else str(key)
-        act = _Act(moments, what, str(key), f"{name}#{numbers[key]}" if numbers[key] > 1 else name, dict(options))
+        if numbers[key] > 1:
+            name = f"{name}#{numbers[key]}"
+        act = _Act(moments, what, str(key).rpartition("/")[2], name, dict(options))
         return act, _is_inside.set(True)
 
     @functools.wraps(original)
@@ -265,7 +275,7 @@ class _Act:
 
     moments: Moments
     what: str
-    key: str
+    key: str  # without the place that a turn puts before it
     name: str  # of this effect in the run
     options: Mapping[str, Any]
 
@@ -370,14 +380,13 @@ def live(target: Target, request: LifeRequest) -> None:
         _settle(stores[0].thread(THREAD), request.settled)
         graph = target if isinstance(target, Graph) else None if is_program(target) else target()
         watch_effects(moments)
+        watch_graphs(moments, request.lines)
         if graph is None:
             _decide(stores[0].thread(THREAD), answers)
             _run_program(target, *stores, unpack(request.input))
             told: dict[str, object] = {"status": "returned"}
         else:
-            is_async = wants_loop(graph)
-            watch_nodes(graph, moments, request.lines)
-            told = _told(_run_graph(graph, *stores, is_async, unpack(request.input), answers))
+            told = _told(_run_graph(graph, *stores, unpack(request.input), answers))
     except Exception as error:
         unknown = error.record.idempotency_key if isinstance(error, EffectUnknown) else ""
         told = {"status": "raised", "error": _text_of(error), "unknown": unknown}
@@ -399,11 +408,11 @@ def wants_loop(graph: Graph) -> bool:
 
 
 def _run_graph(
-    graph: Graph, store: Store, astore: AsyncStore, is_async: bool, given: Any, answers: Mapping[str, Decision]
+    graph: Graph, store: Store, astore: AsyncStore, given: Any, answers: Mapping[str, Decision]
 ) -> Result:
     """Start the run of a graph, or resume it."""
     is_new = store.thread(THREAD).latest() is None
-    if not is_async:
+    if not wants_loop(graph):
         thread = store.thread(THREAD)
         return graph.run_sync(thread, given) if is_new else graph.resume_sync(thread, answers or None, by=BY)
     twin = astore.thread(THREAD)
