@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -85,7 +86,8 @@ def test_a_nodes_question_times_out_when_the_clock_says_so() -> None:
 
 async def wait_in_a_loop(clock: Clock) -> list[object]:
     store = await backstay.aopen("memory:", clock=clock)
-    thread, found = store.thread("t"), []
+    thread = store.thread("t")
+    found: list[object] = []
     for _ in range(3):
         async with thread.loop({}) as loop:
             async for turn in loop:
@@ -100,8 +102,6 @@ async def wait_in_a_loop(clock: Clock) -> list[object]:
 
 
 def test_a_turns_question_times_out_when_the_clock_says_so() -> None:
-    import asyncio
-
     assert asyncio.run(wait_in_a_loop(Clock(START))) == [
         ("interrupted", {}),
         ("interrupted", {}),

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it, so that a test of a timeout does not wait for one."""
+"""A clock that stops until a test moves it, so that a test of a timeout does not wait for one."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Clock:
                 raise InvalidInput(f"a clock cannot advance by {by!r} seconds") from None
         if by < timedelta(0):
             raise InvalidInput("a clock advances forward only", hint="clock.set(moment) sets it to any time")
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 self._now += by
-            except OverflowError:
-                raise InvalidInput("a clock cannot advance beyond the year 9999") from None
-            return self._now
+                return self._now
+        except OverflowError:
+            raise InvalidInput("a clock cannot advance beyond the year 9999") from None
 
     def set(self, moment: datetime) -> None:
         """Set the clock to any time, also to an earlier one, as a wall clock may be set."""

@@ -1,4 +1,4 @@
-"""What ``crash`` found: the report, and the rules by which a killed run is judged.
+"""The report of ``crash``, and the rules by which a killed run is judged.
 
 A run is judged from the outside: by the log of what really ran, by what is stored at its end, and by the files and the
 world that it left, all compared with runs of the same input that no one killed.
@@ -131,7 +131,7 @@ def judge(reference: CrashRun, run: CrashRun, shaky: Mapping[str, set[str]]) -> 
         return
     if run.damage:
         yield "damaged", f"store.check() found: {run.damage}"
-    yield from _compared(reference, run, shaky)
+    yield from compare(reference, run, shaky)
 
 
 def ran_again(run: CrashRun) -> Iterator[tuple[str, str]]:
@@ -155,25 +155,28 @@ def repeated_effects(run: CrashRun) -> Iterator[tuple[str, str]]:
             yield "done twice", f"effect {name} was done {count} times"
 
 
-def _compared(reference: CrashRun, run: CrashRun, shaky: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
+def compare(reference: CrashRun, run: CrashRun, shaky: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
+    """Find differences between what two runs left."""
     if run.ended != reference.ended:
         yield "differs", f"the run ended as {run.ended!r}; undisturbed, as {reference.ended!r}"
     if run.path != reference.path and not shaky["path"]:
         yield _difference("the path", reference.path, run.path)
     if not shaky["effects"]:
-        yield from _effects_compared(reference, run)
+        yield from compare_effects(reference, run)
     for key in sorted({*reference.state, *run.state} - shaky["state"]):
         if not same(reference.state.get(key), run.state.get(key)):
             yield _difference(f"state key {key!r}", reference.state.get(key), run.state.get(key))
     for name in sorted({*reference.files, *run.files} - shaky["files"]):
         if reference.files.get(name) != run.files.get(name):
-            here, there = (_lines_of(each.files.get(name)) for each in (run, reference))
-            yield _difference(f"file {name!r}", there, here)
+            contents = [each.files.get(name) for each in (reference, run)]
+            lines = [None if each is None else each.decode(errors="replace").splitlines() for each in contents]
+            yield _difference(f"file {name!r}", *lines)
     if not shaky["world"] and not same(reference.world, run.world):
         yield _difference("the world", reference.world, run.world)
 
 
-def _effects_compared(reference: CrashRun, run: CrashRun) -> Iterator[tuple[str, str]]:
+def compare_effects(reference: CrashRun, run: CrashRun) -> Iterator[tuple[str, str]]:
+    """Find effects that were lost, or that were done in another order."""
     there, here = (list(dict.fromkeys(each.done())) for each in (reference, run))
     for name in there:
         if name not in here:
@@ -194,7 +197,10 @@ def _difference(what: str, there: Any, here: Any) -> tuple[str, str]:
         if not more and not fewer:
             return "reordered", f"{what} has another order: {shown(here)}; undisturbed, {shown(there)}"
         if more and not fewer and set(more) <= set(counts[0]):
-            return "done twice", f"{what} has {shown(list(more))} {counts[1][next(iter(more))]} times; undisturbed, once"
+            return (
+                "done twice",
+                f"{what} has {shown(list(more))} {counts[1][next(iter(more))]} times; undisturbed, once",
+            )
         if fewer and not more:
             return "lost", f"{what} does not have {shown(list(fewer))}; undisturbed, it does"
     if there is None:
@@ -204,17 +210,13 @@ def _difference(what: str, there: Any, here: Any) -> tuple[str, str]:
     return "differs", f"{what} is {shown(here)}; undisturbed, {shown(there)}"
 
 
-def _lines_of(content: bytes | None) -> list[str] | None:
-    return None if content is None else content.decode(errors="replace").splitlines()
-
-
 def shown(value: Any) -> str:
     """Return a value as text, not too long; a list of texts without its quotes."""
     text = ", ".join(value) if isinstance(value, list) and all(isinstance(each, str) for each in value) else repr(value)
     return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 1] + "…"
 
 
-# What is stored ---------------------------------------------------------------------------------------------------
+# Stored work ------------------------------------------------------------------------------------------------------
 
 
 class StoredWork:

@@ -104,7 +104,7 @@ def crash(
         raise InvalidInput("crash() needs at least one input and one kill", hint="For example crash(graph, [{}])")
     place = find_place(graph, sys._getframe(1).f_globals)
     report = CrashReport(place.text, seed)
-    options = _script_options(answers=answers, world=world, reset=reset, url=url)
+    options = script_options(answers=answers, world=world, reset=reset, url=url)
     with CrashRig(place, given, answers=answers, world=world, reset=reset, url=url, timeout_s=timeout_s) as rig:
         _Campaign(rig, report, options).run(kills, None if only is None else [(label, n) for label, n in only])
     return report
@@ -131,7 +131,7 @@ class Place:
 def find_place(graph: Graph | str | Callable[..., Any], near: Mapping[str, Any]) -> Place:
     """Return where a graph or a function is, by its text or by looking for it in the modules, the caller's first."""
     if isinstance(graph, str):
-        return _place_of_text(graph)
+        return place_of_text(graph)
     if not isinstance(graph, Graph) and not callable(graph):
         raise InvalidInput(f"crash() takes a graph, not {type(graph).__name__}", hint='For example "my_module:graph"')
     name = getattr(graph, "__qualname__", "")
@@ -142,14 +142,15 @@ def find_place(graph: Graph | str | Callable[..., Any], near: Mapping[str, Any])
     for values in modules:
         for each, value in list(values.items()):
             if value is graph or (not isinstance(graph, Graph) and each == name.partition(".")[0]):
-                return _place_in(values, each if isinstance(graph, Graph) else name, graph)
+                return place_in(values, each if isinstance(graph, Graph) else name, graph)
     raise InvalidInput(
         f"{graph!r:.60} is not a name of a module, so the processes that are killed cannot import it",
         hint='Make it a global variable of a module, or pass "my_module:function", a function that returns the graph',
     )
 
 
-def _place_of_text(text: str) -> Place:
+def place_of_text(text: str) -> Place:
+    """Return where a graph is, by ``"module:name"`` or ``"file.py:name"``."""
     module, colon, name = text.rpartition(":")
     if not colon or not module or not name:
         raise InvalidInput(f"{text!r:.60} does not name a graph", hint='Write "my_module:graph" or "file.py:graph"')
@@ -164,7 +165,8 @@ def _place_of_text(text: str) -> Place:
     return Place(module, "", name, not isinstance(found, Graph) and is_program(found))
 
 
-def _place_in(values: Mapping[str, Any], name: str, graph: Any) -> Place:
+def place_in(values: Mapping[str, Any], name: str, graph: Any) -> Place:
+    """Return the place of a name of a module."""
     module, file = str(values.get("__name__", "")), values.get("__file__")
     if module == "__main__" and file is None:
         raise InvalidInput(
@@ -393,7 +395,10 @@ class _Lives:
             return False
         if told["status"] == "raised":
             kind = "cannot resume" if before is not None else "fails"
-            self.run.problem = kind, _without_ids(told["error"])
+            self.run.problem = (
+                kind,
+                re.sub(r"[0-9a-f]{8}-?[0-9a-f-]{12,}", "…", told["error"])[:1500],
+            )  # ids differ by run
             return True
         with self.store() as store:
             head = store.thread(THREAD).latest()
@@ -479,11 +484,6 @@ class _Lives:
                 store.delete_all()
 
 
-def _without_ids(text: str) -> str:
-    """Return an error's text without what differs from run to run, so that equal findings are equal."""
-    return re.sub(r"[0-9a-f]{8}-?[0-9a-f-]{12,}", "…", text)[:1500]
-
-
 # The campaign -----------------------------------------------------------------------------------------------------
 
 
@@ -528,7 +528,8 @@ class _Campaign:
             if not names:
                 continue
             if part in ("path", "effects"):
-                what = f"two undisturbed runs differ in their {part}: {_pair(runs, part)}"
+                pair = [", ".join(run.path if part == "path" else run.done())[:200] for run in runs]
+                what = f"two undisturbed runs differ in their {part}: {pair[0]}; and {pair[1]}"
                 self._found(number, "not deterministic", what, runs[1])
             else:
                 left_out = ", ".join(sorted(names))
@@ -581,12 +582,7 @@ def kind_of(label: str) -> str:
     return re.sub(r"^line \d+ of", "line of", label)
 
 
-def _pair(runs: Sequence[CrashRun], part: str) -> str:
-    shown = [list(run.path) if part == "path" else run.done() for run in runs]
-    return " and ".join(", ".join(each)[:200] for each in shown)
-
-
-def _script_options(**given: Any) -> tuple[list[str], str]:
+def script_options(**given: Any) -> tuple[list[str], str]:
     """Return the lines and the arguments by which a script passes what ``crash`` was given."""
     imports, options = [], ""
     for name, value in given.items():

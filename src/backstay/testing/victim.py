@@ -32,7 +32,6 @@ from typing import Any
 from backstay.codec import decode, encode
 from backstay.engine.build import BuiltGraph, all_graphs
 from backstay.engine.context import AsyncContext, Context
-from backstay.engine.events import Result, Status
 from backstay.engine.graph import Graph
 from backstay.engine.nodes import Node, NodeFunction, positional_count
 from backstay.errors import EffectUnknown, EncodeError, InvalidInput
@@ -170,12 +169,12 @@ def watch_graphs(moments: Moments, lines: bool) -> None:
             for role in ("body", "fallback"):
                 function: NodeFunction | None = getattr(node, role)
                 if function is not None:
-                    object.__setattr__(node, role, _watched_node(node, function, moments))
+                    object.__setattr__(node, role, watched_node(node, function, moments))
                     code = getattr(inspect.unwrap(function.function), "__code__", None)
                     codes.update({} if code is None else {code: node.name})
         return built
 
-    Graph.build = watch  # type: ignore[method-assign]
+    Graph.build = watch  # type: ignore[method-assign, assignment]
     if not lines:
         return
 
@@ -191,7 +190,8 @@ def watch_graphs(moments: Moments, lines: bool) -> None:
     sys.settrace(at_call)
 
 
-def _watched_node(node: Node, body: NodeFunction, moments: Moments) -> NodeFunction:
+def watched_node(node: Node, body: NodeFunction, moments: Moments) -> NodeFunction:
+    """Return a node's function whose start and end are moments."""
     function, takes = body.function, 2 if body.wants_context else 1
 
     def enter(ctx: Any) -> None:
@@ -226,20 +226,21 @@ def watch_effects(moments: Moments) -> None:
     for owner in (Context, AsyncContext, Thread, AsyncThread):
         for what in ("effect", "call"):
             if callable(getattr(owner, what, None)):
-                _watch_method(owner, what, moments)
+                watch_method(owner, what, moments)
 
 
-def _watch_method(owner: type, what: str, moments: Moments) -> None:
+def watch_method(owner: type, what: str, moments: Moments) -> None:
+    """Watch the functions that a method of a context or a thread is given."""
     original = getattr(owner, what)
 
-    def enter(self: Any, key: Any, options: Mapping[str, Any]) -> tuple[_Act, contextvars.Token[bool]]:
+    def enter(self: Any, key: Any, options: Mapping[str, Any]) -> tuple[WatchedAct, contextvars.Token[bool]]:
         place = getattr(self, "position", "")
         numbers: Counter[str] = self.__dict__.setdefault("_numbers_of_acts", Counter()) if place else Counter()
         numbers[key] += 1
         name = f"{place}:{key}" if place else str(key)
         if numbers[key] > 1:
             name = f"{name}#{numbers[key]}"
-        act = _Act(moments, what, str(key).rpartition("/")[2], name, dict(options))
+        act = WatchedAct(moments, what, str(key).rpartition("/")[2], name, dict(options))
         return act, _is_inside.set(True)
 
     @functools.wraps(original)
@@ -270,19 +271,14 @@ def _watch_method(owner: type, what: str, moments: Moments) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Act:
-    """One effect or call of a node: what is logged of it."""
+class WatchedAct:
+    """One effect or call of a node: each step of it is logged, and is a moment."""
 
     moments: Moments
     what: str
     key: str  # without the place that a turn puts before it
     name: str  # of this effect in the run
     options: Mapping[str, Any]
-
-    def returned(self) -> None:
-        """The result is stored, and the node has it."""
-        self.moments.log("got", self.what, self.name)
-        self.moments.at(f"after {self.what} {self.key}")
 
     def watched(self, fn: Any) -> Any:
         """Return a function that logs when it starts and when it is done.
@@ -293,58 +289,58 @@ class _Act:
             return functools.partial(self.watched(fn.func), *fn.args, **fn.keywords)
         if not callable(fn):
             return fn
-        wants, signature = _with_key(fn)
-
-        def start(options: dict[str, Any]) -> str:
-            key = str(options.get(IDEMPOTENCY_KEY, ""))
-            if not wants:
-                options.pop(IDEMPOTENCY_KEY, None)
-            self.moments.log("began", self.what, self.name)
-            self.moments.at(f"start of {self.what} {self.key}")
-            return key
-
-        def end(key: str, result: Any) -> None:
-            try:
-                packed = pack(result)
-            except EncodeError:
-                packed = ""
-            self.moments.log("done", self.what, self.name, bool(self.options.get("idempotent")), key, packed)
-            self.moments.at(f"end of {self.what} {self.key}")
-
-        async def finish(key: str, answer: Awaitable[Any]) -> Any:
-            result = await answer
-            end(key, result)
-            return result
+        try:
+            signature: inspect.Signature | None = inspect.signature(fn)
+        except (TypeError, ValueError):
+            signature = None
+        takes_key = signature is not None and IDEMPOTENCY_KEY in signature.parameters
 
         def run(*args: Any, **options: Any) -> Any:
-            key = start(options)
+            key = self.begin(options, takes_key)
             result = fn(*args, **options)
-            if inspect.isawaitable(result):
-                return finish(key, result)
-            end(key, result)
-            return result
+            return self.finish(key, result) if inspect.isawaitable(result) else self.end(key, result)
 
         async def arun(*args: Any, **options: Any) -> Any:
-            return await finish(start(options), fn(*args, **options))
+            return await self.finish(self.begin(options, takes_key), fn(*args, **options))
 
-        watching = arun if inspect.iscoroutinefunction(fn) else run
+        watching: Any = arun if inspect.iscoroutinefunction(fn) else run
         if signature is not None:
-            watching.__signature__ = signature  # type: ignore[attr-defined]  # where ``inspect`` looks
+            watching.__signature__ = signature if takes_key else with_key(signature)  # where ``inspect`` looks
         return watching
 
+    def begin(self, options: dict[str, Any], takes_key: bool) -> str:
+        """Log that the function is about to run; return the idempotency key, and take it from one that has none."""
+        key = str(options.get(IDEMPOTENCY_KEY, "") if takes_key else options.pop(IDEMPOTENCY_KEY, ""))
+        self.moments.log("began", self.what, self.name)
+        self.moments.at(f"start of {self.what} {self.key}")
+        return key
 
-def _with_key(fn: Callable[..., Any]) -> tuple[bool, inspect.Signature | None]:
-    """Return whether a function takes an idempotency key, and its signature with one."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return False, None
-    if IDEMPOTENCY_KEY in signature.parameters:
-        return True, signature
+    def end(self, key: str, result: Any) -> Any:
+        """Log that the function is done, which no store knows yet; return its result."""
+        try:
+            packed = pack(result)
+        except EncodeError:
+            packed = ""
+        self.moments.log("done", self.what, self.name, bool(self.options.get("idempotent")), key, packed)
+        self.moments.at(f"end of {self.what} {self.key}")
+        return result
+
+    async def finish(self, key: str, answer: Awaitable[Any]) -> Any:
+        """Wait for a function that is awaited, and log that it is done."""
+        return self.end(key, await answer)
+
+    def returned(self) -> None:
+        """Log that the result is stored, and that the node has it."""
+        self.moments.log("got", self.what, self.name)
+        self.moments.at(f"after {self.what} {self.key}")
+
+
+def with_key(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature with a parameter for the idempotency key."""
     parameters = list(signature.parameters.values())
     last = [parameters.pop()] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
     key = inspect.Parameter(IDEMPOTENCY_KEY, inspect.Parameter.KEYWORD_ONLY)
-    return False, signature.replace(parameters=[*parameters, key, *last])
+    return signature.replace(parameters=[*parameters, key, *last])
 
 
 # One life ---------------------------------------------------------------------------------------------------------
@@ -352,7 +348,7 @@ def _with_key(fn: Callable[..., Any]) -> tuple[bool, inspect.Signature | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeRequest:
-    """What one process is to do."""
+    """The work of one process."""
 
     life: int
     url: str
@@ -377,19 +373,25 @@ def live(target: Target, request: LifeRequest) -> None:
     stores = Store(backend, services), AsyncStore(backend, services)
     answers = {name: Decision.from_plain(unpack(text)) for name, text in request.answers.items()}
     try:
-        _settle(stores[0].thread(THREAD), request.settled)
+        thread, twin = stores[0].thread(THREAD), stores[1].thread(THREAD)
+        settle(thread, request.settled)
         graph = target if isinstance(target, Graph) else None if is_program(target) else target()
         watch_effects(moments)
         watch_graphs(moments, request.lines)
-        if graph is None:
-            _decide(stores[0].thread(THREAD), answers)
-            _run_program(target, *stores, unpack(request.input))
-            told: dict[str, object] = {"status": "returned"}
+        given = unpack(request.input)
+        if graph is not None:
+            told = run_graph(graph, thread, twin, given, answers)
         else:
-            told = _told(_run_graph(graph, *stores, unpack(request.input), answers))
+            for record in [each for each in thread.interrupts() if each.decision is None and each.id in answers]:
+                thread.decide(record, answers[record.id], by=BY)
+            if inspect.iscoroutinefunction(target):
+                asyncio.run(target(twin, given))
+            else:
+                target(thread, given)  # type: ignore[operator]  # it is no graph here
+            told = {"status": "returned"}
     except Exception as error:
         unknown = error.record.idempotency_key if isinstance(error, EffectUnknown) else ""
-        told = {"status": "raised", "error": _text_of(error), "unknown": unknown}
+        told = {"status": "raised", "error": text_of(error), "unknown": unknown}
     finally:
         sys.settrace(None)
     Path(request.folder, f"result-{request.life}").write_text(json.dumps(told), encoding="utf-8")
@@ -407,47 +409,31 @@ def wants_loop(graph: Graph) -> bool:
     return any(each.is_async for each in functions)
 
 
-def _run_graph(
-    graph: Graph, store: Store, astore: AsyncStore, given: Any, answers: Mapping[str, Decision]
-) -> Result:
-    """Start the run of a graph, or resume it."""
-    is_new = store.thread(THREAD).latest() is None
-    if not wants_loop(graph):
-        thread = store.thread(THREAD)
-        return graph.run_sync(thread, given) if is_new else graph.resume_sync(thread, answers or None, by=BY)
-    twin = astore.thread(THREAD)
-    return asyncio.run(graph.run(twin, given) if is_new else graph.resume(twin, answers or None, by=BY))
-
-
-def _run_program(program: Any, store: Store, astore: AsyncStore, given: Any) -> None:
-    if inspect.iscoroutinefunction(program):
-        asyncio.run(program(astore.thread(THREAD), given))
+def run_graph(
+    graph: Graph, thread: Thread, twin: AsyncThread, given: Any, answers: Mapping[str, Decision]
+) -> dict[str, object]:
+    """Start the run of a graph, or resume it; return how it ended."""
+    is_new = thread.latest() is None
+    if wants_loop(graph):
+        result = asyncio.run(graph.run(twin, given) if is_new else graph.resume(twin, answers or None, by=BY))
     else:
-        program(store.thread(THREAD), given)
+        result = graph.run_sync(thread, given) if is_new else graph.resume_sync(thread, answers or None, by=BY)
+    if result.error is not None:
+        return {"status": "raised", "error": text_of(result.error)}
+    return {"status": result.status.value}
 
 
-def _settle(thread: Thread, settled: Mapping[str, str]) -> None:
-    """Record what became of effects that are in doubt."""
+def settle(thread: Thread, settled: Mapping[str, str]) -> None:
+    """Record the outcomes of effects that are in doubt."""
     for record in list(thread.effects()) if settled else ():
         if record.outcome_unknown and record.idempotency_key in settled:
             result = settled[record.idempotency_key]
             thread.settle(record, Outcome.done(unpack(result)) if result else Outcome.not_done(), by=BY)
 
 
-def _decide(thread: Thread, answers: Mapping[str, Decision]) -> None:
-    for record in list(thread.interrupts()) if answers else ():
-        if record.decision is None and record.id in answers:
-            thread.decide(record, answers[record.id], by=BY)
-
-
-def _told(result: Result) -> dict[str, object]:
-    error = "" if result.error is None else _text_of(result.error)
-    return {"status": "raised" if result.status is Status.FAILED else result.status.value, "error": error}
-
-
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return an error with the errors that it came from, on one line each."""
-    lines = []
+    lines: list[str] = []
     while error is not None and len(lines) < 4:
         lines.append(f"{type(error).__name__}: {error}")
         error = error.__cause__  # type: ignore[assignment]  # None ends the loop
@@ -479,14 +465,14 @@ def load(module: str, file: str, name: str) -> Target:
         sys.modules[module] = found
         importlib.machinery.SourceFileLoader(module, file).exec_module(found)
     target: Any = functools.reduce(getattr, name.split("."), found)
-    if not isinstance(target, Graph) and not callable(target):
-        raise InvalidInput(f"{name!r} is not a graph, nor a function: it is {type(target).__name__}")
-    return target
+    if isinstance(target, Graph) or callable(target):
+        return target  # type: ignore[no-any-return]  # it is what was checked
+    raise InvalidInput(f"{name!r} is not a graph, nor a function: it is {type(target).__name__}")
 
 
 def serve() -> None:
     """Import the target, then fork one process per request, until standard input ends."""
-    global _serves  # noqa: PLW0603
+    global _serves
     _serves = True
     told = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the user's module prints does not mix with the answers
@@ -495,13 +481,13 @@ def serve() -> None:
     try:
         target, problem = load(config["module"], config["file"], config["name"]), ""
     except BaseException as error:
-        target, problem = Graph("none"), _text_of(error)
+        target, problem = Graph("none"), text_of(error)
     _answer(told, {"problem": problem})
     for line in sys.stdin:
         request = LifeRequest(**json.loads(line))
         pid = os.fork()
         if not pid:
-            _become_victim(target, request)
+            become_victim(target, request)
         _answer(told, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
 
 
@@ -510,7 +496,8 @@ def _answer(told: Any, answer: Mapping[str, object]) -> None:
     told.flush()
 
 
-def _become_victim(target: Target, request: LifeRequest) -> None:
+def become_victim(target: Target, request: LifeRequest) -> None:
+    """Live one life in a process that was forked for it, and end it."""
     code = FAILED
     try:
         printed = os.open(f"{request.folder}/printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -524,4 +511,3 @@ def _become_victim(target: Target, request: LifeRequest) -> None:
     finally:
         sys.stdout.flush()
         os._exit(code)
-

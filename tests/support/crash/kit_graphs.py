@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import backstay
-from backstay import Graph
+from backstay import AsyncThread, Graph, Thread
 from backstay.engine import AsyncContext, Context
 from backstay.engine.reducers import append
 from backstay.errors import Rejected
 from backstay.model.runs import EffectRecord, Outcome
-from backstay import AsyncThread, Thread
 
 OUTBOX = "outbox.txt"
 
@@ -177,7 +176,7 @@ _numbers = itertools.count(1)
 
 
 def counts_in_memory() -> Graph:
-    """Number its steps by a global variable, which a new process starts again."""
+    """Count its steps by a global variable, which a new process starts again."""
     graph = Graph("counts_in_memory", state=State)
     for name in ("one", "two", "three"):
         graph.node(name, lambda state: {"log": [next(_numbers)]})
