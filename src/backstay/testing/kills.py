@@ -409,8 +409,8 @@ class _Lives:
     def _answers(self, store: Store, head: Checkpoint | None) -> dict[str, str]:
         """Return decisions on all that the run waits for, packed."""
         waits: Any = None
-        if not self.rig.place.is_program and head is not None and tuple(head.frames):
-            waits = head.frames.frames[0].waits
+        if head is not None and head.graph is not None:
+            waits = head.frames.frames[0].waits if tuple(head.frames) else ()
         asked = [
             record
             for record in store.thread(THREAD).interrupts()
