@@ -47,6 +47,7 @@ from backstay.testing.victim import (
     Point,
     is_program,
     is_victim,
+    name_of_call,
     pack,
     unpack,
 )
@@ -425,7 +426,7 @@ class _Lives:
             return self.rig.answer(record)
         key = str(payload.get("idempotency_key"))
         result = self._result_of(key)
-        self.run.lines.append(["doubted", "effect", str(payload["effect"]).partition(":")[2]])
+        self.run.lines.append(["doubted", "effect", name_of_call(str(payload["effect"]))])
         value = unpack(result) if result else None
         if value is not None:
             return Modify(value)
@@ -512,6 +513,9 @@ class _Campaign:
                 break
         if self.report.kills.total() < kills:
             self.report.notes.append(f"only {self.report.kills.total()} kills came before their run had ended")
+        known = {kind_of(label) for run in self.references for label in run.labels()}
+        if left_out := sorted(known - set(self.report.kills)):
+            self.report.notes.append(f"{kills} kills left out these kinds of moments: {', '.join(left_out)}")
 
     def _reference(self, number: int, lines: bool) -> None:
         """Run an input undisturbed, twice."""
@@ -549,13 +553,13 @@ class _Campaign:
         kinds = list(decks)
         used: dict[tuple[int, str], list[Point]] = {}
         sizes = itertools.cycle(SEVERAL_KILLS)
-        for _ in range(4 * kills // max(1, len(kinds)) + 4):
+        for turn in range(4 * kills // max(1, len(kinds)) + 4):
             rng.shuffle(kinds)
             for kind in kinds:
                 if not used.get(kind):
                     used[kind] = rng.sample(decks[kind], len(decks[kind]))
                 points = [used[kind].pop()]
-                for _ in range(next(sizes) - 1):
+                for _ in range(next(sizes) - 1 if turn else 0):  # first each kind once
                     label, number = rng.choice(decks[rng.choice([each for each in kinds if each[0] == kind[0]])])
                     points.append((label, rng.randint(1, number)))
                 yield kind[0], points

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextvars
 import functools
 import importlib
 import importlib.machinery
 import inspect
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,22 +25,24 @@ import traceback
 import types
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from backstay.codec import decode, encode
 from backstay.engine.build import BuiltGraph, all_graphs
-from backstay.engine.context import AsyncContext, Context
 from backstay.engine.graph import Graph
 from backstay.engine.nodes import Node, NodeFunction, positional_count
 from backstay.errors import EffectUnknown, EncodeError, InvalidInput
 from backstay.model.decision import Decision
 from backstay.model.runs import Outcome
+from backstay.operations.cursor import Handle
+from backstay.operations.drivers import Steps
 from backstay.store.base import Backend
 from backstay.store.open import open_backend
 from backstay.store.records import Record
-from backstay.thread.effects import IDEMPOTENCY_KEY
+from backstay.thread import calls, effects
+from backstay.thread.effects import EffectCall, RunOperation, idempotency_key_of
 from backstay.thread.store import AsyncStore, Store, make_services
 from backstay.thread.thread import AsyncThread, Thread
 
@@ -75,6 +77,7 @@ RECORDS = {
     ("effect", "new"): "intent",
     ("effect", "change"): "new intent",
     ("effect", "close"): "receipt",
+    ("effect", "result"): "result of a call",
     ("interrupt", "new"): "question",
     ("interrupt", "change"): "decision",
     ("interrupt", "close"): "use of a decision",
@@ -149,7 +152,8 @@ class WatchedStore:
 
 def record_name(record: Record) -> str:
     """Return what a write to a record does."""
-    step = "close" if not record.open else "change" if record.version else "new"
+    is_new = not record.version
+    step = ("new" if is_new else "change") if record.open else ("result" if is_new else "close")
     return RECORDS.get((record.kind, step), f"{record.kind} record")
 
 
@@ -217,130 +221,82 @@ def watched_node(node: Node, body: NodeFunction, moments: Moments) -> NodeFuncti
     return NodeFunction(arun if body.is_async else run, body.is_async, True)
 
 
-_is_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("is_inside", default=False)
-"""Whether an effect or call is under way here, so that one that is built on another counts once."""
+def watch_calls(moments: Moments) -> None:
+    """Make the steps of effects and durable calls moments, in nodes, turns and threads: all are executed in one way."""
+    execution = effects.execution
 
-
-def watch_effects(moments: Moments) -> None:
-    """Watch the effects and calls of nodes, turns and threads; a turn's go through its thread."""
-    for owner in (Context, AsyncContext, Thread, AsyncThread):
-        for what in ("effect", "call"):
-            if callable(getattr(owner, what, None)):
-                watch_method(owner, what, moments)
-
-
-def watch_method(owner: type, what: str, moments: Moments) -> None:
-    """Watch the functions that a method of a context or a thread is given."""
-    original = getattr(owner, what)
-
-    def enter(self: Any, key: Any, options: Mapping[str, Any]) -> tuple[WatchedAct, contextvars.Token[bool]]:
-        place = getattr(self, "position", "")
-        numbers: Counter[str] = self.__dict__.setdefault("_numbers_of_acts", Counter()) if place else Counter()
-        numbers[key] += 1
-        name = f"{place}:{key}" if place else str(key)
-        if numbers[key] > 1:
-            name = f"{name}#{numbers[key]}"
-        act = WatchedAct(moments, what, str(key).rpartition("/")[2], name, dict(options))
-        return act, _is_inside.set(True)
-
-    @functools.wraps(original)
-    def run(self: Any, key: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
-        if _is_inside.get():
-            return original(self, key, fn, *args, **options)
-        act, outside = enter(self, key, options)
-        try:
-            result = original(self, key, act.watched(fn), *args, **options)
-        finally:
-            _is_inside.reset(outside)
-        act.returned()
+    def watch(handle: Handle, run: RunOperation, call: EffectCall, awaits: bool = False) -> Steps[Any]:
+        act = WatchedCall(moments, call, idempotency_key_of(handle.cursor, call.key))
+        result = yield from execution(handle, run, replace(call, fn=act.watched()), awaits)
+        moments.log("got", act.what, act.name)
+        moments.at(f"after {act.label}")
         return result
 
-    @functools.wraps(original)
-    async def arun(self: Any, key: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
-        if _is_inside.get():
-            return await original(self, key, fn, *args, **options)
-        act, outside = enter(self, key, options)
-        try:
-            result = await original(self, key, act.watched(fn), *args, **options)
-        finally:
-            _is_inside.reset(outside)
-        act.returned()
-        return result
-
-    setattr(owner, what, arun if inspect.iscoroutinefunction(original) else run)
+    for module in (effects, calls):
+        setattr(module, execution.__name__, watch)
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedAct:
-    """One effect or call of a node: each step of it is logged, and is a moment."""
+class WatchedCall:
+    """An effect or a durable call whose function is watched."""
 
     moments: Moments
-    what: str
-    key: str  # without the place that a turn puts before it
-    name: str  # of this effect in the run
-    options: Mapping[str, Any]
+    call: EffectCall
+    key: str  # the idempotency key, by which a question about the effect names it
 
-    def watched(self, fn: Any) -> Any:
-        """Return a function that logs when it starts and when it is done.
+    @property
+    def what(self) -> str:
+        """Return "call" or "effect"."""
+        return "call" if self.call.is_call else "effect"
 
-        It asks for the idempotency key of the effect, by which a question about the effect names it.
-        """
-        if isinstance(fn, functools.partial):
-            return functools.partial(self.watched(fn.func), *fn.args, **fn.keywords)
-        if not callable(fn):
-            return fn
-        try:
-            signature: inspect.Signature | None = inspect.signature(fn)
-        except (TypeError, ValueError):
-            signature = None
-        takes_key = signature is not None and IDEMPOTENCY_KEY in signature.parameters
+    @property
+    def name(self) -> str:
+        """Return its name in the run."""
+        return name_of_call(self.call.key)
+
+    @property
+    def label(self) -> str:
+        """Return what its moments are called: the name that the user gave it, without its place and number."""
+        return f"{self.what} {re.split('[:/]', self.name)[-1].partition('#')[0]}"
+
+    def watched(self) -> Callable[..., Any]:
+        """Return its function, which logs when it starts and when it is done."""
+        fn = self.call.fn
 
         def run(*args: Any, **options: Any) -> Any:
-            key = self.begin(options, takes_key)
+            self.begin()
             result = fn(*args, **options)
-            return self.finish(key, result) if inspect.isawaitable(result) else self.end(key, result)
+            return self.finish(result) if inspect.isawaitable(result) else self.end(result)
 
         async def arun(*args: Any, **options: Any) -> Any:
-            return await self.finish(self.begin(options, takes_key), fn(*args, **options))
+            self.begin()
+            return await self.finish(fn(*args, **options))
 
-        watching: Any = arun if inspect.iscoroutinefunction(fn) else run
-        if signature is not None:
-            watching.__signature__ = signature if takes_key else with_key(signature)  # where ``inspect`` looks
-        return watching
+        return functools.update_wrapper(arun if inspect.iscoroutinefunction(fn) else run, fn)
 
-    def begin(self, options: dict[str, Any], takes_key: bool) -> str:
-        """Log that the function is about to run; return the idempotency key, and take it from one that has none."""
-        key = str(options.get(IDEMPOTENCY_KEY, "") if takes_key else options.pop(IDEMPOTENCY_KEY, ""))
+    def begin(self) -> None:
+        """Log that the function is about to run."""
         self.moments.log("began", self.what, self.name)
-        self.moments.at(f"start of {self.what} {self.key}")
-        return key
+        self.moments.at(f"start of {self.label}")
 
-    def end(self, key: str, result: Any) -> Any:
+    def end(self, result: Any) -> Any:
         """Log that the function is done, which no store knows yet; return its result."""
         try:
             packed = pack(result)
         except EncodeError:
             packed = ""
-        self.moments.log("done", self.what, self.name, bool(self.options.get("idempotent")), key, packed)
-        self.moments.at(f"end of {self.what} {self.key}")
+        self.moments.log("done", self.what, self.name, self.call.idempotent, self.key, packed)
+        self.moments.at(f"end of {self.label}")
         return result
 
-    async def finish(self, key: str, answer: Awaitable[Any]) -> Any:
+    async def finish(self, answer: Awaitable[Any]) -> Any:
         """Wait for a function that is awaited, and log that it is done."""
-        return self.end(key, await answer)
-
-    def returned(self) -> None:
-        """Log that the result is stored, and that the node has it."""
-        self.moments.log("got", self.what, self.name)
-        self.moments.at(f"after {self.what} {self.key}")
+        return self.end(await answer)
 
 
-def with_key(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature with a parameter for the idempotency key."""
-    parameters = list(signature.parameters.values())
-    last = [parameters.pop()] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
-    key = inspect.Parameter(IDEMPOTENCY_KEY, inspect.Parameter.KEYWORD_ONLY)
-    return signature.replace(parameters=[*parameters, key, *last])
+def name_of_call(key: str) -> str:
+    """Return the key of an effect or call without the id of its run, so that it is the same in every run."""
+    return re.sub(r"^[^:/]+:(?=[^:]*/[^:]*#\d)", "", key)
 
 
 # One life ---------------------------------------------------------------------------------------------------------
@@ -376,7 +332,7 @@ def live(target: Target, request: LifeRequest) -> None:
         thread, twin = stores[0].thread(THREAD), stores[1].thread(THREAD)
         settle(thread, request.settled)
         graph = target if isinstance(target, Graph) else None if is_program(target) else target()
-        watch_effects(moments)
+        watch_calls(moments)
         watch_graphs(moments, request.lines)
         given = unpack(request.input)
         if graph is not None:

@@ -47,6 +47,10 @@ def has_sent(record: EffectRecord) -> Outcome:
     return Outcome.done(None) if path.exists() and "checked" in path.read_text() else Outcome.not_done()
 
 
+def ask_model(number: int) -> str:
+    return f"thought {number}"
+
+
 def idle(state: State) -> State:
     return {"log": ["idle"]}
 
@@ -63,7 +67,7 @@ def plan(state: State) -> State:
 
 @steady.node
 def work(state: State, ctx: Context) -> State:
-    return {"log": [ctx.effect("square", pow, ctx.item, 2)]}
+    return {"log": [ctx.effect("square", pow, ctx.item, 2), ctx.call("model", ask_model, ctx.item)]}
 
 
 @steady.node
@@ -113,6 +117,8 @@ def chat(thread: Thread, given: dict[str, Any]) -> None:
     with thread.loop(given) as loop:
         for turn in loop:
             turn.effect("send", send, f"turn {turn.iteration}")
+            for number in range(2):
+                turn.call("model", ask_model, number)
             try:
                 turn.append(log=[turn.approve("next", {"n": turn.iteration})["n"]])
             except Rejected:
@@ -181,6 +187,19 @@ def counts_in_memory() -> Graph:
     for name in ("one", "two", "three"):
         graph.node(name, lambda state: {"log": [next(_numbers)]})
     return in_a_row(graph, "one", "two", "three")
+
+
+def calls_what_costs() -> Graph:
+    """Make a durable call of something that must not happen twice."""
+    graph = Graph("calls_what_costs", state=State)
+
+    @graph.node
+    def mail(state: State, ctx: Context) -> State:
+        ctx.call("send", send, "hello")
+        return {"log": ["sent"]}
+
+    graph.node("idle", idle)
+    return in_a_row(graph, "mail", "idle")
 
 
 def says_idempotent() -> Graph:
