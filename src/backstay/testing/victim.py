@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import contextvars
 import functools
 import importlib
 import importlib.machinery
@@ -24,7 +26,7 @@ import threading
 import traceback
 import types
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,28 +102,44 @@ def unpack(text: str) -> Any:
 # Moments ----------------------------------------------------------------------------------------------------------
 
 
+_calls_around: contextvars.ContextVar[int] = contextvars.ContextVar("calls_around", default=0)
+"""How many durable calls the code that runs here is inside of."""
+
+
 class Moments:
-    """Logs the moments of a life, and ends the process at the chosen one."""
+    """Logs the moments of a life, and ends the process at the chosen one.
+
+    If the function of another effect or call runs at that moment, in a parallel branch, the process dies when it is
+    done. Otherwise no one could say whether the effect was done.
+    """
 
     def __init__(self, path: str, point: Point | None) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._point = None if point is None else (point[0], point[1])  # JSON makes it a list
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._running = 0  # functions of effects and calls
+        self._is_due = False
 
     def log(self, *words: object) -> None:
         """Add a line, in one write."""
         os.write(self._file, (json.dumps(words) + "\n").encode())
 
-    def at(self, label: str) -> None:
-        """Be at a moment: die if this is the chosen one."""
+    def at(self, label: str, starts: bool = False) -> None:
+        """Be at a moment: die if this is the chosen one. After it, a function may start."""
         with self._lock:
             self._counts[label] += 1
-            is_chosen = (label, self._counts[label]) == self._point
+            self._is_due |= (label, self._counts[label]) == self._point
             self.log("moment", label)
-        if is_chosen:
-            self.log("dies", label)
-            os.kill(os.getpid(), signal.SIGKILL)
+            if self._is_due and self._running <= _calls_around.get():
+                self.log("dies", label)
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._running += starts
+
+    def ended(self) -> None:
+        """Note that a function has ended."""
+        with self._lock:
+            self._running -= 1
 
 
 class WatchedStore:
@@ -264,20 +282,41 @@ class WatchedCall:
         fn = self.call.fn
 
         def run(*args: Any, **options: Any) -> Any:
-            self.begin()
-            result = fn(*args, **options)
-            return self.finish(result) if inspect.isawaitable(result) else self.end(result)
+            with self.begun():
+                result = fn(*args, **options)
+            return finish(result) if inspect.isawaitable(result) else self.end(result)
 
         async def arun(*args: Any, **options: Any) -> Any:
-            self.begin()
-            return await self.finish(fn(*args, **options))
+            with self.begun():
+                result = await fn(*args, **options)
+            return self.end(result)
+
+        async def finish(answer: Awaitable[Any]) -> Any:
+            with self.running():
+                result = await answer
+            return self.end(result)
 
         return functools.update_wrapper(arun if inspect.iscoroutinefunction(fn) else run, fn)
 
-    def begin(self) -> None:
-        """Log that the function is about to run."""
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Log that the function is about to run, and run it."""
         self.moments.log("began", self.what, self.name)
-        self.moments.at(f"start of {self.label}")
+        self.moments.at(f"start of {self.label}", starts=True)
+        with self.running():
+            yield
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the process die in here only if this is a call, which is simply made again."""
+        outside = _calls_around.set(_calls_around.get() + self.call.is_call)
+        try:
+            yield
+        except BaseException:
+            self.moments.ended()
+            raise
+        finally:
+            _calls_around.reset(outside)
 
     def end(self, result: Any) -> Any:
         """Log that the function is done, which no store knows yet; return its result."""
@@ -286,12 +325,9 @@ class WatchedCall:
         except EncodeError:
             packed = ""
         self.moments.log("done", self.what, self.name, self.call.idempotent, self.key, packed)
+        self.moments.ended()
         self.moments.at(f"end of {self.label}")
         return result
-
-    async def finish(self, answer: Awaitable[Any]) -> Any:
-        """Wait for a function that is awaited, and log that it is done."""
-        return self.end(await answer)
 
 
 def name_of_call(key: str) -> str:
