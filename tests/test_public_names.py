@@ -33,6 +33,7 @@ PUBLIC = [
     "backstay.maintenance",
     "backstay.messages",
     "backstay.retry",
+    "backstay.testing",
     "backstay.thread",
 ]
 """The modules besides ``backstay`` that users import."""

@@ -95,7 +95,8 @@ def _graph_hash(value: object, what: str) -> int:
     return value
 
 
-def _moment(value: object, what: str) -> datetime:
+def check_moment(value: object, what: str) -> datetime:
+    """Return a time in UTC; raise InvalidInput if it has no time zone."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidInput(f"{what} must be a datetime with a time zone", hint="Use datetime.now(timezone.utc)")
     try:
@@ -145,6 +146,6 @@ CHECKS: dict[str, Check] = {
     "tags": check_tags,
     "label": _optional(_text),
     "summary": _text,
-    "created_at": _moment,
+    "created_at": check_moment,
     "metadata": _metadata,
 }

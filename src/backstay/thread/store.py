@@ -56,8 +56,9 @@ def make_services(namespace: str, clock: Callable[[], datetime] | None) -> Servi
 def open(url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None) -> Store:
     """Open a store: the path of a SQLite file, ``dir:path``, ``postgresql://…`` or ``memory:``. Creates it if missing.
 
-    The store sees only its ``namespace``: the same ids in another namespace are other threads. ``clock`` gives the
-    creation time of checkpoints; nothing else depends on it.
+    The store sees only its ``namespace``: the same ids in another namespace are other threads. ``clock`` gives every
+    time that is stored, and the timeouts of questions and ages in retention are compared with it; leases use the clock
+    of the store itself. A test passes a ``backstay.testing.Clock``, which it can move.
     """
     services = make_services(namespace, clock)
     return Store(open_backend(url), services)

@@ -59,25 +59,23 @@ def number_of(*parts: object) -> int:
 
 
 class World:
-    """The file of lines: what ran, what was done, what the store was asked. A line's first word is its kind."""
+    """A file of lines, such as the log of a crash rig: what ran, what was done. A line's first word is its kind."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.is_covered: Callable[[str], bool] = lambda position: False  # by what was stored when the run was taken up
-        self.at_effect: Callable[[bool], None] = lambda is_done: None
         self._lock = threading.Lock()
 
     def tell(self, *words: object) -> None:
         """Add a line, in one write."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
+        os.write(descriptor, (json.dumps([str(word) for word in words]) + "\n").encode())
         os.close(descriptor)
 
     def lines(self, *first: str) -> list[list[str]]:
         """Return the lines that begin so, as words."""
         if not Path(self.path).exists():
             return []
-        found = [line.split() for line in Path(self.path).read_text().splitlines()]
+        found: list[list[str]] = [json.loads(line) for line in Path(self.path).read_text().splitlines()]
         return [words for words in found if words[: len(first)] == list(first)]
 
     def has_done(self, position: str, key: str) -> bool:
@@ -91,27 +89,21 @@ class World:
 
     def do(self, position: str, key: str) -> int:
         """Have an effect."""
-        self.at_effect(False)
         self.tell("effect", position, key)
-        self.at_effect(True)
         return result_of(position, key)
 
     def do_once(self, position: str, key: str, idempotency_key: str) -> int:
         """Have an effect as a provider would that knows idempotency keys: the second call with a key does nothing."""
-        self.at_effect(False)
         with self._lock:
             if not self.lines("effect", position, key, idempotency_key):
                 self.tell("effect", position, key, idempotency_key)
-        self.at_effect(True)
         return result_of(position, key)
 
     async def do_slowly(self, position: str, key: str) -> int:
         """Have an effect and let others run in the middle of it."""
-        self.at_effect(False)
         await asyncio.sleep(0)
         self.tell("effect", position, key)
         await asyncio.sleep(0)
-        self.at_effect(True)
         return result_of(position, key)
 
 
@@ -520,8 +512,6 @@ def _course(node: NodeSpec, world: World, state: State, ctx: Context | AsyncCont
     """Do what a node does; plain and asynchronous ones differ only in how its effects are done."""
     place = ctx.position
     world.tell("run", place, ctx.attempt)
-    if world.is_covered(place):
-        world.tell("again", place)
     found: list[Any] = []
     for number, op in enumerate(node.ops):
         if op == "fail":
@@ -540,7 +530,6 @@ def _course(node: NodeSpec, world: World, state: State, ctx: Context | AsyncCont
         else:
             key = f"e{number}"
             found.append((yield _act(op, key, place, world, isinstance(ctx, AsyncContext))))
-            world.tell("got", place, key)
     world.tell("ran", place)
     return _update(node, state, ctx, found)
 
