@@ -10,9 +10,7 @@ the exception.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import socket
 import sys
 import threading
 from asyncio.tasks import _enter_task, _leave_task
@@ -25,6 +23,9 @@ from backstay.engine.control import Ask, Rerouted
 from backstay.errors import InvalidInput
 
 T = TypeVar("T")
+
+SIGNAL_CHECK_S = 0.2
+"""How long the handler of a signal may wait for an idle event loop, in the rare case that the loop missed it."""
 
 _NOT_AN_INTERRUPT = (Exception, Ask, Rerouted, asyncio.CancelledError, BaseExceptionGroup)
 """A function ends by one of these in a normal run; a group may hold a question. All others are meant for the caller."""
@@ -69,8 +70,6 @@ class _Driver:
         self._is_interrupted = False  # by Ctrl-C
         self._raised: BaseException | None = None  # by a signal handler or a function; ends the run
         self._handler_before: Any = None
-        self._wake: tuple[socket.socket, socket.socket] | None = None
-        self._wakeup_before = -1
 
     # Ctrl-C -------------------------------------------------------------------------------------------------------
 
@@ -78,12 +77,7 @@ class _Driver:
         """Handle Ctrl-C, unless the program has a handler of its own."""
         if threading.current_thread() is not threading.main_thread():
             return
-        # A signal that comes just before the loop waits would otherwise be noticed only when the loop wakes up.
-        self._wake = socket.socketpair()
-        for each in self._wake:
-            each.setblocking(False)
-        self._loop.add_reader(self._wake[0], self._on_signal)
-        self._wakeup_before = signal.set_wakeup_fd(self._wake[1].fileno(), warn_on_full_buffer=False)
+        self._look_up()
         handler = signal.getsignal(signal.SIGINT)
         # The handler of another run is installed if this run was started by one of its plain functions.
         if handler is signal.default_int_handler or isinstance(getattr(handler, "__self__", None), _Driver):
@@ -94,20 +88,10 @@ class _Driver:
         """Restore the handler of Ctrl-C, unless a node has installed another one."""
         if self._handler_before is not None and signal.getsignal(signal.SIGINT) == self._on_interrupt:
             signal.signal(signal.SIGINT, self._handler_before)
-        if self._wake is not None:
-            mine = self._wake[1].fileno()
-            found = signal.set_wakeup_fd(self._wakeup_before)
-            if found not in (mine, -1):  # a node has installed another one
-                signal.set_wakeup_fd(found)
-            self._loop.remove_reader(self._wake[0])
-            for each in self._wake:
-                each.close()
 
-    def _on_signal(self) -> None:
-        """Empty the pipe: the handler itself has run by now."""
-        assert self._wake is not None
-        with contextlib.suppress(BlockingIOError):
-            self._wake[0].recv(4096)
+    def _look_up(self) -> None:
+        """Wake the loop now and then: a signal that came just before it waits is noticed only when it wakes up."""
+        self._loop.call_later(SIGNAL_CHECK_S, self._look_up)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._is_outside or self._is_interrupted or self._main.done():
