@@ -34,7 +34,7 @@ from typing import Any
 from backstay.codec import decode, encode
 from backstay.engine.build import BuiltGraph, all_graphs
 from backstay.engine.graph import Graph
-from backstay.engine.nodes import Node, NodeFunction, positional_count
+from backstay.engine.nodes import Node, NodeFunction, required_count
 from backstay.errors import EffectUnknown, EncodeError, InvalidInput
 from backstay.model.decision import Decision
 from backstay.model.runs import Outcome
@@ -391,7 +391,7 @@ def live(target: Target, request: LifeRequest) -> None:
 
 def is_program(target: Target) -> bool:
     """Return whether a target is a program of a thread and an input, not a function that returns a graph."""
-    return not isinstance(target, Graph) and positional_count(target) == 2
+    return not isinstance(target, Graph) and required_count(target) == 2
 
 
 def wants_loop(graph: Graph) -> bool:
