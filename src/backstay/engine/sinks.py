@@ -34,6 +34,7 @@ from backstay.model.checkpoint import Checkpoint, CheckpointMeta, SavedCheckpoin
 from backstay.model.frame import Frame
 from backstay.operations import rows
 from backstay.operations.arguments import StepChange, check_snapshot_fits, check_step_fits, encode_snapshot, encode_step
+from backstay.operations.drivers import finish
 from backstay.operations.retention import Keep
 from backstay.operations.save import MakeChange, SaveRequest, save_change
 from backstay.thread.access import handle_of
@@ -158,7 +159,12 @@ class StoreSink:
             return None
 
         async def wait() -> None:
-            self._saved(await handle.arun(save), run_state, record)
+            saving = handle.start(save)
+            try:
+                await finish(saving)
+            finally:  # a cancelled run knows what is stored, too
+                if saving.done() and not saving.cancelled() and saving.exception() is None:
+                    self._saved(saving.result(), run_state, record)
 
         return wait()
 
