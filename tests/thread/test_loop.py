@@ -563,8 +563,8 @@ def test_a_loop_whose_lease_was_taken_over_stores_nothing_more(store: backstay.S
     def body(loop: Loop, turn: Turn) -> None:
         turn.append(log=[turn.effect("x", tool, turn.iteration)])
         if turn.iteration == 2:
-            assert loop._lease is not None
-            expire(loop._lease)
+            assert loop._use.lease is not None
+            expire(loop._use.lease)
             with taken_over(store.thread(thread.id)), pytest.raises(backstay.Fenced):
                 turn.effect("y", tool, "must not be done")
 
@@ -580,10 +580,10 @@ def test_a_loop_whose_lease_was_taken_over_stores_nothing_more(store: backstay.S
     assert run(store.thread(thread.id), until(2)).state["log"] == ["did 1", 2]
 
 
-def test_a_lease_that_the_handle_has_already_is_used_and_kept(store: backstay.Store, thread: backstay.Thread) -> None:
+def test_a_lease_that_the_caller_took_is_used_and_kept(store: backstay.Store, thread: backstay.Thread) -> None:
     with thread.lease() as lease:
-        run(thread, until(2))
-        run(thread, until(1), input={"log": ["x"]})
+        run(thread, until(2), lease=lease)
+        run(thread, until(1), input={"log": ["x"]}, lease=lease)
         lease.raise_if_lost()
         assert lease.epoch == 1
     assert run(thread, until(1), input={"log": ["x"]}).status == "completed"

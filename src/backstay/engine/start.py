@@ -351,9 +351,8 @@ def _decision(given: Decision | str) -> Decision:
 async def _leased(setup: Setup) -> AsyncIterator[None]:
     """Use the handle alone, under the lease of the thread, unless the caller holds the lease or does not want it."""
     thread, takes_lease = setup.thread, setup.lease_s is not None
-    options = check_lease_options(
-        None, DEFAULT_LEASE_S if setup.lease_s is None else setup.lease_s, wait_s=setup.wait_s
-    )
+    ttl = DEFAULT_LEASE_S if setup.lease_s is None else setup.lease_s
+    options = check_lease_options(None, ttl, wait_s=setup.wait_s)
     if thread is None:
         yield
     elif isinstance(thread, AsyncThread):

@@ -317,9 +317,9 @@ class Thread:
         with this handle yourself, pass it as ``lease``. One run or loop may use a handle at a time; a second one waits,
         or gets Fenced. The loop continues where the last process stopped; on a new thread it saves ``initial``. Each
         turn is saved as one change when its body ends. ``input`` starts again on a finished state: lists are extended,
-        other keys set. After ``limit`` turns without ``loop.finish()``, it raises StepsExceeded. Every checkpoint gets the
-        ``metadata``. Between turns, every ``pause_check_s`` seconds, it checks for ``request_pause``. ``loop.status``
-        says how the loop ended: a turn that waits for a decision ends the block without an error.
+        other keys set. After ``limit`` turns without ``loop.finish()``, it raises StepsExceeded. Every checkpoint gets
+        the ``metadata``. Between turns, every ``pause_check_s`` seconds, it checks for ``request_pause``.
+        ``loop.status`` says how the loop ended: a turn that waits for a decision ends the block without an error.
         """
         options = check_lease_options(owner, ttl, True, None, wait_s)
         return Loop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options, lease))
