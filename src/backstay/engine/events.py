@@ -340,4 +340,4 @@ async def _read(feed: Feed, run: Callable[[Feed], Awaitable[Result]]) -> AsyncGe
             running.cancel()
             await finish(asyncio.wait([running]))  # the reader may be cancelled again while the run releases its lease
         if not running.cancelled():
-            running.exception()  # otherwise asyncio would report an error that nobody has seen
+            running.exception()  # mark it as seen, or asyncio would log it

@@ -68,23 +68,31 @@ class Offload:
 
 
 def _call_for(loop: AbstractEventLoop, future: Future[T], call: Callable[[], T]) -> None:
-    """Call a function in a worker thread, and settle the future in the thread of its event loop."""
-    settle: Callable[[Any], None]
-    outcome: object
+    """Call a function in a worker thread on behalf of a future."""
     try:
-        settle, outcome = future.set_result, call()
-    except StopIteration as error:  # a future cannot hold one, and its waiter would wait forever
-        settle, outcome = future.set_exception, RuntimeError(f"the function raised {error!r}")
+        result = call()
     except BaseException as error:
-        settle, outcome = future.set_exception, error
+        _settle(loop, future, None, error)
+    else:
+        _settle(loop, future, result, None)
+    del future  # it refers to the error, and the error to this frame
+
+
+def _settle(loop: AbstractEventLoop, future: Future[Any], result: Any, error: BaseException | None) -> None:
+    """Settle a future of an event loop from another thread."""
+    if isinstance(error, StopIteration):  # a future cannot hold one, and its waiter would wait forever
+        error = RuntimeError("the function raised StopIteration")
+
+    def settle() -> None:
+        if future.done():  # its waiter was cancelled
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
     with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no waiter
-        loop.call_soon_threadsafe(_settle, future, settle, outcome)
-    del future, settle, outcome  # an error refers to this frame, which must not refer to the error
-
-
-def _settle(future: Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
-    if not future.done():  # otherwise its waiter was cancelled
-        settle(outcome)
+        loop.call_soon_threadsafe(settle)
 
 
 async def finish(work: Awaitable[T]) -> T:

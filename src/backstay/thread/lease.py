@@ -4,7 +4,7 @@ Only saves through the handle that took the lease carry it. The store checks ins
 writes; a lease object only lets its holder know early that it must stop. ``LeaseBase`` is the common part: ``Lease``
 and ``AsyncLease`` differ in how they reach the store, and a lost ``AsyncLease`` cancels the body of its block.
 
-The store cannot tell two runs apart that save through the same handle, so only one run or loop may use a handle at a
+To the store, two runs that save through the same handle look like one, so only one run or loop may use a handle at a
 time: see ``HandleUse``.
 """
 
