@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -214,7 +215,7 @@ def test_a_reader_that_stops_at_any_event_leaves_no_lease(url: str) -> None:
         async with striking(url) as (_, store):
             for stop in range(20):
                 thread = store.thread(f"t{stop}")
-                async with contextlib.aclosing(graph.stream(thread, {}, lease_s=FOREVER_S)) as events:  # type: ignore[type-var]
+                async with contextlib.aclosing(graph.stream(thread, {}, lease_s=FOREVER_S)) as events:
                     index = 0
                     async for event in events:
                         if index == stop:
@@ -388,6 +389,31 @@ def test_waiting_for_a_lease_does_not_stop_the_event_loop_of_a_plain_store(url: 
 
     with backstay.open(url) as store:
         asyncio.run(main(store))
+
+
+class Interrupting:
+    """A store that sends Ctrl-C to the program when a lease is asked for the second time."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._asked = 0
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb == "acquire":
+            self._asked += 1
+            if self._asked == 2:
+                signal.raise_signal(signal.SIGINT)
+        return getattr(self._backend, verb)
+
+
+def test_ctrl_c_ends_the_wait_for_a_lease(url: str) -> None:
+    backend = open_backend(url)
+    with backstay.Store(backend, make_services("", None)) as holder:
+        waiter = backstay.Store(Interrupting(backend), make_services("", None)).thread("t")
+        graph = Walk().chain("a")
+        with holder.thread("t").lease(ttl=FOREVER_S), pytest.raises(KeyboardInterrupt):
+            graph.run_sync(waiter, {}, wait_s=FOREVER_S)
+        assert graph.run_sync(waiter, {}).status is Status.COMPLETED
 
 
 # Worker threads -----------------------------------------------------------------------------------------------------

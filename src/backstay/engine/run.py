@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from backstay.engine import events
 from backstay.engine.approvals import Approvals, check_state_answer, check_target
@@ -107,12 +107,16 @@ class Runner:
                 raise
             return await self._failed(failures)
         except asyncio.CancelledError as cancelled:
-            try:
-                await self._flush("cancelled")
-            except Exception as error:
-                raise cancelled from error
-            raise
+            await self._cancelled(cancelled)
         return self.result(Status.COMPLETED)
+
+    async def _cancelled(self, cancelled: asyncio.CancelledError) -> NoReturn:
+        """Store how far the run came, and raise the cancellation. If that cannot be stored, the error is its cause."""
+        try:
+            await self._flush("cancelled")
+        except Exception as error:
+            raise cancelled from error
+        raise cancelled
 
     def result(self, status: Status, **rest: Any) -> Result:
         """Return the result of the run as it is now."""

@@ -24,7 +24,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from backstay.codec import decode, encode
 from backstay.engine.state import RunState
@@ -55,6 +55,9 @@ __all__ = [
     "Tee",
     "Throttle",
 ]
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 RUNS_MAX: Final = 100_000  # unfinished runs that a wrapper remembers; then it forgets the least recent one
 FAILURES_MAX: Final = 100  # errors that OnFailure keeps; the oldest go first
@@ -163,7 +166,7 @@ class StoreSink:
             try:
                 await finish(saving)
             finally:  # a cancelled run knows what is stored, too
-                if saving.done() and not saving.cancelled() and saving.exception() is None:
+                if _has_succeeded(saving):
                     self._saved(saving.result(), run_state, record)
 
         return wait()
@@ -179,8 +182,11 @@ class StoreSink:
             return None
 
         async def wait() -> None:
-            await self._handle.arun(rows.write, *arguments)
-            record.is_stored = True
+            writing = self._handle.start(rows.write, *arguments)
+            try:
+                await finish(writing)
+            finally:
+                record.is_stored = _has_succeeded(writing)
 
         return wait()
 
@@ -228,6 +234,10 @@ class StoreSink:
             gone = [key for key in run_state.gone if key in self._stored]
             change.append, change.put, change.delete = append, put, gone
         return partial(check_step_fits, encode_step(change))
+
+
+def _has_succeeded(work: Future[Any]) -> bool:
+    return work.done() and not work.cancelled() and work.exception() is None
 
 
 class Retained:

@@ -17,6 +17,7 @@ from backstay.engine.build import BuiltGraph
 from backstay.engine.compatibility import Judgement, Verdict, current_names, migrate, require
 from backstay.engine.control import Cancellation
 from backstay.engine.declaration import check_limit
+from backstay.engine.driver import call_outside
 from backstay.engine.durable import (
     DurableRun,
     RunOptions,
@@ -359,7 +360,10 @@ async def _leased(setup: Setup) -> AsyncIterator[None]:
         async with AsyncHandleUse(thread, setup.lease, options, takes_lease):
             yield
     else:
-        with HandleUse(thread, setup.lease, options, takes_lease):
+        use = HandleUse(thread, setup.lease, options, takes_lease)
+        call_outside(use.__enter__, ())  # so that Ctrl-C ends the wait
+        with contextlib.ExitStack() as stack:
+            stack.push(use)
             yield
 
 
