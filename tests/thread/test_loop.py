@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
+import gc
 import json
+import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import backstay
+from backstay import durable
 from backstay.errors import EffectChanged, InvalidInput, StepsExceeded
 from backstay.model.fields import Usage
 from backstay.model.frame import End
@@ -563,8 +567,8 @@ def test_a_loop_whose_lease_was_taken_over_stores_nothing_more(store: backstay.S
     def body(loop: Loop, turn: Turn) -> None:
         turn.append(log=[turn.effect("x", tool, turn.iteration)])
         if turn.iteration == 2:
-            assert loop._lease is not None
-            expire(loop._lease)
+            assert loop._use.lease is not None
+            expire(loop._use.lease)
             with taken_over(store.thread(thread.id)), pytest.raises(backstay.Fenced):
                 turn.effect("y", tool, "must not be done")
 
@@ -580,10 +584,10 @@ def test_a_loop_whose_lease_was_taken_over_stores_nothing_more(store: backstay.S
     assert run(store.thread(thread.id), until(2)).state["log"] == ["did 1", 2]
 
 
-def test_a_lease_that_the_handle_has_already_is_used_and_kept(store: backstay.Store, thread: backstay.Thread) -> None:
+def test_a_lease_that_the_caller_took_is_used_and_kept(store: backstay.Store, thread: backstay.Thread) -> None:
     with thread.lease() as lease:
-        run(thread, until(2))
-        run(thread, until(1), input={"log": ["x"]})
+        run(thread, until(2), lease=lease)
+        run(thread, until(1), input={"log": ["x"]}, lease=lease)
         lease.raise_if_lost()
         assert lease.epoch == 1
     assert run(thread, until(1), input={"log": ["x"]}).status == "completed"
@@ -595,6 +599,37 @@ def test_a_loop_that_cannot_begin_gives_its_lease_back(store: backstay.Store, th
     assert list(thread.history()) == []
     with store.thread(thread.id).lease():
         pass
+
+
+def test_the_lease_of_a_loop_that_is_gone_in_the_middle_of_a_turn_expires(store: backstay.Store) -> None:
+    """An interrupt may come before the first line that leaves the block."""
+    loop = store.thread("t").loop({"log": []}, ttl=0.2).__enter__()
+    next(loop)
+    del loop
+    gc.collect()  # a loop and its turn know each other
+    with store.thread("t").lease(wait_s=30):
+        pass
+    assert durable.call(int)("7") == 7  # here it is an ordinary function again
+
+
+def test_a_thread_that_outlives_its_turn_makes_no_durable_calls(store: backstay.Store) -> None:
+    """It would do them without a record."""
+    done: list[int] = []
+    with store.thread("t").loop({"log": []}) as loop:
+        for _ in loop:
+            context = contextvars.copy_context()
+            loop.finish()
+    del loop, _
+    gc.collect()
+    late = threading.Thread(target=context.run, args=(_call_late, done))
+    late.start()
+    late.join()
+    assert done == []
+
+
+def _call_late(done: list[int]) -> None:
+    with pytest.raises(InvalidInput, match="after the turn or node that it belongs to had ended"):
+        durable.effect(done.append)(1)
 
 
 def test_a_loop_is_used_once_and_only_in_its_block(thread: backstay.Thread) -> None:

@@ -159,8 +159,8 @@ def test_a_body_whose_lease_is_lost_is_cancelled(url: str) -> None:
             turn.append(log=[turn.iteration])
             if turn.iteration < 2:
                 return
-            assert loop._lease is not None
-            hold = loop._lease._taken()
+            assert loop._use.lease is not None
+            hold = loop._use.lease._taken()
             await asyncio.to_thread(access_of(store).store.release, hold.branch, hold.epoch, hold.request.token)
             async with other.lease():
                 try:

@@ -105,8 +105,10 @@ class Cancellation:
         self._watchers.append(watcher)
         try:
             yield self
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if not self._cancelled or task.uncancel() > 0:
                 raise
+            if error.__cause__ is not None:  # the run could not be stored
+                raise error.__cause__ from None
         finally:
             self._watchers.remove(watcher)

@@ -45,10 +45,10 @@ class DurableRun:
         self._pause_checked = float("-inf")
 
     async def run(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation on the store."""
+        """Run an operation on the store. It has ended when a cancelled run releases its lease."""
         if self.handle.blocking:
             return self.handle.run(operation, *args, **kwargs)
-        return await self.handle.arun(operation, *args, **kwargs)
+        return await self.handle.finish(operation, *args, **kwargs)
 
     async def settle(self, checkpoint_id: str, asked: Question) -> Decision | InterruptRecord:
         """Return the decision on a question, or the record that waits for one."""
@@ -362,10 +362,11 @@ class RunRecorder:
             except Exception as error:
                 self.emit(events.SinkFailed(type(self.sink).__name__, type(error).__name__, event.step, cause))
                 raise
-            head = self.store.head if self.store is not None else None
-            for _, trunk, ahead, totals in [each for each in made if each[0].is_stored]:
-                self._trunk_stored, self.totals_stored = trunk, totals
-                self._ahead = {name: moved for name, moved in self._ahead.items() if ahead.get(name) != moved}
+            finally:  # a save that was cancelled is stored nevertheless
+                head = self.store.head if self.store is not None else None
+                for _, trunk, ahead, totals in [each for each in made if each[0].is_stored]:
+                    self._trunk_stored, self.totals_stored = trunk, totals
+                    self._ahead = {name: moved for name, moved in self._ahead.items() if ahead.get(name) != moved}
             saved = head.id if head is not None and head is not before else None
             self.emit(events.CheckpointSaved(saved, event.step, cause, node))
 

@@ -24,6 +24,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 from backstay.errors import BackstayError, InvalidInput, Rejected
 from backstay.model.checkpoint import Checkpoint
 from backstay.model.decision import DecisionKind, Interrupt
+from backstay.operations.drivers import finish
 from backstay.operations.interrupts import InterruptRecord
 
 __all__ = [
@@ -337,4 +338,6 @@ async def _read(feed: Feed, run: Callable[[Feed], Awaitable[Result]]) -> AsyncGe
     finally:
         if not running.done():
             running.cancel()
-            await asyncio.wait([running])
+            await finish(asyncio.wait([running]))  # the reader may be cancelled again while the run releases its lease
+        if not running.cancelled():
+            running.exception()  # mark it as seen, or asyncio would log it

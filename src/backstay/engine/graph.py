@@ -45,6 +45,7 @@ from backstay.errors import InvalidInput
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta
 from backstay.operations.arguments import id_of
 from backstay.thread.access import access_of, handle_of
+from backstay.thread.lease import AsyncLease, Lease
 from backstay.thread.store import AsyncStore, Store
 from backstay.thread.thread import AsyncThread, Thread
 
@@ -56,7 +57,9 @@ class RunKeywords(TypedDict, total=False):
     returns the sink to use; ``trigger`` decides when. ``on_event`` is called with each event. ``runtime`` has values
     for fields that are not stored. ``lease_s`` is how long the lease of the thread lasts without a save (None: the
     caller makes sure that no other process runs the thread), ``wait_s`` how long to wait for a lease that a killed
-    process left behind. ``pause_check_s`` is how often the run looks for a request to pause. ``cancel`` ends the run.
+    process left behind, or for another run on the same handle. If you took the lease with this handle yourself, pass it
+    as ``lease``; a replay takes its own, on the new branch. ``pause_check_s`` is how often the run looks for a request
+    to pause. ``cancel`` ends the run.
     """
 
     sink: CheckpointSink | Compose | None
@@ -65,6 +68,7 @@ class RunKeywords(TypedDict, total=False):
     runtime: Mapping[str, Any]
     lease_s: float | None
     wait_s: float
+    lease: Lease | AsyncLease | None
     pause_check_s: float
     cancel: Cancellation | None
 

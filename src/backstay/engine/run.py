@@ -10,8 +10,8 @@ people become a ``Result``; exceptions that leave this file come from the store 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 from backstay.engine import events
 from backstay.engine.approvals import Approvals, check_state_answer, check_target
@@ -44,6 +44,7 @@ from backstay.errors import (
 )
 from backstay.model.decision import Decision, Interrupt
 from backstay.model.frame import End, FanOut, NextNode
+from backstay.operations.drivers import finish
 from backstay.operations.question import close_ended
 from backstay.thread.access import saved_by
 
@@ -105,10 +106,17 @@ class Runner:
             if failures is None or others is not None or not isinstance(failures, Exception):
                 raise
             return await self._failed(failures)
-        except asyncio.CancelledError:
-            await self._flush("cancelled")
-            raise
+        except asyncio.CancelledError as cancelled:
+            await self._cancelled(cancelled)
         return self.result(Status.COMPLETED)
+
+    async def _cancelled(self, cancelled: asyncio.CancelledError) -> NoReturn:
+        """Store how far the run came, and raise the cancellation. If that cannot be stored, the error is its cause."""
+        try:
+            await self._flush("cancelled")
+        except Exception as error:
+            raise cancelled from error
+        raise cancelled
 
     def result(self, status: Status, **rest: Any) -> Result:
         """Return the result of the run as it is now."""
@@ -154,8 +162,7 @@ class Runner:
         if self.recorder.is_damaged:  # a node changed the state in place: only the stored state can be trusted
             return
         root = self.recorder.root
-        saving = self.recorder.notify(root, root.here, cause, interrupt=interrupt)
-        await asyncio.shield(asyncio.ensure_future(saving))
+        await self.recorder.notify(root, root.here, cause, interrupt=interrupt)
 
     # One graph ------------------------------------------------------------------------------------------------------
 
@@ -394,7 +401,7 @@ class Runner:
                 was_done = job.done
                 await self._job(activation, job)
                 if not was_done and self.durable is not None:
-                    await _finish_even_if_cancelled(store_finished(self.durable))
+                    await finish(store_finished(self.durable))  # stored even if another branch fails
                 if not job.looked:
                     question = self.approvals.after(activation, job.node, job.visit, job.key)
                     if question is not None:
@@ -409,19 +416,6 @@ class Runner:
                 job.path, job.notes = [], {}
                 self.recorder.mark_moved()
                 await self.recorder.notify(activation, job.node, "manual", requested=True)
-
-
-async def _finish_even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Await work to its end, even if the caller is cancelled: a finished branch is stored even if another one fails."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:  # may come several times; raise it when the work is done
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
 
 
 def _decisive_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

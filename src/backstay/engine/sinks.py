@@ -24,7 +24,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from backstay.codec import decode, encode
 from backstay.engine.state import RunState
@@ -34,6 +34,7 @@ from backstay.model.checkpoint import Checkpoint, CheckpointMeta, SavedCheckpoin
 from backstay.model.frame import Frame
 from backstay.operations import rows
 from backstay.operations.arguments import StepChange, check_snapshot_fits, check_step_fits, encode_snapshot, encode_step
+from backstay.operations.drivers import finish
 from backstay.operations.retention import Keep
 from backstay.operations.save import MakeChange, SaveRequest, save_change
 from backstay.thread.access import handle_of
@@ -54,6 +55,9 @@ __all__ = [
     "Tee",
     "Throttle",
 ]
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 RUNS_MAX: Final = 100_000  # unfinished runs that a wrapper remembers; then it forgets the least recent one
 FAILURES_MAX: Final = 100  # errors that OnFailure keeps; the oldest go first
@@ -158,7 +162,12 @@ class StoreSink:
             return None
 
         async def wait() -> None:
-            self._saved(await handle.arun(save), run_state, record)
+            saving = handle.start(save)
+            try:
+                await finish(saving)
+            finally:  # a cancelled run knows what is stored, too
+                if _has_succeeded(saving):
+                    self._saved(saving.result(), run_state, record)
 
         return wait()
 
@@ -173,8 +182,11 @@ class StoreSink:
             return None
 
         async def wait() -> None:
-            await self._handle.arun(rows.write, *arguments)
-            record.is_stored = True
+            writing = self._handle.start(rows.write, *arguments)
+            try:
+                await finish(writing)
+            finally:
+                record.is_stored = _has_succeeded(writing)
 
         return wait()
 
@@ -222,6 +234,10 @@ class StoreSink:
             gone = [key for key in run_state.gone if key in self._stored]
             change.append, change.put, change.delete = append, put, gone
         return partial(check_step_fits, encode_step(change))
+
+
+def _has_succeeded(work: Future[Any]) -> bool:
+    return work.done() and not work.cancelled() and work.exception() is None
 
 
 class Retained:

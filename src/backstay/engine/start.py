@@ -17,6 +17,7 @@ from backstay.engine.build import BuiltGraph
 from backstay.engine.compatibility import Judgement, Verdict, current_names, migrate, require
 from backstay.engine.control import Cancellation
 from backstay.engine.declaration import check_limit
+from backstay.engine.driver import call_outside
 from backstay.engine.durable import (
     DurableRun,
     RunOptions,
@@ -50,10 +51,11 @@ from backstay.operations.question import close_ended, line_name_of
 from backstay.operations.records import find_by_id
 from backstay.operations.save import SaveRequest, fork
 from backstay.store.base import Backend, no_checkpoint
-from backstay.thread.access import handle_of
+from backstay.thread.lease import AsyncHandleUse, AsyncLease, HandleUse, Lease, check_lease_options
 from backstay.thread.thread import AsyncThread, Thread
 
 AnyThread = Thread | AsyncThread
+DEFAULT_LEASE_S = 30.0
 Compose = Callable[[StoreSink], CheckpointSink]
 
 Answers = Decision | str | Mapping[str, Decision | str] | None
@@ -73,8 +75,9 @@ class Setup:
     trigger: Trigger = field(default_factory=every_node)
     on_event: Callable[[events.Event], None] | None = None
     runtime: Mapping[str, Any] = field(default_factory=dict)  # values of fields that are not stored
-    lease_s: float | None = 30.0  # None = the caller makes sure that no other process runs the thread
-    wait_s: float = 0.0  # how long to wait for the lease
+    lease_s: float | None = DEFAULT_LEASE_S  # None = the caller makes sure that no other process runs the thread
+    wait_s: float = 0.0  # how long to wait for the lease, and for another run on the same handle
+    lease: Lease | AsyncLease | None = None  # the caller's, of this very handle
     pause_check_s: float = 0.2
     blocking: bool = False
     cancel: Cancellation | None = None
@@ -347,15 +350,20 @@ def _decision(given: Decision | str) -> Decision:
 
 @contextlib.asynccontextmanager
 async def _leased(setup: Setup) -> AsyncIterator[None]:
-    """Hold the lease of the thread, unless the caller holds it or does not want it."""
-    thread = setup.thread
-    if thread is None or setup.lease_s is None or handle_of(thread).cursor.lease is not None:
+    """Use the handle alone, under the lease of the thread, unless the caller holds the lease or does not want it."""
+    thread, takes_lease = setup.thread, setup.lease_s is not None
+    ttl = DEFAULT_LEASE_S if setup.lease_s is None else setup.lease_s
+    options = check_lease_options(None, ttl, wait_s=setup.wait_s)
+    if thread is None:
         yield
     elif isinstance(thread, AsyncThread):
-        async with thread.lease(ttl=setup.lease_s, wait_s=setup.wait_s):
+        async with AsyncHandleUse(thread, setup.lease, options, takes_lease):
             yield
     else:
-        with thread.lease(ttl=setup.lease_s, wait_s=setup.wait_s):
+        use = HandleUse(thread, setup.lease, options, takes_lease)
+        call_outside(use.__enter__, ())  # so that Ctrl-C ends the wait
+        with contextlib.ExitStack() as stack:
+            stack.push(use)
             yield
 
 
@@ -462,6 +470,11 @@ async def replay(
     """Fork the thread at a checkpoint and run from there."""
     if effects not in (REPLAY, AGAIN):
         raise InvalidInput(f"effects is {effects!r:.40}", hint=f"Use {REPLAY!r} or {AGAIN!r}")
+    if setup.lease is not None:
+        raise InvalidInput(
+            "a replay runs on a new branch, which the lease does not cover",
+            hint="Leave lease= out: the replay takes the lease of the new branch",
+        )
     durable = setup.durable("replay")
     checkpoint = await _load_checkpoint(durable, which)
     check_keys(setup.built, "set", put or {})

@@ -17,13 +17,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from backstay.errors import Corrupted
-from backstay.operations.drivers import Offload
+from backstay.operations.drivers import Offload, finish
 from backstay.operations.leases import Heartbeat, HeldLease
 from backstay.pieces.head_state import HeadState
 from backstay.store.base import Backend, BranchKey, Head, Row
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,6 +120,10 @@ class Base:
         return (self.number, self.last_seq, mine and mine.seq) == (other.number, other.last_seq, theirs and theirs.seq)
 
 
+def _nobody() -> None:
+    return None
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Cursor:
     """The place of one handle in its branch."""
@@ -127,10 +134,31 @@ class Cursor:
     lease: HeldLease | None = None  # the lease that this handle's saves are written under
     leftovers: list[Callable[[Backend], object]] = field(default_factory=list)  # undo the work of cancelled callers
     lock: threading.RLock = field(default_factory=threading.RLock)
+    user: Callable[[], object | None] = _nobody  # a weak reference to the run or loop that uses this handle
+    user_lock: threading.RLock = field(default_factory=threading.RLock)  # never held while anything waits
     recent: Mapping[BranchKey, Cursor] = field(default_factory=dict)  # of all handles of the store
 
     def __post_init__(self) -> None:
         _reset_after_fork.add(self)
+
+    @property
+    def is_leased(self) -> bool:
+        """Return whether this handle holds a lease that an object is left to release."""
+        lease = self.lease
+        return lease is not None and not lease.is_abandoned
+
+    def start_use(self, user: object, may_be_leased: bool) -> bool:
+        """Let a run or loop use this handle, if no other one does and it holds no lease that is not for this one."""
+        with self.user_lock:
+            if self.user() is not None or (self.is_leased and not may_be_leased):
+                return False
+            self.user = weakref.ref(user)
+            return True
+
+    def end_use(self, user: object) -> None:
+        """End the use of this handle by a run or loop."""
+        if self.user() is user:
+            self.user = _nobody
 
     @property
     def token(self) -> str | None:
@@ -179,7 +207,8 @@ class Cursor:
     def reset(self) -> None:
         """Start from scratch in a forked process, where no other thread can release the lock."""
         self.lock = threading.RLock()
-        self.lease = None  # it belongs to the parent
+        self.user_lock = threading.RLock()
+        self.lease, self.user = None, _nobody  # they belong to the parent
         self.leftovers = []
         self.head_state = None
 
@@ -209,9 +238,17 @@ class Handle:
             error.thread = error.thread or cursor.branch.thread
             raise
 
+    def start(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Start an operation in a worker thread, with the handle's lock, and return a future of its result."""
+        return self.access.offload.start(lambda: self.run(operation, *args, **kwargs))
+
     async def arun(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation in a worker thread, with the handle's lock."""
-        return await self.access.offload.run(lambda: self.run(operation, *args, **kwargs))
+        """Run an operation in a worker thread. A cancelled caller leaves at once; the operation runs to its end."""
+        return await self.start(operation, *args, **kwargs)
+
+    async def finish(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in a worker thread. A cancelled caller leaves when the operation has ended."""
+        return await finish(self.start(operation, *args, **kwargs))
 
     def run_either(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run an operation in this thread, or return an awaitable if an event loop uses the handle."""

@@ -13,10 +13,11 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future
     from concurrent.futures import ThreadPoolExecutor
 
 P = ParamSpec("P")
@@ -27,7 +28,7 @@ WORKERS_MAX = 8
 
 
 class Offload:
-    """Runs operations in worker threads on behalf of an event loop."""
+    """Runs operations in worker threads on behalf of an event loop. A call that was started always runs to its end."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -35,11 +36,17 @@ class Offload:
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a worker and wait for it. A cancelled caller leaves at once; the call runs to its end."""
+        return await self.start(function, *args, **kwargs)
+
+    def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Start a call in a worker, and return a future of its result. Cancelling the future does not stop the call."""
         import asyncio
 
-        return await asyncio.get_running_loop().run_in_executor(
-            self._workers(), functools.partial(function, *args, **kwargs)
-        )
+        loop = asyncio.get_running_loop()
+        future: Future[T] = loop.create_future()
+        # Not run_in_executor: cancelling its future takes a call off the queue that no worker has started yet.
+        self._workers().submit(_call_for, loop, future, functools.partial(function, *args, **kwargs))
+        return future
 
     def submit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a function in a worker without waiting for it."""
@@ -58,6 +65,52 @@ class Offload:
             self._pool = ThreadPoolExecutor(WORKERS_MAX, thread_name_prefix="backstay")
             self._process = os.getpid()
         return self._pool
+
+
+def _call_for(loop: AbstractEventLoop, future: Future[T], call: Callable[[], T]) -> None:
+    """Call a function in a worker thread on behalf of a future."""
+    try:
+        result = call()
+    except BaseException as error:
+        _settle(loop, future, None, error)
+    else:
+        _settle(loop, future, result, None)
+    del future  # it refers to the error, and the error to this frame
+
+
+def _settle(loop: AbstractEventLoop, future: Future[Any], result: Any, error: BaseException | None) -> None:
+    """Settle a future of an event loop from another thread."""
+    if isinstance(error, StopIteration):  # a future cannot hold one, and its waiter would wait forever
+        error = RuntimeError("the function raised StopIteration")
+
+    def settle() -> None:
+        if future.done():  # its waiter was cancelled
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no waiter
+        loop.call_soon_threadsafe(settle)
+
+
+async def finish(work: Awaitable[T]) -> T:
+    """Await work to its end, even if the caller is cancelled any number of times; then raise the cancellation.
+
+    If the work failed too, its error is the cause of the cancellation.
+    """
+    import asyncio
+
+    future, cancelled = asyncio.ensure_future(work), None
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return future.result()
+    raise cancelled from None if future.cancelled() else future.exception()
 
 
 def in_event_loop() -> bool:

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import inspect
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -156,18 +157,30 @@ class _Scope:
     names: CallNames = field(default_factory=CallNames)
 
 
-_place: ContextVar[CallSite | None] = ContextVar("backstay_place", default=None)
+class Place:
+    """A turn or node, and the task or thread that runs it.
+
+    Both are weak references: an interrupt may keep a loop from resetting the place, and a turn refers to its loop,
+    which holds a lease.
+    """
+
+    def __init__(self, site: CallSite) -> None:
+        self.site = weakref.ref(site)
+        self.owner = weakref.ref(current_task())
+
+
+_place: ContextVar[Place | None] = ContextVar("backstay_place", default=None)
 _scope: ContextVar[_Scope | None] = ContextVar("backstay_scope", default=None)
 
 
-def current_place() -> CallSite | None:
+def current_place() -> Place | None:
     """Return the turn or node that decorated functions belong to here; None outside of a run."""
     return _place.get()
 
 
-def set_place(site: CallSite | None) -> None:
+def set_place(place: CallSite | Place | None) -> None:
     """Let decorated functions belong to this turn or node from now on, in this context."""
-    _place.set(site)
+    _place.set(Place(place) if isinstance(place, CallSite) else place)
 
 
 class CallSite(ABC):
@@ -397,9 +410,15 @@ class DurableFunction(Generic[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Make the call in the turn or node that runs now."""
-        site = cast("PlainCalls | AsyncCalls | None", _place.get())
-        if site is None:
+        place = _place.get()
+        site = cast("PlainCalls | AsyncCalls | None", None if place is None else place.site())
+        if place is None or (site is None and place.owner() is current_task()):  # an interrupt left the place behind
             return self.function(*args, **kwargs)
+        if site is None:  # a task or thread has outlived the turn or node that started it
+            raise InvalidInput(
+                f"{self.name}() was called after the turn or node that it belongs to had ended",
+                hint="Wait in a turn or node for every task and thread that it starts",
+            )
         is_async = inspect.iscoroutinefunction(self.function)
         if isinstance(site, AsyncCalls) != is_async:
             kinds = ("a coroutine function", "plain") if is_async else ("a plain function", "a coroutine")

@@ -3,6 +3,9 @@
 Only saves through the handle that took the lease carry it. The store checks inside every save that no other worker
 writes; a lease object only lets its holder know early that it must stop. ``LeaseBase`` is the common part: ``Lease``
 and ``AsyncLease`` differ in how they reach the store, and a lost ``AsyncLease`` cancels the body of its block.
+
+To the store, two runs that save through the same handle look like one, so only one run or loop may use a handle at a
+time: see ``HandleUse``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from backstay.errors import BackstayError, Fenced, InvalidInput
 from backstay.model.ids import check_label
-from backstay.operations.cursor import Handle
+from backstay.operations.cursor import Cursor, Handle
 from backstay.operations.drivers import TaskCancellation, async_sleep
 from backstay.operations.leases import HeldLease, LeaseLoss, short_name
 from backstay.store.base import Backend
@@ -33,6 +36,10 @@ TTL_S_MIN = 0.05
 TTL_S_MAX = 86_400.0
 ACQUIRE_RETRY_S = 0.1
 """How long to wait for another worker's lease to end before asking the store again."""
+
+HANDLE_RETRY_S = 0.01
+HANDLE_WAIT_S = 0.5
+"""How long a run or loop at least waits for another one on its handle: a cancelled one needs a moment to end."""
 
 CLAIMS_MAX = 1000
 """The most leases that can be claimed at once."""
@@ -71,7 +78,11 @@ class LeaseOptions:
 
 
 def check_lease_options(
-    owner: str | None, ttl: float, heartbeat: bool, on_lost: Callable[[Any], None] | None, wait_s: float = 0.0
+    owner: str | None,
+    ttl: float,
+    heartbeat: bool = True,
+    on_lost: Callable[[Any], None] | None = None,
+    wait_s: float = 0.0,
 ) -> LeaseOptions:
     """Return the options of a lease, checked."""
     if not isinstance(heartbeat, bool):
@@ -103,7 +114,6 @@ class LeaseBase:
         self._held: HeldLease | None = None
         self._request: LeaseRequest | None = None  # the last one sent to the store
         self._entered = False
-        self._abandoned = False
         self._failure: BaseException | None = None  # raised by on_lost
 
     @property
@@ -155,14 +165,8 @@ class LeaseBase:
 
     def _acquire(self, store: Backend) -> None:
         cursor, request, other = self._cursor, self._options.request(), self._cursor.lease
-        if other is not None and not other.is_abandoned:
-            raise InvalidInput(
-                f"this handle already holds the lease on branch {cursor.branch.name!r}",
-                thread=cursor.branch.thread,
-                hint="Use that lease, or another handle: store.thread(…)",
-            )
-        if self._abandoned:
-            return
+        if cursor.is_leased:
+            raise _handle_is_busy(cursor, is_used=False)
         if other is not None:
             cursor.lease = None
             with contextlib.suppress(BackstayError):
@@ -236,8 +240,7 @@ class LeaseBase:
             raise
 
     def _abandon(self, store: Backend) -> None:
-        """Undo an acquisition whose caller was cancelled."""
-        self._abandoned = True
+        """Release the lease of a caller that was cancelled before its block started."""
         if self._held is not None:
             with contextlib.suppress(BackstayError):  # no caller is left to get the error
                 self._release(store)
@@ -361,20 +364,24 @@ class AsyncLease(LeaseBase):
 
     async def release(self) -> None:
         """Release the lease. Raises Fenced if it was lost. Releasing twice does nothing."""
-        await self._handle.arun(self._release)
+        await self._handle.finish(self._release)
 
     async def __aenter__(self) -> AsyncLease:
         self._enter()
-        if self._held is None:
+        try:
+            if self._held is not None and self.lost:
+                await self._handle.finish(self._renew_or_release)
             deadline = time.monotonic() + self._options.wait_s
-            while True:
+            while self._held is None:
                 try:
-                    await self._handle.arun_undoable(self._acquire, self._abandon)
-                    break
+                    await self._handle.finish(self._acquire)
                 except Fenced as error:
                     await async_sleep(self._retry_after(deadline, error))
-        elif self.lost:
-            await self._handle.arun(self._renew_or_release)
+        except Exception:
+            raise
+        except BaseException:  # the caller is cancelled, and no block will release what was taken
+            await self._handle.finish(self._abandon)
+            raise
         self._body = TaskCancellation()
         if self._taken().loss is not None:  # the body could not be cancelled yet
             self._body.end(None)
@@ -398,6 +405,135 @@ class AsyncLease(LeaseBase):
     def _stop_body(self) -> None:
         if self._body is not None:
             self._body.start()
+
+
+# The use of a handle by a run or loop --------------------------------------------------------------------------------
+
+
+class HandleUseBase:
+    """The use of a handle by one run or loop, under the lease that the caller took, or one of its own, or none.
+
+    The handle knows its user by a weak reference: if an interrupt keeps the use from ending, it ends with the object.
+    """
+
+    def __init__(self, handle: Handle, given: object, options: LeaseOptions, takes_lease: bool) -> None:
+        if given is not None and not isinstance(given, LeaseBase):
+            raise InvalidInput(
+                f"lease must be a lease that you took, not {type(given).__name__}",
+                hint="Write: with thread.lease() as lease: …, and pass lease=lease",
+            )
+        if given is not None and given._cursor is not handle.cursor:
+            raise InvalidInput(
+                f"this handle of thread {handle.cursor.branch.thread!r} did not take the lease",
+                thread=handle.cursor.branch.thread,
+                hint="Run on lease.thread, the handle that took it",
+            )
+        self._cursor = handle.cursor
+        self._given = given
+        self._options = options
+        self._takes_lease = takes_lease and given is None
+        self._started = 0.0
+
+    def _try_start(self) -> bool:
+        return self._cursor.start_use(self, may_be_leased=self._given is not None)
+
+    def _retry_after(self) -> float:
+        """Return how long to wait before trying again; raise Fenced after the deadline."""
+        is_used = self._cursor.user() is not None
+        wait_s = max(self._options.wait_s, HANDLE_WAIT_S if is_used else 0.0)
+        left = self._started + wait_s - time.monotonic()
+        if left <= 0:
+            raise _handle_is_busy(self._cursor, is_used)
+        return min(HANDLE_RETRY_S, left)
+
+    def _lease_options(self) -> LeaseOptions:
+        """Return the options of the lease to take, with the time that is left to wait for it."""
+        waited = time.monotonic() - self._started
+        return replace(self._options, wait_s=max(0.0, self._options.wait_s - waited))
+
+    def _end(self) -> None:
+        self._cursor.end_use(self)
+
+
+class HandleUse(HandleUseBase):
+    """The use of a handle by a run or loop, while a ``with`` block runs."""
+
+    def __init__(
+        self, thread: Thread, given: LeaseBase | None, options: LeaseOptions, takes_lease: bool = True
+    ) -> None:
+        super().__init__(handle_of(thread), given, options, takes_lease)
+        self.thread = thread
+        self.lease: Lease | None = None  # its own
+
+    def __enter__(self) -> HandleUse:
+        self._started = time.monotonic()
+        while not self._try_start():
+            time.sleep(self._retry_after())
+        try:
+            if self._given is not None:
+                self._given.raise_if_lost()
+            if self._takes_lease:
+                self.lease = Lease(self.thread, self._lease_options()).__enter__()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        try:
+            if self.lease is not None:
+                self.lease.__exit__(kind, error, where)
+        finally:
+            self._end()
+
+
+class AsyncHandleUse(HandleUseBase):
+    """The use of a handle by a run or loop, while an ``async with`` block runs."""
+
+    def __init__(
+        self, thread: AsyncThread, given: LeaseBase | None, options: LeaseOptions, takes_lease: bool = True
+    ) -> None:
+        super().__init__(handle_of(thread), given, options, takes_lease)
+        self.thread = thread
+        self.lease: AsyncLease | None = None  # its own
+
+    async def __aenter__(self) -> AsyncHandleUse:
+        self._started = time.monotonic()
+        while not self._try_start():
+            await async_sleep(self._retry_after())
+        try:
+            if self._given is not None:
+                self._given.raise_if_lost()
+            if self._takes_lease:
+                self.lease = await AsyncLease(self.thread, self._lease_options()).__aenter__()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        try:
+            if self.lease is not None:
+                await self.lease.__aexit__(kind, error, where)
+        finally:
+            self._end()
+
+
+def _handle_is_busy(cursor: Cursor, is_used: bool) -> Fenced:
+    """Return the refusal for a run, loop or lease on a handle that a run or loop uses, or that holds a lease."""
+    branch, held = cursor.branch, cursor.lease
+    if is_used:
+        what = f"another run or loop uses this handle of thread {branch.thread!r}"
+        hint = "Let it end first, or wait for it: wait_s=…"
+    else:
+        what = f"this handle already holds the lease on branch {branch.name!r} of thread {branch.thread!r}"
+        hint = "If you took it, pass it to the run or loop: lease=lease. To wait for its end: wait_s=…"
+    epoch, owner = (0, None) if held is None else (held.epoch, held.request.owner)
+    return Fenced(what, epoch=0, current=epoch, owner=owner, thread=branch.thread, hint=hint)
 
 
 def add_failure_note(error: BaseException, failure: Exception) -> None:

@@ -36,8 +36,8 @@ from backstay.operations.question import Question, check_pause, close_ended, clo
 from backstay.operations.runs import LoopRun, find_loop_run
 from backstay.store.base import Backend
 from backstay.thread.access import handle_of
-from backstay.thread.calls import CallSite, ListDigests, current_place, set_place
-from backstay.thread.lease import AsyncLease, Lease, LeaseOptions
+from backstay.thread.calls import ListDigests, Place, current_place, set_place
+from backstay.thread.lease import AsyncHandleUse, HandleUse, LeaseBase, LeaseOptions
 from backstay.thread.turn import AsyncTurn, Turn, TurnBase, TurnLeft
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class LoopOptions:
     metadata: Mapping[str, Any]
     pause_check_s: float
     lease_options: LeaseOptions
+    lease: LeaseBase | None  # the caller's
 
 
 def check_loop_options(
@@ -78,6 +79,7 @@ def check_loop_options(
     metadata: Mapping[str, Any] | None,
     pause_check_s: float,
     lease_options: LeaseOptions,
+    lease: LeaseBase | None,
 ) -> LoopOptions:
     """Return the arguments of a loop, checked."""
     for given in (initial, *([] if input is None else [input])):
@@ -88,7 +90,7 @@ def check_loop_options(
         raise InvalidInput(f"limit must be a whole number of turns, 1 or more, or None, not {limit!r:.40}")
     if isinstance(pause_check_s, bool) or not isinstance(pause_check_s, int | float) or not pause_check_s >= 0:
         raise InvalidInput(f"pause_check_s must be a number of seconds, 0 or more, not {pause_check_s!r:.40}")
-    return LoopOptions(initial, input, limit, metadata, float(pause_check_s), lease_options)
+    return LoopOptions(initial, input, limit, metadata, float(pause_check_s), lease_options, lease)
 
 
 class LoopBase:
@@ -110,7 +112,7 @@ class LoopBase:
         self._state: dict[str, Any] = {}
         self._usage = Usage()
         self._digests = ListDigests()
-        self._place: CallSite | None = None  # the place of decorated functions around this loop
+        self._place: Place | None = None  # the place of decorated functions around this loop
         self._waits: set[str] = set()  # ids of open questions of this run
 
     @property
@@ -285,13 +287,11 @@ class LoopBase:
 
     # State -------------------------------------------------------------------------------------------------------
 
-    def _enter(self) -> bool:
-        """Return whether the loop must take a lease, because the handle does not hold one yet."""
+    def _enter(self) -> None:
         if self._entered:
             raise InvalidInput("a loop can be entered only once", hint="Start another: thread.loop(…)")
         self._entered = True
         self._place = current_place()
-        return self._cursor.lease is None
 
     def _check_entered(self) -> None:
         if not self._entered:
@@ -340,17 +340,16 @@ class Loop(LoopBase):
     def __init__(self, thread: Thread, options: LoopOptions) -> None:
         super().__init__(handle_of(thread), options)
         self.thread = thread
-        self._lease: Lease | None = None
+        self._use = HandleUse(thread, options.lease, options.lease_options)
 
     def __enter__(self) -> Loop:
-        if self._enter():
-            self._lease = Lease(self.thread, self._options.lease_options)
-            self._lease.__enter__()
+        self._enter()
+        self._use.__enter__()
         try:
             self._handle.run(self._start)
         except BaseException as failure:
             self.status = LoopStatus.FAILED
-            self._release(failure)
+            self._use.__exit__(type(failure), failure, None)
             raise
         return self
 
@@ -379,15 +378,13 @@ class Loop(LoopBase):
         try:
             self._handle.run(self._leave, error)
         except BaseException as failure:
-            self._release(failure)
+            self._use.__exit__(type(failure), failure, None)
             raise
-        left = error is not None and self._is_left_by(error)
-        self._release(None if left else error)
-        return left
-
-    def _release(self, error: BaseException | None) -> None:
-        if self._lease is not None:
-            self._lease.__exit__(None if error is None else type(error), error, None)
+        if error is not None and self._is_left_by(error):
+            self._use.__exit__(None, None, None)
+            return True
+        self._use.__exit__(kind, error, where)
+        return False
 
 
 class AsyncLoop(LoopBase):
@@ -400,16 +397,16 @@ class AsyncLoop(LoopBase):
     def __init__(self, thread: AsyncThread, options: LoopOptions) -> None:
         super().__init__(handle_of(thread), options)
         self.thread = thread
-        self._lease: AsyncLease | None = None
+        self._use = AsyncHandleUse(thread, options.lease, options.lease_options)
 
     async def __aenter__(self) -> AsyncLoop:
-        if self._enter():
-            self._lease = await AsyncLease(self.thread, self._options.lease_options).__aenter__()
+        self._enter()
+        await self._use.__aenter__()
         try:
-            await self._handle.arun(self._start)
+            await self._handle.finish(self._start)
         except BaseException as failure:
             self.status = LoopStatus.FAILED
-            await self._release(failure)
+            await self._use.__aexit__(type(failure), failure, None)
             raise
         return self
 
@@ -420,7 +417,7 @@ class AsyncLoop(LoopBase):
     async def __anext__(self) -> AsyncTurn:
         self._check_entered()
         try:
-            running = await self._handle.arun(self._advance)
+            running = await self._handle.finish(self._advance)  # nothing may be saved after the lease is released
         except BaseException:
             self.status = LoopStatus.FAILED
             raise
@@ -436,14 +433,12 @@ class AsyncLoop(LoopBase):
     ) -> bool:
         set_place(self._place)
         try:
-            await self._handle.arun(self._leave, error)
+            await self._handle.finish(self._leave, error)
         except BaseException as failure:
-            await self._release(failure)
+            await self._use.__aexit__(type(failure), failure, None)
             raise
-        left = error is not None and self._is_left_by(error)
-        await self._release(None if left else error)
-        return left
-
-    async def _release(self, error: BaseException | None) -> None:
-        if self._lease is not None:
-            await self._lease.__aexit__(None if error is None else type(error), error, None)
+        if error is not None and self._is_left_by(error):
+            await self._use.__aexit__(None, None, None)
+            return True
+        await self._use.__aexit__(kind, error, where)
+        return False

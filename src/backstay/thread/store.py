@@ -17,7 +17,7 @@ from backstay.model.runs import ExpiredLease, InterruptedRun, Session
 from backstay.operations import load, retention, sessions
 from backstay.operations.arguments import branch_key, names_of
 from backstay.operations.cursor import Access, Cursor, Services
-from backstay.operations.drivers import Offload
+from backstay.operations.drivers import Offload, finish
 from backstay.operations.interrupts import InterruptRecord, inbox_of
 from backstay.operations.listing import (
     Filter,
@@ -394,11 +394,19 @@ class AsyncStore:
     ) -> list[AsyncLease]:
         """Take over up to ``n`` expired leases and return them; see ``Store.claim``."""
         options = check_lease_options(owner, ttl, heartbeat, on_lost)
-        leases = []
-        for taken in await self._access.arun(claim, self.namespace, n, options):
-            lease = AsyncLease(AsyncThread(self._access, Cursor(taken[0].branch)), options)
-            lease._take(*taken)
-            leases.append(lease)
+        leases: list[AsyncLease] = []
+
+        def take() -> None:
+            for taken in claim(self._access.store, self.namespace, n, options):
+                lease = AsyncLease(AsyncThread(self._access, Cursor(taken[0].branch)), options)
+                lease._take(*taken)
+                leases.append(lease)
+
+        try:
+            await finish(self._access.offload.start(take))
+        except BaseException:  # a cancelled caller gets no leases to release
+            await finish(self._access.offload.start(lambda: [each._handle.run(each._abandon) for each in leases]))
+            raise
         return leases
 
     @overload

@@ -309,18 +309,20 @@ class Thread:
         ttl: float = 30.0,
         owner: str | None = None,
         wait_s: float = 0.0,
+        lease: Lease | None = None,
     ) -> Loop:
         """Return a durable loop, to iterate over in a ``with`` block (``async with`` for the async twin).
 
-        Entering the block takes the lease, unless this handle holds it, and waits up to ``wait_s`` seconds for another
-        holder. The loop continues where the last process stopped; on a new thread it saves ``initial``. Each turn is
-        saved as one change when its body ends. ``input`` starts again on a finished state: lists are extended, other
-        keys set. After ``limit`` turns without ``loop.finish()``, it raises StepsExceeded. Every checkpoint gets the
-        ``metadata``. Between turns, every ``pause_check_s`` seconds, it checks for ``request_pause``. ``loop.status``
-        says how the loop ended: a turn that waits for a decision ends the block without an error.
+        Entering the block takes the lease, and waits up to ``wait_s`` seconds for another holder. If you took the lease
+        with this handle yourself, pass it as ``lease``. One run or loop may use a handle at a time; a second one waits,
+        or gets Fenced. The loop continues where the last process stopped; on a new thread it saves ``initial``. Each
+        turn is saved as one change when its body ends. ``input`` starts again on a finished state: lists are extended,
+        other keys set. After ``limit`` turns without ``loop.finish()``, it raises StepsExceeded. Every checkpoint gets
+        the ``metadata``. Between turns, every ``pause_check_s`` seconds, it checks for ``request_pause``.
+        ``loop.status`` says how the loop ended: a turn that waits for a decision ends the block without an error.
         """
         options = check_lease_options(owner, ttl, True, None, wait_s)
-        return Loop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options))
+        return Loop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options, lease))
 
     def interrupt(
         self,
@@ -657,10 +659,11 @@ class AsyncThread:
         ttl: float = 30.0,
         owner: str | None = None,
         wait_s: float = 0.0,
+        lease: AsyncLease | None = None,
     ) -> AsyncLoop:
         """Return a durable loop, to iterate over in an ``async with`` block; see ``Thread.loop``."""
         options = check_lease_options(owner, ttl, True, None, wait_s)
-        return AsyncLoop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options))
+        return AsyncLoop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options, lease))
 
     async def effect(
         self,
