@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from backstay.testing.judge import CrashRun, judge, parse_position, unstable
-from backstay.testing.kills import CrashRig, Place
+from backstay.testing.kills import CrashRig, GraphPlace
 from backstay.testing.victim import Point
 from support.crash.graph_mutants import MUTANTS
 from support.crash.graph_victims import Person
@@ -49,7 +49,7 @@ class Arena:
 
     def __init__(self, inputs: list[dict[str, Any]]) -> None:
         self._person = Person()
-        place = Place("support.crash.graph_victims", "", "run_scenario", is_program=True)
+        place = GraphPlace("support.crash.graph_victims", "", "run_scenario", is_program=True)
         self._rig = CrashRig(place, inputs, answers=self._person)
         self._inputs = inputs
 

@@ -743,7 +743,7 @@ def test_who_stops_reading_a_stream_ends_the_run() -> None:
             async for event in events:
                 if isinstance(event, NodeFinished):
                     break
-            await events.aclose()  # type: ignore[attr-defined]  # an asynchronous generator
+            await events.aclose()
 
         asyncio.run(story())
         ran = len(walk.ran)

@@ -102,7 +102,7 @@ def test_a_handler_that_cancels_stops_the_run_between_two_plain_nodes(tmp_path: 
 
 
 def is_bare(point: Point) -> bool:
-    """Tell whether a line has no call and no jump, so that no signal handler runs there; or whether a timer calls it."""
+    """Tell whether a line has no call and no jump, so that no handler runs there; or whether a timer calls it."""
     line = Path(point.file).read_text(encoding="utf-8").splitlines()[point.line - 1]
     return line.lstrip().startswith(("try:", "finally:")) or "SIGNAL_CHECK_S" in line
 

@@ -106,6 +106,7 @@ def prepared(store: backstay.Store) -> Samples:
         "payload": 1,
         "keys": "n",
         "url": "memory:",
+        "name": "paid",
     }
 
 
@@ -210,7 +211,7 @@ def test_the_values_that_work_do() -> None:
     with backstay.open("memory:") as store:
         names = set(verbs(store, store.thread("t")))
     # Nothing is decided that could be consumed, there are no files, and no run is under way.
-    names -= {"Thread.consume", "Store.backup", "Thread.request_pause"}
+    names -= {"Thread.consume", "Store.backup", "Thread.request_pause", "Thread.send"}
     for name in names:
         with backstay.open("memory:") as store:
             samples = prepared(store)
@@ -304,7 +305,8 @@ def test_odd_values_in_a_turn_of_a_loop() -> None:
     wrong: list[str] = []
     with backstay.open("memory:") as store, store.thread("t").loop({"n": 1, "log": []}) as loop:
         for turn in loop:
-            left = {"Turn.approve", "Turn.ask", "Turn.effect"}  # they would stop the loop, or run something
+            # They would stop the loop, or run something.
+            left = {"Turn.approve", "Turn.ask", "Turn.wait_for", "Turn.call", "Turn.effect", "Turn.wrap"}
             for verb, method in verbs(turn).items():
                 for name, _ in arguments(method) if verb not in left else ():
                     wrong += refusals(verb, method, name)

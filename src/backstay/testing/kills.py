@@ -115,7 +115,7 @@ def crash(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GraphPlace:
     """Where a process finds the graph, or the program."""
 
     module: str  # "" if only the file is known
@@ -129,7 +129,7 @@ class Place:
         return f"{self.module or self.file}:{self.name}"
 
 
-def find_place(graph: Graph | str | Callable[..., Any], near: Mapping[str, Any]) -> Place:
+def find_place(graph: Graph | str | Callable[..., Any], near: Mapping[str, Any]) -> GraphPlace:
     """Return where a graph or a function is, by its text or by looking for it in the modules, the caller's first."""
     if isinstance(graph, str):
         return place_of_text(graph)
@@ -150,23 +150,23 @@ def find_place(graph: Graph | str | Callable[..., Any], near: Mapping[str, Any])
     )
 
 
-def place_of_text(text: str) -> Place:
+def place_of_text(text: str) -> GraphPlace:
     """Return where a graph is, by ``"module:name"`` or ``"file.py:name"``."""
     module, colon, name = text.rpartition(":")
     if not colon or not module or not name:
         raise InvalidInput(f"{text!r:.60} does not name a graph", hint='Write "my_module:graph" or "file.py:graph"')
     if module.endswith(".py"):
-        return Place("", os.path.abspath(module), name)
+        return GraphPlace("", os.path.abspath(module), name)
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise InvalidInput(f"{text!r} cannot be imported: {error}", hint='Write "my_module:graph"') from error
-    return Place(module, "", name, not isinstance(found, Graph) and is_program(found))
+    return GraphPlace(module, "", name, not isinstance(found, Graph) and is_program(found))
 
 
-def place_in(values: Mapping[str, Any], name: str, graph: Any) -> Place:
+def place_in(values: Mapping[str, Any], name: str, graph: Any) -> GraphPlace:
     """Return the place of a name of a module."""
     module, file = str(values.get("__name__", "")), values.get("__file__")
     if module == "__main__" and file is None:
@@ -174,7 +174,7 @@ def place_in(values: Mapping[str, Any], name: str, graph: Any) -> Place:
             f"{name!r} is in a program without a file, which the processes that are killed cannot import",
             hint="Put the graph into a module",
         )
-    return Place(
+    return GraphPlace(
         "" if module == "__main__" else module,
         "" if file is None else os.path.abspath(file),
         name,
@@ -188,7 +188,7 @@ def place_in(values: Mapping[str, Any], name: str, graph: Any) -> Place:
 class VictimServer:
     """A process that has imported the graph's module, and forks the processes that are killed."""
 
-    def __init__(self, place: Place, hash_seed: str) -> None:
+    def __init__(self, place: GraphPlace, hash_seed: str) -> None:
         paths = [os.path.abspath(path) for path in sys.path]  # the victims have another working directory
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from backstay.testing.victim import serve; serve()"],
@@ -233,7 +233,7 @@ class CrashRig:
 
     def __init__(
         self,
-        place: Place,
+        place: GraphPlace,
         inputs: Sequence[Any],
         *,
         answers: Answers | None = None,

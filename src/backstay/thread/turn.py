@@ -34,7 +34,7 @@ from backstay.operations.question import (
     raise_if_late,
     wait_question,
 )
-from backstay.operations.runs import EVERY_TOOL, LoopRun, loop_run_of
+from backstay.operations.runs import EVERY_TOOL, LoopRun
 from backstay.store.base import Backend, BranchKey
 from backstay.thread.calls import AsyncCalls, CallNames, CallSite, PlainCalls, current_task
 from backstay.thread.effects import EffectCall, RunOperation
@@ -45,16 +45,20 @@ if TYPE_CHECKING:
 
 def send(store: Backend, services: Services, cursor: Cursor, name: str, value: Any, by: str) -> InterruptRecord:
     """Send a value to the unfinished run of a branch; it gets the value when it waits for this name."""
+    check_id(name, "name")
+    check_id(by, "by")
     head = latest(store, Cursor(cursor.branch))  # of a cursor of its own, because the caller's must not move
-    found = None if head is None else loop_run_of(head)
-    if head is None or head.is_over or (found is None and head.graph is None):
+    found = None if head is None or head.graph is not None else find_loop_run(store, cursor, head)
+    is_over = head is None or (head.is_over if found is None else found.finished or not found.was_loop)
+    if head is None or is_over:
         raise NotFound(
             f"thread {cursor.branch.thread!r} has no unfinished run that could receive {name!r}",
             thread=cursor.branch.thread,
             hint="Send after the run's first checkpoint and before its end; check the thread id and the branch",
         )
-    line, received = line_name_of(head), head.run.get("received", {})
-    if found is not None:
+    if found is None:
+        line, received = line_name_of(head), head.run.get("received", {})
+    else:
         line, received = found.line_name, found.received
     return deliver(store, services, cursor, head.id, line, received.get(name, 0), name, value, by)
 
