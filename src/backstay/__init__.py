@@ -18,7 +18,7 @@ Start with ``open`` (or ``aopen`` with an event loop), ``Store``, ``Thread`` and
     backstay.bundle       one portable file with threads of a store
     backstay.langgraph    a checkpoint saver for LangGraph
     backstay.compat       other systems' names and files
-    backstay.testing      the contract for stores of your own
+    backstay.testing      kill your own graph at every kind of moment; a clock that tests move; the contract for stores
 
 ``import backstay`` loads none of them. Each name is loaded when it is first used, so a program that may never need a
 checkpoint starts without delay.

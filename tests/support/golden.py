@@ -168,9 +168,10 @@ def langgraph(path: Path) -> None:
 
 def main() -> None:
     socket.gethostname = lambda: "golden"  # else the files would name this machine
+    shutil.rmtree(GOLDEN / "directory")  # and not the folders of other systems' files, which we cannot make again
     for old in GOLDEN.iterdir():
-        if old.name != "README.md":
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        if old.is_file() and old.name != "README.md":
+            old.unlink()
     fill(str(GOLDEN / "store.db"))
     fill(f"dir:{GOLDEN / 'directory'}")
     dump_postgres(GOLDEN / "postgres.sql")

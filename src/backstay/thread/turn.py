@@ -34,7 +34,7 @@ from backstay.operations.question import (
     raise_if_late,
     wait_question,
 )
-from backstay.operations.runs import EVERY_TOOL, LoopRun
+from backstay.operations.runs import EVERY_TOOL, LoopRun, find_loop_run
 from backstay.store.base import Backend, BranchKey
 from backstay.thread.calls import AsyncCalls, CallNames, CallSite, PlainCalls, current_task
 from backstay.thread.effects import EffectCall, RunOperation
@@ -48,7 +48,7 @@ def send(store: Backend, services: Services, cursor: Cursor, name: str, value: A
     check_id(name, "name")
     check_id(by, "by")
     head = latest(store, Cursor(cursor.branch))  # of a cursor of its own, because the caller's must not move
-    found = None if head is None or head.graph is not None else find_loop_run(store, cursor, head)
+    found = None if head is None or head.graph is not None else find_loop_run(store, cursor.branch, head)
     is_over = head is None or (head.is_over if found is None else found.finished or not found.was_loop)
     if head is None or is_over:
         raise NotFound(
