@@ -301,7 +301,7 @@ class RunRecorder:
         return self.is_current_for(self.root) and not self._ahead
 
     def is_current_for(self, activation: Activation, job: Job | None = None) -> bool:
-        """Return the same for one graph, or for one of its parallel jobs, whatever other parallel jobs do."""
+        """Return the same for one graph, or for one of its parallel jobs, without the other parallel jobs."""
         job = wide_job(activation) or job
         is_ahead = job is not None and job.position in self._ahead
         return self.store is not None and self._trunk_moved == self._trunk_stored and not is_ahead
@@ -330,9 +330,9 @@ class RunRecorder:
         made: list[tuple[StepRecord, int, dict[str, tuple[int, Job]], dict[str, Any]]] = []
 
         def record() -> StepRecord:
-            is_partial = cause == "node" and not requested and self._is_partial(activation)
+            progress = self._progress(activation) if cause == "node" and not requested else None
             moved = (self._trunk_moved, dict(self._ahead), self._totals())
-            made.append((self._progress() if is_partial else self.record(cause, interrupt), *moved))
+            made.append((progress or self.record(cause, interrupt), *moved))
             return made[-1][0]
 
         event = CheckpointEvent(
@@ -370,16 +370,15 @@ class RunRecorder:
             saved = head.id if head is not None and head is not before else None
             self.emit(events.CheckpointSaved(saved, event.step, cause, node))
 
-    def _is_partial(self, activation: Activation) -> bool:
-        """Return whether a commit of a graph concerns one of many parallel jobs alone."""
-        is_known = self.store is not None and self.store.has_options(self.options.version)
-        return is_known and self._trunk_moved == self._trunk_stored and wide_job(activation) is not None
+    def _progress(self, activation: Activation) -> StepRecord | None:
+        """Return the positions inside the parallel jobs that moved, or None if a commit concerns the whole run.
 
-    def _progress(self) -> StepRecord:
-        """Return the positions inside the parallel jobs that moved, so that a commit costs as much as its own job.
-
-        They become pending writes of the newest checkpoint, one for each job; the next checkpoint has them all.
+        They become pending writes of the newest checkpoint, one for each job; the next checkpoint has them all. So a
+        commit costs as much as its own job.
         """
+        is_known = self.store is not None and self.store.has_options(self.options.version)
+        if not is_known or self._trunk_moved != self._trunk_stored or wide_job(activation) is None:
+            return None
         totals = self._totals()
         writes = [
             Write(position, 0, PROGRESS, {"task": to_task(job), "totals": totals})

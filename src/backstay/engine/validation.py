@@ -70,7 +70,8 @@ class ModelValidator:
         except self._refusal as refusal:
             first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]  # type: ignore[attr-defined] # why: of pydantic
             # The message of an error may quote the value, so only its kind is shown.
-            raise InvalidValue(_path(first["loc"] or (name,)), first["type"]) from None
+            inside = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]]
+            raise InvalidValue("".join([name, *inside]), first["type"]) from None
         except Exception as error:  # of a validator of the user's
             raise InvalidValue(name, f"its validator raised {type(error).__name__}") from error
 
@@ -104,10 +105,3 @@ class ModelValidator:
         """Raise InvalidValue if a field may not change and has a value."""
         if name in self._frozen and name in values:
             raise InvalidValue(name, "frozen_field")
-
-
-def _path(parts: tuple[str | int, ...]) -> str:
-    path = str(parts[0])
-    for part in parts[1:]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path
