@@ -36,7 +36,7 @@ from backstay.operations.question import Question, check_pause, close_ended, clo
 from backstay.operations.runs import LoopRun, find_loop_run
 from backstay.store.base import Backend
 from backstay.thread.access import handle_of
-from backstay.thread.calls import ListDigests, CallPlace, current_place, set_place
+from backstay.thread.calls import CallPlace, ListDigests, current_place, set_place
 from backstay.thread.lease import AsyncHandleUse, HandleUse, LeaseBase, LeaseOptions
 from backstay.thread.turn import AsyncTurn, Turn, TurnBase, TurnLeft
 
