@@ -361,9 +361,11 @@ async def _leased(setup: Setup) -> AsyncIterator[None]:
             yield
     else:
         use = HandleUse(thread, setup.lease, options, takes_lease)
-        call_outside(use.__enter__, ())  # so that Ctrl-C ends the wait
         with contextlib.ExitStack() as stack:
-            stack.push(use)
+            stack.push(
+                use
+            )  # first, because Ctrl-C may come when the use has started; otherwise leaving it does nothing
+            call_outside(use.__enter__, ())  # Ctrl-C ends the wait
             yield
 
 

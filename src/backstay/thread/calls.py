@@ -157,7 +157,7 @@ class _Scope:
     names: CallNames = field(default_factory=CallNames)
 
 
-class Place:
+class CallPlace:
     """A turn or node, and the task or thread that runs it.
 
     Both are weak references: an interrupt may keep a loop from resetting the place, and a turn refers to its loop,
@@ -169,18 +169,18 @@ class Place:
         self.owner = weakref.ref(current_task())
 
 
-_place: ContextVar[Place | None] = ContextVar("backstay_place", default=None)
+_place: ContextVar[CallPlace | None] = ContextVar("backstay_place", default=None)
 _scope: ContextVar[_Scope | None] = ContextVar("backstay_scope", default=None)
 
 
-def current_place() -> Place | None:
+def current_place() -> CallPlace | None:
     """Return the turn or node that decorated functions belong to here; None outside of a run."""
     return _place.get()
 
 
-def set_place(place: CallSite | Place | None) -> None:
+def set_place(place: CallSite | CallPlace | None) -> None:
     """Let decorated functions belong to this turn or node from now on, in this context."""
-    _place.set(Place(place) if isinstance(place, CallSite) else place)
+    _place.set(CallPlace(place) if isinstance(place, CallSite) else place)
 
 
 class CallSite(ABC):

@@ -36,7 +36,7 @@ from backstay.operations.question import Question, check_pause, close_ended, clo
 from backstay.operations.runs import LoopRun, find_loop_run
 from backstay.store.base import Backend
 from backstay.thread.access import handle_of
-from backstay.thread.calls import ListDigests, Place, current_place, set_place
+from backstay.thread.calls import CallPlace, ListDigests, current_place, set_place
 from backstay.thread.lease import AsyncHandleUse, HandleUse, LeaseBase, LeaseOptions
 from backstay.thread.turn import AsyncTurn, Turn, TurnBase, TurnLeft
 
@@ -112,7 +112,7 @@ class LoopBase:
         self._state: dict[str, Any] = {}
         self._usage = Usage()
         self._digests = ListDigests()
-        self._place: Place | None = None  # the place of decorated functions around this loop
+        self._place: CallPlace | None = None  # the place of decorated functions around this loop
         self._waits: set[str] = set()  # ids of open questions of this run
 
     @property
