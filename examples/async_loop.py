@@ -17,7 +17,7 @@ async def agent(store: backstay.AsyncStore, city: str) -> None:
         async for turn in loop:
             if is_first_run and turn.iteration == 3:
                 return  # as if this agent's power failed here
-            reply = await turn.effect("model", model, turn.state["messages"])
+            reply = await turn.call("model", model, turn.state["messages"])
             turn.append(messages=[reply])
             print(f"{city}, step {turn.iteration}: {reply}")
             if reply == "Done":

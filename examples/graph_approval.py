@@ -44,7 +44,7 @@ graph = backstay.Graph("assistant", state=State)
 
 @graph.node
 def think(state: State, ctx: Context) -> State:
-    return {"messages": [ctx.effect("model", model, state["messages"], idempotent=True)]}
+    return {"messages": [ctx.call("model", model, state["messages"])]}
 
 
 @graph.node

@@ -14,7 +14,7 @@ with thread.loop({"messages": ["Plan a trip to Oslo"]}) as loop:  # 2: load
     for turn in loop:
         if is_first_run and turn.iteration == 3:
             raise SystemExit("The power fails here. Run me again.")
-        reply = turn.effect("model", model, turn.state["messages"])  # paid for once
+        reply = turn.call("model", model, turn.state["messages"])  # paid for once
         turn.append(messages=[reply])  # 3: save
         print(f"step {turn.iteration}: {reply}")
         if reply == "Done":

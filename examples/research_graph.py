@@ -45,7 +45,7 @@ looking = backstay.Graph("look", state=Search)
 
 @looking.node
 def look(state: Search, ctx: Context) -> Search:
-    return {"facts": [ctx.effect("search", search, state["question"], ctx.visit)]}
+    return {"facts": [ctx.call("search", search, state["question"], ctx.visit)]}
 
 
 looking.start("look")
@@ -62,7 +62,7 @@ def plan(state: Report) -> Report:
 
 @graph.node
 def write(state: Report, ctx: Context) -> Report:
-    return {"report": ctx.effect("model", model, state["style"], state["facts"])}
+    return {"report": ctx.call("model", model, state["style"], state["facts"])}
 
 
 graph.subgraph("research", looking, into=lambda state, item: {"question": item, "facts": []}, out={"facts": "facts"})
