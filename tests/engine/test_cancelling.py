@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import anyio
 import pytest
 
 import backstay
@@ -140,7 +141,6 @@ def test_a_run_that_is_cancelled_in_any_call_to_the_store_releases_its_lease(url
 @pytest.mark.parametrize("kind", ["run", "loop"])
 def test_a_cancel_scope_that_cancels_until_the_task_is_gone_leaves_no_lease(url: str, kind: str) -> None:
     """Web frameworks that use anyio end a request this way."""
-    anyio = pytest.importorskip("anyio")
 
     async def work(thread: backstay.AsyncThread) -> None:
         if kind == "run":
@@ -174,11 +174,9 @@ def test_a_cancel_scope_that_cancels_until_the_task_is_gone_leaves_no_lease(url:
 def test_a_run_that_is_cancelled_after_any_number_of_turns_of_the_event_loop_leaves_no_lease(
     url: str, kind: str
 ) -> None:
-    anyio = pytest.importorskip("anyio") if kind == "anyio" else None
-
     async def cancelled_after(turns: int, graph: backstay.Graph, thread: backstay.AsyncThread) -> None:
         async def scoped() -> None:
-            if anyio is None:
+            if kind == "asyncio":
                 await graph.run(thread, {}, lease_s=FOREVER_S)
                 return
             with anyio.CancelScope() as scope:

@@ -20,7 +20,7 @@ from support.crash import kit_graphs
 from support.processes import child_environment
 from support.running import Show, effort
 
-KILLS = 70 * effort()
+KILLS = 70 * max(1, effort() // 5)
 WRONG_KILLS = 24
 HERE = "support.crash.kit_graphs"
 READS = {
@@ -50,7 +50,8 @@ STEADY_MOMENTS = {
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("url", [None, "dir:"])
+@pytest.mark.effort
+@pytest.mark.parametrize("url", [None, pytest.param("dir:", marks=pytest.mark.effort(2))])
 def test_a_graph_that_is_right_survives_kills_at_every_kind_of_moment(url: str | None, show: Show) -> None:
     report = crash(
         kit_graphs.steady, [{"topic": "otters"}], kills=KILLS, answers=kit_graphs.STEADY_ANSWERS, url=url, seed=7
@@ -65,6 +66,7 @@ def test_a_graph_that_is_right_survives_kills_at_every_kind_of_moment(url: str |
 
 
 @pytest.mark.crash
+@pytest.mark.effort
 def test_async_nodes_are_killed_too() -> None:
     report = crash(f"{HERE}:swift", [{"topic": "a"}, {"topic": "b"}], kills=KILLS // 2)
 
@@ -114,7 +116,14 @@ def found(report: CrashReport, kind: str, text: str) -> list[str]:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("name", CAUGHT)
+@pytest.mark.effort
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("writes_outside", "draws_arguments") else pytest.param(name, marks=pytest.mark.effort(2))
+        for name in CAUGHT
+    ],
+)
 def test_a_graph_that_is_wrong_is_caught_and_the_script_shows_it_again(name: str, tmp_path: Path) -> None:
     kind, text = CAUGHT[name]
     report = crash(f"{HERE}:{name}", [{"topic": "otters"}], kills=WRONG_KILLS)

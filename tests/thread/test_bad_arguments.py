@@ -121,7 +121,7 @@ def everything(store: backstay.Store) -> list[Any]:
     found += [(meta.id, meta.seq, meta.tags) for meta in (*thread.history(branch="*", limit=2), thread.at(1)) if meta]
     found += [branch.key.name for branch in thread.branches()]
     found += [(each.key, each.status, each.attempt) for each in thread.effects()]
-    found += [(each.id, each.decision, each.consumed_at) for each in store.interrupts(pending=False)]
+    found += [(each.id, repr(each.decision), each.consumed_at) for each in store.interrupts(pending=False)]
     found += [each.id for each in store.sessions(active=False)]
     return found
 

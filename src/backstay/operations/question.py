@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from backstay.codec import encode
 from backstay.errors import Conflict, IdTaken, InvalidInput, NotFound
 from backstay.model.checkpoint import COPIES, Checkpoint
 from backstay.model.decision import REASON_LENGTH_MAX, Decision, DecisionKind, Interrupt, InterruptKind
@@ -227,7 +228,7 @@ def deliver(
     """Answer the first open question for a name after the first ``received``, or one that the run will ask later."""
     kind = DecisionKind.APPROVE if value is None else DecisionKind.MODIFY
     decision = Decision(kind=kind, value=value)
-    check_id(by, "by")
+    encode(value, "value")  # a value that cannot be stored is refused before anything is written
     for number in itertools.count(received + 1):
         question = wait_question(line, name, number)
         deferred = 0
