@@ -59,6 +59,7 @@ class BaseContext(CallSite):
     """
 
     _on_unknown = "ask"
+    _is_async = False
 
     def __init__(
         self,
@@ -69,7 +70,6 @@ class BaseContext(CallSite):
         answers: Mapping[str, Decision],
         attempt: int,
         error: Exception | None = None,
-        known_list: Callable[[list[Any]], bytes | None] = lambda items: None,
     ) -> None:
         self._job = job
         self._options = options
@@ -77,13 +77,13 @@ class BaseContext(CallSite):
         self._emit = emit
         self._answers = answers
         self._asked: Counter[str] = Counter()
-        self._known_lists = known_list
-        self._names = CallNames(current_task() if isinstance(self, AsyncCalls) else None)
+        self._known_lists: Callable[[list[Any]], bytes | None] = lambda items: None
+        self._names = CallNames(current_task() if self._is_async else None)
         self._closed = False
         self._left: Ask | Rerouted | None = None  # the node stopped here
-        self._used = Usage()
+        self._used: Usage | None = None
         self._wants_checkpoint = False
-        self._received: Counter[str] = Counter()
+        self._received: dict[str, int] = {}
         self.attempt = attempt
         self.error = error  # for a fallback: the error of the node
 
@@ -129,7 +129,8 @@ class BaseContext(CallSite):
 
     def usage(self, tokens: int = 0, cost: float = 0.0) -> None:
         """Count tokens and money. They are stored when the node is done."""
-        self._used += Usage(tokens, cost)
+        used = Usage(tokens, cost)
+        self._used = used if self._used is None else self._used + used
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint when this node is done, with any trigger."""
@@ -137,13 +138,14 @@ class BaseContext(CallSite):
 
     def _notes(self) -> dict[str, Any]:
         """Return what the node reported in addition to its update."""
-        notes = {
-            "tokens": self._used.tokens_used,
-            "cost": self._used.cost_estimate,
-            "checkpoint": self._wants_checkpoint,
-            "received": dict(self._received),
-        }
-        return {name: value for name, value in notes.items() if value}
+        notes: dict[str, Any] = {}
+        if self._used is not None:
+            notes |= {"tokens": self._used.tokens_used, "cost": self._used.cost_estimate}
+        if self._wants_checkpoint:
+            notes["checkpoint"] = True
+        if self._received:
+            notes["received"] = self._received
+        return notes
 
     def approve(
         self,
@@ -205,11 +207,11 @@ class BaseContext(CallSite):
                 thread=self.thread_id,
                 hint=f'Give each its own name, for example f"{name}-{{ctx.key}}"',
             )
-        number = options.received.get(name, 0) + self._received[name] + 1
+        number = options.received.get(name, 0) + self._received.get(name, 0) + 1
         question = wait_question(options.line_name, name, number, timeout)
         raise_if_late(self._answers.get(question.position), name)
         decision = self._answered(question)
-        self._received[name] += 1
+        self._received[name] = self._received.get(name, 0) + 1
         return decision.value
 
     def _place(self, what: str) -> str:
@@ -304,6 +306,8 @@ class AsyncContext(AsyncCalls, BaseContext):
 
     A question may be awaited or not: ``await ctx.approve(…)`` and ``ctx.approve(…)`` give the same.
     """
+
+    _is_async = True
 
     def approve(self, *args: Any, **kwargs: Any) -> Any:
         """Ask a person whether a tool may be called; see ``Context.approve``."""

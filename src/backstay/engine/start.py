@@ -362,7 +362,7 @@ async def _leased(setup: Setup) -> AsyncIterator[None]:
     else:
         use = HandleUse(thread, setup.lease, options, takes_lease)
         with contextlib.ExitStack() as stack:
-            # It is pushed first, because Ctrl-C may come when the use has started. Leaving one that has not does nothing.
+            # It is pushed first: Ctrl-C may come when the use has started. Leaving one that has not does nothing.
             stack.push(use)
             call_outside(use.__enter__, ())  # Ctrl-C ends the wait
             yield

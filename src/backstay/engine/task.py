@@ -41,7 +41,7 @@ from backstay.model.decision import Decision, DecisionKind, Interrupt, Interrupt
 from backstay.operations.question import Question
 from backstay.operations.workers import call_in_thread
 from backstay.retry.incident import Incident, is_incident
-from backstay.thread.calls import current_place, set_place
+from backstay.thread.calls import CallPlace, current_place, set_place
 
 POSITION = "position"
 FIX = "Fix the cause, then call graph.resume(thread)"
@@ -88,10 +88,7 @@ class TaskRunner:
             job.tries = self.attempts.pop(job.position, job.tries)
             attempt = job.tries + 1
             make = AsyncContext if body.is_async else Context
-            known_list = partial(activation.state.known_list, sizes_of(activation.state.values))
-            context = make(
-                job, self.recorder.options, self.durable, self.emit, answers, attempt, node_error, known_list
-            )
+            context = make(job, self.recorder.options, self.durable, self.emit, answers, attempt, node_error)
             if not is_resumed:
                 self.emit(events.NodeStarted(job.position, job.node, job.visit, job.key, attempt))
             is_resumed = False
@@ -121,13 +118,14 @@ class TaskRunner:
         values = state.with_update("decision", job.given) if job.given else state.values
         view = state.schema.view(values)
         sizes = sizes_of(values)
+        context._known_lists = partial(state.known_list, sizes)
         before = encode(dict(state.schema.stored(values)), "state") if activation.graph.strict else b""
         # In a fan-out, a function in this thread would block the other branches.
         alone = self.blocking and "[" not in job.position
         arguments = (view, context) if body.wants_context else (view,)
         node = activation.graph.nodes[job.node]
         place = current_place()
-        set_place(context)
+        set_place(CallPlace(context))
         try:
             if node.limiter is None or body is not node.body:  # a fallback has no limits
                 returned = await _call(body, arguments, alone, node.timeout_s)

@@ -178,9 +178,9 @@ def current_place() -> CallPlace | None:
     return _place.get()
 
 
-def set_place(place: CallSite | CallPlace | None) -> None:
+def set_place(place: CallPlace | None) -> None:
     """Let decorated functions belong to this turn or node from now on, in this context."""
-    _place.set(CallPlace(place) if isinstance(place, CallSite) else place)
+    _place.set(place)
 
 
 class CallSite(ABC):

@@ -368,7 +368,7 @@ class Loop(LoopBase):
             set_place(self._place)
             raise StopIteration
         self._turn = turn = Turn(self, self._cursor.branch, self._run, self._state)
-        set_place(turn)
+        set_place(CallPlace(turn))
         return turn
 
     def __exit__(
@@ -425,7 +425,7 @@ class AsyncLoop(LoopBase):
             set_place(self._place)
             raise StopAsyncIteration
         self._turn = turn = AsyncTurn(self, self._cursor.branch, self._run, self._state)
-        set_place(turn)
+        set_place(CallPlace(turn))
         return turn
 
     async def __aexit__(
