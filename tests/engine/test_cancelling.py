@@ -458,7 +458,11 @@ def test_a_call_may_end_after_its_event_loop() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("x"), StopIteration()])
 def test_an_error_of_a_call_reaches_its_waiter(error: Exception) -> None:
+    gate = threading.Event()
+    gate.set()
+
     def fail() -> None:
+        gate.wait()
         raise error
 
     async def main() -> None:
@@ -467,9 +471,11 @@ def test_an_error_of_a_call_reaches_its_waiter(error: Exception) -> None:
             await offload.run(fail)
         with pytest.raises((ValueError, RuntimeError)):
             await finish(offload.start(fail))
+        gate.clear()
         task = asyncio.create_task(finish(offload.start(fail)))
         await asyncio.sleep(0)
         task.cancel()
+        gate.set()
         with pytest.raises(asyncio.CancelledError) as caught:
             await task
         assert isinstance(caught.value.__cause__, ValueError | RuntimeError)
