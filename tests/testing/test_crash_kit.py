@@ -66,7 +66,7 @@ def test_a_graph_that_is_right_survives_kills_at_every_kind_of_moment(url: str |
 
 
 @pytest.mark.crash
-@pytest.mark.effort
+@pytest.mark.effort(2)
 def test_async_nodes_are_killed_too() -> None:
     report = crash(f"{HERE}:swift", [{"topic": "a"}, {"topic": "b"}], kills=KILLS // 2)
 
@@ -75,7 +75,8 @@ def test_async_nodes_are_killed_too() -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("program", [kit_graphs.chat, kit_graphs.achat])
+@pytest.mark.effort
+@pytest.mark.parametrize("program", [kit_graphs.chat, pytest.param(kit_graphs.achat, marks=pytest.mark.effort(2))])
 def test_a_program_of_a_plain_loop_is_killed_too(program: Callable[..., Any]) -> None:
     report = crash(program, [{"log": []}], kills=KILLS // 2)
 
@@ -175,6 +176,7 @@ def test_a_graph_that_fails_undisturbed_is_reported_before_anything_is_killed() 
 
 
 @pytest.mark.crash
+@pytest.mark.effort(2)
 def test_the_same_seed_kills_at_the_same_moments() -> None:
     one, same, other = (crash(f"{HERE}:swift", [{}], kills=12, seed=seed).kills for seed in (1, 1, 2))
 
