@@ -13,12 +13,15 @@ import pytest
 
 import backstay
 from backstay import durable
-from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, Rejected
+from backstay.errors import EffectChanged, EffectUnknown, EncodeError, InvalidInput, Rejected, StoreBusy
 from backstay.pieces.body import Body, to_body
 from backstay.retry import RetryPolicy
 from backstay.thread import EffectRecord, EffectStatus, Loop, Outcome, Turn
+from backstay.thread.access import access_of
 from backstay.thread.calls import CallNames, ListDigests
 from backstay.thread.effects import arguments_digest
+from backstay.thread.store import Store
+from support.meanwhile import Meanwhile
 
 Turns = Callable[[Loop, Turn], None]
 AT_ONCE = RetryPolicy(retries=2, first_s=0, on=(ValueError, TimeoutError))
@@ -318,6 +321,35 @@ def test_an_effect_with_an_unknown_outcome_is_not_retried_unless_it_is_idempoten
     run(thread, body)
 
     assert (len(careful.calls), len(harmless.calls)) == (1, 2)
+
+
+def test_an_effect_whose_receipt_cannot_be_stored_is_not_done_again(url: str) -> None:
+    """The store is busy for a moment after the function has run: no policy makes that a reason to run it twice."""
+    tool, every = Tool(), RetryPolicy(retries=3, first_s=0, on=(Exception,))
+    with backstay.open(url) as plain:
+        busy = Meanwhile(access_of(plain).store)
+
+        def is_busy() -> None:
+            raise StoreBusy("the store is locked")
+
+        def pay(what: int) -> str:
+            busy.before("put_record", is_busy)  # the receipt
+            return tool(what)
+
+        thread = Store(busy, access_of(plain).services).thread("t")
+        with pytest.raises(StoreBusy):
+            run(thread, lambda loop, turn: turn.append(log=[turn.effect("pay", pay, 5, retry=every)]))
+
+        assert (tool.calls, busy.is_over) == ([5], True)
+        assert [record.outcome_unknown for record in plain.thread("t").effects()] == [True]
+
+
+def test_a_coroutine_function_is_refused_before_anything_is_stored(thread: backstay.Thread) -> None:
+    async def ask() -> None: ...
+
+    with pytest.raises(InvalidInput, match="must be awaited"):
+        run(thread, lambda loop, turn: turn.append(log=[turn.effect("x", ask)]))
+    assert list(thread.effects()) == []
 
 
 def test_a_call_that_takes_too_long_is_left(thread: backstay.Thread) -> None:

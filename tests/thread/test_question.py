@@ -264,7 +264,7 @@ def test_an_answer_after_the_deadline_does_not_count(
     late = replace(PAY, timeout_s=1.0)
     asked = ask(thread, late, checkpoint)
     assert asked.deadline == asked.created_at + timedelta(seconds=1)
-    assert "until" in str(asked)
+    assert "due by" in str(asked)
     clock.step(seconds=2)
 
     with pytest.raises(Conflict, match="too late") as caught:

@@ -136,7 +136,11 @@ class Runner:
         """Store that the run failed, where, and with which kind of error. A killed run has no such checkpoint."""
         failures = error.exceptions if isinstance(error, ExceptionGroup) else [error]
         kinds = [
-            f"node {each.node!r} raised {type(each.error).__name__}" if isinstance(each, NodeFailed) else each.summary
+            f"node {each.node!r} raised {type(each.error).__name__}"
+            if isinstance(each, NodeFailed)
+            else f"node {each.node!r}: {each.summary}"
+            if isinstance(each, BadUpdate)
+            else each.summary
             for each in failures
             if isinstance(each, BackstayError)
         ]

@@ -125,8 +125,8 @@ class InterruptRecord:
         elif self.consumed_at is not None:
             state = f"closed without a decision at {_moment(self.consumed_at)}"
         else:
-            until = "" if self.deadline is None else f", until {_moment(self.deadline)}"
-            state = f"waiting for a decision since {_moment(self.created_at)}{until}"
+            due = "" if self.deadline is None else f", due by {_moment(self.deadline)}"
+            state = f"waiting for a decision since {_moment(self.created_at)}{due}"
         return f"{self.interrupt.kind.value} {self.id} of thread {self.thread_id!r}: {state}"
 
     def __repr__(self) -> str:
@@ -353,7 +353,7 @@ def decide(
         return answered
     if row.decided_by == BY_TIMEOUT and answered.deadline is not None:
         raise Conflict(
-            f"interrupt {shown.id} had to be decided until {_moment(answered.deadline)}: this answer is too late",
+            f"interrupt {shown.id} had to be decided by {_moment(answered.deadline)}: this answer is too late",
             winner=answered,
             thread=shown.thread_id,
             checkpoint=shown.checkpoint_id,

@@ -20,7 +20,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -240,8 +240,9 @@ class CallSite(ABC):
             scope = _Scope(self, "", self._names)
         numbered, use = scope.names.next(name, key(*args, **kwargs) if callable(key) else key, request)
         numbered = scope.prefix + numbered
-        call = EffectCall(f"{self._place_of_calls()}{numbered}", fn, args, kwargs, request=request, **given)
-        return replace(call, fn=_scoped(fn, _Scope(self, f"{numbered}/"), use)), use, on_unknown == "ask"
+        scoped = _scoped(fn, _Scope(self, f"{numbered}/"), use) if callable(fn) else fn  # refused in the next line
+        call = EffectCall(f"{self._place_of_calls()}{numbered}", scoped, args, kwargs, request=request, **given)
+        return call, use, on_unknown == "ask"
 
     def _steps(self, run: RunOperation | None, call: EffectCall, use: NameUse, ask: bool, awaits: bool) -> Steps[Any]:
         """Run one call to its end."""

@@ -81,6 +81,8 @@ RECONCILED = "reconcile"
 CANCELLED = b"CancelledError"
 """The error of an effect whose caller was cancelled before it ran."""
 
+_chance = random.Random()
+
 Reconcile = Callable[[EffectRecord], Outcome | Awaitable[Outcome]]
 
 
@@ -124,6 +126,11 @@ class EffectCall:
         if not isinstance(self.idempotent, bool):
             raise InvalidInput(f"idempotent must be True or False, not {type(self.idempotent).__name__}")
 
+    def wait_after(self, attempt: int, error: Exception) -> float | None:
+        """Return how long to wait before the next attempt; None if there is none: never after an unknown outcome."""
+        is_unknown = not (self.is_call or self.idempotent) and isinstance(error, self.unknown_on)
+        return None if is_unknown or not self.retry.wants(attempt, error) else self.retry.wait_s(attempt, _chance)
+
 
 def idempotency_key_of(cursor: Cursor, key: str) -> str:
     """Return the idempotency key of an effect: the same in every attempt, process and restart."""
@@ -163,7 +170,7 @@ def arun_operation(handle: Handle) -> RunOperation:
 
 def check_plain(call: EffectCall) -> None:
     """Raise InvalidInput if a plain caller gave a coroutine function."""
-    if inspect.iscoroutinefunction(call.fn) or inspect.iscoroutinefunction(call.reconcile):
+    if inspect.iscoroutinefunction(inspect.unwrap(call.fn)) or inspect.iscoroutinefunction(call.reconcile):
         raise asynchronous(call)
 
 
@@ -178,6 +185,7 @@ class _EffectRun:
     owner: str
     request: bytes
     tries: int = 0  # of this caller
+    has_failed: bool = False  # the function raised in its last attempt, and this is stored
 
     def start(self, over: EffectRow | None = None) -> Steps[EffectRow]:
         """Store the next intent, unless another process was faster; take it back if the caller was cancelled.
@@ -196,12 +204,12 @@ class _EffectRun:
         return (yield from self.start(row if row is not None and (row.status == FAILED or self.may_run(row)) else None))
 
     def wait_after(self, error: Exception) -> float | None:
-        """Return how long to wait before the next attempt; None if there is none."""
+        """Return how long to wait before the next attempt; None if there is none.
+
+        If the function did not raise, but its receipt could not be stored, only an idempotent effect is tried again.
+        """
         self.tries += 1
-        is_unknown = isinstance(error, self.call.unknown_on)
-        if (is_unknown and not self.call.idempotent) or not self.call.retry.wants(self.tries, error):
-            return None
-        return self.call.retry.wait_s(self.tries, _chance)
+        return self.call.wait_after(self.tries, error) if self.has_failed or self.call.idempotent else None
 
     def end(self, row: EffectRow, status: str, payload: bytes) -> Steps[EffectRow]:
         """Store the receipt, even if the caller was cancelled; return the effect as stored."""
@@ -252,9 +260,9 @@ def unrecorded(call: EffectCall, awaits: bool = False) -> Steps[Any]:
         try:
             return (yield lambda: _invoke(call, call.kwargs, awaits))
         except Exception as error:
-            if not call.retry.wants(attempt, error):
+            wait_s = call.wait_after(attempt, error)
+            if wait_s is None:
                 raise
-            wait_s = call.retry.wait_s(attempt, _chance)
         yield functools.partial(_wait, wait_s, awaits)
 
 
@@ -341,6 +349,7 @@ def _attempt(attempts: _EffectRun, row: EffectRow) -> Steps[Any]:
     call = attempts.call
     branch, key = row.stored.branch, row.stored.key
     kwargs = _with_key(call, idempotency_key(branch, key))
+    attempts.has_failed = False
     try:
         result = yield lambda: _invoke(call, kwargs, attempts.awaits)
     except call.unknown_on:
@@ -348,6 +357,7 @@ def _attempt(attempts: _EffectRun, row: EffectRow) -> Steps[Any]:
     except Exception as error:
         # Only the type of the error is stored: its text may contain secrets.
         yield from attempts.end(row, FAILED, ERROR + type(error).__name__.encode(errors="backslashreplace"))
+        attempts.has_failed = True
         raise
     try:
         payload, refused = RESULT + encode(result, "result"), None
@@ -373,9 +383,6 @@ def _attempt(attempts: _EffectRun, row: EffectRow) -> Steps[Any]:
     if refused is not None:
         raise _without_result(key, branch.thread, refused.what) from refused
     return result
-
-
-_chance = random.Random()
 
 
 def _invoke(call: EffectCall, kwargs: Mapping[str, Any], awaits: bool) -> Any:
