@@ -121,6 +121,7 @@ def test_an_interrupt_at_any_line_of_the_driver_ends_the_run(show: Show) -> None
             with pytest.raises(Interrupted), watching(lines):
                 graph.run_sync(store.thread(f"{number}"), {"n": 0})
             assert lines.fired
+            assert sys.exc_info() == (None, None, None), point
             thread = store.thread(f"{number}")  # another handle: a lease that stayed behind would refuse it
             latest = thread.latest()
             if latest is None:

@@ -33,11 +33,8 @@ _NOT_AN_INTERRUPT = (Exception, Ask, Rerouted, asyncio.CancelledError, BaseExcep
 
 def run_to_end(run: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in an event loop of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
+    # Not in a ``try``: an interrupt just as its ``except`` begins leaves the error behind as the handled one, for good.
+    if asyncio._get_running_loop() is not None:
         run.close()
         raise InvalidInput("an event loop is running here", hint="Await run, resume or replay instead of …_sync")
     # With a factory, the runner leaves the thread's current event loop as it is.
