@@ -85,6 +85,15 @@ def test_a_program_of_a_plain_loop_is_killed_too(program: Callable[..., Any]) ->
 
 
 @pytest.mark.crash
+def test_an_effect_in_doubt_twice_is_settled_by_what_happened_last() -> None:
+    """It is not done when the first process dies, and done when the second one does."""
+    report = crash(kit_graphs.chat, [{"log": []}], only=[("start of effect send", 1), ("before receipt", 2)])
+
+    assert report, report
+    assert report.kills == {"start of effect send": 1, "before receipt": 1}
+
+
+@pytest.mark.crash
 def test_a_function_may_return_the_graph_and_another_answer_the_questions() -> None:
     asked = []
 

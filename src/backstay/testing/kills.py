@@ -346,7 +346,7 @@ class _Lives:
     lines: bool
     life: int = 0
     read: int = 0  # bytes of the log
-    settled: dict[str, str] = field(default_factory=dict)
+    doubted: set[str] = field(default_factory=set)  # idempotency keys of effects that a process did not dare to repeat
     seen: Counter[str] = field(default_factory=Counter)  # moments since the last death, in lives that ended alone
 
     def live(self) -> bool:
@@ -362,7 +362,8 @@ class _Lives:
             self.number,
             life=self.life,
             answers=answers,
-            settled=dict(self.settled),
+            # From the whole log: an effect that was not done when it was first in doubt may be done since.
+            settled={key: self._result_of(key) for key in self.doubted},
             point=point,
             lines=self.lines or (point is not None and point[0].startswith("line ")),
         )
@@ -391,8 +392,8 @@ class _Lives:
             printed = (self.folder / "printed").read_text(encoding="utf-8", errors="replace")
             self.run.problem = "process ended", f"its process ended with code {code}: {printed[-1500:]}"
             return True
-        if told.get("unknown") and told["unknown"] not in self.settled:
-            self.settled[told["unknown"]] = self._result_of(told["unknown"])
+        if told.get("unknown") and told["unknown"] not in self.doubted:
+            self.doubted.add(told["unknown"])
             return False
         if told["status"] == "raised":
             kind = "cannot resume" if before is not None else "fails"
@@ -431,7 +432,7 @@ class _Lives:
         if value is not None:
             return Modify(value)
         if result:  # an answer cannot say that it was done and returned None
-            self.settled[key] = result
+            self.doubted.add(key)
         return Approve()
 
     def _result_of(self, key: str) -> str:
