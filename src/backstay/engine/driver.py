@@ -33,7 +33,7 @@ _NOT_AN_INTERRUPT = (Exception, Ask, Rerouted, asyncio.CancelledError, BaseExcep
 
 def run_to_end(run: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in an event loop of its own."""
-    # Not in a ``try``: an interrupt just as its ``except`` begins leaves the error behind as the handled one, for good.
+    # Not in a ``try``: an interrupt where its ``except`` starts leaves the error behind as the handled one, for good.
     if asyncio._get_running_loop() is not None:
         run.close()
         raise InvalidInput("an event loop is running here", hint="Await run, resume or replay instead of …_sync")
