@@ -134,16 +134,15 @@ class Runner:
 
     async def _failed(self, error: Exception) -> Result:
         """Store that the run failed, where, and with which kind of error. A killed run has no such checkpoint."""
-        failures = error.exceptions if isinstance(error, ExceptionGroup) else [error]
-        kinds = [
-            f"node {each.node!r} raised {type(each.error).__name__}"
-            if isinstance(each, NodeFailed)
-            else f"node {each.node!r}: {each.summary}"
-            if isinstance(each, BadUpdate)
-            else each.summary
-            for each in failures
-            if isinstance(each, BackstayError)
-        ]
+        kinds = []
+        for each in error.exceptions if isinstance(error, ExceptionGroup) else [error]:
+            match each:
+                case NodeFailed():
+                    kinds.append(f"node {each.node!r} raised {type(each.error).__name__}")
+                case BadUpdate():
+                    kinds.append(f"node {each.node!r}: {each.summary}")
+                case BackstayError():
+                    kinds.append(each.summary)
         self.recorder.hint = f"{'; '.join(kinds)}. {FIX}"
         self.recorder.mark_moved()
         await self._flush("failed")

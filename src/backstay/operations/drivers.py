@@ -72,18 +72,19 @@ def _call_for(loop: AbstractEventLoop, future: Future[T], call: Callable[[], T])
     try:
         result = call()
     except BaseException as error:
-        _settle(loop, future, None, error)
+        settle(loop, future, None, error)
     else:
-        _settle(loop, future, result, None)
+        settle(loop, future, result, None)
     del future  # it refers to the error, and the error to this frame
 
 
-def _settle(loop: AbstractEventLoop, future: Future[Any], result: Any, error: BaseException | None) -> None:
+def settle(loop: AbstractEventLoop, future: Future[Any], result: Any, error: BaseException | None) -> None:
     """Settle a future of an event loop from another thread."""
     if isinstance(error, StopIteration):  # a future cannot hold one, and its waiter would wait forever
-        error = RuntimeError("the function raised StopIteration")
+        stopped, error = error, RuntimeError("the function raised StopIteration")
+        error.__cause__ = stopped
 
-    def settle() -> None:
+    def in_loop() -> None:
         if future.done():  # its waiter was cancelled
             return
         if error is None:
@@ -92,7 +93,7 @@ def _settle(loop: AbstractEventLoop, future: Future[Any], result: Any, error: Ba
             future.set_exception(error)
 
     with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no waiter
-        loop.call_soon_threadsafe(settle)
+        loop.call_soon_threadsafe(in_loop)
 
 
 async def finish(work: Awaitable[T]) -> T:

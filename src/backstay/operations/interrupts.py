@@ -351,20 +351,16 @@ def decide(
         raise _is_closed(answered)
     if (row.decision, row.decided_by) == (body, by):
         return answered
+    what, hint = f"is already decided: {answered}", "Nothing was changed; error.winner has the decision that counts"
     if row.decided_by == BY_TIMEOUT and answered.deadline is not None:
-        raise Conflict(
-            f"interrupt {shown.id} had to be decided by {_moment(answered.deadline)}: this answer is too late",
-            winner=answered,
-            thread=shown.thread_id,
-            checkpoint=shown.checkpoint_id,
-            hint="It does not count; error.winner has the decision that does",
-        )
+        what = f"had to be decided by {_moment(answered.deadline)}: this answer is too late"
+        hint = "It does not count; error.winner has the decision that does"
     raise Conflict(
-        f"interrupt {shown.id} is already decided: {answered}",
+        f"interrupt {shown.id} {what}",
         winner=answered,
         thread=shown.thread_id,
         checkpoint=shown.checkpoint_id,
-        hint="Nothing was changed; error.winner has the decision that counts",
+        hint=hint,
     )
 
 

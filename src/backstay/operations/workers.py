@@ -11,11 +11,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from backstay.operations.drivers import settle
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,19 +40,9 @@ async def call_in_thread(function: Callable[..., Any], arguments: tuple[Any, ...
 
     def call() -> Callable[[], None]:
         try:
-            found = partial(future.set_result, context.run(function, *arguments))
-        except StopIteration as error:  # a future cannot hold one, and its waiter would wait forever
-            failure = RuntimeError("the function raised StopIteration")
-            failure.__cause__ = error
-            found = partial(future.set_exception, failure)
+            return partial(settle, loop, future, context.run(function, *arguments), None)
         except BaseException as error:
-            found = partial(future.set_exception, error)
-
-        def deliver() -> None:
-            with suppress(RuntimeError):  # the loop is closed, so no caller waits
-                loop.call_soon_threadsafe(lambda: None if future.done() else found())
-
-        return deliver
+            return partial(settle, loop, future, None, error)
 
     _start(call)
     return await future
