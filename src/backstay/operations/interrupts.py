@@ -237,7 +237,7 @@ def is_of_run(name: str) -> bool:
 
 def is_over(store: Backend, stored: Record) -> bool:
     """Return whether an interrupt belongs to a run that is over. Interrupts of other programs never do."""
-    return is_of_run(stored.key) and has_ended(store, stored.branch, str(stored.checkpoint))
+    return is_of_run(stored.key) and has_ended(store, stored.branch, str(stored.checkpoint), stored.key)
 
 
 def find(store: Backend, cursor: Cursor, asked: Interrupt) -> InterruptRecord | None:

@@ -99,10 +99,11 @@ def run_of(store: Backend, branch: BranchKey, meta: CheckpointMeta) -> Run:
     return Run(f"loop {found.number}", meta.is_over or found.finished, found.was_loop)
 
 
-def has_ended(store: Backend, branch: BranchKey, checkpoint: str) -> bool:
-    """Return whether the run that a checkpoint belongs to is over, was rewound, or another one has started since.
+def has_ended(store: Backend, branch: BranchKey, checkpoint: str, interrupt: str) -> bool:
+    """Return whether the run that asked a question is over, was rewound, or another one has started since.
 
-    If that cannot be read, the answer is no: a check of the store reports the damage.
+    The question is an interrupt of that checkpoint. If it cannot be found out, the answer is no: a check of the store
+    reports the damage.
     """
     try:
         rows = store.find(Query(*branch, limit=1))
@@ -113,6 +114,8 @@ def has_ended(store: Backend, branch: BranchKey, checkpoint: str) -> bool:
             return head.is_over
         if head.trigger == "rewind":
             return True
+        if head.interrupt is not None and head.interrupt.id == interrupt:  # the newest checkpoint waits for it
+            return False
         newest = run_of(store, branch, head)
         if newest.is_over:
             return True
