@@ -22,6 +22,7 @@ from benchmarks import (
     loads,
     postgres,
     processes,
+    runs,
     saves,
     scale,
     shapes,
@@ -44,6 +45,7 @@ FAMILIES: dict[str, Callable[[Bench], None]] = {
     "directory": directory.run,
     "transfer": transfer.run,
     "langgraph": langgraph.run,
+    "runs": runs.run,
     "scale": scale.run,
 }
 

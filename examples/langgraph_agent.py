@@ -57,7 +57,7 @@ with BackstaySaver("mail.db") as saver:
         record = waiting[0]
         if record.decision is None:  # otherwise it was decided before the process was killed
             call = record.interrupt.payload["value"]
-            record = saver.store.thread("bob").decide(record, "modify", by="you", value=call)
+            record = saver.store.thread("bob").decide(record, "answer", by="you", value=call)
         done = graph.invoke(resume_of(record), config)
         mails = len(OUTBOX.read_text(encoding="utf-8").splitlines())
         print(f"{done['messages'][-1].content} ({mails} mail in the outbox)")

@@ -13,6 +13,9 @@ import backstay
 from backstay.bundle import check_bundle, export_bundle, import_bundle
 from backstay.errors import EffectUnknown
 from backstay.maintenance import read_quarantine
+from backstay.store.leases import Holder
+from backstay.thread.access import access_of
+from backstay.thread.runs import Run
 from support.golden import GOLDEN, LONG, NOW, SECRET, VALUES, shop, talk
 from support.postgres import PostgresServer
 
@@ -47,7 +50,14 @@ EFFECTS = [  # key, status, attempt, error, result
     ("fax", "failed", 1, "ValueError", None),
     ("charge", "intended", 1, None, None),  # and nobody knows whether it was done
 ]
-CHECKPOINTS = 16  # in the empty namespace: 5 + 2 of chat, 1 inside it, 5 edits, 2 of shop, 1 left
+RUNS = [  # thread, kind, name, status, holder, attempts, answers it waits for, key, reason, note; newest first
+    ("nightly", "session", "session", "completed", "worker-3", 1, 0, None, "out of budget", "import the orders"),
+    ("queued", "graph", "shop", "queued", None, 0, 0, "order-7", "", ""),
+    ("count", "loop", "count", "completed", "worker-1", 1, 0, None, "", ""),
+    ("left", "loop", "left", "abandoned", "worker-2", 1, 0, None, "", ""),  # its process died
+    ("shop", "graph", "shop", "interrupted", "golden:7", 1, 1, None, "", ""),
+]
+CHECKPOINTS = 18  # in the empty namespace: 5 + 2 of chat, 1 inside it, 5 edits, 2 of shop, 1 left, 2 of count
 
 
 @pytest.fixture(params=["sqlite", "dir", "postgres"])
@@ -108,12 +118,17 @@ def test_what_a_store_kept_is_all_there(url: str) -> None:
 
         assert (bool(report), report.good["checkpoints"]) == (True, CHECKPOINTS + talks), str(report)
         look(store)
-        assert [(s.thread_id, s.owner, s.note, s.reason) for s in store.sessions(active=False)] == [
-            ("chat", "worker-1", "nightly", "completed"),
-            ("left", "worker-2", "nobody ended it", None),
-        ]
-        assert [run.thread_id for run in store.interrupted()] == ["left"]
-        assert [(lease.thread_id, lease.owner, lease.epoch) for lease in store.expired()] == [("left", "worker-2", 1)]
+        assert [
+            (
+                *(run.thread_id, run.kind, run.graph, run.status, run.holder and run.holder.name, run.attempts),
+                *(len(run.interrupts), run.key, run.reason, run.note),
+            )
+            for run in store.runs()
+        ] == RUNS
+        assert {run.created_at for run in store.runs() if run.kind != "session"} == {NOW}
+        assert store.count_runs() == {"queued": 1, "running": 1, "interrupted": 1}
+        (lease,) = access_of(store).store.leases("", None, True)
+        assert (lease.branch.thread, Holder.parse(lease.owner).name, lease.epoch) == ("left", "worker-2", 1)
     with backstay.open(url, namespace="other") as other:
         kept = other.thread("chat").latest()
 
@@ -127,15 +142,27 @@ def test_a_store_is_used_as_before(url: str) -> None:
         saved = thread.append({"messages": ["again"]})
         with pytest.raises(EffectUnknown):
             thread.effect("charge", lambda: None)
-        (held,) = store.claim()
-        held.release()
+        (held,) = store.claim([shop()], 5)
+        with held:
+            queued = shop().resume_sync(held.thread, lease=held)
+        with store.thread("left").loop({}) as loop:
+            assert (loop.state, only(store, "left").epoch, only(store, "left").attempts) == ({"n": 1}, 2, 2)
+            for _ in loop:
+                loop.finish()
         result = shop().resume_sync(store.thread("shop"), backstay.Approve())
 
         assert (saved.step, saved.state) == (7, {"messages": ["last", "again"]})
         assert thread.effect("mail", lambda to: None, "ann") == {"sent": "ann"}
-        assert held.epoch == 2
+        assert (queued.status, queued.state) == ("completed", {"basket": ["pear", "apple"], "paid": 2})
+        assert shop().submit(store.thread("queued"), {"basket": ["pear"]}, key="order-7").status == "completed"
+        assert {run.status for run in store.runs()} == {"completed"}
         assert (result.status, result.state) == ("completed", {"basket": ["apple"], "paid": 1})
         assert store.check()
+
+
+def only(store: backstay.Store, thread: str) -> Run:
+    (run,) = store.runs(thread=thread)
+    return run
 
 
 def test_a_bundle_is_read() -> None:
@@ -152,7 +179,7 @@ def test_a_bundle_is_read() -> None:
 def test_the_same_content_still_gives_the_same_bundle(tmp_path: Path) -> None:
     """The digest is of the records: it does not depend on the version of zstd, as the bytes of the file do."""
     with backstay.open(shutil.copy(GOLDEN / "store.db", tmp_path)) as store:
-        report = export_bundle(store, tmp_path / "again.bundle", threads=["chat", "edits", "shop", "left"])
+        report = export_bundle(store, tmp_path / "again.bundle", threads=["chat", "edits", "shop", "left", "count"])
 
     assert report.digest == check_bundle(GOLDEN / "store.bundle").digest
 

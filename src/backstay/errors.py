@@ -309,15 +309,28 @@ class EffectChanged(Conflict):
 class Fenced(BackstayError):
     """Another worker holds the lease on the branch, or took it over, so this one must not write.
 
-    ``epoch`` is the epoch of this call (0 if it held no lease), ``current`` that of the branch, ``owner`` the holder.
+    ``epoch`` is the epoch of this call (0 if it held no lease), ``current`` that of the branch, ``owner`` the holder's
+    name, ``holder`` its process if it is known, and ``left_s`` how many seconds the lease has left.
     """
 
     summary = "fenced"
 
-    def __init__(self, what: str, *, epoch: int, current: int, owner: str | None = None, **where: Any) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        epoch: int,
+        current: int,
+        owner: str | None = None,
+        holder: Any = None,
+        left_s: float = 0.0,
+        **where: Any,
+    ) -> None:
         self.epoch = epoch
         self.current = current
         self.owner = owner
+        self.holder = holder
+        self.left_s = left_s
         super().__init__(what, **where)
 
 

@@ -321,7 +321,7 @@ def test_an_unregistered_class_comes_back_opaque_and_encodes_to_the_same_bytes()
     (value,) = decode(data)
 
     assert isinstance(value, Opaque)
-    assert repr(value) == "Opaque(name='Doc', version=1)"
+    assert repr(value) == "<Opaque Doc version 1: {'title': 'x'}>"
     assert value.value == {"title": "x"}
     assert {value: 1}[decode(data)[0]] == 1
     assert encode([value]) == data

@@ -171,7 +171,7 @@ def test_one_impossible_time_hides_no_other_checkpoint(moment: str, target: back
 
 @pytest.mark.parametrize("system", [import_agentos, import_blobs, import_sessions, import_workflow])
 def test_what_is_not_an_open_store_is_refused(system: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="store must be an open store, not str"):
+    with pytest.raises(InvalidInput, match="an open store is needed here, not str"):
         system(tmp_path, "agent.db")
 
 

@@ -571,7 +571,7 @@ def test_the_event_loop_never_waits_for_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_backend_opens_its_store_when_first_used_and_closes_it(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "folder" / "checkpoints.db"
+    path = tmp_path / "checkpoints.db"
 
     def open_files() -> list[str]:
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]

@@ -138,6 +138,7 @@ def run(awaited: Coroutine[Any, Any, T]) -> T:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[backstay.Store]:
+    (tmp_path / "target").mkdir()
     with backstay.open(tmp_path / "target" / "store.db") as opened:
         yield opened
         assert opened.check()

@@ -17,7 +17,6 @@ import pytest
 import backstay
 from backstay.errors import EffectUnknown
 from backstay.model.runs import EffectStatus, Outcome
-from backstay.testing.drafts import wait_until
 from backstay.thread.loop import Loop
 from support.crash.loop_work import World, story
 from support.processes import Nursery
@@ -99,9 +98,6 @@ class Place:
         while True:
             try:
                 loop = story(handle, world, careless)
-            except backstay.Fenced:  # the dead one's lease has not run out yet
-                wait_until(lambda: thread in {lease.thread_id for lease in self.store.expired()})
-                continue
             except EffectUnknown as unknown:
                 self.unknown += 1
                 self.look(handle, unknown)

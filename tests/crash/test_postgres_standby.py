@@ -144,7 +144,7 @@ class Saver:
         while left < SAVES_AFTER:
             left += enough.is_set()
             try:
-                with self.thread.lease(ttl=2, owner="me", heartbeat=False, wait_s=10) as lease:
+                with self.thread.lease(ttl=2, owner="me", heartbeat=False, wait=10) as lease:
                     self.epochs.append(lease.epoch)
                     for _ in range(5):
                         number += 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import backstay
-from backstay import Approve, Graph, Modify, Reject, Reroute, durable
+from backstay import Answer, Approve, Graph, Modify, Reject, Reroute, durable
 from backstay.engine import AsyncContext, Context, Status
 from backstay.errors import BadUpdate, Conflict, InvalidInput, NodeFailed, NotFound, Rejected
 from backstay.thread import Loop, Turn
@@ -201,7 +201,7 @@ def test_a_question_of_an_async_node_may_be_awaited_or_not(thread: backstay.Thre
     graph = one(awaited if awaits else plain)
     graph.run_sync(thread, {})
     graph.resume_sync(thread, Approve())
-    graph.resume_sync(thread, Modify("ann"))
+    graph.resume_sync(thread, Answer("ann"))
 
     assert graph.resume_sync(thread, Approve()).values == {"sent": {"to": "bob"}, "name": "ann"}
 

@@ -21,10 +21,10 @@ from backstay.engine.triggers import manual
 from backstay.operations.drivers import WORKERS_MAX, Offload, finish, in_event_loop
 from backstay.store.open import open_backend
 from backstay.thread.access import access_of
+from backstay.thread.runs import AsyncRun
 from backstay.thread.store import AsyncStore, make_services
 from support.engine.walk import Walk
 from support.running import effort
-from support.waiting import eventually
 
 FOREVER_S = 60.0
 CALLS_MAX = 60  # more than a run of these tests makes
@@ -134,6 +134,40 @@ def test_a_run_that_is_cancelled_in_any_call_to_the_store_releases_its_lease(url
                 state = await complete(store, graph, thread.id)
                 assert sorted(state["seen"]) == (["a", "b"] if shape == "chain" else ["a", "b", "join", "split"])
         assert {"acquire", "commit", "release"} <= set(verbs)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("by_object", [False, True])
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_the_record_of_a_run_that_is_cancelled_in_any_call_to_the_store_says_what_is_stored(
+    url: str, by_object: bool, runs_before: int
+) -> None:
+    """A worker that stops while the end of a run is being stored must not leave it as cancelled for good."""
+
+    async def main() -> None:
+        statuses = set()
+        async with striking(url) as (backend, store):
+            for number in range(1, CALLS_MAX):
+                graph, thread, cancel = Walk().chain("a", "b"), store.thread(f"t{number}"), Cancellation()
+                for _ in range(runs_before):
+                    await graph.run(thread, {})
+                task = asyncio.create_task(graph.run(thread, {}, cancel=cancel if by_object else None))
+                backend.arm(number, cancel.cancel if by_object else task.cancel)
+                await asyncio.wait([task])
+                if not backend.verb:
+                    break
+                found = [run for run in await store.runs(thread=thread.id) if isinstance(run, AsyncRun)]
+                newest = await thread.latest()
+                if len(found) == runs_before:
+                    continue  # it was cancelled before anything was stored
+                is_over = newest is not None and newest.run_id == found[0].id and newest.is_over
+                assert found[0].status == ("completed" if is_over else "abandoned"), (number, backend.verb)
+                if by_object and is_over:
+                    assert task.result().status is Status.COMPLETED
+                statuses.add(str(found[0].status))
+                await complete(store, graph, thread.id)
+        assert statuses == {"completed", "abandoned"}
 
     asyncio.run(main())
 
@@ -349,17 +383,17 @@ def test_a_cancelled_run_that_cannot_be_stored_says_why(url: str, by_object: boo
 def test_claimed_leases_of_a_cancelled_caller_can_be_claimed_again(url: str) -> None:
     async def main() -> None:
         async with striking(url) as (backend, store):
+            graph = backstay.Graph("g")
+            graph.node("a", lambda state: None)
+            graph.start("a")
+            graph.end("a")
             for name in "ab":
-                await store.thread(name).save({"n": 1})
-                await store.thread(name).lease(ttl=0.05, heartbeat=False).__aenter__()
-            await asyncio.to_thread(eventually, lambda: len(access_of(store).store.leases("", None, True)) == 2)
-            task = asyncio.create_task(store.claim(5))
+                await graph.submit(store.thread(name), {})
+            task = asyncio.create_task(store.claim(graph, 5))
             backend.arm(1, task.cancel)
             with pytest.raises(asyncio.CancelledError):
                 await task
-            for name in "ab":
-                async with store.thread(name).lease():
-                    pass
+            assert {lease.run.thread_id for lease in await store.claim(graph, 5)} == {"a", "b"}
 
     asyncio.run(main())
 
@@ -380,7 +414,7 @@ def test_waiting_for_a_lease_does_not_stop_the_event_loop_of_a_plain_store(url: 
         graph.end("waits")
         first = asyncio.create_task(graph.run(store.thread("t"), {}))
         await entered.wait()
-        second = asyncio.create_task(graph.run(store.thread("t"), {}, wait_s=FOREVER_S))
+        second = asyncio.create_task(graph.run(store.thread("t"), {}, wait=FOREVER_S))
         await asyncio.sleep(0)  # the second one asks for the lease
         may_end.set()
         assert (await first).status is (await second).status is Status.COMPLETED
@@ -409,8 +443,13 @@ def test_ctrl_c_ends_the_wait_for_a_lease(url: str) -> None:
     with backstay.Store(backend, make_services("", None)) as holder:
         waiter = backstay.Store(Interrupting(backend), make_services("", None)).thread("t")
         graph = Walk().chain("a")
-        with holder.thread("t").lease(ttl=FOREVER_S), pytest.raises(KeyboardInterrupt):
-            graph.run_sync(waiter, {}, wait_s=FOREVER_S)
+        lease = holder.thread("t").lease(ttl=FOREVER_S)
+        another = threading.Thread(target=lease.__enter__)  # a wait for a lease of the same thread would be refused
+        another.start()
+        another.join()
+        with pytest.raises(KeyboardInterrupt):
+            graph.run_sync(waiter, {}, wait=FOREVER_S)
+        lease.release()
         assert graph.run_sync(waiter, {}).status is Status.COMPLETED
 
 

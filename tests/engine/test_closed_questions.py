@@ -13,7 +13,7 @@ from backstay import Graph
 from backstay.bundle import export_bundle, import_bundle
 from backstay.engine import Status
 from backstay.errors import Conflict, InvalidInput
-from backstay.model.decision import Approve, Modify, Reject
+from backstay.model.decision import Answer, Approve, Reject
 from backstay.model.runs import Outcome
 from backstay.operations import interrupts
 from backstay.operations.interrupts import InterruptRecord
@@ -72,7 +72,7 @@ def question_id(thread: backstay.Thread, payload: object) -> str:
 
 def refused(thread: backstay.Thread, record: InterruptRecord) -> None:
     with pytest.raises(Conflict, match="is closed: its run is over, or has moved past it") as caught:
-        thread.decide(record, "approve", by="late")
+        thread.decide(record, "reject", by="late")
     assert caught.value.winner.decision is None
     with pytest.raises(Conflict, match="is closed"):
         thread.consume(record, by="late")
@@ -207,7 +207,7 @@ def test_a_request_to_a_run_that_waits_counts_when_it_is_resumed(
     graph = chain(lambda state: None, lambda state, ctx: ctx.ask("what?") and None, lambda state: None)
     (question,) = graph.run_sync(thread, {}).interrupts
     pause = store.thread(thread.id).request_pause("wait", by="ann")
-    thread.decide(question, "approve", by="ann")
+    thread.decide(question, "answer", by="ann")
     assert [record.id for record in graph.resume_sync(thread).interrupts] == [pause.id]
     assert {record.id for record in store.interrupts()} == {question.id, pause.id}  # the question is still used
     thread.decide(pause, "approve", by="ann")
@@ -246,7 +246,7 @@ def test_questions_from_before_a_rewind_are_over(store: backstay.Store, thread: 
 
     assert new.id != old.id
     assert [record.id for record in store.interrupts()] == open_records(store) == [new.id]
-    assert graph.resume_sync(thread, Approve()).status is Status.COMPLETED
+    assert graph.resume_sync(thread, Answer(None)).status is Status.COMPLETED
 
 
 def test_a_question_with_another_payload_takes_the_place_of_the_old_one(
@@ -260,7 +260,7 @@ def test_a_question_with_another_payload_takes_the_place_of_the_old_one(
 
     assert [record.id for record in store.interrupts()] == [new.id]
     refused(thread, old)
-    assert graph.resume_sync(thread, Modify("yes")).values == {"bought": "yes"}  # one question, so one answer is enough
+    assert graph.resume_sync(thread, Answer("yes")).values == {"bought": "yes"}  # one question, so one answer is enough
 
 
 def test_a_question_that_is_asked_again_after_it_was_closed_is_a_new_one(
@@ -276,7 +276,7 @@ def test_a_question_that_is_asked_again_after_it_was_closed_is_a_new_one(
 
     assert again.id != old.id
     assert [record.id for record in store.interrupts()] == [again.id]
-    assert graph.resume_sync(thread, Modify("yes")).values == {"bought": "yes"}
+    assert graph.resume_sync(thread, Answer("yes")).values == {"bought": "yes"}
 
 
 def test_the_question_about_an_effect_is_closed_when_its_receipt_came_late(
@@ -315,7 +315,7 @@ def test_a_value_that_was_sent_before_the_run_waits_for_it_is_not_closed(
     waits[0] = False  # the code has changed: the first node does not take the value any more
     assert [each.interrupt.payload for each in graph.resume_sync(thread).interrupts] == ["sure?"]
 
-    assert graph.resume_sync(thread, {question_id(thread, "sure?"): Approve()}).values == {"got": 1}
+    assert graph.resume_sync(thread, {question_id(thread, "sure?"): Answer(None)}).values == {"got": 1}
     assert list(store.interrupts()) == []
 
 
@@ -334,7 +334,7 @@ def test_a_value_that_a_run_stopped_waiting_for_can_be_sent_later(
     graph.resume_sync(thread)
     store.thread(thread.id).send("news", 1, by="agency")
 
-    assert graph.resume_sync(thread, {question_id(thread, "sure?"): Approve()}).values == {"got": 1}
+    assert graph.resume_sync(thread, {question_id(thread, "sure?"): Answer(None)}).values == {"got": 1}
 
 
 def test_other_branches_questions_and_those_of_callers_stay(store: backstay.Store, thread: backstay.Thread) -> None:

@@ -90,7 +90,7 @@ def test_a_second_run_on_a_handle_is_refused_before_anything_of_it_runs(
             thread = store.thread("customer-42")
             first = asyncio.create_task(gated.graph.run(thread, {}, lease_s=lease_s))
             await gated.entered.wait()
-            with pytest.raises(backstay.Fenced, match=r"customer-42.*wait_s") as caught:
+            with pytest.raises(backstay.Fenced, match=r"customer-42.*wait=") as caught:
                 await second(gated.graph, thread)
             assert caught.value.thread == "customer-42"
             gated.may_end.set()
@@ -110,7 +110,7 @@ def test_two_runs_that_start_at_the_same_moment_on_a_handle_run_one_after_the_ot
         gated.may_end.set()
         async with await backstay.aopen(url) as store:
             thread = store.thread("t")
-            runs = [gated.graph.run(thread, {}, wait_s=WAIT_S, lease_s=lease_s) for _ in range(4)]
+            runs = [gated.graph.run(thread, {}, wait=WAIT_S, lease_s=lease_s) for _ in range(4)]
             results = await asyncio.gather(*runs)
         assert [result.status for result in results] == [Status.COMPLETED] * 4
         assert gated.ran == ["a", "b", "c"] * 4
@@ -128,7 +128,7 @@ def test_runs_on_a_handle_in_several_threads_run_one_after_the_other(url: str, l
         thread = store.thread("t")
 
         def run() -> None:
-            results.append(graph.run_sync(thread, {}, wait_s=WAIT_S, lease_s=lease_s))
+            results.append(graph.run_sync(thread, {}, wait=WAIT_S, lease_s=lease_s))
 
         threads = [threading.Thread(target=run) for _ in range(4)]
         for each in threads:
@@ -282,7 +282,7 @@ def test_a_run_waits_for_the_lease_that_its_handle_holds(url: str) -> None:
             thread = store.thread("t")
             async with thread.lease():
                 runs = [
-                    asyncio.create_task(gated.graph.run(thread, {}, wait_s=WAIT_S, lease_s=lease_s))
+                    asyncio.create_task(gated.graph.run(thread, {}, wait=WAIT_S, lease_s=lease_s))
                     for lease_s in (30.0, None)
                 ]
                 await thread.save({"log": []})
@@ -297,14 +297,14 @@ def test_a_claimed_lease_is_passed_to_the_run_that_it_is_for(url: str) -> None:
     graph = chain([])
     with backstay.open(url) as store:
         graph.run_sync(store.thread("t"), {}, before=["b"])
-        store.thread("t").lease(ttl=0.05, heartbeat=False).__enter__()
-        leases: list[Lease] = []
-        while not leases:
-            leases = store.claim()
+        (question,) = store.interrupts()
+        assert store.claim(graph) == []
+        store.thread("t").decide(question, "approve", by="ann")
+        leases: list[Lease] = store.claim(graph)
         with pytest.raises(backstay.Fenced, match="lease=lease"):
             graph.resume_sync(leases[0].thread)
         with leases[0] as lease:
-            result = graph.resume_sync(lease.thread, backstay.Approve(), lease=lease)
+            result = graph.resume_sync(lease.thread, lease=lease)
         assert result.values == {"log": ["a", "b"]}
 
 

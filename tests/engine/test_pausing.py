@@ -420,7 +420,7 @@ with backstay.open(sys.argv[1]) as store:
         graph.run_sync(thread, lease_s=0.1)
         os.kill(os.getpid(), signal.SIGKILL)
     answer = Approve() if sys.argv[2] == "dies after the decision" else None
-    result = graph.resume_sync(thread, answer, lease_s=0.1, wait_s=20)
+    result = graph.resume_sync(thread, answer, lease_s=0.1, wait=20)
     print(result.status.value, result.values["items"])
 """
 
@@ -474,7 +474,6 @@ class Person(BaseModel):
     [
         (int, Answer("five"), Answer(5), 5),
         (int, Answer(True), Answer(5), 5),
-        (str, Approve(), Answer("yes"), "yes"),
         (Person, Answer({"name": "Ann"}), Answer({"name": "Ann", "age": 5}), Person(name="Ann", age=5)),
     ],
 )
@@ -496,7 +495,7 @@ def test_an_answer_of_the_wrong_type_is_refused_and_the_run_still_waits(
     assert (got, head(memory_thread).state, head(memory_thread).next_node) == ([], stood.state, stood.next_node)
     again = graph.resume_sync(memory_thread)
     assert again.status is Status.INTERRUPTED
-    assert again.interrupts[0].id != record.id
+    assert again.interrupts[0] == record
     assert graph.resume_sync(memory_thread, right).status is Status.COMPLETED
     assert got == [value]
 

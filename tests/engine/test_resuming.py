@@ -355,7 +355,7 @@ def test_a_run_that_is_running_elsewhere_is_refused_before_anything_runs(url: st
         assert inside.wait(30)
         for call in (graph.resume_sync, graph.run_sync):
             with pytest.raises(backstay.Fenced):
-                call(store.thread("t"))
+                call(store.thread("t"), wait=0)
         go_on.set()
         first.join()
 
@@ -376,7 +376,7 @@ def test_a_worker_that_lost_its_lease_stores_nothing_more(url: str) -> None:
             hold = slow._cursor.lease
             assert hold is not None
             access_of(store).store.renew(hold.branch, hold.epoch, hold.request._replace(ttl_us=1))
-            other = threading.Thread(target=lambda: graph.resume_sync(store.thread("t"), wait_s=30.0))
+            other = threading.Thread(target=lambda: graph.resume_sync(store.thread("t"), wait=30.0))
             other.start()
             other.join()
 

@@ -19,7 +19,7 @@ from backstay.engine.triggers import CheckpointEvent, every
 from backstay.model.decision import Approve, InterruptKind
 
 ENGINE = Path(backstay.__file__).parent / "engine"
-KNOWS_STORES = {"context.py", "durable.py", "pending.py", "start.py"}
+KNOWS_STORES = {"context.py", "durable.py", "pending.py", "replay.py", "start.py", "work.py"}
 """What starts a run on a thread, and keeps it there. Nothing that runs nodes is among them."""
 
 

@@ -26,10 +26,10 @@ CREATE SCHEMA golden;
 
 
 --
--- Name: acquire_lease(integer, text, text, text, text, text, text, bigint); Type: FUNCTION; Schema: golden; Owner: -
+-- Name: acquire_lease(integer, text, text, text, text, text, text, bigint, bigint); Type: FUNCTION; Schema: golden; Owner: -
 --
 
-CREATE FUNCTION golden.acquire_lease(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint, OUT outcome integer, OUT branch bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint) RETURNS record
+CREATE FUNCTION golden.acquire_lease(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint, p_over bigint, OUT outcome integer, OUT branch bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -57,7 +57,7 @@ BEGIN
     END IF;
     EXIT WHEN epoch IS NOT NULL;
   END LOOP;
-  IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() THEN
+  IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() AND epoch <> p_over THEN
     outcome := 1;
     left_us := extract(epoch FROM v_expires - clock_timestamp()) * 1000000;
     RETURN;
@@ -279,10 +279,10 @@ END $$;
 
 
 --
--- Name: put_record(integer, text, text, text, text, boolean, bigint, text, text, bytea, text, bytea, bytea, boolean, bigint, bigint, bigint); Type: FUNCTION; Schema: golden; Owner: -
+-- Name: put_record(integer, text, text, text, text, boolean, bigint, text, text, bytea, text, bytea, bytea, boolean, bigint, bigint, text, text, text, bigint); Type: FUNCTION; Schema: golden; Owner: -
 --
 
-CREATE FUNCTION golden.put_record(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_is_fenced boolean, p_epoch bigint, p_token text, p_kind text, p_id bytea, p_key text, p_checkpoint bytea, p_body bytea, p_open boolean, p_ttl bigint, p_seen bigint, p_number bigint, OUT outcome integer, OUT epoch bigint, OUT holder text, OUT held_us bigint, OUT thread text, OUT scope text, OUT branch text, OUT key text, OUT checkpoint bytea, OUT body bytea, OUT open boolean, OUT version bigint, OUT number bigint, OUT left_us bigint) RETURNS record
+CREATE FUNCTION golden.put_record(p_version integer, p_namespace text, p_thread text, p_scope text, p_branch text, p_is_fenced boolean, p_epoch bigint, p_token text, p_kind text, p_id bytea, p_key text, p_checkpoint bytea, p_body bytea, p_open boolean, p_seen bigint, p_number bigint, p_status text, p_graph text, p_fingerprint text, p_due bigint, OUT outcome integer, OUT epoch bigint, OUT holder text, OUT held_us bigint, OUT thread text, OUT scope text, OUT branch text, OUT key text, OUT checkpoint bytea, OUT body bytea, OUT open boolean, OUT version bigint, OUT number bigint, OUT status text, OUT graph text, OUT fingerprint text, OUT due bigint) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -292,7 +292,6 @@ DECLARE
   v_token   text;
   v_held    timestamptz;
   v_exists  boolean;
-  v_expires timestamptz := clock_timestamp() + p_ttl * interval '1 microsecond';
 BEGIN
   PERFORM "golden".check_version(p_version);
   outcome := 0;
@@ -304,9 +303,9 @@ BEGIN
     epoch := coalesce(epoch, 0);
   END IF;
 
-  SELECT t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number,
-      coalesce(extract(epoch FROM r.expires - clock_timestamp()) * 1000000, 0)
-    INTO thread, scope, branch, key, checkpoint, body, open, version, number, left_us
+  SELECT t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number, r.status, r.graph,
+      r.fingerprint, r.due
+    INTO thread, scope, branch, key, checkpoint, body, open, version, number, status, graph, fingerprint, due
     FROM "golden".record r JOIN "golden".thread t ON t.id = r.thread WHERE r.id = p_id;
   v_exists := FOUND;
   IF p_is_fenced AND NOT (v_exists AND version = p_seen + 1 AND body = p_body)
@@ -326,7 +325,8 @@ BEGIN
   END IF;
 
   IF v_exists THEN
-    UPDATE "golden".record r SET version = p_seen + 1, body = p_body, open = p_open, expires = v_expires
+    UPDATE "golden".record r SET version = p_seen + 1, body = p_body, open = p_open, status = p_status,
+        graph = p_graph, fingerprint = p_fingerprint, due = p_due
       WHERE r.id = p_id AND r.version = p_seen AND r.number = p_number;
     IF NOT FOUND THEN
       RAISE EXCEPTION 'another writer changed the record' USING ERRCODE = '40001';
@@ -347,12 +347,15 @@ BEGIN
       END IF;
     END IF;
     -- Whoever finds the name taken now begins again, and finds the record.
-    INSERT INTO "golden".record AS r (thread, version, expires, open, kind, scope, branch, key, id, checkpoint, body)
-      VALUES (v_thread, 1, v_expires, p_open, p_kind, p_scope, p_branch, p_key, p_id, p_checkpoint, p_body)
+    INSERT INTO "golden".record AS r (thread, version, open, kind, scope, branch, key, id, checkpoint, body,
+        namespace, status, graph, fingerprint, due)
+      VALUES (v_thread, 1, p_open, p_kind, p_scope, p_branch, p_key, p_id, p_checkpoint, p_body,
+        CASE WHEN p_status IS NOT NULL THEN p_namespace END, p_status, p_graph, p_fingerprint, p_due)
       RETURNING r.number INTO number;
     thread := p_thread; scope := p_scope; branch := p_branch; key := p_key; checkpoint := p_checkpoint;
   END IF;
-  version := p_seen + 1; body := p_body; open := p_open; left_us := coalesce(p_ttl, 0);
+  version := p_seen + 1; body := p_body; open := p_open;
+  status := p_status; graph := p_graph; fingerprint := p_fingerprint; due := p_due;
 END $$;
 
 
@@ -520,7 +523,7 @@ CREATE TABLE golden.record (
     number bigint NOT NULL,
     thread bigint NOT NULL,
     version bigint NOT NULL,
-    expires timestamp with time zone,
+    due bigint,
     open boolean NOT NULL,
     kind text NOT NULL COLLATE pg_catalog."C",
     scope text NOT NULL COLLATE pg_catalog."C",
@@ -528,7 +531,11 @@ CREATE TABLE golden.record (
     key text NOT NULL COLLATE pg_catalog."C",
     id bytea NOT NULL,
     checkpoint bytea,
-    body bytea NOT NULL
+    body bytea NOT NULL,
+    namespace text COLLATE pg_catalog."C",
+    status text COLLATE pg_catalog."C",
+    graph text COLLATE pg_catalog."C",
+    fingerprint text COLLATE pg_catalog."C"
 );
 
 
@@ -624,13 +631,14 @@ INSERT INTO golden.blob VALUES ('\x11ddd1c97d01e85c8080132888a1af13643fd4295904b
 -- Data for Name: branch; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (7, 5, 2, 2, 1, NULL, true, '', 'main', NULL, NULL, NULL);
 INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (2, 1, 5, 5, 0, NULL, false, '', 'what-if', NULL, NULL, '\x01006332');
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (6, 4, 1, 1, 1, '2026-11-18 07:03:11.917056+00', true, '', 'main', '0123456789abcdef a-boot-that-is-over pid:[1]+time:[2] 7 5 golden worker-2', '6b65d1abcedd488bb72e0f371b2c8dbf', NULL);
 INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (1, 1, 8, 8, 0, NULL, false, '', 'main', NULL, NULL, NULL);
 INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (3, 1, 9, 9, 0, NULL, false, 'inner', 'main', NULL, NULL, NULL);
+INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (8, 8, 1, 1, 0, NULL, true, '', 'main', NULL, NULL, NULL);
 INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (4, 2, 5, 5, 0, NULL, true, '', 'main', NULL, NULL, NULL);
 INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (5, 3, 2, 2, 1, NULL, true, '', 'main', NULL, NULL, NULL);
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (6, 4, 1, 1, 1, '2026-11-18 00:52:28.023539+00', true, '', 'main', 'worker-2', 'cd3a1229342448acb6e8d01c84b6707c', NULL);
-INSERT INTO golden.branch OVERRIDING SYSTEM VALUE VALUES (7, 5, 1, 1, 0, NULL, true, '', 'main', NULL, NULL, NULL);
 
 
 --
@@ -650,10 +658,12 @@ INSERT INTO golden.checkpoint VALUES (17179869186, 1767268800000000, 2316, 2, fa
 INSERT INTO golden.checkpoint VALUES (17179869187, 1767268800000000, 2244, 3, false, '\x01006532', '\x01006531', '\x', '\xec1b04342550ad5fc067a1642bbb4320080af993f3d67e3aef525e9a1d43a62e', NULL, '\xdd37e8e9', '\x93c09095a56974656d73a16c1ec420358cc72178aff54f52ef1428bbebe4084f443357844fbdc57fd916cdd36988f09accb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cd075ec420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6');
 INSERT INTO golden.checkpoint VALUES (17179869188, 1767268800000000, 2172, 4, false, '\x01006533', '\x01006532', '\x', '\xaba2aa4b5618e2eec2a8a161cde4ba5592b1477535a2571326b9a846852c2379', NULL, '\x5dd9e021', '\x93c09095a56974656d73a16c1ec420be1aaa0740f07826af02dc7c890321ba0edcb2d90f67af942a21a9e055b708309eccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cd0668c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ec');
 INSERT INTO golden.checkpoint VALUES (17179869189, 1767268800000000, 2100, 5, false, '\x01006534', '\x01006533', '\x', '\x8062d336e587e6e489b917bf713d1e6eb0150a5ced2064efeb31c5763d2292d0', NULL, '\x60b575c0', '\x93c09095a56974656d73a16c1ec420b4c07937a4c8bf30b5d79ba382a9e70f64b343844f79522304efa360cdbcfd3cdc0012ccb80100cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd0100c40aa96368616e6765642032cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd01f6c40aa96368616e6765642033cca4c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd02ecc40aa96368616e6765642034cd0572c420643d3c5e37a9e26aab1f284c262cba8e8213baa6501aa414868a63492382bfffcd03e2');
-INSERT INTO golden.checkpoint VALUES (21474836481, 1767268800000000, 284, 0, false, '\x01a1ec240ca27000a3b88cd21898c076', NULL, '\x', '\x912f81c95a722d60815fef0e4c86266212a3484964a6c53be5792d0404df2475', NULL, '\x85a172c41001a1ec240c9870009db44801a7cc0adfa167a473686f70a168cf660a6391bbb8e68ca16ea47069636ba174a5696e707574d18cecd7', '\x95c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c00c4009400a16c01c40e95a473686f70a47069636bc00080');
-INSERT INTO golden.checkpoint VALUES (21474836482, 1767268800000000, 396, 1, false, '\x01a1ec240ca97000b27ab6d82c2e9712', '\x01a1ec240ca27000a3b88cd21898c076', '\x', '\x8726a4f4ec4236b1b1b2bc506b7d16d8f11cdfe2d5bc96e596d956a098568f35', NULL, '\x88a172c41001a1ec240c9870009db44801a7cc0adfa167a473686f70a168cf660a6391bbb8e68ca16ca47069636ba16ea3706179a9696e7465727275707485a26964d9526261636b737461793a7175657374696f6e3a35646137653935646635626139366137616566393164313862653066376235316361336530393430656638383637316161313765623538633963376563316135a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fab726573756d655f68696e74a852756e207061793fa174a9696e746572727570745a4a1714', '\x96c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c01c406a56170706c659400a16c01c47396a473686f70a3706179a47069636b0181a47069636b0181a5776169747391d9526261636b737461793a7175657374696f6e3a356461376539356466356261393661376165663931643138626530663762353163613365303934306566383836373161613137656235386339633765633161359401a16c01c405a47069636b');
+INSERT INTO golden.checkpoint VALUES (21474836481, 1767268800000000, 284, 0, false, '\x01a1ed77753970008135b273c38b2ce5', NULL, '\x', '\xd96db7f33732c4b5006dbcfb9ae978894512869a8f6553bd85afb7af1b88075b', NULL, '\x85a172c41001a1ed7774db7000bc3ee88f38c0c82fa167a473686f70a168cf660a6391bbb8e68ca16ea47069636ba174a5696e70757436fd7eeb', '\x95c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c00c4009400a16c01c40e95a473686f70a47069636bc00080');
+INSERT INTO golden.checkpoint VALUES (21474836482, 1767268800000000, 396, 1, false, '\x01a1ed77754a700093b3980c86693166', '\x01a1ed77753970008135b273c38b2ce5', '\x', '\xff7c18b1a59e4792fce1228b7726bc674aa02dff263193b18639a00e1cdd71f7', NULL, '\x88a172c41001a1ed7774db7000bc3ee88f38c0c82fa167a473686f70a168cf660a6391bbb8e68ca16ca47069636ba16ea3706179a9696e7465727275707485a26964d9526261636b737461793a7175657374696f6e3a66326438653039386461313538373038633664393731633464336132613566353732636264306532663934336134373231633934616666633337633961383235a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fab726573756d655f68696e74a852756e207061793fa174a9696e74657272757074be5a3d1d', '\x96c0909502a16d08cd010ec42011ddd1c97d01e85c8080132888a1af13643fd4295904b691dfeb654d6fb750a794a66261736b6574a16c01c406a56170706c659400a16c01c47396a473686f70a3706179a47069636b0181a47069636b0181a5776169747391d9526261636b737461793a7175657374696f6e3a663264386530393864613135383730386336643937316334643361326135663537326362643065326639343361343732316339346166666333376339613832359401a16c01c405a47069636b');
 INSERT INTO golden.checkpoint VALUES (25769803777, 1767268800000000, 1, 1, false, '\x01006c31', NULL, '\x', '\x5b74dacaf197c87a152ec1fdc9718adfb707c5d8df6888c9a01f2bb4a41ccb98', NULL, '\xb1e80570', '\x93c09094a16ea17600c40101');
-INSERT INTO golden.checkpoint VALUES (30064771073, 1767268800000000, 1, 1, false, '\x016f74686572006331', NULL, '\x', '\x5e7c07ae928a69e85f88eb2df920e30d90cceeeb3a457fb961f7efd86b757f43', NULL, '\x98f10500', '\x93c09094a56f74686572a17600c401c3');
+INSERT INTO golden.checkpoint VALUES (30064771073, 1767268800000000, 1, 0, false, '\x01a1ed77765b700094a08b46ed832bc6', NULL, '\x', '\xe28cc58c5aa32288875ae591f430ec37fcd41c2363941b5c5ac3b2a5fecd6ed6', NULL, '\x83a172c41001a1ed77762f70009c58360d9461f0cca174a5696e707574a86d6574616461746181ad6261636b737461792e6c6f6f7082a5726f756e6400a66772616e747390f41d9ada', '\x93c09094a16ea17600c40100');
+INSERT INTO golden.checkpoint VALUES (30064771074, 1767268800000000, 1, 1, false, '\x01a1ed77766e70008847770b612ccd1a', '\x01a1ed77765b700094a08b46ed832bc6', '\x', '\x896535ca200730d7d3390ddc3a169f7d8fcee8832e219982543904a93e49aad7', NULL, '\x85a172c41001a1ed77762f70009c58360d9461f0ccac636f6e74696e756174696f6e81a46b696e64a3656e64a9697465726174696f6e01a174a9697465726174696f6ea86d6574616461746181ad6261636b737461792e6c6f6f7082a5726f756e6400a66772616e747390f348281b', '\x93c09094a16ea17600c40101');
+INSERT INTO golden.checkpoint VALUES (34359738369, 1767268800000000, 1, 1, false, '\x016f74686572006331', NULL, '\x', '\x5e7c07ae928a69e85f88eb2df920e30d90cceeeb3a457fb961f7efd86b757f43', NULL, '\x98f10500', '\x93c09094a56f74686572a17600c401c3');
 
 
 --
@@ -687,15 +697,18 @@ INSERT INTO golden.meta VALUES (1);
 -- Data for Name: record; Type: TABLE DATA; Schema: golden; Owner: -
 --
 
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (1, 1, 1, NULL, true, 'interrupt', '', 'main', 'ask-open', '\x21d6c22cdf2cded3a0ca51cd7d6c74ddab451bdff89f70bce3eb2e4b31086a11', '\x01006333', '\xb6c0deebb216f78f67a3145d5b65acdebe7d6ff5691fa5246e637d8daa6a386f9ac44385a26964a861736b2d6f70656ea46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f616481a6616d6f756e7405a670726f6d7074a64d617920493fcf00064752550bf000c0c0c0c000c0c0c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (2, 1, 2, NULL, true, 'interrupt', '', 'main', 'ask-answered', '\x394a0b56867f32974dc568e2791b7777522abdd72fcb200bee54bddcd34825d5', '\x01006333', '\x936b3af22c5722e3d1b34944f38d09b717105ac13ce1c8baff8512eb48300a099ac43985a26964ac61736b2d616e737765726564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c43385a46b696e64a66d6f64696679a573636f7065c0a576616c756581a6616d6f756e7404a6726561736f6ea0a6746172676574c0a3626f62cf00064752550bf000c000c0c0c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (3, 1, 3, NULL, false, 'interrupt', '', 'main', 'ask-used', '\x9f298e6e04e50d2f296d9e7a7a483aa51284a730c157ef1df9d693df1a94a631', '\x01006333', '\xbca2b54c8fb71cb855a16ddf9552214c29f7f983d10f244aa1f3f426a4cd1ee49ac43585a26964a861736b2d75736564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c42c85a46b696e64a7617070726f7665a573636f7065c0a576616c7565c0a6726561736f6ea0a6746172676574c0a3616e6ecf00064752550bf000a8776f726b65722d3100cf00064752550bf000c0c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (4, 1, 2, NULL, false, 'effect', '', 'main', 'mail', '\x759c3becc4e38772b3fed7f380a9ea86d4756fca57ef8317ec39aa2433bd5422', NULL, '\x668d0cffddee13ec650cd92620a1fe1732dbc48036018440330e07b463a5337a9901d930676f6c64656e3a363335342030316131656332342d306333302d373030302d383637392d396232303530633537306235c4205e6bcd50cb227b1272b2a3633e8a53a9a9618437225e43136571cc876d166860cf00064752550bf000a4646f6e65c40b7281a473656e74a3616e6ecf00064752550bf000c0c2');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (5, 1, 2, NULL, false, 'effect', '', 'main', 'fax', '\x998bc3d9fe8769c0f1fe7620e0ebc786a152570351ece1cb0872d13721e50cac', NULL, '\xa372457b57ee2e7cfaded43d12b5c4c75c8f0ad80faf84ca5586c98aa20aad019901d930676f6c64656e3a363335342030316131656332342d306334362d373030302d616561382d656336303064633634633165c420945418f981c5e76fa45b5fbce9e1c899102a8a0f86604bb5adaddadbf036964fcf00064752550bf000a66661696c6564c40b6556616c75654572726f72cf00064752550bf000c0c2');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (6, 1, 1, NULL, true, 'effect', '', 'main', 'charge', '\x8656946bc091f88b4f74744ffc01a8b2b8f66d42cf11852ecead4b02e99c849e', NULL, '\x580fbd727deb00a0cff6cf6bf607f7824906109bdd365d9ecf11ef1ff7fc67919901d930676f6c64656e3a363335342030316131656332342d306335302d373030302d396133372d323634313961616430306230c420945418f981c5e76fa45b5fbce9e1c899102a8a0f86604bb5adaddadbf036964fcf00064752550bf000a8696e74656e646564c400c0c0c2');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (7, 1, 2, NULL, false, 'session', '', 'main', '01a1ec24-0c54-7000-a66b-f5af13380351', '\xdff647341f1c37ae3c7ee772b9dd6aa1e1f5e05e0f852bdb22b8e80d18610872', NULL, '\xd54550dd514e5733a828006ab130a38337b07403cd2dffe713910e46f57ef08897a8776f726b65722d31d95a35346335313431392d633566642d343065372d623964612d346639373133396136633465207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d20363335342036303737313320676f6c64656ea76e696768746c79cf00064752550bf000cf00064752550bf000cf00064752550bf000a9636f6d706c65746564');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (8, 3, 1, NULL, true, 'interrupt', '', 'main', 'backstay:question:5da7e95df5ba96a7aef91d18be0f7b51ca3e0940ef88671aa17eb58c9c7ec1a5', '\x3bd354fc1b1e9074c51dce1107cc93cc09a211ba7c9faa2579a0227b02d0a85a', '\x01a1ec240ca97000b27ab6d82c2e9712', '\xb3ab2e5eac96b43e3596a373b64e0c24a70478bcbafb1965e4b31faf4bbecf039ac4a585a26964d9526261636b737461793a7175657374696f6e3a35646137653935646635626139366137616566393164313862653066376235316361336530393430656638383637316161313765623538633963376563316135a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fcf00064752550bf000c0c0c0c000c0c0c0');
-INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (9, 4, 1, '2026-11-18 00:52:28.018861+00', true, 'session', '', 'main', '01a1ec24-0cc0-7000-8408-df90486db39c', '\x567cac45f58b9ecdef4737676fb743170e5c0dab160c70514b58d528fd65c4f5', NULL, '\x983d31b1a88ddc7090c033ee8f876385ec7c8cde612557188b0f499553643e8497a8776f726b65722d32d95a35346335313431392d633566642d343065372d623964612d346639373133396136633465207069643a5b343032363533313833365d2b74696d653a5b343032363533313833345d20363335342036303737313320676f6c64656eaf6e6f626f647920656e646564206974cf00064752550bf000cf00064752550bf000c0c0');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (1, 1, 1, NULL, true, 'interrupt', '', 'main', 'ask-open', '\x21d6c22cdf2cded3a0ca51cd7d6c74ddab451bdff89f70bce3eb2e4b31086a11', '\x01006333', '\xb6c0deebb216f78f67a3145d5b65acdebe7d6ff5691fa5246e637d8daa6a386f9ac44385a26964a861736b2d6f70656ea46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f616481a6616d6f756e7405a670726f6d7074a64d617920493fcf00064752550bf000c0c0c0c000c0c0c0', NULL, NULL, NULL, NULL);
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (2, 1, 2, NULL, true, 'interrupt', '', 'main', 'ask-answered', '\x394a0b56867f32974dc568e2791b7777522abdd72fcb200bee54bddcd34825d5', '\x01006333', '\x936b3af22c5722e3d1b34944f38d09b717105ac13ce1c8baff8512eb48300a099ac43985a26964ac61736b2d616e737765726564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c43385a46b696e64a66d6f64696679a573636f7065c0a576616c756581a6616d6f756e7404a6726561736f6ea0a6746172676574c0a3626f62cf00064752550bf000c000c0c0c0', NULL, NULL, NULL, NULL);
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (3, 1, 3, NULL, false, 'interrupt', '', 'main', 'ask-used', '\x9f298e6e04e50d2f296d9e7a7a483aa51284a730c157ef1df9d693df1a94a631', '\x01006333', '\xbca2b54c8fb71cb855a16ddf9552214c29f7f983d10f244aa1f3f426a4cd1ee49ac43585a26964a861736b2d75736564a46b696e64ab7573657272657175657374a46e6f6465c0a77061796c6f6164c0a670726f6d7074a0cf00064752550bf000c42c85a46b696e64a7617070726f7665a573636f7065c0a576616c7565c0a6726561736f6ea0a6746172676574c0a3616e6ecf00064752550bf000a8776f726b65722d3100cf00064752550bf000c0c0', NULL, NULL, NULL, NULL);
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (4, 1, 2, NULL, false, 'effect', '', 'main', 'mail', '\x759c3becc4e38772b3fed7f380a9ea86d4756fca57ef8317ec39aa2433bd5422', NULL, '\x3e904782510d53cda347e3d465cd86b826daa4e173651147f699a072e27207939901d92d676f6c64656e3a372030316131656437372d373365662d373030302d623964332d643131393864343830396231c4205e6bcd50cb227b1272b2a3633e8a53a9a9618437225e43136571cc876d166860cf00064752550bf000a4646f6e65c40b7281a473656e74a3616e6ecf00064752550bf000c0c2', NULL, NULL, NULL, NULL);
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (5, 1, 2, NULL, false, 'effect', '', 'main', 'fax', '\x998bc3d9fe8769c0f1fe7620e0ebc786a152570351ece1cb0872d13721e50cac', NULL, '\xc4720c27bb2e321bef034efe959bd99db0d79937ad40d70354242b81530da36e9901d92d676f6c64656e3a372030316131656437372d373366632d373030302d623438352d663631336230616362653337c420945418f981c5e76fa45b5fbce9e1c899102a8a0f86604bb5adaddadbf036964fcf00064752550bf000a66661696c6564c40b6556616c75654572726f72cf00064752550bf000c0c2', NULL, NULL, NULL, NULL);
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (6, 1, 1, NULL, true, 'effect', '', 'main', 'charge', '\x8656946bc091f88b4f74744ffc01a8b2b8f66d42cf11852ecead4b02e99c849e', NULL, '\xf5ad6de53c6d43a538126651c54d05d5d7c279fdef2e05c81c0bd2f0fef40faf9901d92d676f6c64656e3a372030316131656437372d373430382d373030302d626361322d363666386462326465343162c420945418f981c5e76fa45b5fbce9e1c899102a8a0f86604bb5adaddadbf036964fcf00064752550bf000a8696e74656e646564c400c0c0c2', NULL, NULL, NULL, NULL);
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (8, 3, 1, NULL, true, 'interrupt', '', 'main', 'backstay:question:f2d8e098da158708c6d971c4d3a2a5f572cbd0e2f943a4721c94affc37c9a825', '\xdc4b9202a4af7f196ebb13b396fe7b8f47c0c0401fbc60c687d5a1bf132f57b0', '\x01a1ed77754a700093b3980c86693166', '\x8e48664fa3165e4c34531f18204be43d8343d55de748e9bdac8efb65b6cf4ff89ac4a585a26964d9526261636b737461793a7175657374696f6e3a66326438653039386461313538373038633664393731633464336132613566353732636264306532663934336134373231633934616666633337633961383235a46b696e64aa6265666f72656e6f6465a46e6f6465a3706179a77061796c6f616483a56772617068a473686f70a46e6f6465a3706179a5766973697401a670726f6d7074a852756e207061793fcf00064752550bf000c0c0c0c000c0c0c0', NULL, NULL, NULL, NULL);
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (7, 3, 2, NULL, true, 'run', '', 'main', '01a1ed77-74db-7000-bc3e-e88f38c0c82f', '\x03198097bb8dade45609449da3a15b76faf7d35830cebc11d814acf2db5f958e', NULL, '\x62dba58f50d513e3b499d2548586275f0358bdc3f373007f1f9c34866a3b9369dc0018a56772617068a473686f70b036363061363339316262623865363863ab696e746572727570746564c0a0d9413031323334353637383961626364656620612d626f6f742d746861742d69732d6f766572207069643a5b315d2b74696d653a5b325d2037203520676f6c64656e200100ffc091d9526261636b737461793a7175657374696f6e3a66326438653039386461313538373038633664393731633464336132613566353732636264306532663934336134373231633934616666633337633961383235c0c0c42046d5a702ecd29ade9feca8d4580244f071d428ee59f29bb9335e62e5cd8bc986c000c0a0a0cf00064752550bf000cf00064752550bf000cf00064752550bf000c0', '', 'interrupted', 'shop', '660a6391bbb8e68c');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (9, 4, 1, NULL, true, 'run', '', 'main', '01a1ed77-75e1-7000-b827-0670148b55b7', '\xff6e10f1bc52f93bb51463bd1da5480c76edbf406245d69e020815e78ea549ae', NULL, '\x302c9596373daf84a59d5852b256664d39b419e90d93f5da358e6c1fd45b2d85dc0018a46c6f6f70a46c656674a0a772756e6e696e67c0d9203662363564316162636564643438386262373265306633373162326338646266d9493031323334353637383961626364656620612d626f6f742d746861742d69732d6f766572207069643a5b315d2b74696d653a5b325d2037203520676f6c64656e20776f726b65722d320100ffc090c0c0c400c000c0a0a0cf00064752550bf000cf00064752550bf000cf00064752550bf000c0', '', 'running', 'left', '');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (10, 5, 2, NULL, false, 'run', '', 'main', '01a1ed77-762f-7000-9c58-360d9461f0cc', '\x0a37c76a26f629a415b7d143195694b52aa44fdff2366a7687d4373e1c10d613', NULL, '\x49542dcab9dd28717abf6aec9215bf7651369f9dd80c4f5655239fe34eae2768dc0018a46c6f6f70a5636f756e74a0a9636f6d706c65746564c0a0d9493031323334353637383961626364656620612d626f6f742d746861742d69732d6f766572207069643a5b315d2b74696d653a5b325d2037203520676f6c64656e20776f726b65722d310100ffc090c0c0c400c000c0a0a0cf00064752550bf000cf00064752550bf000cf00064752550bf000cf00064752550bf000', '', 'completed', 'count', '');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (11, 6, 1, 1767268800000000, true, 'run', '', 'main', '96e101a5-3496-8b33-b185-f6379fe08366', '\xc746358bb56d1b668310d5f369cd65aaa5bdf5040b5c1b5bd0997c33e8944927', NULL, '\x459b26a42e88cc2ae7d2cb47406494d470cf398e490c72c97127cce602f8614bdc0018a56772617068a473686f70b036363061363339316262623865363863a6717565756564cf00064752550bf000a0a00000ffc090c0a76f726465722d37c420c99089193f7c515f4e820cd10843e61cd5cae15808b9938a184886d6196224c5c43585a56c696d6974c0a66265666f726590a5616674657290a86d6574616461746180a5696e70757481a66261736b657491a47065617200c0a0a0cf00064752550bf000c0cf00064752550bf000c0', '', 'queued', 'shop', '660a6391bbb8e68c');
+INSERT INTO golden.record OVERRIDING SYSTEM VALUE VALUES (12, 7, 2, NULL, false, 'run', '', 'main', '01a1ed77-76fb-7000-a4d8-7d08ec552486', '\x77c06714229b51a1549e680b6c3f97f61ed7d30f5312aa5387c07021e2779a07', NULL, '\x9ae291da42f7051ab7749c6cb05176caa9ae9a13c48f347462c2625a411a66b9dc0018a773657373696f6ea773657373696f6ea0a9636f6d706c65746564c0a0d9493031323334353637383961626364656620612d626f6f742d746861742d69732d6f766572207069643a5b315d2b74696d653a5b325d2037203520676f6c64656e20776f726b65722d330100ffc090c0c0c400c000c0ad6f7574206f6620627564676574b1696d706f727420746865206f7264657273cf000660879aa8c134cf000660879aa8c134cf000660879aa905b5cf000660879aa905b5', '', 'completed', 'session', '');
 
 
 --
@@ -725,7 +738,10 @@ INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (1, 10, NULL, '', 'chat
 INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (2, 2, 4, '', 'edits');
 INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (3, 1, 5, '', 'shop');
 INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (4, 2, 6, '', 'left');
-INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (5, 2, 7, 'other', 'chat');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (5, 1, 7, '', 'count');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (6, 1, NULL, '', 'queued');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (7, 1, NULL, '', 'nightly');
+INSERT INTO golden.thread OVERRIDING SYSTEM VALUE VALUES (8, 2, 8, 'other', 'chat');
 
 
 --
@@ -739,21 +755,21 @@ INSERT INTO golden.write VALUES (1, 40, '', '\x01006333', '\x017461736b', '\x93a
 -- Name: branch_id_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
 --
 
-SELECT pg_catalog.setval('golden.branch_id_seq', 7, true);
+SELECT pg_catalog.setval('golden.branch_id_seq', 8, true);
 
 
 --
 -- Name: record_number_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
 --
 
-SELECT pg_catalog.setval('golden.record_number_seq', 9, true);
+SELECT pg_catalog.setval('golden.record_number_seq', 12, true);
 
 
 --
 -- Name: thread_id_seq; Type: SEQUENCE SET; Schema: golden; Owner: -
 --
 
-SELECT pg_catalog.setval('golden.thread_id_seq', 5, true);
+SELECT pg_catalog.setval('golden.thread_id_seq', 8, true);
 
 
 --
@@ -872,7 +888,7 @@ ALTER TABLE ONLY golden.write
 -- Name: branch_leased; Type: INDEX; Schema: golden; Owner: -
 --
 
-CREATE INDEX branch_leased ON golden.branch USING btree (id) WHERE (token IS NOT NULL);
+CREATE INDEX branch_leased ON golden.branch USING btree (expires, id) WHERE (token IS NOT NULL);
 
 
 --
@@ -890,6 +906,13 @@ CREATE INDEX checkpoint_side ON golden.checkpoint USING btree (parent) WHERE sid
 
 
 --
+-- Name: record_branch; Type: INDEX; Schema: golden; Owner: -
+--
+
+CREATE INDEX record_branch ON golden.record USING btree (thread, scope, branch, number) WHERE (status IS NOT NULL);
+
+
+--
 -- Name: record_checkpoint; Type: INDEX; Schema: golden; Owner: -
 --
 
@@ -897,10 +920,31 @@ CREATE INDEX record_checkpoint ON golden.record USING btree (checkpoint) WHERE (
 
 
 --
+-- Name: record_due; Type: INDEX; Schema: golden; Owner: -
+--
+
+CREATE INDEX record_due ON golden.record USING btree (namespace, graph, fingerprint, due, number) WHERE (due IS NOT NULL);
+
+
+--
+-- Name: record_graph; Type: INDEX; Schema: golden; Owner: -
+--
+
+CREATE INDEX record_graph ON golden.record USING btree (namespace, graph, status, number) WHERE (status IS NOT NULL);
+
+
+--
 -- Name: record_open; Type: INDEX; Schema: golden; Owner: -
 --
 
 CREATE INDEX record_open ON golden.record USING btree (kind, number) WHERE open;
+
+
+--
+-- Name: record_status; Type: INDEX; Schema: golden; Owner: -
+--
+
+CREATE INDEX record_status ON golden.record USING btree (namespace, status, number) WHERE (status IS NOT NULL);
 
 
 --

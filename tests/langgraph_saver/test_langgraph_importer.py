@@ -320,7 +320,7 @@ def test_a_file_is_found_under_any_name(tmp_path: Path, target: backstay.Store) 
     with sqlite_origin(name) as origin:
         origin.put("t", {"x": [1]})
 
-        for where in (name, str(name), f"sqlite://{name}", f"sqlite:{name}"):
+        for where in (name, str(name), f"sqlite:///{name}", f"sqlite:{name}"):
             assert import_langgraph(target, where).threads == 1
 
 

@@ -129,7 +129,7 @@ def test_an_answer_given_through_langgraph_takes_it_off_the_list(
     assert shown(saver) == ["how many?"]
     assert run(Command(resume=3)) == {"found": [3]}
     assert shown(saver) == []
-    answer = ("approve", None, BY) if durability == "exit" else ("modify", 3, BY)  # it is not told then
+    answer = ("approve", None, BY) if durability == "exit" else ("answer", 3, BY)  # it is not told then
     assert past(saver) == [("how many?", *answer)]
 
 
@@ -139,10 +139,10 @@ def test_of_several_questions_of_one_task_the_last_one_waits(saver: BackstaySave
     graph.invoke(Command(resume=1), at())
 
     assert shown(saver) == ["second?"]
-    assert past(saver) == [("first?", "modify", 1, BY)]
+    assert past(saver) == [("first?", "answer", 1, BY)]
 
     graph.invoke(Command(resume=2), at())
-    assert past(saver) == [("first?", "modify", 1, BY), ("second?", "modify", 2, BY)]
+    assert past(saver) == [("first?", "answer", 1, BY), ("second?", "answer", 2, BY)]
 
 
 def test_questions_side_by_side_are_taken_off_one_by_one(saver: BackstaySaver) -> None:
@@ -154,7 +154,7 @@ def test_questions_side_by_side_are_taken_off_one_by_one(saver: BackstaySaver) -
 
     graph.invoke(Command(resume={waiting["two?"]: "yes"}), at())
     assert shown(saver) == ["one?"]
-    assert past(saver) == [("two?", "modify", "yes", BY)]
+    assert past(saver) == [("two?", "answer", "yes", BY)]
 
     assert sorted(graph.invoke(Command(resume={waiting["one?"]: "no"}), at())["found"]) == ["no", "yes"]
     assert shown(saver) == []
@@ -232,7 +232,7 @@ def test_time_travel_asks_anew_on_its_own_branch(saver: BackstaySaver) -> None:
     assert shown(saver) == ["how many?"]
     assert graph.invoke(Command(resume=2), at())["found"] == [2]
     assert shown(saver) == []
-    assert past(saver) == [("how many?", "modify", 1, BY), ("how many?", "modify", 2, BY)]
+    assert past(saver) == [("how many?", "answer", 1, BY), ("how many?", "answer", 2, BY)]
 
 
 def test_a_stop_before_a_node_is_nothing_that_langgraph_tells_a_saver(saver: BackstaySaver) -> None:
@@ -257,7 +257,7 @@ def test_another_saver_takes_up_what_waits(url: str) -> None:
         saver = BackstaySaver(store)
         graph.compile(checkpointer=saver).invoke(Command(resume=2), at())
         assert shown(saver) == []
-        assert past(saver) == [("a?", "modify", 1, BY), ("b?", "modify", 2, BY)]
+        assert past(saver) == [("a?", "answer", 1, BY), ("b?", "answer", 2, BY)]
 
 
 def test_a_question_without_a_row_gets_one_when_its_thread_is_read(saver: BackstaySaver) -> None:
@@ -421,7 +421,8 @@ def test_questions_with_an_id_of_somebodys_own_making_are_told_apart(saver: Back
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "found"), [("modify", {"n": 3}, {"n": 3}), ("approve", None, True), ("reject", None, False)]
+    ("kind", "value", "found"),
+    [("modify", {"n": 3}, {"n": 3}), ("answer", {"n": 3}, {"n": 3}), ("approve", None, True), ("reject", None, False)],
 )
 def test_a_decision_made_in_the_store_resumes_the_graph(
     kind: str, value: Any, found: Any, saver: BackstaySaver

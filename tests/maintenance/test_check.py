@@ -16,6 +16,7 @@ from backstay.pieces.manifest import Range
 from backstay.store.finding import KINDS
 from backstay.thread.access import access_of
 from support.damage import IDS, change, clock, fill, flip_column, make
+from support.thread.stored_runs import put_run
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +45,13 @@ def found(path: Path, thread: str | None = None) -> list[tuple[str, str]]:
 def test_a_sound_store_is_counted(url: str) -> None:
     with backstay.open(url, clock=clock) as store:
         fill(store)
-        with store.thread("alpha").session(owner="worker"):
-            report = store.check()
+        put_run(store, "alpha")
+        report = store.check()
 
     assert report
-    assert report.good == {"checkpoints": len(IDS), "writes": 1, "effects": 1, "interrupts": 1, "sessions": 1}
+    assert report.good == {"checkpoints": len(IDS), "writes": 1, "effects": 1, "interrupts": 1, "runs": 1}
     assert (report.findings, report.entries, report.counts, report.damaged) == ((), (), {}, ())
-    assert str(report) == f"{len(IDS)} checkpoints, 1 write, 1 effect, 1 interrupt, 1 session: all good"
+    assert str(report) == f"{len(IDS)} checkpoints, 1 write, 1 effect, 1 interrupt, 1 run: all good"
 
 
 def test_what_is_good_is_listed_if_asked(reopened: backstay.Store) -> None:
@@ -112,12 +113,18 @@ def test_a_pending_write_that_cannot_be_read_is_found(path: Path) -> None:
     assert found(path) == [("damaged", "checkpoint a7, writes[task][0]")]
 
 
-def test_a_damaged_session_is_found(path: Path) -> None:
-    with backstay.open(path) as store, store.thread("alpha").session(owner="worker") as session:
-        pass
-    flip_column(path, "record", "body", f"key = '{session.id}'")
+@pytest.mark.parametrize("column", ["body", "status", "graph", "fingerprint", "due", "namespace"])
+def test_a_damaged_run_is_found(path: Path, column: str) -> None:
+    with backstay.open(path) as store:
+        put_run(store, "alpha", id="queued")
+        put_run(store, "beta", id="other")
+    if column == "body":
+        flip_column(path, "record", "body", "key = 'queued'")
+    else:
+        change(path, f"UPDATE record SET {column} = ? WHERE key = 'queued'", (5 if column == "due" else "else",))
 
-    assert [kind for kind, where in found(path) if where.startswith("session ")] == ["damaged"]
+    assert {where for _, where in found(path)} <= {"run queued", "row of run 'queued'"}
+    assert {kind for kind, _ in found(path)} == {"damaged"}
 
 
 def test_a_parent_that_is_gone_without_leaving_its_digest_is_missing(path: Path) -> None:

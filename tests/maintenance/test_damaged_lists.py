@@ -27,16 +27,16 @@ from backstay import Corrupted, Keep
 from backstay.errors import BackstayError
 from backstay.model.checkpoint import CheckpointMeta, Write
 from backstay.model.decision import Decision, DecisionKind
+from backstay.model.runs import RunStatus
 from backstay.operations.rows import Damaged
-from backstay.operations.sessions import SessionRow, end_session_by_id
 from backstay.store.base import BranchKey, Query
 from backstay.store.directory.frame import FILE_HEAD_BYTES, RecordFrame, scan
 from backstay.store.leases import LeaseRequest
 from backstay.store.memory.store import MemoryStore
-from backstay.store.records import Record
 from backstay.thread.access import access_of
 from support import damage
 from support.running import Show, effort
+from support.thread.stored_runs import put_run
 
 if TYPE_CHECKING:
     from support.postgres import PostgresServer
@@ -50,7 +50,19 @@ COLUMNS = {
     "checkpoint": ("id", "parent", "parent_digest", "step", "created", "digest", "size", "notes", "base", "manifest"),
     "branch": ("head", "last_seq", "epoch", "owner", "origin"),
     "tag": ("name",),
-    "record": ("scope", "branch", "key", "version", "checkpoint", "open", "body"),
+    "record": (
+        "scope",
+        "branch",
+        "key",
+        "version",
+        "checkpoint",
+        "open",
+        "status",
+        "graph",
+        "fingerprint",
+        "due",
+        "body",
+    ),
     "write": ("task", "size", "body"),
     "blob": ("size", "body"),
     "chunk": ("size", "body"),
@@ -60,7 +72,10 @@ SHOWN_AS_STORED = {
     ("tag", "name"): {"tagged"},
     ("checkpoint", "tags"): {"tagged"},
     ("branch", "head"): {"threads", "threads of a user"},  # a lower one: the thread is shown by another checkpoint
-    ("record", "open"): {"waiting", "alpha waiting", "active sessions", "interrupted"},
+    ("record", "open"): {"waiting", "alpha waiting"},
+    ("record", "status"): {"queued runs"},
+    ("record", "graph"): {"runs of a graph"},
+    ("record", "namespace"): {"queued runs", "runs of a graph"},
 }
 """They change, or are looked up, by themselves. A list that asks for them shows what they say."""
 
@@ -85,10 +100,8 @@ def fill(store: backstay.Store) -> None:
         thread.effect("mail", lambda: {"sent": 1})
         branch = BranchKey("", name, "", "main")
         backend.acquire(branch, LeaseRequest("worker", f"{first}-token", 0))
-        for number in range(2):
-            fresh = Record("session", branch, f"{first}-{number}", b"", True)
-            backend.put_record(SessionRow(fresh, "worker", "dead", "", 1, 1).sealed(), 0)
-    assert end_session_by_id(backend, "", "a-1", 2, "completed")
+        put_run(store, name, RunStatus.COMPLETED, id=f"{first}-0", ended_us=2)
+        put_run(store, name, id=f"{first}-1")
 
 
 # Asking -----------------------------------------------------------------------------------------------------------
@@ -117,10 +130,9 @@ def questions(store: backstay.Store) -> dict[str, Callable[[Any], Any]]:
         "threads of a user": lambda on: store.threads(on_damage=on, where={"user": 0}),
         "waiting": lambda on: store.interrupts(on_damage=on),
         "interrupts": lambda on: store.interrupts(on_damage=on, pending=False),
-        "sessions": lambda on: store.sessions(on_damage=on, active=False),
-        "active sessions": lambda on: store.sessions(on_damage=on),
-        "interrupted": lambda on: store.interrupted(on_damage=on),
-        "expired": lambda on: store.expired(on_damage=on),
+        "runs": lambda on: store.runs(on_damage=on),
+        "queued runs": lambda on: store.runs(on_damage=on, status="queued"),
+        "runs of a graph": lambda on: store.runs(on_damage=on, graph="work"),
     }
     for name in THREADS[:2]:
         thread = store.thread(name)
@@ -145,7 +157,7 @@ def _asked(listed: Callable[..., Any], on_damage: str) -> Any:
 def shown(entry: Any) -> str | Damaged:
     if isinstance(entry, Damaged):
         return entry
-    for name in ("session_id", "id", "key"):
+    for name in ("id", "key"):
         if hasattr(entry, name):
             return str(getattr(entry, name))
     return f"{entry.thread_id} {entry.branch}"
@@ -286,7 +298,7 @@ def garbage(rng: random.Random, old: Any) -> Any:
 def fitting(rng: random.Random, table: str, column: str, old: Any) -> Any:
     """Return garbage that the column takes; a value where there was none is of its type."""
     if old is None:
-        old = "" if column == "owner" else 1 if column == "base" else b"\0"
+        old = "" if column == "owner" else 1 if column in ("base", "due") else b"\0"
     new = garbage(rng, old)
     return new if not (table in ("write", "blob", "chunk") and column == "size") else abs(new) % 2**31
 
@@ -325,7 +337,7 @@ SQLITE_COLUMNS = {
     **{table: columns for table, columns in COLUMNS.items() if table != "tag"},
     "checkpoint": (*COLUMNS["checkpoint"], "back", "tags"),
     "branch": (*COLUMNS["branch"], "token", "expires", "boot", "seal", "lease_seal"),
-    "record": (*COLUMNS["record"], "expires", "boot", "seal"),
+    "record": (*COLUMNS["record"], "namespace", "seal"),
     "thread": ("floor", "seal"),
 }
 """The indexes follow each change. tests/store/test_sqlite_check.py has damage that they do not follow, and names."""
@@ -530,8 +542,7 @@ def test_async_lists_tell_of_damage_as_the_others_do(tmp_path: Path) -> None:
                 "effects": thread.effects,
                 "threads": store.threads,
                 "all interrupts": store.interrupts,
-                "sessions": store.sessions,
-                "interrupted": store.interrupted,
+                "runs": store.runs,
             }
             for name, listed in lists.items():
                 marked = await drain(listed(on_damage="mark"))
@@ -573,9 +584,9 @@ def test_langgraph_gives_what_comes_before_a_damaged_checkpoint(tmp_path: Path) 
 
 def test_words_that_say_nothing_are_refused() -> None:
     with backstay.open("memory:") as store:
-        for listed in (store.threads, store.sessions, store.thread("t").history, store.thread("t").branches):
+        for listed in (store.threads, store.runs, store.thread("t").history, store.thread("t").branches):
             with pytest.raises(backstay.InvalidInput, match="on_damage"):
-                listed(on_damage="skip")  # type: ignore[call-overload]
+                listed(on_damage="skip")  # type: ignore[call-overload, arg-type]
 
 
 def test_a_branch_whose_head_is_lost_is_no_empty_branch(tmp_path: Path) -> None:

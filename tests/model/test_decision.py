@@ -13,14 +13,15 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 reasons = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=50)
 decisions = st.one_of(
     st.builds(Decision, kind=st.just(DecisionKind.APPROVE), scope=st.none() | names, reason=reasons),
+    st.builds(Decision, kind=st.just(DecisionKind.ANSWER), value=st.none() | st.integers(), reason=reasons),
     st.builds(Decision, kind=st.just(DecisionKind.MODIFY), value=st.dictionaries(names, st.integers()), reason=reasons),
     st.builds(Decision, kind=st.just(DecisionKind.REROUTE), target=names, reason=reasons),
     st.builds(Decision, kind=st.sampled_from([DecisionKind.REJECT, DecisionKind.DEFER]), reason=reasons),
 )
 
 
-def test_there_are_five_kinds() -> None:
-    assert [str(kind) for kind in DecisionKind] == ["approve", "modify", "reject", "defer", "reroute"]
+def test_there_are_six_kinds() -> None:
+    assert [str(kind) for kind in DecisionKind] == ["approve", "modify", "reject", "defer", "reroute", "answer"]
 
 
 @pytest.mark.parametrize("kind", ["approve", "reject", "defer"])

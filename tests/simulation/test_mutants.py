@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from backstay.errors import Fenced
+from backstay.errors import Conflict, Fenced
 from backstay.store.base import Backend, BranchKey, Commit, Committed, Head, Removed, Row
 from backstay.store.leases import LeaseGrant, LeaseRequest, LeaseRow
 from backstay.store.memory import MemoryStore
 from backstay.store.memory.chunks import Content, StoredBytes
-from backstay.store.memory.tables import MemoryBranch, MemoryRecord, Tables
+from backstay.store.memory.tables import MemoryBranch, Tables
 from backstay.store.records import Fence, Record
 from backstay.testing.contract import StoreContract
 from backstay.testing.drafts import damage
@@ -180,30 +180,30 @@ class RenewsForOldHolders(MemoryStore):
 class TakesLeasesThatRun(MemoryStore):
     """Does not look whether a lease still runs."""
 
-    def acquire(self, branch: BranchKey, claim: LeaseRequest) -> LeaseGrant:
+    def acquire(self, branch: BranchKey, request: LeaseRequest, run: Record | None = None) -> LeaseGrant:
         found = self._tables.branches.get(branch)
-        if found is not None and found.lease.token != claim.token:
+        if found is not None and found.lease.token != request.token:
             found.lease = LeaseRow(found.lease.epoch)
-        return super().acquire(branch, claim)
+        return super().acquire(branch, request, run)
 
 
 class NeverTakesLeasesOver(MemoryStore):
     """Holds a lease for its owner until it is given back."""
 
-    def acquire(self, branch: BranchKey, claim: LeaseRequest) -> LeaseGrant:
+    def acquire(self, branch: BranchKey, request: LeaseRequest, run: Record | None = None) -> LeaseGrant:
         found = self._tables.branches.get(branch)
-        if found is not None and found.lease.token not in (None, claim.token):
+        if found is not None and found.lease.token not in (None, request.token):
             raise Fenced("held", epoch=0, current=found.lease.epoch, owner=found.lease.owner)
-        return super().acquire(branch, claim)
+        return super().acquire(branch, request, run)
 
 
 class KeepsTheEpoch(MemoryStore):
     """Gives a lease that was free or had expired to the next holder under the old epoch."""
 
-    def acquire(self, branch: BranchKey, claim: LeaseRequest) -> LeaseGrant:
+    def acquire(self, branch: BranchKey, request: LeaseRequest, run: Record | None = None) -> LeaseGrant:
         there = self._tables.branches.get(branch)
         epoch = there.lease.epoch if there else 1
-        held = super().acquire(branch, claim)
+        held = super().acquire(branch, request, run)
         self._tables.branches[branch].lease = self._tables.branches[branch].lease._replace(epoch=epoch)
         return replace(held, epoch=epoch)
 
@@ -250,9 +250,9 @@ class NeverExtends(MemoryStore):
 class ReleasesAnyonesLease(MemoryStore):
     """Gives back whatever lease there is."""
 
-    def release(self, branch: BranchKey, epoch: int, token: str) -> None:
+    def release(self, branch: BranchKey, epoch: int, token: str, run: Record | None = None) -> None:
         lease = self._tables.branches[branch].lease if branch in self._tables.branches else LeaseRow()
-        super().release(branch, lease.epoch, lease.token or token)
+        super().release(branch, lease.epoch, lease.token or token, run)
 
 
 class ReleasesTheThread(MemoryStore):
@@ -264,23 +264,69 @@ class ReleasesTheThread(MemoryStore):
 
 
 class ClaimsTwice(MemoryStore):
-    """Hands expired leases out without taking them."""
+    """Hands runs out without taking the leases of their branches."""
 
-    def claim(self, namespace: str, count: int, claim: LeaseRequest) -> list[LeaseGrant]:
+    def claim(self, *given: Any) -> list[LeaseGrant]:
         before = {key: branch.lease for key, branch in self._tables.branches.items()}
-        held = super().claim(namespace, count, claim)
+        held = super().claim(*given)
         for key, lease in before.items():
             self._tables.branches[key].lease = lease
         return held
 
 
-class ClaimsLeasesThatRun(MemoryStore):
-    """Does not look whether the leases it hands out have expired."""
+class ClaimsRunsThatAreExecuted(MemoryStore):
+    """Does not look whether the leases of the runs it hands out have ended."""
 
-    def claim(self, namespace: str, count: int, claim: LeaseRequest) -> list[LeaseGrant]:
+    def claim(self, *given: Any) -> list[LeaseGrant]:
         for branch in self._tables.branches.values():
             branch.lease = branch.lease._replace(expires_us=0)
-        return super().claim(namespace, count, claim)
+        return super().claim(*given)
+
+
+class ClaimsForAnyGraph(MemoryStore):
+    """Hands out the runs of every version of a graph."""
+
+    def claim(self, namespace: str, graphs: Collection[tuple[str, str]], *given: Any) -> list[LeaseGrant]:
+        return super().claim(namespace, [(name, version) for name, _ in graphs for version in "12"], *given)
+
+
+class ClaimsBeforeTheTime(MemoryStore):
+    """Hands out runs that are not due yet."""
+
+    def claim(
+        self, namespace: str, graphs: Any, count: int, request: LeaseRequest, now_us: int, *given: Any
+    ) -> list[LeaseGrant]:
+        return super().claim(namespace, graphs, count, request, 2**62, *given)
+
+
+class ClaimsABranchTwice(MemoryStore):
+    """Hands out two runs of one branch at once."""
+
+    def claim(
+        self, namespace: str, graphs: Any, count: int, request: LeaseRequest, now_us: int, dead: Any, change: Any
+    ) -> list[LeaseGrant]:
+        held = super().claim(namespace, graphs, count, request, now_us, dead, change)
+        if 0 < len(held) < count:
+            held += super().claim(namespace, graphs, count - len(held), request, now_us, [*dead, request.token], change)
+        return held
+
+
+class ForgetsTheRun(MemoryStore):
+    """Releases a lease, and does not store how its run ended."""
+
+    def release(self, branch: BranchKey, epoch: int, token: str, run: Record | None = None) -> None:
+        super().release(branch, epoch, token)
+
+
+class TakesTheLeaseAlone(MemoryStore):
+    """Takes a lease although another writer has changed its run."""
+
+    def acquire(self, branch: BranchKey, request: LeaseRequest, run: Record | None = None) -> LeaseGrant:
+        try:
+            return super().acquire(branch, request, run)
+        except Conflict:
+            super().acquire(branch, request)
+            raise
 
 
 class DeletesFromUnderLeases(MemoryStore):
@@ -317,77 +363,69 @@ class Broken(MemoryStore):
     """Looks at the record that is stored before a write."""
 
     def stored(self, record: Record) -> Record | None:
-        kept = self._tables.records.find(record.kind, record.branch, record.key)
-        return None if kept is None else kept.record
+        return self._tables.records.find(record.kind, record.branch, record.key)
 
 
 class IgnoresVersions(Broken):
     """Lets the last writer win, whatever it saw."""
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
         stored = self.stored(record)
         if stored is not None:
             record = replace(record, version=stored.version, number=stored.number)
-        return super().put_record(record, ttl_us, fence)
+        return super().put_record(record, fence, run)
 
 
 class IgnoresNumbers(Broken):
     """Takes a record that was made again under its name for the one that its writer saw."""
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
         stored = self.stored(record)
         number = 0 if stored is None else stored.number
-        return super().put_record(replace(record, number=number), ttl_us, fence)
+        return super().put_record(replace(record, number=number), fence, run)
 
 
 class WritesUnfenced(MemoryStore):
     """Lets everybody write a record, whoever holds the branch."""
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
-        return super().put_record(record, ttl_us, None)
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
+        return super().put_record(record, None, run)
 
 
 class AnswersTheFenced(Broken):
     """Looks whether a record is there before it looks who asks."""
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
         stored = self.stored(record)
         if stored is not None and stored.version != record.version:
             fence = None
-        return super().put_record(record, ttl_us, fence)
+        return super().put_record(record, fence, run)
 
 
 class FencesRepetitions(MemoryStore):
     """Refuses the repetition of a write by who lost the lease since."""
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
         if fence is not None:
             branch = self._tables.branches.get(record.branch)
             (branch.lease if branch else LeaseRow()).check_writer(record.branch, *fence, self._clock())
-        return super().put_record(record, ttl_us, fence)
+        return super().put_record(record, fence, run)
 
 
 class MakesWhatIsGone(Broken):
     """Stores a record that went as a new one."""
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
         if self.stored(record) is None:
             record = replace(record, version=0)
-        return super().put_record(record, ttl_us, fence)
-
-
-class LivesForEver(MemoryStore):
-    """Keeps the first time to live."""
-
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
-        return super().put_record(record, None if record.version else ttl_us, fence)
+        return super().put_record(record, fence, run)
 
 
 class NeverCloses(MemoryStore):
     """Takes every record for an open one."""
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
-        return super().put_record(replace(record, open=True), ttl_us, fence)
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
+        return super().put_record(replace(record, open=True), fence, run)
 
 
 class TablesWithoutQuestions(Tables):
@@ -412,7 +450,7 @@ class LeavesRecords(MemoryStore):
         before = list(self._tables.records)
         removed = super().delete(namespace, checkpoints, protect, token, **more)
         for record in before:
-            self._tables.records.put(MemoryRecord(record, None))
+            self._tables.records.put(record)
         return removed
 
 
@@ -423,17 +461,19 @@ class LeavesThreadsRecords(MemoryStore):
         before = list(self._tables.records)
         removed = super().delete_thread(namespace, thread, token)
         for record in before:
-            self._tables.records.put(MemoryRecord(record, None))
+            self._tables.records.put(record)
         return removed
 
 
 class ForgetsEffectsWithTheLease(MemoryStore):
     """Deletes a branch that was only leased, and its effects with it."""
 
-    def release(self, branch: BranchKey, epoch: int, token: str) -> None:
-        super().release(branch, epoch, token)
+    def release(self, branch: BranchKey, epoch: int, token: str, run: Record | None = None) -> None:
+        super().release(branch, epoch, token, run)
         if branch not in self._tables.branches:
-            self._tables.records.drop(record for record in self._tables.records if record.branch == branch)
+            self._tables.records.drop(
+                record for record in self._tables.records if record.branch == branch and record.kind == "effect"
+            )
 
 
 def caught_by_machine(mutant: type[MemoryStore]) -> bool:
@@ -525,14 +565,18 @@ class TestMutants:
         ReleasesAnyonesLease,
         ReleasesTheThread,
         ClaimsTwice,
-        ClaimsLeasesThatRun,
+        ClaimsRunsThatAreExecuted,
+        ClaimsForAnyGraph,
+        ClaimsBeforeTheTime,
+        ClaimsABranchTwice,
+        ForgetsTheRun,
+        TakesTheLeaseAlone,
         DeletesFromUnderLeases,
         LeavesTheLease,
         IgnoresVersions,
         WritesUnfenced,
         AnswersTheFenced,
         MakesWhatIsGone,
-        LivesForEver,
         NeverCloses,
         SparesHeadsOnly,
         LeavesRecords,

@@ -19,14 +19,15 @@ from support.running import RAM_FOLDER, effort
 from support.simulation.owner_programs import OwnerProgram, owner_program
 
 MUST_HAPPEN = {
-    *(f"acquire: {answer}" for answer in ("done", "Fenced")),
+    *(f"acquire: {answer}" for answer in ("done", "Fenced", "Conflict")),
+    *(f"{verb}: done" for verb in ("claim", "drop")),
     *(f"renew: {answer}" for answer in ("done", "Fenced")),
-    *(f"release: {answer}" for answer in ("done", "Fenced")),
+    *(f"release: {answer}" for answer in ("done", "Fenced", "Conflict")),
     *(f"commit: {answer}" for answer in ("done", "Fenced", "Conflict", "IdTaken")),
     *(f"delete: {answer}" for answer in ("done", "Fenced")),
     *(f"delete_thread: {answer}" for answer in ("done", "Fenced")),
     *(f"put: {answer}" for answer in ("done", "NotFound")),
-    *(f"put_fenced: {answer}" for answer in ("done", "Fenced", "NotFound")),
+    *(f"put_fenced: {answer}" for answer in ("done", "Fenced", "NotFound", "Conflict")),
     *(f"put_again: {answer}" for answer in ("done", "Fenced", "NotFound")),
 }
 """Programs in which these do not come up prove nothing about them."""

@@ -78,7 +78,7 @@ class Forgetful(MemoryPlace):
     """Loses everything when it is compacted."""
 
     def open(self) -> Backend:
-        def compact() -> int:
+        def compact(full: bool = False) -> int:
             self.backend._tables.bytes.streams.clear()
             return 0
 

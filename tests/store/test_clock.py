@@ -1,4 +1,4 @@
-"""The clock that leases and sessions end by: the host's, the same in all processes, and not that of another boot."""
+"""The clock that leases end by: the host's, the same in all processes, and not that of another boot."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from backstay.store import leases as boot
 from backstay.store.base import Backend
 from backstay.store.leases import BOOT_ID_PATH, WALL_CLOCK, ClockReading, LeaseRequest, boot_clock, boot_id
 from backstay.store.memory import MemoryStore
-from backstay.store.records import Record
 from backstay.store.sqlite.store import SqliteStore
+from backstay.testing._contract_leases import running
+from backstay.testing._contract_runs import G, started
 from backstay.testing.drafts import branch_key, draft, put, wait_until
 
 HOUR_US = 3_600_000_000
@@ -73,16 +74,14 @@ def test_where_a_boot_has_no_id_the_wall_clock_stands_in(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("uptime_us", [0, 1, 20 * HOUR_US], ids=["just booted", "a moment ago", "long ago"])
-def test_a_lease_and_a_session_of_an_earlier_boot_are_over(backend: Backend, host: HostClock, uptime_us: int) -> None:
+def test_a_lease_of_an_earlier_boot_is_over(backend: Backend, host: HostClock, uptime_us: int) -> None:
     put(backend, branch_key(), {"n": 1})
     backend.acquire(branch_key(), LeaseRequest("old", "old", HOUR_US))
-    backend.put_record(Record("session", branch_key(), "run", b"", True), HOUR_US)
     late = replace(draft(backend, branch_key(), {"n": 2}), claim=LeaseRequest("old", "old", HOUR_US))
     assert backend.leases("", None, True) == []
     host.moment = ClockReading(uptime_us, "second boot")
 
     assert [row.left_us for row in backend.leases("", None, True)] == [-uptime_us]
-    assert [row.left_us for row in backend.records("session", "", None, True, 0, 10)] == [-uptime_us]
     assert backend.acquire(branch_key(), LeaseRequest("new", "new", HOUR_US)).epoch == 2
     with pytest.raises(Fenced):
         backend.commit(late)
@@ -96,18 +95,16 @@ def test_a_holder_that_outlived_a_reboot_goes_on_if_nobody_took_its_lease(backen
     assert [row.left_us for row in backend.leases("", None, False)] == [HOUR_US]
 
 
-def test_leases_of_an_earlier_boot_are_claimed_before_those_of_this_one(backend: Backend, host: HostClock) -> None:
-    backend.acquire(branch_key("before"), LeaseRequest("a", "a", HOUR_US))
-    host.moment = ClockReading(5, "second boot")
-    for thread, ttl in (("later", 20), ("sooner", 10)):
-        backend.acquire(branch_key(thread), LeaseRequest("b", "b", ttl))
-    host.moment = ClockReading(100, "second boot")
+def test_runs_whose_lease_is_of_an_earlier_boot_are_claimed_at_once(backend: Backend, host: HostClock) -> None:
+    def claimed() -> list[str]:
+        return sorted(held.branch.thread for held in backend.claim("", G, 9, LeaseRequest("c", "c", 1), 0, (), started))
 
-    assert [held.branch.thread for held in backend.claim("", 9, LeaseRequest("c", "c", 1))] == [
-        "before",
-        "sooner",
-        "later",
-    ]
+    backend.acquire(branch_key("before"), LeaseRequest("a", "a", HOUR_US), running("before"))
+    assert claimed() == []
+    host.moment = ClockReading(5, "second boot")
+    backend.acquire(branch_key("after"), LeaseRequest("b", "b", HOUR_US), running("after"))
+
+    assert claimed() == ["before"]
 
 
 def test_a_lease_ends_at_its_very_moment(backend: Backend, host: HostClock) -> None:
@@ -124,12 +121,12 @@ def test_a_lease_ends_at_its_very_moment(backend: Backend, host: HostClock) -> N
 HOLDER = """
 import sys
 from backstay.store.leases import LeaseRequest
-from backstay.store.records import Record
 from backstay.store.sqlite.store import SqliteStore
+from backstay.testing._contract_leases import running
 from backstay.testing.drafts import branch_key
 store = SqliteStore(sys.argv[1])
-store.acquire(branch_key("long"), LeaseRequest("child", "child", 3_600_000_000))
-store.acquire(branch_key("short"), LeaseRequest("child", "child", 200_000))
+store.acquire(branch_key("long"), LeaseRequest("child", "child", 3_600_000_000), running("long"))
+store.acquire(branch_key("short"), LeaseRequest("child", "child", 200_000), running("short"))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -149,7 +146,7 @@ def test_the_lease_of_a_killed_process_is_taken_over_when_it_ends_and_not_before
     with contextlib.closing(SqliteStore(path)) as store:
         wait_until(lambda: store.leases("", "short", True))
 
-        assert [held.branch.thread for held in store.claim("", 9, mine)] == ["short"]
+        assert [held.branch.thread for held in store.claim("", G, 9, mine, 0, (), started)] == ["short"]
         with pytest.raises(Fenced) as raised:
             store.acquire(branch_key("long"), mine)
         assert raised.value.owner == "child"

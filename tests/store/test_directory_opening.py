@@ -232,7 +232,7 @@ def test_a_name_with_nul_is_refused_before_anything_is_written(path: Path) -> No
 def test_only_the_owner_can_read_any_of_the_files_whatever_the_umask(path: Path) -> None:
     usual = os.umask(0)
     try:
-        with backstay.open(f"dir:{path}/below") as store:
+        with backstay.open(f"dir:{path}") as store:
             thread = store.thread("thread")
             for number in range(3):
                 thread.save({"log": ["x"] * number}, id=f"c{number}")
@@ -242,8 +242,8 @@ def test_only_the_owner_can_read_any_of_the_files_whatever_the_umask(path: Path)
     finally:
         os.umask(usual)
 
-    folders = {"below", "below/branches"}
-    assert modes.keys() > folders | {"below/store.log", "below/control", "below/backstay.json"}
+    folders = {"branches"}
+    assert modes.keys() > folders | {"store.log", "control", "backstay.json"}
     assert modes == {name: 0o700 if name in folders else 0o600 for name in modes}
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 

@@ -24,7 +24,8 @@ from backstay.store.leases import ClockReading as Instant
 from backstay.store.leases import LeaseRequest
 from backstay.store.lock import DirectoryLock, is_mine
 from backstay.store.memory.store import MemoryStore
-from backstay.store.records import KINDS, Fence, Kind, Record
+from backstay.store.records import KINDS, Fence, Kind, Record, RunFacts, RunQuery
+from backstay.testing._contract_runs import G, started
 from backstay.testing.drafts import branch_key, damage, draft, long_list, pending, put, state_of
 from support.running import RAM_FOLDER, effort
 from support.store.breaking import Moment, Watch
@@ -65,9 +66,10 @@ def fill(store: Store) -> None:
     store.write(branch_key(), "c4", [pending("task", 0)], False)
     store.put_record(record("interrupt", "asked", "c4"))
     store.put_record(record("effect", "begun"))
-    store.put_record(record("session", "session"), HOUR_US)
+    store.put_record(run("queued run", "queued", 5))
     store.acquire(branch_key("leased"), LeaseRequest("me", "token", HOUR_US))
-    store.acquire(branch_key("expired"), LeaseRequest("me", "old token", -5))
+    store.acquire(branch_key("expired"), LeaseRequest("me", "old token", -5), run("run", "running", thread="expired"))
+    store.acquire(branch_key("running"), LeaseRequest("me", "token", HOUR_US), run("run", "running", thread="running"))
 
 
 def batch(store: Store) -> Verb:
@@ -94,10 +96,34 @@ def record(kind: Kind, key: str, checkpoint: str | None = None) -> Record:
     return Record(kind, branch_key(), key, b"body", True, checkpoint)
 
 
-def changed(store: Store, kind: Kind, key: str, ttl_us: int | None = None) -> Verb:
+def run(key: str, status: str, due_us: int | None = None, thread: str = "t") -> Record:
+    return Record("run", branch_key(thread), key, b"body", True, run=RunFacts(status, "g", "1", due_us))
+
+
+def changed(store: Store, kind: Kind, key: str) -> Verb:
     seen = store.record(kind, branch_key(), key)
     assert seen is not None
-    return lambda: store.put_record(replace(seen, body=b"changed", open=False), ttl_us)
+    return lambda: store.put_record(replace(seen, body=b"changed", open=False))
+
+
+def released(store: Store) -> Verb:
+    seen = store.record("run", branch_key("running"), "run")
+    assert seen is not None
+    ended = replace(seen, body=b"ended", open=False, run=RunFacts("completed", "g", "1"))
+    return lambda: store.release(branch_key("running"), 1, "token", ended)
+
+
+def answered(store: Store) -> Verb:
+    seen = store.record("run", branch_key(), "queued run")
+    assert seen is not None
+    woken = replace(seen, body=b"woken", run=RunFacts("queued", "g", "1", 1))
+    return lambda: store.put_record(record("effect", "new"), None, woken)
+
+
+def dropped(store: Store) -> Verb:
+    seen = store.record("run", branch_key(), "queued run")
+    assert seen is not None
+    return lambda: store.drop_records([seen])
 
 
 def mended(store: Store) -> Verb:
@@ -122,11 +148,19 @@ VERBS: dict[str, Callable[[Store], Verb]] = {
     "acquire": lambda store: lambda: store.acquire(branch_key("new"), LeaseRequest("me", "new token", HOUR_US)),
     "renew": lambda store: lambda: store.renew(branch_key("leased"), 1, LeaseRequest("me", "token", 2 * HOUR_US)),
     "release": lambda store: lambda: store.release(branch_key("leased"), 1, "token"),
-    "claim": lambda store: lambda: store.claim("", 5, LeaseRequest("me", "new token", HOUR_US)),
-    "put a new session": lambda store: lambda: store.put_record(record("session", "new"), HOUR_US),
+    "acquire with a run": lambda store: (
+        lambda: store.acquire(
+            branch_key("new"), LeaseRequest("me", "new token", HOUR_US), run("new", "running", thread="new")
+        )
+    ),
+    "release with a run": released,
+    "claim": lambda store: lambda: store.claim("", G, 1, LeaseRequest("me", "new token", HOUR_US), 9, (), started),
+    "put a new run": lambda store: lambda: store.put_record(run("new", "queued", 9)),
+    "put an effect with a run": answered,
     "put a new interrupt": lambda store: lambda: store.put_record(record("interrupt", "new", "c4")),
     "put a new effect": lambda store: lambda: store.put_record(record("effect", "new"), fence=Fence()),
-    "put a session again": lambda store: changed(store, "session", "session", HOUR_US),
+    "put a run again": lambda store: changed(store, "run", "queued run"),
+    "drop a run": dropped,
     "put an interrupt again": lambda store: changed(store, "interrupt", "asked"),
     "put an effect again": lambda store: changed(store, "effect", "begun"),
     "read": lambda store: lambda: state_of(store, "c3"),
@@ -144,6 +178,11 @@ def everything(store: Store) -> list[object]:
         [state_of(store, row.id) for row in rows],
         *(store.records(kind, "", None, False, 0, 100) for kind in KINDS),
         store.leases("", None, False),
+        store.runs(RunQuery("")),
+        store.runs(RunQuery("", status="queued")),
+        store.runs(RunQuery("", graph="g")),
+        store.runs(RunQuery("", thread="t")),
+        store.count_runs("", ["queued", "running"]),
     ]
 
 

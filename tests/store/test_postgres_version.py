@@ -22,7 +22,8 @@ from backstay.store.leases import LeaseRequest
 from backstay.store.postgres import schema as making
 from backstay.store.postgres.database import NO_WRITERS
 from backstay.store.postgres.store import PostgresStore
-from backstay.store.records import Fence, Record
+from backstay.store.records import Fence, Record, RunFacts
+from backstay.testing._contract_runs import started
 from backstay.testing.drafts import wait_until
 from backstay.thread.access import access_of
 from support.postgres import PostgresServer
@@ -63,20 +64,35 @@ def store(postgres_url: str) -> Iterator[backstay.Store]:
         backend = access_of(opened).store
         backend.acquire(BranchKey("", "expired", "", "main"), LeaseRequest("ann", "old", 1))
         backend.acquire(BranchKey("", "leased", "", "main"), LeaseRequest("ann", "token", 60_000_000))
+        for name in ("queued", "dropped"):
+            backend.put_record(queued_run(name))
         yield opened
+
+
+def queued_run(thread: str) -> Record:
+    branch = BranchKey("", thread, "", "main")
+    return Record("run", branch, "run", b"", True, run=RunFacts("queued", "g", thread, 1))
 
 
 def fail() -> None:
     raise TimeoutError
 
 
-def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object]]:
+def put_within(store: backstay.Store, admin: Connection) -> None:
+    backend = access_of(store).store
+    assert isinstance(backend, PostgresStore)
+    with admin.transaction():
+        backend.put_record_within(admin, queued_run("within"))
+
+
+def writes(store: backstay.Store, bundle: Path, admin: Connection) -> dict[str, Callable[[], object]]:
     """Return calls of every method that writes, by its name. Made in this order, each changes something."""
     thread, backend = store.thread("agent"), access_of(store).store
     leased, claim = BranchKey("", "leased", "", "main"), LeaseRequest("ann", "token", 60_000_000)
     (effect,) = backend.records("effect", "", None, True, 0, 9)
     (row,) = backend.find(Query("", ids=("c1",), payload=True))
-    session = Record("session", BranchKey("", "x", "", "main"), "run", b"", True)
+    drop = backend.record("run", BranchKey("", "dropped", "", "main"), "run")
+    assert drop is not None
     written = [WriteRow("task", 1, "channel", "none", 1, b"x")]
     return {
         "commit: replaces the head": lambda: store.thread("agent").save({"n": 1}, id="c3", replace=True),
@@ -93,8 +109,12 @@ def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object
         "acquire": lambda: backend.acquire(BranchKey("", "other", "", "main"), claim),
         "renew": lambda: backend.renew(leased, 1, claim),
         "release": lambda: backend.release(leased, 1, "token"),
-        "claim": lambda: backend.claim("", 5, LeaseRequest("bob", "new", 60_000_000)),
-        "put_record": lambda: backend.put_record(session, 60_000_000),
+        "claim": lambda: backend.claim(
+            "", [("g", "queued")], 5, LeaseRequest("bob", "new", 60_000_000), 9, (), started
+        ),
+        "put_record": lambda: backend.put_record(queued_run("new run")),
+        "drop_records": lambda: backend.drop_records([drop]),
+        "put_record_within": lambda: put_within(store, admin),
         "put_record: of a checkpoint": lambda: thread.interrupt("c2", payload={"q": 3}, id="third"),
         "put_record: over another": lambda: backend.put_record(replace(effect, body=b"x", open=False), fence=Fence()),
         "restore": lambda: backend.restore({row.digest: b"blob"}, [], [row]),
@@ -107,7 +127,7 @@ def writes(store: backstay.Store, bundle: Path) -> dict[str, Callable[[], object
 
 READS = {
     *("head", "find", "unread", "branches", "forked", "fetch", "sizes", "totals", "leases", "record", "records"),
-    *("check", "backup", "close"),
+    *("run", "runs", "count_runs", "check", "backup", "close"),
 }
 
 
@@ -136,7 +156,7 @@ def set_version(admin: Connection, schema: str, version: int) -> None:
 def test_every_write_after_a_migration_is_refused_and_stores_nothing(
     store: backstay.Store, admin: Connection, schema: str, bundle: Path
 ) -> None:
-    calls = writes(store, bundle)
+    calls = writes(store, bundle, admin)
     before = rows(admin, schema)
     set_version(admin, schema, 2)
     for name, call in calls.items():
@@ -158,7 +178,7 @@ def test_every_write_after_a_migration_is_refused_and_stores_nothing(
 def test_a_write_that_waits_for_a_migration_is_refused(
     store: backstay.Store, admin: Connection, schema: str, bundle: Path, name: str
 ) -> None:
-    call = writes(store, bundle)[name]
+    call = writes(store, bundle, admin)[name]
     before = rows(admin, schema)
     with ThreadPoolExecutor(1) as pool:
         with admin.transaction():

@@ -20,8 +20,10 @@ from backstay.errors import Corrupted
 from backstay.operations.load import checked_branch
 from backstay.operations.records import all_records
 from backstay.operations.rows import Damaged
+from backstay.operations.run_records import row_of
 from backstay.store.base import Query, Row
-from backstay.store.leases import NO_LEASE, LeaseRequest
+from backstay.store.layout import UNREADABLE
+from backstay.store.leases import NO_LEASE, LeaseRequest, LeaseStatus
 from backstay.store.records import Kind, Record
 from backstay.store.sqlite import find
 from backstay.store.sqlite.files import Connection
@@ -107,12 +109,22 @@ QUESTIONS: dict[str, Callable[[backstay.Store], object]] = {
     "open interrupts": lambda store: list(store.interrupts()),
     "effects": lambda store: list(store.thread("alpha").effects()),
     "effect": lambda store: store.thread("alpha").effect("mail", lambda: {"sent": 2}),
-    "sessions": lambda store: [each.id for each in store.sessions(active=False)],
-    "open sessions": lambda store: [each.id for each in store.sessions()],
-    "expired": lambda store: [(each.thread_id, each.epoch) for each in store.expired()],
+    "runs": lambda store: [(each.id, each.status) for each in store.runs()],
+    "runs of a thread": lambda store: [each.id for each in store.runs(thread="alpha")],
+    "runs of a graph": lambda store: [each.id for each in store.runs(graph="work")],
+    "queued runs": lambda store: [each.id for each in store.runs(status="queued")],
+    "newest run": lambda store: (found := access_of(store).store.run(branch_key("alpha"))) and row_of(found.record),
+    "expired": lambda store: [read_lease(each) for each in access_of(store).store.leases("", None, True)],
     "all branches": lambda store: [checked_branch(each) for each in access_of(store).store.branches("", None, None)],
     "numbers": lambda store: access_of(store).store.reserve(0),
 }
+
+
+def read_lease(lease: LeaseStatus) -> tuple[str, int]:
+    """Return what a lease says; raise Corrupted if its row is damaged, which the store shows by its owner."""
+    if UNREADABLE in lease.owner:
+        raise Corrupted(lease.branch.name)
+    return lease.branch.thread, lease.epoch
 
 
 def answers(store: backstay.Store) -> dict[str, object]:
@@ -145,7 +157,10 @@ ROWS = {
     "branch": ("branch", "name = 'what-if'", "thread scope name head last_seq epoch origin seal"),
     "lease": ("branch", "owner = 'ann' AND last_seq <> 0", "epoch owner token expires boot lease_seal seal"),
     "no lease": ("branch", "name = 'what-if'", "owner token expires boot lease_seal"),
-    "session": ("record", "key = 'run'", "thread scope branch key version open expires boot seal body"),
+    "run": (
+        *("record", "key = 'run'"),
+        "id thread scope branch key version open namespace status graph fingerprint due seal body",
+    ),
     "interrupt": ("record", "key = 'open'", "id thread scope branch key version checkpoint open seal body"),
     "effect": ("record", "key = 'mail'", "id thread scope branch key version open seal body"),
     "counter": ("counter", "name = 'stream'", "value seal"),
@@ -157,7 +172,6 @@ ROWS = {
 }
 CASES = [(kind, column) for kind, (_, _, columns) in ROWS.items() for column in columns.split()]
 REPAIRED = {
-    *(("session", column) for column in ("expires", "boot", "seal")),
     *((kind, column) for kind, column in CASES if ROWS[kind][0] in ("thread", "branch", "counter")),
 }
 """What the rest of the store tells. Other damage is reported until the checkpoint or record is restored or deleted."""

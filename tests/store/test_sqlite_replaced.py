@@ -273,7 +273,8 @@ def test_what_another_process_saves_into_the_new_file_stays(
     if other.acknowledged:
         assert set(other.acknowledged) <= ids_at(path)
     else:
-        could_not = ("database deleted", "database moved", "database emptied", "log deleted", "log replaced by a copy")
+        could_not = {"database deleted", "database moved", "database emptied", "log deleted", "log replaced by a copy"}
+        could_not |= {"folder moved, and nothing is at its path"}
         assert way in could_not, "it could have saved there"
 
 

@@ -22,8 +22,11 @@ from typing import Annotated, Any, TypedDict
 import backstay
 from backstay import Graph
 from backstay.bundle import export_bundle
+from backstay.compat.sessions import CrashRecovery
 from backstay.langgraph import BackstaySaver
 from backstay.model.checkpoint import Write
+from backstay.operations import leases
+from backstay.store.leases import Holder
 from support.postgres import PostgresServer, find_install
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -44,6 +47,9 @@ VALUES = {
     "set": {1, 2},
     "text": "ü\N{SNOWMAN}\x00",
 }
+
+
+HOLDER = Holder("0123456789abcdef", "a-boot-that-is-over", "pid:[1]+time:[2]", "7", "5", "golden")
 
 
 def open_store(url: str, namespace: str = "") -> backstay.Store:
@@ -93,8 +99,16 @@ def fill(url: str) -> None:
         shop().run_sync(store.thread("shop"), {"basket": []}, before=["pay"])
         left = store.thread("left")
         left.save({"n": 1}, id="l1")
-        left.session(owner="worker-2", note="nobody ended it", ttl=0.05).__enter__()
-        left.lease(owner="worker-2", ttl=0.05, heartbeat=False).__enter__()
+        died = left.loop({}, owner="worker-2", name="left", ttl=0.05)
+        died.__enter__()
+        with store.thread("count").loop({"n": 0}, owner="worker-1", name="count") as loop:
+            for turn in loop:
+                turn.set(n=1)
+                loop.finish()
+        shop().submit(store.thread("queued"), {"basket": ["pear"]}, key="order-7")
+        sessions = CrashRecovery(store)
+        sessions.mark_session_active("nightly", owner="worker-3", task="import the orders")
+        sessions.mark_session_terminated("nightly", "out of budget")
     with open_store(url, "other") as store:
         store.thread("chat").save({"other": True}, id="c1")
 
@@ -123,8 +137,6 @@ def chat(thread: backstay.Thread) -> None:
     for key, error in (("fax", ValueError("no paper")), ("charge", TimeoutError("no answer"))):
         with contextlib.suppress(ValueError, TimeoutError):
             thread.effect(key, failing(error))
-    with thread.session(owner="worker-1", note="nightly"):
-        pass
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -168,6 +180,7 @@ def langgraph(path: Path) -> None:
 
 def main() -> None:
     socket.gethostname = lambda: "golden"  # else the files would name this machine
+    leases._process = lambda pid: HOLDER  # type: ignore[assignment]  # it needs no cache
     shutil.rmtree(GOLDEN / "directory")  # and not the folders of other systems' files, which we cannot make again
     for old in GOLDEN.iterdir():
         if old.is_file() and old.name != "README.md":

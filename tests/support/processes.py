@@ -107,19 +107,26 @@ def _fork(request: dict[str, Any], held: dict[int, int]) -> int:
     module, _, name = request["start"].partition(":")
     function = getattr(importlib.import_module(module), name)  # here, so that the next victim finds it imported
     gate, opener = os.pipe()
+    arrival, announcer = os.pipe()
     pid = os.fork()
     if pid:
         os.close(gate)
+        os.close(announcer)
         if request["held"]:
             held[pid] = opener
+            os.read(arrival, 1)  # so that whoever traces it does not count the calls by which it becomes a victim
         else:
             os.close(opener)
+        os.close(arrival)
         return pid
     code = FAILED
     try:
-        for descriptor in (opener, *held.values()):
+        for descriptor in (opener, arrival, *held.values()):
             os.close(descriptor)
-        _become_victim(request["out"], gate)
+        _become_victim(request["out"])
+        os.close(announcer)
+        os.read(gate, 1)
+        os.close(gate)
         function(*request["arguments"])
         code = 0
     except BaseException:
@@ -128,12 +135,10 @@ def _fork(request: dict[str, Any], held: dict[int, int]) -> int:
         os._exit(code)
 
 
-def _become_victim(out: str, gate: int) -> None:
-    """Take ``out`` for standard output, allow tracing, and wait until the other end of the gate is closed."""
+def _become_victim(out: str) -> None:
+    """Take ``out`` for standard output, and allow tracing."""
     os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)  # where it is not needed it fails, harmlessly
-    os.read(gate, 1)
-    os.close(gate)
 
 
 # Forked children that say by their exit how it went -----------------------------------------------------------------

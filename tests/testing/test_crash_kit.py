@@ -24,7 +24,7 @@ KILLS = 70 * max(1, effort() // 5)
 WRONG_KILLS = 24
 HERE = "support.crash.kit_graphs"
 READS = {
-    *("head", "find", "branches", "forked", "fetch", "leases", "record", "records"),
+    *("head", "find", "branches", "forked", "fetch", "leases", "record", "records", "run", "runs", "count_runs"),
     *("sizes", "totals", "check", "backup", "close", "unread"),
 }
 

@@ -22,8 +22,8 @@ from backstay.model.checkpoint import CheckpointFields, Write
 from backstay.model.runs import Outcome
 from backstay.thread.lease import Lease
 from backstay.thread.loop import Loop
-from backstay.thread.session import RunSession
 from support.running import Show
+from support.thread.stored_runs import WORK
 
 
 class Text(str):
@@ -107,6 +107,7 @@ def prepared(store: backstay.Store) -> Samples:
         "keys": "n",
         "url": "memory:",
         "name": "paid",
+        "graphs": [WORK],
     }
 
 
@@ -122,7 +123,7 @@ def everything(store: backstay.Store) -> list[Any]:
     found += [branch.key.name for branch in thread.branches()]
     found += [(each.key, each.status, each.attempt) for each in thread.effects()]
     found += [(each.id, repr(each.decision), each.consumed_at) for each in store.interrupts(pending=False)]
-    found += [each.id for each in store.sessions(active=False)]
+    found += [(each.id, each.status, each.attempts) for each in store.runs()]
     return found
 
 
@@ -157,7 +158,7 @@ def called(call: Callable[..., Any], samples: Samples, changed: str | None = Non
 
 def used(answer: Any) -> Any:
     """Use what a verb gave, as its caller would."""
-    if isinstance(answer, Lease | Loop | RunSession):
+    if isinstance(answer, Lease | Loop):
         with answer:
             pass
     elif isinstance(answer, Iterator):

@@ -28,8 +28,8 @@ def test_ids_that_cannot_be_are_refused_everywhere(store: backstay.Store, bad: A
         lambda: store.thread(bad).delete(),
         lambda: thread.get(bad),
         lambda: thread.fork(saved, branch="b" if bad is None else bad, to=None if bad is not None else ""),
-        lambda: thread.fork(bad, branch="b"),
-        lambda: thread.rewind(bad),
+        lambda: thread.fork(-5 if bad == 5 else bad, branch="b"),  # a number is a step there
+        lambda: thread.rewind(True if bad == 5 else bad),
         lambda: thread.tag(saved, bad),
         lambda: thread.tag(bad, "x"),
         lambda: thread.delete_checkpoint(bad),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import backstay
+from backstay.errors import InvalidInput, NotFound
 from backstay.model.lineage import draw, trees_of
 from backstay.store.base import BranchKey, Query
 from backstay.thread.access import access_of
@@ -263,3 +264,42 @@ def test_the_branches_of_a_thread_are_not_searched_once_for_each(
                 counts.setdefault(name, []).append(len(asked))
 
     assert all(few > 0 and many < 2.2 * few for few, many in counts.values()), counts
+
+
+def test_a_missing_step_is_an_error_if_it_must_be_exact(store: backstay.Store) -> None:
+    thread = store.thread("gaps")
+    for number in range(1, 7):
+        thread.save({"n": number}, id=f"gaps {number}")
+    fork = thread.fork("gaps 4", branch="fork")
+    fork.save({"n": "new"})
+    for number in (1, 3):
+        thread.delete_checkpoint(f"gaps {number}")
+
+    assert thread.at(2, exact=True).id == thread.at(3).id == "gaps 2"  # type: ignore[union-attr]
+    assert thread.at(1) is None
+    for handle, step, near in (
+        (thread, 1, "2"),
+        (thread, 3, "2 and 4"),
+        (fork, 3, "2 and 4"),
+        (thread, 9, "6"),
+        (store.thread("nobody"), 1, "no checkpoints"),
+    ):
+        with pytest.raises(NotFound, match=f"no checkpoint at step {step}.*{near}"):
+            handle.at(step, exact=True)
+
+
+def test_a_number_is_a_step_of_the_branch(store: backstay.Store) -> None:
+    thread = store.thread("steps")
+    for number in range(1, 5):
+        thread.save({"n": number})
+
+    assert thread.fork(2, branch="two").latest().state == {"n": 2}  # type: ignore[union-attr]
+    assert thread.rewind(3).state == {"n": 3}
+    with pytest.raises(NotFound, match=r"no checkpoint at step 40.*The nearest: step 5"):
+        thread.fork(40, branch="forty")
+    for wrong in (True, -1):
+        with pytest.raises(InvalidInput, match="a step must be a whole number, 0 or more"):
+            thread.fork(wrong, branch="wrong")
+        with pytest.raises(InvalidInput, match="a step must be a whole number, 0 or more"):
+            thread.rewind(wrong)
+    assert [branch.key.name for branch in thread.branches()] == ["main", "two"]

@@ -19,7 +19,6 @@ from backstay.model.runs import EffectRecord, EffectStatus, Outcome
 from backstay.operations.ledger import KEY_LENGTH_MAX, NOT_DONE, record_of
 from backstay.operations.records import PAGE_ROWS
 from backstay.store.memory import MemoryStore
-from backstay.store.memory.tables import MemoryRecord
 from backstay.store.records import Fence, Record
 from backstay.thread.access import access_of
 from backstay.thread.effects import UNKNOWN_ON, idempotency_key_of
@@ -595,7 +594,7 @@ def test_what_was_changed_in_the_store_is_detected(
     changes: list[dict[str, Any]] = [
         {"branch": row.branch._replace(**{part: "else"})} for part in ("namespace", "thread", "scope", "name")
     ]
-    changes += [{"key": "else"}, {"kind": "session"}, {"version": row.version + 1}, {"version": 0}]
+    changes += [{"key": "else"}, {"kind": "interrupt"}, {"version": row.version + 1}, {"version": 0}]
     changes += [{"open": not row.open}, {"checkpoint": ""}, {"checkpoint": "else"}, {"body": b""}]
     changes += [{"body": body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]} for at in range(len(body))]
     changes += [{"body": body + b"x"}, {"body": body[:-1] if body else b"x"}]
@@ -609,7 +608,7 @@ def test_a_damaged_effect_is_neither_done_nor_replayed(world: World) -> None:
     thread = backstay.Store(backend, make_services("", None)).thread("t")
     died(thread, world)
     (row,) = backend._tables.records
-    backend._tables.records.put(MemoryRecord(replace(row, open=False), None))
+    backend._tables.records.put(replace(row, open=False))
     with pytest.raises(backstay.Corrupted):
         thread.effect("charge", world.charge, idempotent=True)
 
@@ -658,10 +657,10 @@ def test_a_plain_function_that_gives_a_coroutine_was_not_done(thread: backstay.T
 
 def test_a_receipt_that_cannot_be_written_leaves_it_unknown(world: World) -> None:
     class Full(MemoryStore):
-        def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+        def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
             if not record.open:
                 raise StoreError("no")
-            return super().put_record(record, ttl_us, fence)
+            return super().put_record(record, fence, run)
 
     thread = backstay.Store(Full(), make_services("", None)).thread("t")
     for error in (None, ValueError()):

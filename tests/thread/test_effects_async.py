@@ -111,11 +111,11 @@ class Slow(MemoryStore):
         self.verb = verb
         self.inside, self.let_go = threading.Event(), threading.Event()
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
         if self.verb == ("begin" if record.open else "end"):
             self.inside.set()
             assert self.let_go.wait(60)
-        return super().put_record(record, ttl_us, fence)
+        return super().put_record(record, fence, run)
 
 
 async def cancelled_in(backend: Slow, store: AsyncStore, world: World) -> None:

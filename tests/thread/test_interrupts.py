@@ -54,7 +54,19 @@ def test_a_question_is_kept_exactly(
     assert len(asked.digest) == 32
     assert list(thread.interrupts()) == list(store.interrupts()) == [asked]
     assert pickle.loads(pickle.dumps(asked)) == asked
-    assert "rm" not in repr(asked) + str(asked)
+    for shown in (repr(asked), str(asked)):
+        assert all(part in shown for part in ("toolapproval", asked.id, thread.id, "Really?", "'rm'"))
+    assert "rm" not in asked.headline
+    assert "Really?" not in asked.headline
+
+
+def test_a_record_shows_only_the_start_of_a_long_payload(
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
+) -> None:
+    asked = thread.interrupt(checkpoint, payload=["x" * 10_000], prompt="y" * 10_000)
+
+    assert 400 < len(str(asked)) < 700
+    assert str(asked).count("…") == 2
 
 
 def test_the_same_question_again_is_the_same_and_another_under_its_name_is_refused(

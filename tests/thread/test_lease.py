@@ -15,7 +15,9 @@ import pytest
 import backstay
 from backstay.errors import InvalidInput, StoreError
 from backstay.thread.access import access_of
-from backstay.thread.lease import CLAIMS_MAX, TTL_S_MAX, TTL_S_MIN, Lease
+from backstay.thread.lease import TTL_S_MAX, TTL_S_MIN, Lease
+from backstay.thread.runs import CLAIMS_MAX
+from support.thread.stored_runs import WORK, put_run
 from support.waiting import entered, eventually, taken_over
 
 SHORT_S = TTL_S_MIN
@@ -152,11 +154,14 @@ def test_a_lease_that_was_not_used_does_not_get_in_the_way_of_its_own_handle(thr
 
 
 def test_a_lease_that_nobody_renews_is_waited_for(thread: backstay.Thread, other: backstay.Thread) -> None:
-    thread.lease(ttl=0.3, heartbeat=False).__enter__()  # as a process leaves it that is killed
+    lost = [thread.lease(ttl=0.3, heartbeat=False)]  # as a process leaves it that is killed elsewhere
+    worker = threading.Thread(target=lost[0].__enter__)  # here, waiting for it would be waiting for oneself
+    worker.start()
+    worker.join()
     with pytest.raises(backstay.Fenced):
-        other.lease(wait_s=0.01).__enter__()
+        other.lease(wait=0.01).__enter__()
 
-    with other.lease(wait_s=30) as lease:
+    with other.lease(wait=30) as lease:
         assert lease.epoch == 2
         other.save({"n": 1})
 
@@ -229,7 +234,7 @@ def test_a_lease_outside_its_block_says_so(thread: backstay.Thread) -> None:
     "bad", [0, -1, 0.049, 86_400.1, math.nan, math.inf, True, "30", None, 10**400], ids=lambda value: f"{value!r:.10}"
 )
 def test_a_time_that_cannot_be_is_refused(store: backstay.Store, thread: backstay.Thread, bad: Any) -> None:
-    for call in (lambda: thread.lease(ttl=bad), lambda: store.claim(ttl=bad), lambda: thread.session(ttl=bad)):
+    for call in (lambda: thread.lease(ttl=bad), lambda: store.claim([WORK], ttl=bad), lambda: thread.loop({}, ttl=bad)):
         with pytest.raises(InvalidInput, match=r"ttl must be a number of seconds from 0\.05 to 86400"):
             call()
 
@@ -246,13 +251,18 @@ def test_other_arguments_are_checked_too(store: backstay.Store, thread: backstay
         with pytest.raises(InvalidInput):
             thread.lease(**arguments)
         with pytest.raises(InvalidInput):
-            store.claim(**arguments)
+            store.claim([WORK], **arguments)
     many: list[Any] = [0, -1, CLAIMS_MAX + 1, True, 1.0, "1"]
     for count in many:
         with pytest.raises(InvalidInput, match="whole number"):
-            store.claim(count)
+            store.claim([WORK], count)
+        with pytest.raises(InvalidInput, match="whole number"):
+            store.claim([WORK], attempts=count)
+    for graphs in ([], None, 5, [None], "work", [WORK, "work"]):
+        with pytest.raises(InvalidInput, match="claim needs the graphs"):
+            store.claim(graphs)  # type: ignore[arg-type]  # that is the point
 
-    assert store.claim(CLAIMS_MAX) == []
+    assert store.claim([WORK], CLAIMS_MAX) == store.claim(WORK) == []
 
 
 def test_the_owner_is_host_and_process_unless_named(thread: backstay.Thread) -> None:
@@ -522,50 +532,59 @@ def test_closing_ends_the_heartbeat_and_gives_nothing_back(tmp_path: Path) -> No
 # Claiming ---------------------------------------------------------------------------------------------------------
 
 
-def abandon(store: backstay.Store, names: list[str]) -> None:
-    """Leave expired leases behind, as workers do that die."""
-    for name in names:
-        thread = store.thread(name)
-        thread.save({"name": name})
-        thread.lease(ttl=SHORT_S, owner="died", heartbeat=False).__enter__()
-    eventually(lambda: len(store.expired()) == len(names))
+def queue(store: backstay.Store, names: list[str]) -> None:
+    """Store runs that wait for a worker, the first one longest, on threads that have a checkpoint."""
+    for number, name in enumerate(names):
+        store.thread(name).save({"name": name})
+        put_run(store, name, due_us=number)
 
 
-def test_expired_leases_are_listed_and_claimed(store: backstay.Store, thread: backstay.Thread) -> None:
+def test_runs_that_wait_are_claimed_with_their_leases(store: backstay.Store, thread: backstay.Thread) -> None:
     with thread.lease():
-        abandon(store, ["a", "b", "c"])
-        first = store.expired()[0]
-        assert (first.thread_id, first.branch, first.scope, first.owner, first.epoch) == ("a", "main", "", "died", 1)
-        assert first.overdue > 0
-        (lease,) = store.claim(owner="rescuer")
-        assert [row.thread_id for row in store.expired()] == ["b", "c"]
+        queue(store, ["a", "b", "c"])
+        (lease,) = store.claim([WORK], owner="rescuer")
+        assert (lease.run.thread_id, lease.run.status, lease.run.attempts) == ("a", "running", 1)
+        assert [run.thread_id for run in store.runs(status="queued")] == ["c", "b"]
         with lease:
             newest = lease.thread.latest()
             assert newest is not None
             assert newest.state == {"name": "a"}
             lease.thread.append(set={"rescued": True})
-        rest = store.claim(5, owner="rescuer")
+        rest = store.claim([WORK], 5, owner="rescuer")  # nothing of "a" was executed, so it still waits
         assert [(each.thread.id, each.epoch, each.owner) for each in rest] == [
-            ("b", 2, "rescuer"),
-            ("c", 2, "rescuer"),
+            ("a", 2, "rescuer"),
+            ("b", 1, "rescuer"),
+            ("c", 1, "rescuer"),
         ]
-        assert store.claim(5) == []
+        assert [run.thread_id for run in store.runs(holder="rescuer")] == ["c", "b", "a"]
         for each in rest:
             each.release()
 
-    assert store.expired() == []
+    assert store.count_runs() == {"queued": 3}
+
+
+def test_a_run_whose_worker_lost_its_lease_is_claimed_by_the_next(store: backstay.Store) -> None:
+    queue(store, ["a"])
+    (first,) = store.claim([WORK], ttl=SHORT_S, owner="slow", heartbeat=False)
+    assert store.claim([WORK]) == [] or first.lost
+    (second,) = eventually(lambda: store.claim([WORK], owner="next"))
+
+    assert (second.epoch, second.run.attempts, second.run.holder.name) == (2, 2, "next")
+    with pytest.raises(backstay.Fenced):
+        first.thread.save({"n": "slow"})
+    second.release()
 
 
 def test_four_workers_that_claim_at_once_never_get_the_same(url: str) -> None:
     with backstay.open(url) as store:
         names = [f"run-{number}" for number in range(24)]
-        abandon(store, names)
+        queue(store, names)
         barrier = threading.Barrier(4)
         got: list[list[Lease]] = [[] for _ in range(4)]
 
         def work(mine: list[Lease]) -> None:
             barrier.wait()
-            while taken := store.claim(2, ttl=60):
+            while taken := store.claim([WORK], 2, ttl=60):
                 mine += taken
 
         workers = [threading.Thread(target=work, args=(mine,)) for mine in got]
@@ -583,8 +602,8 @@ def test_four_workers_that_claim_at_once_never_get_the_same(url: str) -> None:
 
 
 def test_a_claimed_lease_is_kept_alive_before_it_is_entered(store: backstay.Store) -> None:
-    abandon(store, ["a"])
-    (lease,) = store.claim(ttl=1.0)
+    queue(store, ["a"])
+    (lease,) = store.claim([WORK], ttl=1.0)
     due = lease._taken().renewal.due()
     eventually(lambda: lease._taken().renewal.due() > due)
     with lease:
@@ -597,8 +616,8 @@ def test_a_claimed_lease_is_kept_alive_before_it_is_entered(store: backstay.Stor
 def test_a_claimed_lease_that_was_lost_before_it_is_entered_does_not_begin(
     store: backstay.Store, noticed: bool
 ) -> None:
-    abandon(store, ["a"])
-    (lease,) = store.claim(ttl=SHORT_S, heartbeat=False)
+    queue(store, ["a"])
+    (lease,) = store.claim([WORK], ttl=SHORT_S, heartbeat=False)
     with taken_over(store.thread("a")):
         if noticed:
             with pytest.raises(backstay.Fenced):
@@ -608,10 +627,10 @@ def test_a_claimed_lease_that_was_lost_before_it_is_entered_does_not_begin(
 
 
 def test_a_claimed_lease_that_expired_is_renewed_when_it_is_entered(store: backstay.Store) -> None:
-    abandon(store, ["a"])
-    (lease,) = store.claim(ttl=SHORT_S, heartbeat=False)
+    queue(store, ["a"])
+    (lease,) = store.claim([WORK], ttl=SHORT_S, heartbeat=False)
     eventually(lambda: lease.lost)
-    eventually(store.expired)
+    eventually(lambda: store.runs(status="abandoned"))
     with lease:
         lease.thread.append(set={"n": 1})
 

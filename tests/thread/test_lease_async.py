@@ -11,6 +11,7 @@ import pytest
 import backstay
 from backstay.thread.access import access_of
 from backstay.thread.lease import AsyncLease
+from support.thread.stored_runs import WORK, put_run
 from support.waiting import eventually
 
 FOREVER_S = 60.0
@@ -54,13 +55,18 @@ def test_a_lease_works_the_same_with_await(url: str) -> None:
     run(url, main)
 
 
+async def enter(lease: AsyncLease) -> None:
+    await lease.__aenter__()
+
+
 def test_a_lease_that_nobody_renews_is_waited_for(url: str) -> None:
     async def main(store: backstay.AsyncStore) -> None:
-        await store.thread("t").lease(ttl=0.3, heartbeat=False).__aenter__()
+        lost = store.thread("t").lease(ttl=0.3, heartbeat=False)
+        await asyncio.create_task(enter(lost))  # in this task, waiting for it would be waiting for oneself
         other = store.thread("t")
         with pytest.raises(backstay.Fenced):
-            await other.lease(wait_s=0.01).__aenter__()
-        async with other.lease(wait_s=30) as lease:
+            await other.lease(wait=0.01).__aenter__()
+        async with other.lease(wait=30) as lease:
             assert lease.epoch == 2
             await other.save({"n": 1})
 
@@ -200,10 +206,10 @@ def test_claimed_leases_are_used_like_others(url: str) -> None:
         for name in "abc":
             thread = store.thread(name)
             await thread.save({"name": name})
-            await thread.lease(ttl=0.05, owner="died", heartbeat=False).__aenter__()
-        await until(lambda: len(access_of(store).store.leases("", None, True)) == 3)
-        assert [row.owner for row in await store.expired()] == ["died"] * 3
-        first, second, third = await store.claim(5, owner="rescuer", ttl=0.3)
+            await asyncio.to_thread(put_run, store, name)
+        first, second, third = await store.claim([WORK], 5, owner="rescuer", ttl=0.3)
+        assert {lease.run.thread_id for lease in (first, second, third)} == {"a", "b", "c"}
+        assert {run.status for run in await store.runs(holder="rescuer")} == {"running"}
         async with first:
             newest = await first.thread.latest()
             assert newest is not None
@@ -214,7 +220,7 @@ def test_claimed_leases_are_used_like_others(url: str) -> None:
         await until(lambda: third._taken().loss)
         with pytest.raises(backstay.Fenced):
             await third.__aenter__()
-        assert await store.expired() == []
+        assert [run.status for run in await store.runs()] == ["queued"] * 3
 
     run(url, main)
 
@@ -223,9 +229,8 @@ def test_a_lost_claim_cancels_the_body_that_uses_it(url: str) -> None:
     async def main(store: backstay.AsyncStore) -> None:
         thread = store.thread("t")
         await thread.save({"n": 1})
-        await thread.lease(ttl=0.05, heartbeat=False).__aenter__()
-        await until(lambda: access_of(store).store.leases("", None, True))
-        (lease,) = await store.claim(ttl=0.2)
+        await asyncio.to_thread(put_run, store, "t")
+        (lease,) = await store.claim([WORK], ttl=0.2)
 
         async def body() -> None:
             async with lease:

@@ -207,12 +207,12 @@ def test_one_key_names_one_effect_in_a_turn(thread: backstay.Thread) -> None:
 
 def test_a_turn_sees_its_own_changes_at_once(thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
-        turn.append(log=["a"], text="xyz")
+        turn.append({"text": "xyz"}, log=["a"])
         turn.append(log=["b"])
         turn.set(plan={"n": 1}, log=[*turn.state["log"], "c"])
         turn.append(log=["d"])
         turn.delete("old", "text")
-        turn.append(text="new")
+        turn.append({"text": "new"})
         assert turn.state == {"log": ["a", "b", "c", "d"], "plan": {"n": 1}, "text": "new"}
         assert loop.state == {"log": [], "old": 1, "text": ""}
         loop.finish()
@@ -293,6 +293,65 @@ def test_other_containers_that_are_changed_in_place_are_refused_too(thread: back
         run(thread, careless, {"log": make()}, limit=2)
 
 
+@pytest.mark.parametrize("also_append", [False, True])
+def test_strict_notices_changes_deep_inside_a_value(thread: backstay.Thread, also_append: bool) -> None:
+    def careless(loop: Loop, turn: Turn) -> None:
+        turn.append(log=["seen"])
+        if turn.iteration == 2:
+            turn.state["plan"][0]["done"] = True  # the same length
+            if also_append:
+                turn.append(plan=["more"])
+
+    def careful(loop: Loop, turn: Turn) -> None:
+        plan = turn.state["plan"]
+        plan[0]["done"] = True
+        turn.set(plan=plan)
+        loop.finish()
+
+    plan = [{"done": False}]
+    with pytest.raises(InvalidInput, match=r"state\.plan was changed in place") as caught:
+        run(thread, careless, {"log": [], "plan": plan}, limit=3, strict=True)
+    assert caught.value.path == "state.plan"
+    newest = thread.latest()
+    assert newest is not None
+    assert newest.state == {"log": ["seen"], "plan": [{"done": False}]}
+    assert run(thread, careful, strict=True).state["plan"] == [{"done": True}]
+
+
+def test_strict_notices_a_value_that_can_no_longer_be_stored(thread: backstay.Thread) -> None:
+    def careless(loop: Loop, turn: Turn) -> None:
+        turn.state["plan"]["x"] = object()
+
+    with pytest.raises(InvalidInput, match=r"state\.plan was changed in place"):
+        run(thread, careless, {"plan": {"x": 1}}, limit=3, strict=True)
+    with pytest.raises(InvalidInput, match="strict must be True or False"):
+        thread.loop({}, strict="yes")  # type: ignore[arg-type]
+
+
+def test_thread_and_turn_take_the_same_arguments(thread: backstay.Thread, store: backstay.Store) -> None:
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (({"log": ["b"]},), {}),
+        ((), {"log": ["b"]}),
+        (({"text": "more", "tags": ["x"]},), {"log": ["b"], "set": {"plan": 2}, "delete": ["old"]}),
+    ]
+    first = {"log": ["a"], "text": "", "tags": [], "plan": 1, "old": None}
+    for number, (args, keywords) in enumerate(calls):
+        plain = store.thread(f"plain {number}")
+        plain.save(first)
+        saved = plain.append(*args, **keywords, label="a field")
+        assert saved.label == "a field"
+
+        def body(loop: Loop, turn: Turn, args: Any = args, keywords: Any = keywords) -> None:
+            turn.append(*args, **keywords)
+            loop.finish()
+
+        assert run(store.thread(f"loop {number}"), body, first).state == saved.state != first
+    with pytest.raises(InvalidInput, match=r"no field called 'lable'.*Did you mean 'label'"):
+        store.thread("plain 0").append(log=["b"], lable="x")
+    with pytest.raises(InvalidInput, match="extended twice"):
+        store.thread("plain 0").append({"log": ["b"]}, log=["b"])
+
+
 def test_a_state_that_is_changed_in_place_is_refused_and_nothing_is_stored(thread: backstay.Thread) -> None:
     def careless(loop: Loop, turn: Turn) -> None:
         turn.state["log"].append("lost")
@@ -314,6 +373,14 @@ def test_a_state_that_is_changed_in_place_is_refused_and_nothing_is_stored(threa
     [
         lambda turn: turn.append(log="text"),
         lambda turn: turn.append(log=5),
+        lambda turn: turn.append(log=[1], set={"log": []}),
+        lambda turn: turn.append(log=[1], delete=["log"]),
+        lambda turn: turn.append({"log": [1]}, log=[1]),
+        lambda turn: turn.append(log=[1], set={"x": object()}),
+        lambda turn: turn.append(log=[1], delete=["nothing"]),
+        lambda turn: turn.append({5: [1]}),
+        lambda turn: turn.append(tags=["a"]),
+        lambda turn: turn.append(id=["a"]),
         lambda turn: turn.append(plan=[1]),
         lambda turn: turn.append(log=[object()]),
         lambda turn: turn.append(log=[1], plan=[1]),
@@ -482,7 +549,7 @@ def test_an_input_begins_a_new_round_on_the_finished_state(thread: backstay.Thre
 def test_an_input_is_refused_while_a_round_is_not_finished(thread: backstay.Thread) -> None:
     with pytest.raises(StepsExceeded):
         run(thread, until(3), limit=1)
-    with pytest.raises(InvalidInput, match="has not finished its last input: 1 turn saved so far"):
+    with pytest.raises(InvalidInput, match="an unfinished run of loop 'loop' with another input"):
         run(thread, until(3), input={"log": ["x"]})
     assert run(thread, until(3)).state["log"] == [1, 2, 3]
     assert run(thread, until(1), input={"log": ["x"]}).state["log"] == [1, 2, 3, "x", 1]
@@ -552,7 +619,10 @@ def test_a_thread_that_was_saved_by_other_means_is_gone_on_with(thread: backstay
 
 def test_who_comes_second_is_told_before_anything_runs(store: backstay.Store, thread: backstay.Thread) -> None:
     def body(loop: Loop, turn: Turn) -> None:
-        other = store.thread(thread.id).loop({"log": ["second"]})
+        other = store.thread(thread.id).loop({"log": ["second"]}, wait=0)
+        with pytest.raises(backstay.Fenced, match="worker-1"):
+            other.__enter__()
+        other = store.thread(thread.id).loop({"log": ["second"]})  # it would wait for itself
         with pytest.raises(backstay.Fenced, match="worker-1"):
             other.__enter__()
         with pytest.raises(backstay.Fenced, match="worker-1"):
@@ -561,6 +631,7 @@ def test_who_comes_second_is_told_before_anything_runs(store: backstay.Store, th
 
     assert run(thread, body, owner="worker-1").state["log"] == [1, 2]
     assert run(store.thread(thread.id), body).status == "completed"
+    assert len(store.runs()) == 1
 
 
 def test_a_loop_whose_lease_was_taken_over_stores_nothing_more(store: backstay.Store, thread: backstay.Thread) -> None:
@@ -607,7 +678,7 @@ def test_the_lease_of_a_loop_that_is_gone_in_the_middle_of_a_turn_expires(store:
     next(loop)
     del loop
     gc.collect()  # a loop and its turn know each other
-    with store.thread("t").lease(wait_s=30):
+    with store.thread("t").lease(wait=30):
         pass
     assert durable.call(int)("7") == 7  # here it is an ordinary function again
 

@@ -80,15 +80,15 @@ def test_the_whole_life_of_a_loop_with_await(url: str) -> None:
         assert (waits.status, waits.iteration) == ("interrupted", 1)
         await thread.decide(waits.interrupts[0], "modify", by="ann", value={"amount": 3})
         asks = await go(start(store.thread("t")), body)
-        await thread.decide(asks.interrupts[0], "modify", by="ann", value="Ann")
+        await thread.decide(asks.interrupts[0], "answer", by="ann", value="Ann")
         done = await go(start(thread, limit=2), body)
         assert (done.status, done.usage.tokens_used, calls) == ("completed", 2, [1, -1, 2, -2])
         assert done.state == {"log": ["did 1", -1, "did 2", -2], "amount": 3, "name": "Ann"}
         assert (await go(start(thread), body)).status == "completed"
         with pytest.raises(StepsExceeded):
             await go(start(thread, input={"log": ["next"]}, limit=1), body)
-        with pytest.raises(InvalidInput, match="not finished"):
-            await go(start(thread, input={"log": ["next"]}), body)
+        with pytest.raises(InvalidInput, match="unfinished run of loop 'loop' with another input"):
+            await go(start(thread, input={"log": ["another"]}), body)
 
     run(url, main)
 
@@ -192,7 +192,9 @@ def test_who_comes_second_is_told_and_a_cancelled_loop_gives_its_lease_back(url:
         task = asyncio.create_task(go(loop, body))
         await inside.wait()
         with pytest.raises(backstay.Fenced, match="worker-1"):
-            await start(store.thread("t")).__aenter__()
+            await start(store.thread("t"), wait=0).__aenter__()
+        with pytest.raises(backstay.Fenced, match="worker-1"):
+            await start(store.thread("t"), wait=0.15).__aenter__()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -271,11 +271,10 @@ def test_an_answer_is_the_value_that_somebody_put_in_place(thread: backstay.Thre
 
     first = waits_for(run(thread, body))
     assert (first.interrupt.kind, first.interrupt.payload) == (InterruptKind.USER_REQUEST, {"field": "name"})
-    thread.decide(first, "modify", by="ann", value=5)
     with pytest.raises(InvalidInput, match=f"{first.id} must be str, not int"):
-        run(thread, body)
-    second = waits_for(run(thread, body))
-    thread.decide(second, "modify", by="ann", value="Ann")
+        thread.decide(first, "answer", by="ann", value=5)
+    assert waits_for(run(thread, body)) == first
+    thread.decide(first, "answer", by="ann", value="Ann")
 
     assert run(thread, body).state == {"log": [], "name": "Ann"}
 
@@ -284,14 +283,14 @@ def test_any_answer_will_do_if_no_type_is_named(thread: backstay.Thread) -> None
     def body(loop: Loop, turn: Turn) -> None:
         loop.finish(said=turn.ask("anything?"))
 
-    thread.decide(waits_for(run(thread, body)), "approve", by="ann")
+    thread.decide(waits_for(run(thread, body)), "answer", by="ann", value=None)
 
     assert run(thread, body).state["said"] is None
 
 
 def test_a_loop_has_no_nodes_to_reroute_to(thread: backstay.Thread, shop: Shop) -> None:
     asked = waits_for(run(thread, shop.body))
-    with pytest.raises(InvalidInput, match="nothing to reroute"):
+    with pytest.raises(InvalidInput, match="not about a node"):
         thread.decide(asked, "reroute", by="ann", target="elsewhere")
 
     assert waits_for(run(thread, shop.body)) == asked
@@ -551,7 +550,7 @@ def test_a_value_that_was_sent_to_a_loop_early_is_kept_until_it_waits_for_it(
     assert waits_for(run(thread, body)).interrupt.payload == "sure?"
     store.thread(thread.id).send("news", 1, by="agency")
     (asked,) = [record for record in thread.interrupts() if record.decision is None]
-    thread.decide(asked, "approve", by="ann")
+    thread.decide(asked, "answer", by="ann")
 
     assert run(thread, body).state["got"] == 1
     assert list(store.interrupts()) == []

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from backstay.operations.leases import UNKNOWN, Process, is_alive, short_name, this_process
+from backstay.operations.leases import is_alive, short_name, this_process
+from backstay.store.leases import UNKNOWN, Holder
 from support.waiting import eventually
 
 SLEEPER = """
@@ -39,7 +40,7 @@ def test_a_name_says_which_process_and_comes_back_from_its_text() -> None:
 
     assert int(here.pid) == os.getpid()
     assert UNKNOWN not in here
-    assert Process.parse(str(here)) == here == this_process()
+    assert Holder.parse(str(here)) == here == this_process()
     assert short_name() == f"{here.host}:{os.getpid()}"
 
 
@@ -47,16 +48,16 @@ def test_a_process_lives_until_it_has_ended_also_while_it_is_stopped(
     sleeper: tuple[subprocess.Popen[str], str],
 ) -> None:
     process, name = sleeper
-    assert is_alive(name) is True
+    assert is_alive(Holder.parse(name)) is True
     process.send_signal(signal.SIGSTOP)
     eventually(lambda: state(process.pid) == "T")
-    assert is_alive(name) is True
+    assert is_alive(Holder.parse(name)) is True
     process.kill()
     eventually(lambda: state(process.pid) == "Z")
 
-    assert is_alive(name) is False  # also before its parent has collected it
+    assert is_alive(Holder.parse(name)) is False  # also before its parent has collected it
     process.wait()
-    assert is_alive(name) is False
+    assert is_alive(Holder.parse(name)) is False
 
 
 def state(pid: int) -> str:
@@ -66,22 +67,23 @@ def state(pid: int) -> str:
 def test_a_number_that_was_given_to_another_process_is_no_life() -> None:
     here = this_process()
 
-    assert is_alive(str(here)) is True
-    assert is_alive(str(here._replace(started=str(int(here.started) + 1)))) is False
+    assert is_alive(Holder.parse(str(here))) is True
+    assert is_alive(here._replace(started=str(int(here.started) + 1))) is False
 
 
-@pytest.mark.parametrize("elsewhere", [{"boot": "another"}, {"namespaces": "pid:[1]+time:[1]"}])
-def test_of_another_boot_or_container_nothing_is_known(elsewhere: dict[str, str]) -> None:
-    assert is_alive(str(this_process()._replace(**elsewhere))) is None
+@pytest.mark.parametrize("elsewhere", [{"boot": "another", "host": "other"}, {"namespaces": "pid:[1]+time:[1]"}])
+def test_of_another_machine_or_container_nothing_is_known(elsewhere: dict[str, str]) -> None:
+    assert is_alive(this_process()._replace(**elsewhere)) is None
 
 
 @pytest.mark.parametrize("text", ["", "x", "a b c d e", "a b 1 d", "- - 1 - host"])
 def test_of_other_texts_nothing_is_known(text: str) -> None:
-    assert is_alive(text) is None
+    assert is_alive(Holder.parse(text)) is None
 
 
-def test_a_host_may_have_any_name() -> None:
-    here = this_process()._replace(host="a host with spaces")
+def test_a_label_may_be_any_text() -> None:
+    for label in ("", "worker", "a label with spaces", " ", str(this_process())):
+        here = this_process(label)
 
-    assert Process.parse(str(here)) == here
-    assert is_alive(str(here)) is True
+        assert Holder.parse(str(here)) == here
+        assert is_alive(Holder.parse(str(here))) is True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pydantic
@@ -312,8 +313,17 @@ class Order(pydantic.BaseModel):
     count: int
 
 
-def modify(value: object) -> Decision:
-    return Decision(kind=DecisionKind.MODIFY, value=value)
+class Careful(pydantic.BaseModel):
+    item: str
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def fill(cls, given: Any) -> Any:
+        return given
+
+
+def answer(value: object) -> Decision:
+    return Decision(kind=DecisionKind.ANSWER, value=value)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +338,7 @@ def modify(value: object) -> Decision:
     ],
 )
 def test_an_answer_of_the_wanted_type_is_given(kind: type | None, value: object, expected: object) -> None:
-    assert check_answer(modify(value), kind) == expected
+    assert check_answer(answer(value), kind) == expected
 
 
 @pytest.mark.parametrize(
@@ -344,7 +354,7 @@ def test_an_answer_of_the_wanted_type_is_given(kind: type | None, value: object,
 )
 def test_an_answer_of_another_type_is_refused_by_name(kind: type, value: object, says: str) -> None:
     with pytest.raises(InvalidInput, match=says) as caught:
-        check_answer(modify(value), kind, "q-1")
+        check_answer(answer(value), kind, "q-1")
 
     assert "interrupt q-1" in str(caught.value)
     assert "hunter2" not in str(caught.value)
@@ -354,7 +364,7 @@ def test_what_is_no_class_cannot_be_the_type_of_an_answer() -> None:
     wrong: list[Any] = [list[str], "int", int | str, 5]
     for kind in wrong:
         with pytest.raises(InvalidInput, match="must be a class"):
-            check_answer(modify(5), kind)
+            check_answer(answer(5), kind)
         with pytest.raises(InvalidInput, match="must be a class"):
             replace(PAY, answer=kind)
 
@@ -364,21 +374,76 @@ def test_decisions_without_a_value_have_none_to_check() -> None:
         assert check_answer(Decision(kind=kind), int) is None
 
 
-@pytest.mark.parametrize("wrong", [{"decision": "modify", "value": "ten"}, {"decision": "approve"}])
-def test_a_wrong_answer_is_told_once_and_the_question_is_asked_anew(
-    thread: backstay.Thread, checkpoint: backstay.Checkpoint, wrong: dict[str, Any]
+@pytest.mark.parametrize(
+    ("kind", "wrong", "says"),
+    [
+        (int, answer("ten"), "must be int, not str"),
+        (int, answer(None), "must be int, not NoneType"),
+        (int, Decision(kind=DecisionKind.APPROVE), "is a question, so 'approve' does not fit.*answer, reject, defer"),
+        (int, Decision(kind=DecisionKind.MODIFY, value=10), "is a question, so 'modify' does not fit"),
+        (Order, answer({"item": "hunter2"}), "must be Order, not a mapping without count"),
+        (Order, answer({"item": 5, "count": 2}), "must be Order, not a mapping whose item is int, not str"),
+        (Order, answer("hunter2"), "must be Order, not str"),
+    ],
+)
+def test_a_wrong_answer_is_refused_where_it_is_given(
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint, kind: type, wrong: Decision, says: str
+) -> None:
+    how_many = replace(PAY, kind=InterruptKind.USER_REQUEST, answer=kind)
+    asked = ask(thread, how_many, checkpoint)
+    with pytest.raises(InvalidInput, match=says) as caught:
+        thread.decide(asked, wrong, by="ann")
+
+    assert "Nothing was decided" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert list(thread.interrupts()) == [asked]
+
+
+def test_the_wanted_answer_is_stored_with_the_question(
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
+) -> None:
+    wanted: dict[Any, Any] = {
+        object: {"type": "any"},
+        int: {"type": "int"},
+        Decimal: {"type": "decimal.Decimal"},
+        Order: {
+            "type": f"{Order.__module__}.Order",
+            "required": ["item", "count"],
+            "fields": {"item": "str", "count": "int"},
+        },
+        Careful: {"type": f"{Careful.__module__}.Careful"},
+    }
+    for kind, described in wanted.items():
+        asked = ask(
+            thread, replace(PAY, position=kind.__name__, kind=InterruptKind.USER_REQUEST, answer=kind), checkpoint
+        )
+        assert asked.interrupt.answer == described
+        assert asked.choices == ("answer", "reject", "defer", "reroute")[: 3 if PAY.node is None else 4]
+
+
+def test_a_wrong_answer_that_only_the_worker_notices_closes_the_question(
+    thread: backstay.Thread, checkpoint: backstay.Checkpoint
 ) -> None:
     """A decision is made once, so a run that needs another answer would else be stuck for ever."""
-    how_many = replace(PAY, kind=InterruptKind.USER_REQUEST, answer=int)
+    how_many = replace(PAY, kind=InterruptKind.USER_REQUEST, answer=Order)
     first = ask(thread, how_many, checkpoint)
-    thread.decide(first, by="ann", **wrong)
-    with pytest.raises(InvalidInput, match=f"{first.id} must be int"):
+    thread.decide(first, "answer", by="ann", value={"item": "x", "count": "ten"})
+    with pytest.raises(InvalidInput, match=f"{first.id} must be Order"):
         settle(thread, how_many, checkpoint)
     second = ask(thread, how_many, checkpoint)
-    thread.decide(second, "modify", by="ann", value=10)
+    right = {"item": "x", "count": "10"}
+    thread.decide(second, "answer", by="ann", value=right)
 
     assert second.id != first.id
-    assert settle(thread, how_many, checkpoint) == settle(thread, how_many, checkpoint) == modify(10)
+    assert settle(thread, how_many, checkpoint) == settle(thread, how_many, checkpoint) == answer(right)
+
+
+def test_an_approval_takes_no_answer(thread: backstay.Thread, checkpoint: backstay.Checkpoint) -> None:
+    asked = ask(thread, PAY, checkpoint)
+    with pytest.raises(InvalidInput, match=r"is an approval, so 'answer' does not fit.*approve, modify, reject, defer"):
+        thread.decide(asked, "answer", by="ann", value=5)
+
+    assert list(thread.interrupts()) == [asked]
 
 
 @pytest.mark.parametrize("decision", ["reject", "defer"])

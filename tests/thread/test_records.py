@@ -1,4 +1,4 @@
-"""Records: one seal over every column, and the rules by which interrupts, effects and sessions change."""
+"""Records: one seal over every column, and the rules by which interrupts, effects and runs change."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from backstay.errors import Corrupted
-from backstay.operations import interrupts, ledger, sessions
+from backstay.model.runs import RunStatus
+from backstay.operations import interrupts, ledger, run_records
 from backstay.operations.interrupts import InterruptRow
 from backstay.operations.ledger import DONE, FAILED, INTENDED, RESULT, EffectRow
 from backstay.operations.records import seal
-from backstay.operations.sessions import SessionRow
+from backstay.operations.run_records import ABANDONED, GRAPH, LOOP, RunOutcome, RunRow
 from backstay.store.leases import BranchKey
 from backstay.store.memory import MemoryStore
 from backstay.store.records import Fence, Record
@@ -22,13 +23,13 @@ from backstay.testing.drafts import put
 BRANCH = BranchKey("", "t", "", "main")
 EFFECT = EffectRow(Record("effect", BRANCH, "charge", b"", True), 1, "me", b"request", 5)
 INTERRUPT = InterruptRow(Record("interrupt", BRANCH, "ask", b"", True, "c1"), b"question", 5)
-SESSION = SessionRow(Record("session", BRANCH, "run", b"", True), "me", "process", "note", 1, 1)
+RUN = RunRow(Record("run", BRANCH, "run", b"", True), GRAPH, "g", "1", waits=("ask",), note="note", created_us=1)
 READ: dict[str, Callable[[Record], Any]] = {
     "effect": ledger.row_of,
     "interrupt": interrupts.row_of,
-    "session": sessions.row_of,
+    "run": run_records.row_of,
 }
-every_kind = pytest.mark.parametrize("row", [EFFECT, INTERRUPT, SESSION], ids=lambda row: row.stored.kind)
+every_kind = pytest.mark.parametrize("row", [EFFECT, INTERRUPT, RUN], ids=lambda row: row.stored.kind)
 
 
 @pytest.fixture
@@ -63,18 +64,18 @@ def test_no_bit_of_a_record_can_change_unseen(store: MemoryStore, row: Any) -> N
 def test_a_sealed_list_of_another_form_is_damage(store: MemoryStore, row: Any) -> None:
     sealed = row.sealed()
     for fields in ([], [1], [None] * 8, ["text"] * 7, [b""] * 8):
-        forged = replace(seal(sealed, True, fields), version=1)
+        forged = replace(seal(sealed, True, fields, sealed.run), version=1)
 
         with pytest.raises(Corrupted, match=r"form|does not"):
             READ[sealed.kind](forged)
 
 
 def test_an_older_version_of_a_record_is_not_taken_for_the_newest(store: MemoryStore) -> None:
-    first = store.put_record(SESSION.sealed())
-    second = store.put_record(replace(sessions.row_of(first), seen_us=9).sealed())
+    first = store.put_record(RUN.sealed())
+    second = store.put_record(replace(run_records.row_of(first), news=9).sealed())
 
     with pytest.raises(Corrupted):
-        sessions.row_of(replace(second, body=first.body))
+        run_records.row_of(replace(second, body=first.body))
 
 
 # The rules --------------------------------------------------------------------------------------------------------
@@ -127,12 +128,116 @@ def test_a_rule_is_applied_again_to_what_others_made_of_a_record_meanwhile(store
     assert (taken.consumer, taken.stored.version) == ("worker", 4)
 
 
-def test_the_first_reason_stays_and_a_beat_comes_too_late(store: MemoryStore) -> None:
-    begun = sessions.row_of(store.put_record(SESSION.sealed(), 1000))
-    sessions.end_session(store, begun, 9, "done")
-    sessions.end_session(store, begun, 10, "crashed")
-    (ended,) = store.records("session", "", None, False, 0, 10)
+# Runs -------------------------------------------------------------------------------------------------------------
 
-    assert sessions.row_of(ended) == replace(SESSION, stored=ended, ended_us=9, reason="done")
-    assert not sessions.end_session_by_id(store, "", "run", 11, "again")
-    assert not sessions.row_of(store.put_record(replace(begun, seen_us=12).sealed(), 1000)).stored.open
+
+@pytest.mark.parametrize("change", [{"status": "failed"}, {"graph": "h"}, {"fingerprint": "2"}, {"due_us": 7}])
+def test_what_lists_and_claims_read_of_a_run_cannot_differ_from_its_body(
+    store: MemoryStore, change: dict[str, Any]
+) -> None:
+    stored = store.put_record(RUN.sealed())
+    assert stored.run is not None
+    with pytest.raises(Corrupted):
+        run_records.row_of(replace(stored, run=stored.run._replace(**change)))
+    with pytest.raises(Corrupted):
+        run_records.row_of(replace(stored, run=None))
+
+
+@pytest.mark.parametrize("waits", [0, 1, 2000])
+def test_a_run_with_a_large_input_may_wait_for_many_answers(store: MemoryStore, waits: int) -> None:
+    row = replace(RUN, input=b"x" * 100_000, waits=tuple(f"interrupt-{number:026}" for number in range(waits)))
+    stored = store.put_record(row.sealed())
+
+    assert run_records.row_of(stored) == replace(row, stored=stored)
+
+
+def test_a_large_record_of_many_small_items_is_damage(store: MemoryStore) -> None:
+    sealed = RUN.sealed()
+    forged = replace(seal(sealed, True, [[]] * 100_000, sealed.run), version=1)
+
+    with pytest.raises(Corrupted, match="cannot be read"):
+        run_records.row_of(forged)
+
+
+def test_a_run_that_starts_counts_the_attempt_and_forgets_what_it_waited_for() -> None:
+    started = run_records.started(replace(RUN, wake_us=9, due_us=9), "token", "holder", 5)
+
+    assert (started.status, started.attempts, started.token, started.holder) == ("running", 1, "token", "holder")
+    assert (started.waits, started.wake_us, started.due_us) == ((), None, None)
+    assert (started.started_us, started.updated_us, started.failures) == (5, 5, 0)
+    again = run_records.started(started, "token 2", "holder 2", 8)
+    assert (again.started_us, again.attempts, again.failures) == (5, 2, 1), "its process died"
+
+
+def test_failures_count_only_while_no_step_is_made() -> None:
+    first = run_records.started(RUN, "t", "h", 1)
+    row = run_records.with_step(run_records.started(first, "t", "h", 2), first, 3)
+    assert (row.failures, row.failed_step) == (1, 3)
+    second = run_records.with_step(run_records.started(row, "t", "h", 3), row, 3)
+    assert second.failures == 2
+    third = run_records.with_step(run_records.started(second, "t", "h", 4), second, 4)
+    assert (third.failures, third.failed_step) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "due_us", "ended_us"),
+    [
+        (ABANDONED, 9, None),
+        (RunOutcome(RunStatus.INTERRUPTED, waits=("ask",)), None, None),
+        (RunOutcome(RunStatus.INTERRUPTED, wake_us=50), 50, None),
+        (RunOutcome(RunStatus.SLEEPING, wake_us=50), 50, None),
+        (RunOutcome(RunStatus.COMPLETED), None, 9),
+        (RunOutcome(RunStatus.CANCELLED), None, 9),
+        (RunOutcome(RunStatus.FAILED, error="ValueError"), None, 9),
+    ],
+    ids=lambda value: value.status.value if isinstance(value, RunOutcome) else None,
+)
+def test_when_a_run_may_be_claimed_depends_on_how_it_ended(
+    outcome: RunOutcome, due_us: int | None, ended_us: int | None
+) -> None:
+    running = run_records.started(replace(RUN, input=b"input"), "t", "h", 1)
+    ended = run_records.ended(running, outcome, 9, 0, None)
+
+    assert (ended.status, ended.due_us, ended.ended_us, ended.token) == (outcome.status, due_us, ended_us, "")
+    assert ended.input == (b"input" if ended_us is None else None), "what is over needs no input"
+    assert (ended.error, ended.waits, ended.wake_us) == (outcome.error, outcome.waits, outcome.wake_us)
+    of_loop = run_records.ended(replace(running, kind=LOOP), outcome, 9, 0, None)
+    assert of_loop.due_us is None, "no worker can continue a loop"
+
+
+def test_an_answer_that_came_while_it_ran_makes_a_run_due_at_once() -> None:
+    running = run_records.started(RUN, "t", "h", 1)
+    answered = run_records.answered(running, 5)
+    waiting = run_records.ended(answered, RunOutcome(RunStatus.INTERRUPTED), 9, 0, None)
+    assert (answered.due_us, waiting.due_us) == (None, 9)
+    known = run_records.ended(answered, RunOutcome(RunStatus.INTERRUPTED), 9, 1, None)
+    assert known.due_us is None
+    assert run_records.answered(known, 12).due_us == 12
+
+
+def test_a_failing_run_is_tried_again_later_and_later_and_then_has_failed() -> None:
+    failed = RunOutcome(RunStatus.FAILED, error="ValueError")
+    row, pauses = RUN, []
+    for _ in range(10):
+        row = run_records.ended(run_records.started(row, "t", "h", 0), failed, 0, 0, 10)
+        pauses.append(row.due_us)
+
+    assert pauses == [*(1_000_000 * 2**n for n in range(9)), None]
+    assert (row.status, row.ended_us, row.failures) == (RunStatus.FAILED, 0, 10)
+
+
+def test_the_key_of_a_run_names_it_in_every_process() -> None:
+    name = run_records.id_for_key(BRANCH, "order-7")
+
+    assert name == "7b1c5eb4-5a34-8288-894c-20eed3b8b3b8" == run_records.id_for_key(BRANCH, "order-7")
+    others = {run_records.id_for_key(BRANCH._replace(**{part: "else"}), "order-7") for part in BRANCH._fields}
+    assert len({name, run_records.id_for_key(BRANCH, "order-8"), *others}) == 6
+
+
+def test_a_change_is_made_again_if_another_writer_was_faster(store: MemoryStore) -> None:
+    row = run_records.row_of(store.put_record(RUN.sealed()))
+    run_records.change_run(store, row, lambda row: replace(row, note="faster"))
+    changed = run_records.change_run(store, row, lambda row: replace(row, news=row.news + 1))
+
+    assert (changed.note, changed.news, changed.stored.version) == ("faster", 1, 3)
+    assert run_records.change_run(store, row, lambda row: None) is row

@@ -34,7 +34,7 @@ from backstay.store.atomic import replacing
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query, Row
 from backstay.store.records import Kind, Record
 from backstay.thread.access import access_of
-from backstay.thread.store import Store
+from backstay.thread.store import Store, check_store
 
 # Read the threads of a store, oldest checkpoint first, one page at a time.
 #
@@ -141,6 +141,7 @@ def export_bundle(
     """
     if on_damage not in get_args(OnDamage):
         raise InvalidInput(f"on_damage must be 'report' or 'refuse', not {on_damage!r}")
+    check_store(store, Store)
     backend = access_of(store).store
     names = thread_names(backend, store.namespace)
     if threads is not None:

@@ -31,7 +31,7 @@ from backstay.pieces.head_state import Change, HeadState
 from backstay.store.base import Backend, Commit, Row
 from backstay.store.records import Fence
 from backstay.thread.access import access_of
-from backstay.thread.store import Store
+from backstay.thread.store import Store, check_store
 
 BATCH_ROWS = 256
 BATCH_BYTES = 4 * 1024 * 1024
@@ -58,6 +58,7 @@ def import_bundle(
         raise InvalidInput(
             f"threads must be a list of thread ids, not the text {threads!r}", hint=f"Write threads=[{threads!r}]"
         )
+    check_store(store, Store)
     wanted = None if threads is None else set(threads)
     with BundleReader(path, wanted, limits) as reader:
         if reader.namespace != store.namespace:

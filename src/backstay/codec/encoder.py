@@ -325,8 +325,10 @@ def _hint(cls: type) -> str:
                 return _HINTS[name]
     if issubclass(cls, Iterator | KeysView | ValuesView | ItemsView):
         return _TO_LIST
-    # Enums and NamedTuples are subclasses of stored types that can be registered without functions.
-    for base in () if issubclass(cls, Enum) or hasattr(cls, "_fields") else cls.__mro__:
+    if issubclass(cls, Enum):
+        return f"{_REGISTER}, or store its .value"
+    # NamedTuples are subclasses of stored types that can be registered without functions.
+    for base in () if hasattr(cls, "_fields") else cls.__mro__:
         if base in _STORED:
             return f"Convert it to {base.__name__}, or register the class with encode= and decode="
     return _REGISTER

@@ -377,7 +377,10 @@ def split_object(data: bytes) -> tuple[str, int, bytes]:
     return name, version, data[len(expected) :]
 
 
-@dataclass(frozen=True, slots=True)
+_SHOWN_LENGTH_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Opaque:
     """A stored object whose class is not registered here, or only in an older version.
 
@@ -387,11 +390,19 @@ class Opaque:
 
     name: str  # the name under which the type was registered when it was stored
     version: int  # the version it was stored in
-    raw: bytes = field(repr=False)  # its content as msgpack
-    ext: int = field(repr=False)  # the ext code it was stored under
-    _open: Callable[[bytes], Any] = field(repr=False, compare=False)
+    raw: bytes  # its content as msgpack
+    ext: int  # the ext code it was stored under
+    _open: Callable[[bytes], Any] = field(compare=False)
 
     @property
     def value(self) -> Any:
         """The content as plain data: the fields of a class as a dict. Unknown types in it are Opaque again."""
         return self._open(self.raw)
+
+    def __repr__(self) -> str:
+        try:
+            content = repr(self.value)
+        except DecodeError:
+            content = f"{len(self.raw)} bytes that cannot be decoded"
+        short = content if len(content) <= _SHOWN_LENGTH_MAX else f"{content[:_SHOWN_LENGTH_MAX]}…"
+        return f"<Opaque {self.name} version {self.version}: {short}>"

@@ -30,7 +30,7 @@ from backstay.model.fields import check_fields
 from backstay.model.ids import check_id
 from backstay.operations.arguments import names_of
 from backstay.thread.access import access_of
-from backstay.thread.store import Store
+from backstay.thread.store import Store, check_store
 
 _ELSEWHERE = "Import into another store or namespace, or delete the thread here first"
 
@@ -43,14 +43,6 @@ class Item:
     id: str
     where: str
     save: Callable[[Store], object]
-
-
-def check_store(store: object) -> None:
-    """Raise InvalidInput unless this is an open store with blocking methods."""
-    if not isinstance(store, Store):
-        raise InvalidInput(
-            f"store must be an open store, not {type(store).__name__}", hint='Pass backstay.open("agent.db")'
-        )
 
 
 @dataclass(slots=True)
@@ -66,7 +58,7 @@ class Importer:
     notes: list[Note] = field(default_factory=list)  # checkpoints that are stored differently from the source
 
     def __post_init__(self) -> None:
-        check_store(self.store)
+        check_store(self.store, Store)
 
     def saved_item(
         self,
@@ -182,7 +174,7 @@ def export_checkpoints(
     ``write`` returns the names of fields that the target cannot hold, or None if the checkpoint was deleted meanwhile.
     ``carried`` gets the ids of the interrupts that are in the target.
     """
-    check_store(store)
+    check_store(store, Store)
     if threads is None:
         names: Sequence[str] = [meta.thread_id for meta in store.threads()][::-1]
     else:

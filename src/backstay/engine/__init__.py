@@ -11,7 +11,8 @@ position                                the position of a run and what runs next
 run, task, context, approvals           the run loop, one node, its context, questions to people
 triggers, sinks, events                 when and where checkpoints go, and what a run reports
 fingerprint, migration, compatibility   whether a stored run fits the current graph
-start, durable, pending, control        start, resume, replay; records of a run; unfinished runs; cancellation
+start, replay, work                     start or continue a run, replay one, workers
+durable, pending, control               records of a run; unfinished runs; cancellation
 """
 
 from backstay.engine.compatibility import Judgement, Verdict
@@ -20,7 +21,7 @@ from backstay.engine.control import Cancellation
 from backstay.engine.events import Result, Status
 from backstay.engine.nodes import END
 from backstay.engine.pending import PendingRun
-from backstay.engine.start import ReplayPlan
+from backstay.engine.replay import ReplayPlan
 from backstay.engine.state import transient
 
 __all__ = [

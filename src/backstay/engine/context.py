@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from backstay.engine import events
@@ -32,6 +33,7 @@ from backstay.operations.question import (
     outcome_of,
     outcome_question,
     raise_if_late,
+    sleep_question,
     wait_question,
 )
 from backstay.store.base import Backend
@@ -182,14 +184,18 @@ class BaseContext(CallSite):
         timeout: float | None = None,
         on_timeout: DecisionKind = DecisionKind.REJECT,
     ) -> Any:
-        """Ask a person for a value of the type ``answer`` and return it; raise Rejected if they refuse.
-
-        A plain approval gives None.
-        """
+        """Ask a person for a value of the type ``answer`` and return it; raise Rejected if they refuse."""
         self._check_open()
         position = self._place("ask")
         question = Question(
-            position, InterruptKind.USER_REQUEST, self.node, payload, prompt, timeout, on_timeout, answer=answer
+            position,
+            InterruptKind.USER_REQUEST,
+            self.node,
+            payload,
+            prompt,
+            timeout,
+            on_timeout,
+            answer=answer or object,
         )
         return check_answer(self._answered(question), answer)
 
@@ -213,6 +219,16 @@ class BaseContext(CallSite):
         decision = self._answered(question)
         self._received[name] = self._received.get(name, 0) + 1
         return decision.value
+
+    def sleep(self, seconds: float | None = None, *, until: datetime | None = None) -> None:
+        """Wait for a time, without a process: the run ends here as "sleeping", and this line returns when it resumes.
+
+        A worker (``graph.work``) continues it when the time has come; so does ``graph.run`` or ``resume`` after that.
+        Like everything that waits, this runs the node again from its start.
+        """
+        self._check_open()
+        now = datetime.now(UTC) if self._durable is None else self._durable.services.now()
+        self._answered(sleep_question(self._place("sleep"), self.node, seconds, until, now))
 
     def _place(self, what: str) -> str:
         """Return the position of the next question of a kind: equal questions of a node are separate questions."""
@@ -320,6 +336,10 @@ class AsyncContext(AsyncCalls, BaseContext):
     def wait_for(self, name: str, *, timeout: float | None = None) -> Any:
         """Wait for a value that another program sends; see ``Context.wait_for``."""
         return _maybe_awaited(super().wait_for(name, timeout=timeout))
+
+    def sleep(self, seconds: float | None = None, *, until: datetime | None = None) -> Any:
+        """Wait for a time, without a process; see ``Context.sleep``."""
+        return _maybe_awaited(super().sleep(seconds, until=until))
 
 
 def _maybe_awaited(value: Any) -> Any:

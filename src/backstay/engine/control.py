@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from backstay.operations.interrupts import InterruptRecord
+from backstay.engine.events import Status
+from backstay.operations.interrupts import InterruptRecord, is_sleep
 from backstay.operations.question import Question
 
 
@@ -37,6 +38,13 @@ class Paused(BaseException):
         self.records = list(records)
         self.deferred = deferred
 
+    @property
+    def status(self) -> Status:
+        """The status of a run that waits."""
+        if self.records and all(is_sleep(record.id) for record in self.records):
+            return Status.SLEEPING
+        return Status.DEFERRED if self.deferred else Status.INTERRUPTED
+
 
 class Rerouted(BaseException):
     """A decision sends the run to another node."""
@@ -56,6 +64,14 @@ class RunRejected(BaseException):
     def __init__(self, node: str, reason: str) -> None:
         super().__init__(node)
         self.node = node
+        self.reason = reason
+
+
+class RunStopped(BaseException):
+    """A person has cancelled the run with ``run.cancel()``: it ends here for good."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
         self.reason = reason
 
 

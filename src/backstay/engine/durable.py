@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backstay.engine import events
+from backstay.engine.control import RunStopped
 from backstay.engine.position import Activation, Job, to_frames, to_task, wide_job
 from backstay.engine.sinks import CheckpointSink, StoreSink
 from backstay.engine.triggers import Cause, CheckpointEvent, RunTrigger, StepRecord
@@ -18,6 +19,7 @@ from backstay.model.frame import End, FanOut, Frame, FrameStack, NextNode, Task
 from backstay.operations import question, rows
 from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.question import Question, line_name_of
+from backstay.operations.run_keeper import RunKeeper
 from backstay.store.base import Backend
 from backstay.thread.access import handle_of
 from backstay.thread.thread import AsyncThread, Thread
@@ -41,6 +43,7 @@ class DurableRun:
         self.handle = handle_of(thread)
         self.services = self.handle.services
         self.cursor = self.handle.cursor
+        self.keeper: RunKeeper | None = None  # the record of the run
         self._pause_check_s = pause_check_s
         self._pause_checked = float("-inf")
 
@@ -49,6 +52,10 @@ class DurableRun:
         if self.handle.blocking:
             return self.handle.run(operation, *args, **kwargs)
         return await self.handle.finish(operation, *args, **kwargs)
+
+    def now_us(self) -> int:
+        """Return the time now, by the store's clock."""
+        return rows.to_microseconds(self.services.now())
 
     async def settle(self, checkpoint_id: str, asked: Question) -> Decision | InterruptRecord:
         """Return the decision on a question, or the record that waits for one."""
@@ -65,11 +72,17 @@ class DurableRun:
         await self.run(rows.write, self.cursor.branch, checkpoint_id, [write], True)
 
     async def pause_request(self) -> InterruptRecord | None:
-        """Return a request to pause that the run must obey. Reads the store at most every ``pause_check_s`` seconds."""
+        """Return a request to pause that the run must obey; raise RunStopped if it was cancelled.
+
+        Reads the store at most every ``pause_check_s`` seconds.
+        """
         now = time.monotonic()
         if now - self._pause_checked < self._pause_check_s:
             return None
         self._pause_checked = now
+        stopped = None if self.keeper is None else await self.run(self.keeper.stop_request)
+        if stopped is not None:
+            raise RunStopped(stopped.reason or f"by {stopped.cancelled_by}")
         return await self.run(question.check_pause, self.services, self.cursor)
 
 

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar, get_args
 
@@ -185,10 +186,11 @@ class Status(StrEnum):
 
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"  # waits for decisions
+    SLEEPING = "sleeping"  # waits for a time: see ``Result.wake_at``
     DEFERRED = "deferred"  # waits, because a person chose to decide later; it asks again when it resumes
     REJECTED = "rejected"  # a person said no: the run is over, and the guarded node did not run
     FAILED = "failed"  # a node failed; everything committed before is stored, and the run can be resumed
-    CANCELLED = "cancelled"  # the run can be resumed
+    CANCELLED = "cancelled"  # by a ``Cancellation`` (the run can be resumed), or for good by ``run.cancel()``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,11 @@ class Result:
     interrupts: tuple[InterruptRecord, ...] = ()  # the questions it waits for
     error: Exception | None = None
     reason: str = ""  # of a rejection or cancellation
+
+    @property
+    def wake_at(self) -> datetime | None:
+        """Return when the first sleep or timeout ends, None if there is none."""
+        return min((each.deadline for each in self.interrupts if each.deadline is not None), default=None)
 
     def raise_for_status(self) -> Result:
         """Return this result if the run completed; otherwise raise the error that says why it did not."""

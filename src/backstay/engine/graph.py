@@ -13,8 +13,11 @@ result = await graph.run(store.thread("customer-42"), {"question": "…"})
 
 from __future__ import annotations
 
+import asyncio
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from backstay.engine.build import all_graphs
@@ -26,27 +29,29 @@ from backstay.engine.events import BUFFER, Event, Mode, Result, Stream
 from backstay.engine.fingerprint import fingerprint_of, identity
 from backstay.engine.migration import add_migration
 from backstay.engine.pending import PendingRun, pending_runs
+from backstay.engine.replay import REPLAY, ReplayPlan, plan_of, replay
 from backstay.engine.sinks import CheckpointSink
 from backstay.engine.start import (
-    REPLAY,
+    DEFAULT_LEASE_S,
     Answers,
     AnyThread,
     Compose,
-    ReplayPlan,
     ResumeRequest,
     Setup,
-    plan_of,
-    replay,
     resume,
     start,
 )
 from backstay.engine.triggers import Trigger
+from backstay.engine.work import Submission, Worker, asubmit, claims_of, stopped_by_signals, submit
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import Checkpoint, CheckpointMeta
 from backstay.operations.arguments import id_of
+from backstay.operations.rows import to_microseconds
+from backstay.operations.run_records import ATTEMPTS
 from backstay.thread.access import access_of, handle_of
 from backstay.thread.lease import AsyncLease, Lease
-from backstay.thread.store import AsyncStore, Store
+from backstay.thread.runs import AsyncRun, Run
+from backstay.thread.store import AsyncStore, Store, async_twin, check_store
 from backstay.thread.thread import AsyncThread, Thread
 
 
@@ -56,10 +61,10 @@ class RunKeywords(TypedDict, total=False):
     ``sink`` receives every checkpoint in addition to the thread, or is a function that takes the thread's own sink and
     returns the sink to use; ``trigger`` decides when. ``on_event`` is called with each event. ``runtime`` has values
     for fields that are not stored. ``lease_s`` is how long the lease of the thread lasts without a save (None: the
-    caller makes sure that no other process runs the thread), ``wait_s`` how long to wait for a lease that a killed
-    process left behind, or for another run on the same handle. If you took the lease with this handle yourself, pass it
-    as ``lease``; a replay takes its own, on the new branch. ``pause_check_s`` is how often the run looks for a request
-    to pause. ``cancel`` ends the run.
+    caller makes sure that no other process runs the thread). If another process holds the lease, the run waits, and
+    logs for whom; with ``wait`` seconds it raises Fenced after that time, with 0 at once. If you took the lease with
+    this handle yourself, pass it as ``lease``; a replay takes its own, on the new branch. ``pause_check_s`` is how
+    often the run looks for a request to pause or to cancel. ``cancel`` ends the run.
     """
 
     sink: CheckpointSink | Compose | None
@@ -67,10 +72,19 @@ class RunKeywords(TypedDict, total=False):
     on_event: Callable[[Event], None] | None
     runtime: Mapping[str, Any]
     lease_s: float | None
-    wait_s: float
+    wait: float | None
     lease: Lease | AsyncLease | None
     pause_check_s: float
     cancel: Cancellation | None
+
+
+class SubmitKeywords(TypedDict, total=False):
+    """Options of a run that are stored with it, as ``Graph.run`` takes them."""
+
+    limit: int | None
+    before: Iterable[str]
+    after: Iterable[str]
+    metadata: Mapping[str, Any] | None
 
 
 class Graph(Declaration):
@@ -105,10 +119,125 @@ class Graph(Declaration):
 
         Call it before a deployment, with the new graph. It writes nothing.
         """
+        check_store(store)
         access, built = access_of(store), self.build()
         if isinstance(store, AsyncStore):
             return access.arun(pending_runs, built, access.services)
         return pending_runs(access.store, built, access.services)
+
+    # Queueing and working ---------------------------------------------------------------------------------------------
+
+    def claims(self) -> list[tuple[str, str]]:
+        """Return the name and fingerprint of each version of this graph whose runs it can execute."""
+        return claims_of(self.build())
+
+    @overload
+    def submit(
+        self,
+        thread: Thread,
+        input: Mapping[str, Any] | None = None,
+        *,
+        at: datetime | None = None,
+        key: str | None = None,
+        transaction: Any = None,
+        **options: Unpack[SubmitKeywords],
+    ) -> Run: ...
+    @overload
+    def submit(
+        self,
+        thread: AsyncThread,
+        input: Mapping[str, Any] | None = None,
+        *,
+        at: datetime | None = None,
+        key: str | None = None,
+        **options: Unpack[SubmitKeywords],
+    ) -> Awaitable[AsyncRun]: ...
+    def submit(
+        self,
+        thread: AnyThread,
+        input: Mapping[str, Any] | None = None,
+        *,
+        at: datetime | None = None,
+        key: str | None = None,
+        transaction: Any = None,
+        **options: Unpack[SubmitKeywords],
+    ) -> Run | Awaitable[AsyncRun]:
+        """Store a run as queued, and return it; a worker (``graph.work``) executes it.
+
+        ``at`` is when it may start. With a ``key``, a second call returns the first run. On PostgreSQL, ``transaction``
+        is a psycopg connection: the run is stored with everything else in its transaction, or with none of it.
+        ``limit``, ``before``, ``after`` and ``metadata`` are as for ``run``. On a thread with an unfinished run, the
+        same input returns that run, and another is refused.
+        """
+        _check_thread(thread)
+        asked = self._submission(thread, input, at, key, options)
+        if isinstance(thread, AsyncThread):
+            return asubmit(thread, self.build(), asked)
+        return submit(thread, self.build(), asked, transaction)
+
+    def _submission(
+        self,
+        thread: AnyThread,
+        input: Mapping[str, Any] | None,
+        at: datetime | None,
+        key: str | None,
+        options: SubmitKeywords,
+    ) -> Submission:
+        services = access_of(thread).services
+        if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
+            raise InvalidInput("at must be a datetime with a time zone", hint="Use datetime.now(timezone.utc)")
+        given = {} if input is None else input
+        self.build().schema.given(given, self.name)  # which refuses keys that the state does not have
+        limit, metadata = options.get("limit"), options.get("metadata")
+        stored = {
+            "limit": None if limit is None else check_limit(limit),
+            "before": sorted(self._pauses(options.get("before", ()), "before")),
+            "after": sorted(self._pauses(options.get("after", ()), "after")),
+            "metadata": dict(metadata or {}),
+        }
+        return Submission(given, stored, services.new_id(), key, to_microseconds(services.now() if at is None else at))
+
+    async def work(
+        self,
+        store: Store | AsyncStore,
+        *,
+        concurrency: int = 1,
+        attempts: int = ATTEMPTS,
+        until_idle: bool = False,
+        **how: Unpack[RunKeywords],
+    ) -> int:
+        """Execute the queued, abandoned, due and answered runs of this graph, until SIGTERM, SIGINT or a cancellation.
+
+        Runs ``concurrency`` of them at a time. On SIGTERM or SIGINT it claims nothing more, ends its runs between two
+        nodes, and returns how many executions ended; another worker continues them at once. A failing run is tried
+        again after a growing pause, at most ``attempts`` times without a step in between. ``until_idle`` returns once
+        nothing is left to do now. For ``how``, see ``RunKeywords``; ``lease``, ``wait`` and ``cancel`` do not apply.
+        """
+        lease_s = how.pop("lease_s", DEFAULT_LEASE_S) or DEFAULT_LEASE_S
+        wrong = sorted({"lease", "wait", "cancel"} & how.keys())
+        if wrong:
+            raise InvalidInput(f"work does not take {wrong[0]!r}", hint="A worker takes the leases of its runs itself")
+        if not isinstance(store, Store | AsyncStore):
+            raise InvalidInput(
+                f"work needs the store whose runs it executes, not {type(store).__name__}",
+                hint='Pass backstay.open("…")',
+            )
+        used = store if isinstance(store, AsyncStore) else async_twin(store)
+        worker = Worker(self, used, concurrency, lease_s, attempts, until_idle, how)
+        with stopped_by_signals(worker):
+            return await worker.run()
+
+    def work_sync(
+        self,
+        store: Store,
+        *,
+        concurrency: int = 1,
+        attempts: int = ATTEMPTS,
+        until_idle: bool = False,
+        **how: Unpack[RunKeywords],
+    ) -> int:
+        """``work`` for programs without an event loop."""
+        return asyncio.run(self.work(store, concurrency=concurrency, attempts=attempts, until_idle=until_idle, **how))
 
     # Running ------------------------------------------------------------------------------------------------------
 
@@ -121,16 +250,19 @@ class Graph(Declaration):
         before: Iterable[str] = (),
         after: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        key: str | None = None,
         **how: Unpack[RunKeywords],
     ) -> Result:
-        """Start a run on a thread that is new, or whose last run is over; return how it ended or why it waits.
+        """Start a run, or continue the thread's unfinished run; return how it ended or why it waits.
 
-        The input is the initial state, or an update of the thread's current state. ``limit``, ``before`` and ``after``
-        add to the graph's own; they and ``metadata`` are stored with the run. Without a thread nothing is stored, and
-        the run cannot pause. For ``how``, see ``RunKeywords``.
+        The input is the initial state, or an update of the thread's current state. An unfinished run is continued if it
+        is of this graph and was started with the same input, or if no input is given; another one is refused. With a
+        ``key``, a run of this thread that was started with the same key and is over is not run again: its result is
+        returned. ``limit``, ``before`` and ``after`` add to the graph's own; they and ``metadata`` are stored with the
+        run. Without a thread nothing is stored, and the run cannot pause. For ``how``, see ``RunKeywords``.
         """
         options = self._options(thread, limit, before, after, metadata)
-        return await start(self._setup(thread, how), {} if input is None else input, options)
+        return await start(self._setup(thread, how), {} if input is None else input, options, key)
 
     def run_sync(
         self,
@@ -141,11 +273,13 @@ class Graph(Declaration):
         before: Iterable[str] = (),
         after: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        key: str | None = None,
         **how: Unpack[RunKeywords],
     ) -> Result:
         """``run`` for programs without an event loop."""
         options = self._options(thread, limit, before, after, metadata)
-        return run_to_end(start(self._setup(thread, how, blocking=True), {} if input is None else input, options))
+        setup = self._setup(thread, how, blocking=True)
+        return run_to_end(start(setup, {} if input is None else input, options, key))
 
     async def resume(
         self,
@@ -158,7 +292,7 @@ class Graph(Declaration):
         limit: int | None = None,
         **how: Unpack[RunKeywords],
     ) -> Result:
-        """Resume the run of a thread after a crash, a pause, a failure or a cancellation.
+        """Resume the run of a thread after a crash, a pause, a failure or a cancellation; start it if it is queued.
 
         ``answers`` is the decision on the only open question, or a mapping of interrupt ids to decisions; ``by`` is the
         person who decided. Without answers, the run uses decisions made with ``thread.decide``, and waits again if
@@ -399,9 +533,10 @@ class Graph(Declaration):
 
 def _check_thread(thread: object) -> None:
     if thread is not None and not isinstance(thread, AnyThread):
-        raise InvalidInput(
-            f"a run is stored in a thread, not in {type(thread).__name__}", hint='Pass store.thread("name"), or None'
-        )
+        hint = 'Pass store.thread("name"), or None'
+        if isinstance(thread, str | os.PathLike):
+            hint = 'Open the path or URL first: backstay.open(…).thread("name")'
+        raise InvalidInput(f"a run is stored in a thread, not in {type(thread).__name__}", hint=hint)
 
 
 def _edited(result: Result) -> Checkpoint:

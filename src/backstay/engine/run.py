@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from backstay.engine import events
 from backstay.engine.approvals import Approvals, check_state_answer, check_target
-from backstay.engine.control import Ask, Cancellation, Paused, Rerouted, RunRejected
+from backstay.engine.control import Ask, Cancellation, Paused, Rerouted, RunRejected, RunStopped
 from backstay.engine.durable import DurableRun, RunRecorder
 from backstay.engine.events import Feed, Result, Status
 from backstay.engine.limits import Limiter
@@ -87,18 +87,16 @@ class Runner:
             has_asked = True
             await self._run_graph(root)
         except Paused as pause:
-            status = Status.DEFERRED if pause.deferred else Status.INTERRUPTED
             await self._flush("interrupt", pause.records[0].interrupt if pause.records else None)
             if has_asked:
                 await self.approvals.close_others(record.id for record in pause.records)
-            return self.result(status, interrupts=tuple(pause.records))
+            return self.result(pause.status, interrupts=tuple(pause.records))
         except RunRejected as rejection:
-            root.todo, root.jobs, recorder.waits = End(), [], []
-            recorder.mark_moved()
-            await recorder.notify(root, rejection.node, "rejected")
-            if self.durable is not None:
-                await self.durable.run(close_ended, self.durable.services, self.durable.cursor)
+            await self._end_for_good(rejection.node, "rejected")
             return self.result(Status.REJECTED, reason=rejection.reason)
+        except RunStopped as stop:
+            await self._end_for_good(root.here, "cancelled")
+            return self.result(Status.CANCELLED, reason=stop.reason)
         except _NODE_ERRORS as error:
             return await self._failed(error)
         except BaseExceptionGroup as group:
@@ -110,10 +108,19 @@ class Runner:
             await self._cancelled(cancelled)
         return self.result(Status.COMPLETED)
 
+    async def _end_for_good(self, node: str, cause: Cause) -> None:
+        """Store that the run is over although its nodes are not, and close its questions."""
+        root, recorder = self.recorder.root, self.recorder
+        root.todo, root.jobs, recorder.waits = End(), [], []
+        recorder.mark_moved()
+        await recorder.notify(root, node, cause)
+        if self.durable is not None:
+            await self.durable.run(close_ended, self.durable.services, self.durable.cursor)
+
     async def _cancelled(self, cancelled: asyncio.CancelledError) -> NoReturn:
         """Store how far the run came, and raise the cancellation. If that cannot be stored, the error is its cause."""
         try:
-            await self._flush("cancelled")
+            await self._flush("end" if isinstance(self.recorder.root.todo, End) else "cancelled")
         except Exception as error:
             raise cancelled from error
         raise cancelled

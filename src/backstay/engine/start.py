@@ -1,4 +1,4 @@
-"""Start a run, resume one, or replay one from an earlier checkpoint.
+"""Start a run, or continue one.
 
 A run holds the lease of its thread, so a second worker is refused before any of its nodes run. The stored position is
 also judged before anything runs: a position of another graph, or of a changed graph, is refused with the reasons.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backstay.codec import decode
 from backstay.engine import events
 from backstay.engine.build import BuiltGraph
-from backstay.engine.compatibility import Judgement, Verdict, current_names, migrate, require
+from backstay.engine.compatibility import Verdict, current_names, migrate, require
 from backstay.engine.control import Cancellation
 from backstay.engine.declaration import check_limit
 from backstay.engine.driver import call_outside
@@ -24,45 +25,53 @@ from backstay.engine.durable import (
     RunRecorder,
     attempts,
     finished,
-    replay_options,
     with_progress,
     with_taken_over,
 )
 from backstay.engine.events import Result, Status
-from backstay.engine.fingerprint import identity
+from backstay.engine.fingerprint import fingerprint_of, hex_of, identity
+from backstay.engine.migration import migration_chain
 from backstay.engine.position import Activation, from_frames, restart_changed_items
 from backstay.engine.run import Runner
 from backstay.engine.sinks import CheckpointSink, StoreSink, Then, check_sink
 from backstay.engine.state import CommitPlan, RunState
 from backstay.engine.task import TaskRunner, incidents
 from backstay.engine.triggers import Cause, Trigger, every_node
-from backstay.errors import BadUpdate, Conflict, InvalidInput, NotFound
-from backstay.model.checkpoint import COPIES, Checkpoint, CheckpointMeta
+from backstay.errors import BadUpdate, Conflict, InvalidInput, NodeFailed, NotFound
+from backstay.model.checkpoint import COPIES, Checkpoint
 from backstay.model.decision import Decision
 from backstay.model.frame import FanOut, FrameStack, NextNode
-from backstay.model.runs import EffectRecord, EffectStatus
+from backstay.model.runs import RunStatus
 from backstay.operations import interrupts
-from backstay.operations.arguments import fork_target, id_of
 from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.ledger import ledger_of
-from backstay.operations.listing import raise_or_mark
 from backstay.operations.load import get_of_thread, latest
-from backstay.operations.question import close_ended, line_name_of
-from backstay.operations.records import find_by_id
-from backstay.operations.save import SaveRequest, fork
-from backstay.store.base import Backend, no_checkpoint
+from backstay.operations.question import close_ended
+from backstay.operations.rows import meta_of, to_microseconds
+from backstay.operations.run_keeper import Plan, RunKeeper, check_same, settle_over, was_joined
+from backstay.operations.run_records import (
+    ABANDONED,
+    GRAPH,
+    RunOutcome,
+    RunRow,
+    digest_of_input,
+    head_of,
+    id_for_key,
+    new_row,
+    outcome_of_head,
+    row_of,
+)
+from backstay.store.base import Backend, Query
+from backstay.thread.access import handle_of
 from backstay.thread.lease import AsyncHandleUse, AsyncLease, HandleUse, Lease, check_lease_options
 from backstay.thread.thread import AsyncThread, Thread
 
 AnyThread = Thread | AsyncThread
 DEFAULT_LEASE_S = 30.0
+ENDED_PAGE = 100
 Compose = Callable[[StoreSink], CheckpointSink]
 
 Answers = Decision | str | Mapping[str, Decision | str] | None
 """One decision, or one for each interrupt id. A decision without details may be given by its name: "approve"."""
-
-REPLAY, AGAIN = "replay", "again"
-"""``effects`` of a replay: use the results of effects that were done after its checkpoint, or do them again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,12 +85,13 @@ class Setup:
     on_event: Callable[[events.Event], None] | None = None
     runtime: Mapping[str, Any] = field(default_factory=dict)  # values of fields that are not stored
     lease_s: float | None = DEFAULT_LEASE_S  # None = the caller makes sure that no other process runs the thread
-    wait_s: float = 0.0  # how long to wait for the lease, and for another run on the same handle
+    wait: float | None = None  # how long to wait for the lease, and for another run on the same handle; None: no end
     lease: Lease | AsyncLease | None = None  # the caller's, of this very handle
     pause_check_s: float = 0.2
     blocking: bool = False
     cancel: Cancellation | None = None
     emit: Callable[[events.Event], None] = field(init=False)  # ``on_event``, or a function that does nothing
+    keeper: RunKeeper | None = field(init=False, default=None)  # the record of the run
 
     def __post_init__(self) -> None:
         self.emit = (lambda event: None) if self.on_event is None else self.on_event
@@ -101,30 +111,116 @@ class Setup:
 # Starting ---------------------------------------------------------------------------------------------------------
 
 
-async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions) -> Result:
-    """Start a run on a thread that is new or whose last run is over."""
-    async with _leased(setup):
-        built = setup.built
-        durable = None if setup.thread is None else setup.durable("start")
-        before = None if durable is None else await durable.run(latest, durable.cursor)
-        values = {} if before is None else _state_to_continue(setup, before)
-        root = Activation(built, RunState(built.schema, values), todo=NextNode(built.start))
-        check_keys(built, "runtime", setup.runtime)
-        store = None if setup.thread is None else StoreSink(setup.thread)
-        recorder = _recorder(setup, root, asked, store)
-        if durable is not None and before is not None:
-            await durable.run(close_ended, durable.services, durable.cursor)
-        if before is None:
-            recorder.first_step = 0
-            root.state = RunState(built.schema, {**built.schema.initial(given, built.name), **setup.runtime})
-        else:
-            assert store is not None
-            store.start(before, root.state)
-            recorder.tokens, recorder.cost = before.tokens_used, before.cost_estimate
-            root.state.apply(_planned(root, "input", built.schema.given(given, built.name)))
-        runner = _runner(setup, recorder, durable, None)
-        setup.emit(events.RunStarted(asked.run_id, built.name))
-        return await _finish(setup, runner, "input")
+class StartPlan:
+    """Finds the run that ``start`` executes: the unfinished one of the thread, or a new one."""
+
+    def __init__(
+        self,
+        durable: DurableRun,
+        built: BuiltGraph,
+        has_input: bool,
+        digest: bytes,
+        key: str | None,
+        asked: RunOptions,
+    ) -> None:
+        self._branch, self._now_us = durable.cursor.branch, durable.now_us
+        self._built = built
+        self._has_input = has_input
+        self._digest = digest
+        self._key = key
+        self._fingerprint = hex_of(asked.graph_hash)
+        self.run_id = asked.run_id if key is None else id_for_key(self._branch, key)
+
+    def __call__(self, store: Backend, newest: RunRow | None, waited_for: RunRow | None) -> RunRow | None:
+        """Return the run; None if it is over, and its result is wanted."""
+        branch, name = self._branch, self._built.name
+        head = head_of(store, branch)
+        newest = None if newest is None else settle_over(store, newest, head, self._now_us())
+        known = None if self._key is None else store.record("run", branch, self.run_id)
+        if known is not None and row_of(known).is_over:
+            return None
+        if waited_for is not None and waited_for.name == name and was_joined(store, waited_for, self._digest):
+            self.run_id = waited_for.id  # another process has finished it meanwhile
+            return None
+        if newest is not None and not newest.is_over:
+            check_same(newest, GRAPH, name, self._digest)
+            return newest
+        run_id = self.run_id
+        if head is not None and head.graph is not None and not head.is_over and not self._has_input:
+            run_id = head.run_id or head.id  # a fork, or an import
+        return new_row(branch, run_id, GRAPH, name, self._now_us(), self._fingerprint, self._key, self._digest)
+
+
+async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions, key: str | None = None) -> Result:
+    """Start a run on a thread, or continue its unfinished run of the same graph and input."""
+    if setup.thread is None:
+        return await _start(setup, given, asked, None, None)
+    durable = setup.durable("start")
+    plan = StartPlan(durable, setup.built, bool(given), digest_of_input(given), key, asked)
+    async with _leased(setup, durable, plan) as keeper:
+        before = await durable.run(latest, durable.cursor)
+        if keeper.row is None:
+            return await durable.run(_ended_result, setup, plan.run_id)
+        if before is not None and before.graph is not None and not before.is_over:
+            if keeper.is_new and given:
+                _state_to_continue(setup, before)  # which refuses it
+            if not before.run_id or before.run_id == keeper.id:
+                return await _resume(setup, durable, ResumeRequest(), keeper)
+        asked.run_id = keeper.id
+        return await _start(setup, given, asked, durable, before)
+
+
+def _ended_result(store: Backend, setup: Setup, run_id: str) -> Result:
+    """Return the result of a run that is over, from its last checkpoint."""
+    assert setup.thread is not None
+    branch, schema = handle_of(setup.thread).cursor.branch, setup.built.schema
+    query = Query(*branch, limit=ENDED_PAGE)
+    while rows := store.find(query):
+        last = next((row.id for row in rows if meta_of(row).run_id == run_id), None)
+        if last is not None:
+            found = get_of_thread(store, branch, last)
+            assert found is not None
+            values = schema.restore(found.state, setup.runtime)
+            status = Status.COMPLETED if outcome_of_head(found).status is RunStatus.COMPLETED else Status.REJECTED
+            return Result(
+                status=status,
+                run_id=run_id,
+                state=schema.view(values),
+                values=values,
+                path=tuple(found.path),
+                checkpoint=found,
+            )
+        query = replace(query, before=rows[-1].seq)
+    raise NotFound(
+        f"the run with this key is over, and its checkpoints on branch {branch.name!r} were deleted",
+        thread=branch.thread,
+        hint="Use another key to run it again",
+    )
+
+
+async def _start(
+    setup: Setup, given: Mapping[str, Any], asked: RunOptions, durable: DurableRun | None, before: Checkpoint | None
+) -> Result:
+    """Start a run, under the lease."""
+    built = setup.built
+    values = {} if before is None else _state_to_continue(setup, before)
+    root = Activation(built, RunState(built.schema, values), todo=NextNode(built.start))
+    check_keys(built, "runtime", setup.runtime)
+    store = None if setup.thread is None else StoreSink(setup.thread)
+    recorder = _recorder(setup, root, asked, store)
+    if durable is not None and before is not None:
+        await durable.run(close_ended, durable.services, durable.cursor)
+    if before is None:
+        recorder.first_step = 0
+        root.state = RunState(built.schema, {**built.schema.initial(given, built.name), **setup.runtime})
+    else:
+        assert store is not None
+        store.start(before, root.state)
+        recorder.tokens, recorder.cost = before.tokens_used, before.cost_estimate
+        root.state.apply(_planned(root, "input", built.schema.given(given, built.name)))
+    runner = _runner(setup, recorder, durable, None)
+    setup.emit(events.RunStarted(asked.run_id, built.name))
+    return await _finish(setup, runner, "input")
 
 
 def _state_to_continue(setup: Setup, before: Checkpoint) -> dict[str, Any]:
@@ -186,61 +282,105 @@ class ResumeRequest:
 
 
 async def resume(setup: Setup, request: ResumeRequest) -> Result:
-    """Resume the run of a thread."""
+    """Resume the run of a thread, or start it if it is queued."""
     durable = setup.durable("resume")
+    branch, built = durable.cursor.branch, setup.built
+
+    def plan(store: Backend, newest: RunRow | None, waited_for: RunRow | None) -> RunRow | None:
+        head = head_of(store, branch)
+        newest = None if newest is None else settle_over(store, newest, head, durable.now_us())
+        if newest is not None and not newest.is_over:
+            return newest if (newest.kind, newest.name) == (GRAPH, built.name) else None
+        if head is None or head.graph is None or head.is_over:
+            return None
+        name = head.run_id or head.id  # a fork, an import, or a rewound run
+        known = store.record("run", branch, name)
+        if known is not None:
+            return row_of(known)
+        hashed = hex_of(fingerprint_of(built))
+        return new_row(branch, name, GRAPH, built.name, durable.now_us(), hashed)
+
+    async with _leased(setup, durable, plan) as keeper:
+        return await _resume(setup, durable, request, keeper)
+
+
+async def _resume(setup: Setup, durable: DurableRun, request: ResumeRequest, keeper: RunKeeper) -> Result:
+    """Resume a run, under the lease."""
     assert setup.thread is not None
-    async with _leased(setup):
-        built = setup.built
-        checkpoint = _resumable(setup.thread, await durable.run(latest, durable.cursor), request.on)
-        checkpoint = with_progress(with_taken_over(checkpoint))
-        is_copy = checkpoint.trigger in COPIES
-        state, frames, judgement = migrate(built, checkpoint)
-        require(judgement, request.compatible)
-        check_keys(built, "runtime", setup.runtime)
-        options = _stored_options(built, checkpoint, frames, request)
-        if is_copy:  # a rewound run asks again, and the questions from before the rewind no longer count
-            await durable.run(close_ended, durable.services, durable.cursor)
-        waiting = []
-        for name in () if is_copy else frames.frames[0].waits:
-            stored = await durable.run(find_by_id, "interrupt", durable.cursor.branch.namespace, name)
-            if stored is not None:
-                waiting.append(interrupts.record_of(stored))
-        root = from_frames(built, frames.frames, setup.runtime)
-        root.state = RunState(built.schema, built.schema.restore(state, setup.runtime))
-        root.path = list(checkpoint.path)
-        edit = _planned(root, "update", built.schema.given(request.update or {}, built.name))
-        store = StoreSink(setup.thread)
-        recorder = _recorder(setup, root, options, store)
-        # Record the decisions last, when nothing else can fail, because a decision is final.
-        for record, decision in _match_answers(durable.cursor.branch.thread, waiting, request.answers):
-            await durable.run(interrupts.decide, durable.services, durable.cursor, record, decision, request.by)
-        is_migrated = judgement.overall is not Verdict.SAME
-        store.resume(checkpoint, root.state, is_same=not is_migrated)
-        if request.update:
-            before = RunState(built.schema, dict(root.state.values))
-            root.state.apply(edit)
-            restart_changed_items(root, before)
-        recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
-        recorder.steps = frames.frames[0].steps
-        # Another graph, or another item, may ask other questions. Those that it does not ask again are closed.
-        recorder.waits = [record.id for record in waiting if record.pending]
-        if is_migrated or is_copy or request.limit:
-            options.version += 1
-        runner = _runner(setup, recorder, durable, checkpoint)
-        if request.only_edits:
-            options.attempt = checkpoint.attempt
-            recorder.mark_moved()
-            await recorder.notify(root, root.here, "manual", requested=True, interrupt=checkpoint.interrupt)
-            return runner.result(Status.INTERRUPTED, interrupts=tuple(each for each in waiting if each.pending))
-        asked = [record.interrupt for record in waiting]
-        if not is_copy and checkpoint.interrupt is not None:
-            asked.append(checkpoint.interrupt)  # a process may have died after storing it but before recording it
-        runner.tasks.incidents.update(incidents(asked))
-        setup.emit(events.RunStarted(options.run_id, built.name, options.attempt, True))
-        first: Cause | None = "manual" if is_migrated or request.update else None
-        if first is None:
-            recorder.mark_stored()
-        return await _finish(setup, runner, first)
+    built = setup.built
+    found = await durable.run(latest, durable.cursor)
+    row = keeper.row
+    if row is not None and row.input is not None and (found is None or found.run_id != row.id):
+        return await _start_queued(setup, durable, row, found)
+    checkpoint = _resumable(setup.thread, found, request.on)
+    checkpoint = with_progress(with_taken_over(checkpoint))
+    is_copy = checkpoint.trigger in COPIES
+    state, frames, judgement = migrate(built, checkpoint)
+    require(judgement, request.compatible)
+    check_keys(built, "runtime", setup.runtime)
+    options = _stored_options(built, checkpoint, frames, request)
+    if is_copy:  # a rewound run asks again, and the questions from before the rewind no longer count
+        await durable.run(close_ended, durable.services, durable.cursor)
+    waiting = [] if is_copy else await durable.run(interrupts.found, durable.cursor, frames.frames[0].waits)
+    root = from_frames(built, frames.frames, setup.runtime)
+    root.state = RunState(built.schema, built.schema.restore(state, setup.runtime))
+    root.path = list(checkpoint.path)
+    edit = _planned(root, "update", built.schema.given(request.update or {}, built.name))
+    store = StoreSink(setup.thread)
+    recorder = _recorder(setup, root, options, store)
+    # Record the decisions last, when nothing else can fail, because a decision is final.
+    for record, decision in _match_answers(durable.cursor.branch.thread, waiting, request.answers):
+        await durable.run(interrupts.decide, durable.services, durable.cursor, record, decision, request.by)
+    await durable.run(keeper.see_news)
+    is_migrated = judgement.overall is not Verdict.SAME
+    store.resume(checkpoint, root.state, is_same=not is_migrated)
+    if request.update:
+        before = RunState(built.schema, dict(root.state.values))
+        root.state.apply(edit)
+        restart_changed_items(root, before)
+    recorder.tokens, recorder.cost = checkpoint.tokens_used, checkpoint.cost_estimate
+    recorder.steps = frames.frames[0].steps
+    # Another graph, or another item, may ask other questions. Those that it does not ask again are closed.
+    recorder.waits = [record.id for record in waiting if record.pending]
+    if is_migrated or is_copy or request.limit:
+        options.version += 1
+    runner = _runner(setup, recorder, durable, checkpoint)
+    if request.only_edits:
+        options.attempt = checkpoint.attempt
+        recorder.mark_moved()
+        await recorder.notify(root, root.here, "manual", requested=True, interrupt=checkpoint.interrupt)
+        return runner.result(Status.INTERRUPTED, interrupts=tuple(each for each in waiting if each.pending))
+    asked = [record.interrupt for record in waiting]
+    if not is_copy and checkpoint.interrupt is not None:
+        asked.append(checkpoint.interrupt)  # a process may have died after storing it but before recording it
+    runner.tasks.incidents.update(incidents(asked))
+    setup.emit(events.RunStarted(options.run_id, built.name, options.attempt, True))
+    first: Cause | None = "manual" if is_migrated or request.update else None
+    if first is None:
+        recorder.mark_stored()
+    return await _finish(setup, runner, first)
+
+
+async def _start_queued(setup: Setup, durable: DurableRun, row: RunRow, before: Checkpoint | None) -> Result:
+    """Start a run that ``submit`` has stored."""
+    known = identity(setup.built)
+    if row.fingerprint != hex_of(known.hash) and migration_chain(setup.built, int(row.fingerprint, 16)) is None:
+        raise InvalidInput(
+            f"the run was submitted for another version of graph {setup.built.name!r} (0x{row.fingerprint})",
+            thread=durable.cursor.branch.thread,
+            hint=f"Deploy that graph, or register graph.migrate(0x{row.fingerprint}, …)",
+        )
+    stored = decode(row.input or b"")
+    options = RunOptions(
+        row.id,
+        known.hash,
+        known.shape,
+        limit=stored["limit"],
+        before=frozenset(stored["before"]),
+        after=frozenset(stored["after"]),
+        metadata=stored["metadata"],
+    )
+    return await _start(setup, stored["input"], options, durable, before)
 
 
 def _resumable(thread: AnyThread, found: Checkpoint | None, on: str | None) -> Checkpoint:
@@ -306,7 +446,7 @@ def _stored_options(
 def _match_answers(
     thread: str, waiting: list[InterruptRecord], answers: Answers
 ) -> list[tuple[InterruptRecord, Decision]]:
-    """Return each answer with the interrupt that it is for."""
+    """Return each answer with the interrupt that it is for; raise InvalidInput unless all of them fit."""
     if answers is None:
         return []
     undecided = {record.id: record for record in waiting if record.decision is None and record.pending}
@@ -315,13 +455,14 @@ def _match_answers(
             if not undecided:
                 what = "there is an answer, but no open interrupt that it could be for"
                 raise InvalidInput(what, thread=thread, hint="Call resume(thread) without an answer")
-            listed = "; ".join(str(record) for record in undecided.values())
+            listed = "; ".join(record.headline for record in undecided.values())
             raise InvalidInput(
                 f"there is one answer for {len(undecided)} open interrupts: {listed}",
                 thread=thread,
                 hint="Pass {interrupt id: answer, …}",
             )
-        return [(next(iter(undecided.values())), _decision(answers))]
+        (record,) = undecided.values()
+        return [(record, _decision(record, answers))]
     if not isinstance(answers, Mapping):
         raise InvalidInput(
             f"answers must be a decision or a mapping of interrupt ids to decisions, not {type(answers).__name__}",
@@ -334,38 +475,45 @@ def _match_answers(
             thread=thread,
             hint="Nothing was decided. See thread.interrupts(), or call resume(thread) to use the stored answers",
         )
-    return [(record, _decision(answers[record.id])) for record in waiting if record.id in answers]
+    return [(record, _decision(record, answers[record.id])) for record in waiting if record.id in answers]
 
 
-def _decision(given: Decision | str) -> Decision:
+def _decision(record: InterruptRecord, given: Decision | str) -> Decision:
     if not isinstance(given, Decision | str):
         raise InvalidInput(
             f"an answer must be a decision, not {type(given).__name__}", hint="For example Approve(), or Answer(value)"
         )
-    return interrupts.check_decision(given, None, None, "", None)
+    decision = interrupts.check_decision(given, None, None, "", None)
+    interrupts.check_fit(record, decision)
+    return decision
 
 
 # Both -------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def _leased(setup: Setup) -> AsyncIterator[None]:
-    """Use the handle alone, under the lease of the thread, unless the caller holds the lease or does not want it."""
+async def _leased(setup: Setup, durable: DurableRun, plan: Plan) -> AsyncIterator[RunKeeper]:
+    """Use the handle alone, under the lease of the thread, unless the caller holds the lease or does not want it.
+
+    The run's record is kept along: ``plan`` says which run it is.
+    """
     thread, takes_lease = setup.thread, setup.lease_s is not None
+    assert thread is not None
     ttl = DEFAULT_LEASE_S if setup.lease_s is None else setup.lease_s
-    options = check_lease_options(None, ttl, wait_s=setup.wait_s)
-    if thread is None:
-        yield
-    elif isinstance(thread, AsyncThread):
-        async with AsyncHandleUse(thread, setup.lease, options, takes_lease):
-            yield
+    options = check_lease_options(None, ttl, wait=setup.wait)
+    keeper = RunKeeper(durable.cursor.branch, durable.now_us, plan)
+    if isinstance(thread, AsyncThread):
+        async with AsyncHandleUse(thread, setup.lease, options, keeper, takes_lease) as used:
+            setup.keeper = durable.keeper = used.keeper
+            yield used.keeper
     else:
-        use = HandleUse(thread, setup.lease, options, takes_lease)
+        use = HandleUse(thread, setup.lease, options, keeper, takes_lease)
         with contextlib.ExitStack() as stack:
             # It is pushed first: Ctrl-C may come when the use has started. Leaving one that has not does nothing.
             stack.push(use)
             call_outside(use.__enter__, ())  # Ctrl-C ends the wait
-            yield
+            setup.keeper = durable.keeper = use.keeper
+            yield use.keeper
 
 
 def _recorder(setup: Setup, root: Activation, options: RunOptions, store: StoreSink | None) -> RunRecorder:
@@ -392,6 +540,8 @@ def _runner(setup: Setup, recorder: RunRecorder, durable: DurableRun | None, che
 async def _finish(setup: Setup, runner: Runner, first: Cause | None) -> Result:
     """Run, and report the end of the run exactly once."""
     status, error = "error", ""
+    keeper = setup.keeper
+    _end_as(keeper, ABANDONED)
     try:
         if setup.cancel is None:
             result = await runner.run(first)
@@ -400,10 +550,17 @@ async def _finish(setup: Setup, runner: Runner, first: Cause | None) -> Result:
             async with setup.cancel.watching():
                 ended = await runner.run(first)
             result = ended or runner.result(Status.CANCELLED, reason=setup.cancel.reason)
+            if ended is None and _is_over(runner):
+                result = runner.result(Status.COMPLETED)  # it was cancelled while its end was being stored
         status, error = result.status.value, "" if result.error is None else type(result.error).__name__
+        _end_as(keeper, _outcome(result, _is_over(runner)))
         return result
     except BaseException as raised:
         error = type(raised).__name__
+        is_stopped = isinstance(raised, asyncio.CancelledError)
+        left = ABANDONED if is_stopped else RunOutcome(RunStatus.ABANDONED, error=error)
+        store = runner.recorder.store
+        _end_as(keeper, outcome_of_head(store.head) if _is_over(runner) and store and store.head else left)
         status = "cancelled" if isinstance(raised, asyncio.CancelledError) else status
         raise
     finally:
@@ -413,122 +570,37 @@ async def _finish(setup: Setup, runner: Runner, first: Cause | None) -> Result:
         setup.emit(events.RunEnded(status, recorder.options.run_id, recorder.steps, head_id, error or None))
 
 
-# Replaying --------------------------------------------------------------------------------------------------------
+def _end_as(keeper: RunKeeper | None, outcome: RunOutcome) -> None:
+    if keeper is not None:  # a run without a thread has no record
+        keeper.outcome = outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayPlan:
-    """The actions that a replay from a checkpoint would take. Making the plan runs and writes nothing."""
-
-    checkpoint: CheckpointMeta
-    judgement: Judgement  # whether the graph fits the position
-    next_nodes: tuple[str, ...]  # the nodes that would run first
-    ran_before: tuple[str, ...]  # the path up to here, which would not run again
-    ran_after: tuple[str, ...]  # the nodes that ran after this point, which would run again
-    replayed: tuple[EffectRecord, ...]  # effects whose stored results would be used, given the same arguments
-    unknown: tuple[EffectRecord, ...]  # effects with an unknown outcome, which would be done again
-
-    def __str__(self) -> str:
-        first = ", ".join(self.next_nodes) or "nothing"
-        return (
-            f"from step {self.checkpoint.step}: {first} first; {len(self.ran_after)} nodes ran after it, "
-            f"{len(self.replayed)} effects would be replayed, {len(self.unknown)} are unknown"
-        )
+def _is_over(runner: Runner) -> bool:
+    """Return whether the end of the run is stored. The thread's newest checkpoint may be of the run before it."""
+    store, run_id = runner.recorder.store, runner.recorder.options.run_id
+    head = None if store is None else store.head
+    return head is not None and head.is_over and head.run_id == run_id
 
 
-async def plan_of(setup: Setup, which: CheckpointMeta | str) -> ReplayPlan:
-    """Return the plan of a replay from a checkpoint."""
-    durable = setup.durable("replay")
-    checkpoint = await _load_checkpoint(durable, which)
-    newest = await durable.run(latest, durable.cursor)
-    effects = await durable.run(_effects_after, durable, checkpoint)
-    after = newest.path[len(checkpoint.path) :] if newest is not None and newest.run_id == checkpoint.run_id else ()
-    next_nodes: tuple[str, ...] = () if checkpoint.next_node is None else (checkpoint.next_node,)
-    match checkpoint.frames.frames[0].continuation if checkpoint.frames else checkpoint.continuation:
-        case NextNode(node=node):
-            next_nodes = (node,)
-        case FanOut(targets=targets):
-            next_nodes = targets
-    return ReplayPlan(
-        checkpoint=checkpoint.meta,
-        judgement=migrate(setup.built, checkpoint)[2],
-        next_nodes=next_nodes,
-        ran_before=checkpoint.path,
-        ran_after=tuple(after),
-        replayed=tuple(each for each in effects if each.status is EffectStatus.DONE),
-        unknown=tuple(each for each in effects if each.status is EffectStatus.INTENDED),
-    )
-
-
-async def replay(
-    setup: Setup,
-    which: CheckpointMeta | str,
-    branch: str,
-    put: Mapping[str, Any] | None,
-    effects: str,
-    request: ResumeRequest,
-) -> Result:
-    """Fork the thread at a checkpoint and run from there."""
-    if effects not in (REPLAY, AGAIN):
-        raise InvalidInput(f"effects is {effects!r:.40}", hint=f"Use {REPLAY!r} or {AGAIN!r}")
-    if setup.lease is not None:
-        raise InvalidInput(
-            "a replay runs on a new branch, which the lease does not cover",
-            hint="Leave lease= out: the replay takes the lease of the new branch",
-        )
-    durable = setup.durable("replay")
-    checkpoint = await _load_checkpoint(durable, which)
-    check_keys(setup.built, "set", put or {})
-    if put:
-        valid = setup.built.schema.validated({**checkpoint.state, **put}, setup.built.name, put)
-        put = {name: valid[name] for name in put}
-    require(migrate(setup.built, checkpoint)[2], request.compatible)  # before the branch is made
-    target = fork_target(durable.cursor.branch, branch, None)
-    stored, removed, schema = put, [], setup.built.schema
-    if put and schema.snapshots:  # the class chooses the stored keys, so they are made from the changed state
-        stored = dict(schema.stored({**schema.restore(checkpoint.state, setup.runtime), **put}))
-        removed = [key for key in checkpoint.state if key not in stored]
-    request_fork = SaveRequest({}, name=durable.services.new_id())
-    assert request_fork.name is not None
-    request_fork.run = replay_options(checkpoint, request_fork.name, bool(put), effects == REPLAY)
-    cursor = await durable.run(fork, durable.services, checkpoint.id, target, stored, removed, request_fork)
-    handle = durable.handle
-    setup.thread = (Thread if handle.blocking else AsyncThread)(handle.access, cursor)
-    return await resume(setup, request)
-
-
-async def _load_checkpoint(durable: DurableRun, which: CheckpointMeta | str) -> Checkpoint:
-    name = id_of(which)
-    found = await durable.run(get_of_thread, durable.cursor.branch, name)
-    if found is None:
-        raise no_checkpoint(name, durable.cursor.branch.thread)
-    if found.is_over:
-        raise InvalidInput(
-            f"the run of graph {found.graph!r} is over at this checkpoint, so nothing can run from it",
-            thread=found.thread_id,
-            checkpoint=found.id,
-            hint="Choose an earlier checkpoint: thread.at(step), thread.history()",
-        )
-    return found
-
-
-def _effects_after(store: Backend, durable: DurableRun, checkpoint: Checkpoint) -> list[EffectRecord]:
-    """Return the effects that the run did after a checkpoint, on its branch.
-
-    The visits of the outermost graph's nodes show which effects come later.
-    """
-    if not checkpoint.frames:
-        return []
-    visits, line = checkpoint.frames.frames[0].visits, line_name_of(checkpoint)
-    pages = ledger_of(durable.cursor.branch.namespace, durable.cursor.branch.thread)
-    found: list[EffectRecord] = []
-    while not pages.done:
-        for effect in raise_or_mark(pages.next_page(store), "raise"):
-            name, _, position = effect.key.partition(":")
-            if effect.branch != checkpoint.branch or name != line:
-                continue
-            node, _, rest = position.partition("/")[2].partition("#")
-            digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-            if digits and int(digits) > visits.get(node, 0):
-                found.append(effect)
-    return found
+def _outcome(result: Result, is_over: bool) -> RunOutcome:
+    """Return how this execution of the run ended, as its record says it."""
+    waits = tuple(record.id for record in result.interrupts)
+    wake_us = None if result.wake_at is None else to_microseconds(result.wake_at)
+    match result.status:
+        case Status.COMPLETED:
+            return RunOutcome(RunStatus.COMPLETED)
+        case Status.INTERRUPTED | Status.DEFERRED:
+            return RunOutcome(RunStatus.INTERRUPTED, None, waits, wake_us)
+        case Status.SLEEPING:
+            return RunOutcome(RunStatus.SLEEPING, None, waits, wake_us)
+        case Status.REJECTED:
+            return RunOutcome(RunStatus.CANCELLED, reason=result.reason or "rejected")
+        case Status.FAILED:
+            error = result.error
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            return RunOutcome(
+                RunStatus.FAILED, error=type(error.error if isinstance(error, NodeFailed) else error).__name__
+            )
+        case Status.CANCELLED:
+            return RunOutcome(RunStatus.CANCELLED if is_over else RunStatus.ABANDONED, reason=result.reason)

@@ -42,6 +42,7 @@ from backstay.engine.reducers import (
 )
 from backstay.engine.validation import InvalidValue, ModelValidator
 from backstay.errors import BackstayError, BadUpdate, InvalidInput, MergeConflict
+from backstay.operations.arguments import await_hint
 from backstay.thread.calls import ListDigests
 
 transient: Final = _Sentinel("transient")
@@ -211,7 +212,7 @@ class Schema:
         if not isinstance(given, Mapping):
             raise InvalidInput(
                 f"the input of graph {graph!r} must be a mapping of keys to values, not {type(given).__name__}",
-                hint=f"Pass a dict, or a {self.declared.__qualname__}",
+                hint=await_hint(given, f"Pass a dict, or a {self.declared.__qualname__}"),
             )
         unknown = sorted(str(key) for key in given if not (isinstance(key, str) and self.knows(key)))
         if unknown:

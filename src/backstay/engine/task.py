@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -162,7 +162,9 @@ class TaskRunner:
                 job.writer,
                 None,
                 f"returned {type(returned).__name__}, not a mapping of the keys to update",
-                hint="Return {key: value}, or None",
+                hint="Declare the node with async def, so that it is awaited"
+                if isinstance(returned, Awaitable)
+                else "Return {key: value}, or None",
             )
         if returned and self.recorder.sink is not None:
             # A value that cannot be stored is this node's failure, and is found before anything is committed.

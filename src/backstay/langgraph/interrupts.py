@@ -206,7 +206,7 @@ def answer_in(writes: Writes, number: int, encrypted: bool) -> Decision:
     if not encrypted and number < len(answers) and answers[number] is not None:
         shown = _Plain().of(answers[number])
         if len(encode(shown)) <= _SHOWN_BYTES_MAX:
-            return Decision(kind=DecisionKind.MODIFY, value=shown)
+            return Decision(kind=DecisionKind.ANSWER, value=shown)
         reason = _LARGE
     return Decision(kind=DecisionKind.APPROVE, reason=reason)
 
@@ -221,18 +221,18 @@ def superseded_decision(done: bool) -> Decision:
 def resume_of(*records: InterruptRecord, approved: Any = True, rejected: Any = False) -> Command[Any]:
     """Return the ``Command`` that resumes a graph with the decisions on these records.
 
-    A modification resumes with its value, an approval with ``approved`` and a rejection with ``rejected``.
+    An answer or a modification resumes with its value, an approval with ``approved`` and a rejection with ``rejected``.
     """
     plain = {DecisionKind.APPROVE: approved, DecisionKind.REJECT: rejected}
     values: dict[str, Any] = {}
     for record in records:
         name, decision = interrupt_id_of(record), record.decision
-        if decision is None or decision.kind not in (DecisionKind.MODIFY, *plain):
+        if decision is None or decision.kind not in (DecisionKind.ANSWER, DecisionKind.MODIFY, *plain):
             raise InvalidInput(
-                f"{record}: there is no decision to resume with",
+                f"{record.headline}: there is no decision to resume with",
                 thread=record.thread_id,
                 checkpoint=record.checkpoint_id,
-                hint="Approve, modify or reject it first, and pass the record that thread.decide(…) returned",
+                hint="Answer, approve or reject it first, and pass the record that thread.decide(…) returned",
             )
         values[name] = plain.get(decision.kind, decision.value)
     return Command(resume=values)

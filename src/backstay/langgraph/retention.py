@@ -45,10 +45,10 @@ def delete_runs(store: Backend, services: Services, run_ids: Collection[str]) ->
 def retain(store: Backend, services: Services, thread: str | None, keep: Keep, dry_run: bool) -> Pruned:
     """Delete the checkpoints that the rules do not keep; channels stored as writes stay complete."""
     plan = prune(store, services, thread, keep, True, None, keep_ancestors=False)
-    if dry_run or not plan.checkpoints:
+    if dry_run:
         return plan
     names = [thread] if thread is not None else thread_names(store, services)
-    for name in names:
+    for name in names if plan.checkpoints else ():
         carry_over(store, services, name, set(plan.checkpoints))
     return prune(store, services, thread, keep, False, None, keep_ancestors=False)
 

@@ -43,7 +43,7 @@ from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.retention import Keep, Pruned, thread_names
 from backstay.store.base import BranchKey, WriteRow
 from backstay.thread.access import access_of
-from backstay.thread.store import Store
+from backstay.thread.store import Store, check_store
 from backstay.thread.store import open as open_store
 
 P = ParamSpec("P")
@@ -87,6 +87,8 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
         super().__init__(serde=hardened(serde, allow=allow, strict=strict, on_change=on_change))
         if on_conflict not in ("raise", "branch"):
             raise InvalidInput(f"unknown on_conflict: {on_conflict!r}", hint='Pass "raise" or "branch"')
+        if not isinstance(store, str | os.PathLike):
+            check_store(store, Store)
         self._owns_store = not isinstance(store, Store)
         self.store = store if isinstance(store, Store) else open_store(store)
         self._access = access_of(self.store)

@@ -2,7 +2,7 @@
 
 Every checkpoint is compared with its digest, and every digest with its parent's. The cost depends on the bytes stored,
 not on the sum of the states: if a value only grew since the checkpoint before, only its new bytes are read. A check
-also reads pending writes, effects, interrupts and sessions. It reads all lists page by page, so its memory is bounded.
+also reads pending writes, effects, interrupts and runs. It reads all lists page by page, so its memory is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backstay.operations.listing import every_branch
 from backstay.operations.load import expected_digest, find_row, get, open_head_state
 from backstay.operations.records import all_records
 from backstay.operations.rows import damaged, parent_digest, readable_id, values_of, write_of
-from backstay.operations.sessions import session_of
+from backstay.operations.run_records import row_of as run_of
 from backstay.pieces.head_state import StoredValue
 from backstay.pieces.manifest import Entry, Key, Piece, Range, grown_by
 from backstay.store.base import PAGE_ROWS_MAX, Backend, Branch, BranchKey, Finding, Query, Row, no_checkpoint
@@ -128,7 +128,7 @@ class _StoreCheck:
             self.findings.append(head_is_not_newest(branch.key))
 
     def check_records(self, kind: Kind, thread: str | None) -> None:
-        """Check all effects, interrupts or sessions."""
+        """Check all effects, interrupts or runs."""
         try:
             for stored in all_records(self.store, kind, self.namespace, thread):
                 key = stored.key if kind == "effect" else None
@@ -149,7 +149,7 @@ class _StoreCheck:
 _READERS: dict[Kind, Callable[[Record], object]] = {
     "effect": ledger.record_of,
     "interrupt": interrupts.record_of,
-    "session": session_of,
+    "run": run_of,
 }
 """The function that reads a record of each kind and verifies its digest."""
 

@@ -11,7 +11,7 @@ from backstay.errors import counted
 from backstay.store.base import Finding
 from backstay.store.finding import DAMAGED
 
-COUNTED = ("checkpoints", "writes", "effects", "interrupts", "sessions")
+COUNTED = ("checkpoints", "writes", "effects", "interrupts", "runs")
 """The kinds of records that a check counts when they are good."""
 
 
@@ -121,5 +121,5 @@ def is_about_checkpoint(finding: Finding) -> bool:
 
 def may_hide_checkpoints(finding: Finding) -> bool:
     """Return whether a part of the store is unreadable, so that it may hold checkpoints that no list shows."""
-    is_other_record = finding.where.startswith(("effect ", "session "))
+    is_other_record = finding.where.startswith(("effect ", "run "))
     return finding.kind == DAMAGED and finding.checkpoint is None and not is_other_record

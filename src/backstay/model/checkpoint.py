@@ -17,6 +17,7 @@ from typing import Any, TypedDict, TypeVar
 from backstay.model.decision import Interrupt, InterruptKind
 from backstay.model.fields import Usage, check_fields
 from backstay.model.frame import Continuation, End, FanOut, FrameStack, NextNode, continuation_from_plain
+from backstay.model.readable import to_json
 
 MAIN = "main"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -131,6 +132,20 @@ class CheckpointMeta:
             return self
         values = {name: self.__dict__[name] for name in META_FIELDS if name in self.__dict__}
         return unchecked(CheckpointMeta, values)
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Return all of it as JSON text, for people and ``jq``; with the state if this has it.
+
+        Values that JSON does not have are shown as a person would read them: times in ISO form, sets and tuples as
+        lists, bytes as ``{"type": "bytes", "base64": …}``, objects as ``{"type": name, …fields}``.
+        """
+        names = META_FIELDS if type(self) is CheckpointMeta else (*META_FIELDS, *PAYLOAD_FIELDS)
+        shown = {name: getattr(self, name) for name in names} | {"digest": self.digest.hex()}
+        for name in _TO_PLAIN:
+            shown[name] = None if shown[name] is None else shown[name].to_plain()
+        if "frames" in shown:
+            shown["frames"] = list(shown["frames"])
+        return to_json(shown, indent)
 
     def _repr_html_(self) -> str:
         from html import escape

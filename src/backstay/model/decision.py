@@ -40,6 +40,12 @@ class Interrupt:
         default=None, hash=False
     )  # the subject of the decision, such as the tool call; the codec checks it
     prompt: str = ""  # the question for the person
+    answer: Mapping[str, Any] | None = field(default=None, hash=False)
+    """The wanted answer of a question; None if a person approves something instead.
+
+    ``{"type": "int"}`` for a built-in type, "any" for any value, or the name of a class with its module; for a pydantic
+    model also ``required``, a list of keys, and ``fields``, their types. No class is imported to read it.
+    """
 
     def __post_init__(self) -> None:
         check_id(self.id, "interrupt id")
@@ -52,16 +58,19 @@ class Interrupt:
         if self.node is not None:
             check_id(self.node, "interrupt node")
         check_label(self.prompt, "interrupt prompt", length_max=PROMPT_LENGTH_MAX)
+        if self.answer is not None and not _is_description(self.answer):
+            raise InvalidInput("the answer of an interrupt must describe a type", hint='For example {"type": "int"}')
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain values; the payload is not copied."""
-        return {
+        plain = {
             "id": self.id,
             "kind": self.kind.value,
             "node": self.node,
             "payload": self.payload,
             "prompt": self.prompt,
         }
+        return plain if self.answer is None else {**plain, "answer": dict(self.answer)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Interrupt:
@@ -72,6 +81,15 @@ class Interrupt:
             raise InvalidInput(f"not an interrupt: {error}", hint="Pass the result of Interrupt.to_plain()") from None
 
 
+def _is_description(given: object) -> bool:
+    if not isinstance(given, Mapping) or not given.keys() <= {"type", "required", "fields"}:
+        return False
+    required, fields = given.get("required", []), given.get("fields", {})
+    names = [given.get("type"), *(required if isinstance(required, list) else [None])]
+    names += [*fields, *fields.values()] if isinstance(fields, Mapping) else [None]
+    return all(isinstance(name, str) for name in names)
+
+
 REASON_LENGTH_MAX = 65_536  # characters
 
 
@@ -79,14 +97,19 @@ class DecisionKind(StrEnum):
     """The kinds of decisions; the value is the stored name."""
 
     APPROVE = "approve"  # continue as proposed
-    MODIFY = "modify"  # continue with another value
+    MODIFY = "modify"  # continue with another value than the proposed one
     REJECT = "reject"  # do not do it
     DEFER = "defer"  # do not do it now; asking again takes a new interrupt
     REROUTE = "reroute"  # do not do it, continue at another node
+    ANSWER = "answer"  # the value that a question asks for; it may be None
 
 
-_BELONGS_TO = {"scope": DecisionKind.APPROVE, "value": DecisionKind.MODIFY, "target": DecisionKind.REROUTE}
-_NEEDED = ("value", "target")
+_BELONGS_TO = {
+    "scope": (DecisionKind.APPROVE,),
+    "value": (DecisionKind.MODIFY, DecisionKind.ANSWER),
+    "target": (DecisionKind.REROUTE,),
+}
+_NEEDED = {DecisionKind.MODIFY: "value", DecisionKind.REROUTE: "target"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +118,7 @@ class Decision:
 
     kind: DecisionKind
     scope: str | None = None  # what else an approval covers, such as "all calls of this tool"
-    value: Any = field(default=None, hash=False)  # the replacement in a modification; never None there
+    value: Any = field(default=None, hash=False)  # an answer, or the replacement in a modification, never None there
     reason: str = ""  # for people
     target: str | None = None  # the node a reroute goes to
 
@@ -106,12 +129,13 @@ class Decision:
             raise InvalidInput(
                 f"unknown decision {str(self.kind)[:40]!r}", hint=f"Use one of {', '.join(DecisionKind)}"
             ) from None
-        for name, kind in _BELONGS_TO.items():
+        for name, kinds in _BELONGS_TO.items():
             given = getattr(self, name) is not None
-            if given and self.kind is not kind:
-                raise InvalidInput(f"decision {self.kind.value!r} takes no {name}", hint=f"Only {kind.value!r} does")
-            if not given and self.kind is kind and name in _NEEDED:
-                raise InvalidInput(f"decision {kind.value!r} needs a {name}", hint=f"Pass {name}=…")
+            if given and self.kind not in kinds:
+                hint = f"Only {' and '.join(repr(kind.value) for kind in kinds)} can have one"
+                raise InvalidInput(f"decision {self.kind.value!r} takes no {name}", hint=hint)
+            if not given and _NEEDED.get(self.kind) == name:
+                raise InvalidInput(f"decision {self.kind.value!r} needs a {name}", hint=f"Pass {name}=…")
         if self.scope is not None:
             check_id(self.scope, "decision scope")
         if self.target is not None:
@@ -146,13 +170,13 @@ def Approve(scope: str | None = None, *, reason: str = "") -> Decision:  # they 
 
 
 def Modify(value: Any, *, reason: str = "") -> Decision:
-    """Continue with another value: a tool's arguments, or keys of the state to update."""
+    """Approve with another value: a tool's arguments, or keys of the state to update."""
     return Decision(kind=DecisionKind.MODIFY, value=value, reason=reason)
 
 
-def Answer(value: Any) -> Decision:
-    """Answer a question with a value."""
-    return Decision(kind=DecisionKind.MODIFY, value=value)
+def Answer(value: Any, *, reason: str = "") -> Decision:
+    """Answer a question with a value, which may be None."""
+    return Decision(kind=DecisionKind.ANSWER, value=value, reason=reason)
 
 
 def Reject(reason: str = "") -> Decision:

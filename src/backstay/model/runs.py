@@ -1,4 +1,7 @@
-"""Runs as lists show them: sessions, interrupted runs, expired leases, and effects.
+"""Runs and effects as lists show them.
+
+A **run** is one execution of a graph or loop on a branch, from its input to its end. It has a status and at most one
+holder: every question about what is running, what died and what waits is a question about runs.
 
 An **effect** is a call that must not happen twice. The ledger stores an intent before the call and a receipt after it.
 An intent without a receipt means that the outcome is unknown: the process died, or the answer got lost. A hook or a
@@ -12,75 +15,28 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from backstay.model.checkpoint import MAIN, CheckpointMeta
+
+class RunStatus(StrEnum):
+    """The status of a run; the value is the stored name."""
+
+    QUEUED = "queued"  # submitted, not started
+    RUNNING = "running"  # a process executes it
+    INTERRUPTED = "interrupted"  # waits for a person, or for a value that another program sends
+    SLEEPING = "sleeping"  # waits for its ``wake_at``
+    ABANDONED = "abandoned"  # unfinished, and no process executes it
+    COMPLETED = "completed"
+    FAILED = "failed"  # ended by an error; it can be resumed
+    CANCELLED = "cancelled"  # stopped for good
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """One run of one branch. It has not ended as long as ``reason`` is None."""
-
-    id: str
-    thread_id: str
-    branch: str
-    scope: str
-    owner: str
-    note: str
-    started_at: datetime
-    last_seen: datetime
-    ended_at: datetime | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptedRun:
-    """A run that did not end and whose process is gone; ``checkpoint`` is the newest one of its branch."""
-
-    session_id: str
-    thread_id: str
-    branch: str
-    scope: str
-    owner: str
-    note: str
-    started_at: datetime
-    last_seen: datetime
-    checkpoint: CheckpointMeta | None = None
-
-    @property
-    def hint(self) -> str:
-        """Return what to do next."""
-        if self.checkpoint is None:
-            return "Start it again: it saved nothing"
-        parts = [repr(self.thread_id)]
-        if self.branch != MAIN:
-            parts.append(f"branch={self.branch!r}")
-        if self.scope:
-            parts.append(f"scope={self.scope!r}")
-        return f"Resume it from store.thread({', '.join(parts)}).latest()"
-
-    def __str__(self) -> str:
-        place = f"thread {self.thread_id!r}" + (f" branch {self.branch!r}" if self.branch != MAIN else "")
-        if self.checkpoint is None:
-            point = "before its first checkpoint"
-        else:
-            following = f", before {self.checkpoint.next_node!r}" if self.checkpoint.next_node else ""
-            point = f"after step {self.checkpoint.step}{following}"
-        what = f" ({self.note!r})" if self.note else ""
-        since, seen = (each.isoformat(sep=" ", timespec="seconds") for each in (self.started_at, self.last_seen))
-        return (
-            f"{place}{what} was interrupted {point}: run by {self.owner!r} since {since}, last seen {seen}. {self.hint}"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpiredLease:
-    """A lease that was neither renewed nor released in time. Another worker may take over its branch."""
-
-    thread_id: str
-    branch: str
-    scope: str
-    owner: str  # the holder's name
-    epoch: int
-    overdue: float  # seconds since it expired, by the store's clock
+UNFINISHED = (
+    RunStatus.QUEUED,
+    RunStatus.RUNNING,
+    RunStatus.INTERRUPTED,
+    RunStatus.SLEEPING,
+    RunStatus.ABANDONED,
+)
+"""The statuses of runs that have not ended."""
 
 
 class EffectStatus(StrEnum):

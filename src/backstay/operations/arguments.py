@@ -25,6 +25,8 @@ LOOP_POSITION = "backstay.loop"
 """The metadata key under which a loop stores its position; callers cannot set it."""
 
 FIELD_NAMES = frozenset(CheckpointFields.__annotations__)
+APPEND_NAMES = FIELD_NAMES | {"id", "on"}
+"""Keywords of ``thread.append`` that are not keys of the state."""
 
 
 def branch_key(namespace: str, thread: object, branch: object, scope: object) -> BranchKey:
@@ -75,8 +77,27 @@ def check_mapping(given: Mapping[str, Any] | None, what: str) -> Mapping[str, An
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise InvalidInput(f"{what} must be a mapping of keys to values, not {type(given).__name__}")
+        raise InvalidInput(
+            f"{what} must be a mapping of keys to values, not {type(given).__name__}", hint=await_hint(given)
+        )
     return given
+
+
+def await_hint(value: object, otherwise: str | None = None) -> str | None:
+    """Return what to do about a value that does not fit: await it, if it is a coroutine."""
+    return "It was not awaited: write await before the call" if hasattr(type(value), "__await__") else otherwise
+
+
+def split_append(
+    append: Mapping[str, Any] | None, keywords: dict[str, Any]
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return what ``append`` extends, and its other keywords. A list whose name is no other argument is extended."""
+    extend = check_mapping(append, "append")
+    lists = {name: value for name, value in keywords.items() if name not in APPEND_NAMES and isinstance(value, list)}
+    for name in lists.keys() & extend.keys():
+        raise InvalidInput(f"state.{name} is extended twice: in the mapping and as a keyword", path=f"state.{name}")
+    others = {name: value for name, value in keywords.items() if name not in lists}
+    return {**extend, **lists}, others
 
 
 def check_step(step: object) -> int:
@@ -104,7 +125,7 @@ def check_state(state: object) -> None:
     if not isinstance(state, Mapping):
         raise InvalidInput(
             f"a state must be a mapping of names to values, not {type(state).__name__}",
-            hint='Wrap it: thread.save({"value": …})',
+            hint=await_hint(state, 'Wrap it: thread.save({"value": …})'),
         )
 
 
@@ -118,7 +139,7 @@ def state_change(
     change = Change()
     for key, value in state.items():
         if type(key) is not str or len(key) > KEY_LENGTH_MAX or not key.isascii():
-            _check_key(key)
+            check_key(key)
         grown = _grown_list(head_state, items, key, value) if items and head_state is not None else None
         if grown is not None:
             change.append[key] = grown
@@ -156,12 +177,12 @@ def append_change(
             _check_append(head_state, key, value, body)
         change.append[key] = body
     for key, value in put.items():
-        _check_key(key)
+        check_key(key)
         if key in change.append:
             raise InvalidInput(f"state.{key} is both extended and replaced", path=f"state.{key}")
         change.put[key] = to_body(value, f"state.{key}")
     for key in delete:
-        _check_key(key)
+        check_key(key)
         if key in change.append or key in change.put:
             raise InvalidInput(f"state.{key} is both changed and deleted", path=f"state.{key}")
         if key not in head_state.values:
@@ -197,7 +218,7 @@ def encode_step(step: StepChange) -> Change:
     for key, value in step.append.items():
         change.append[key] = to_body(value, f"append.{key}")
     for key, value in step.put.items():
-        _check_key(key)
+        check_key(key)
         change.put[key] = to_body(value, f"state.{key}")
     change.put[FRAMES] = to_body(shorten_frames(step.frames), "frames")
     if step.new_path:
@@ -244,7 +265,7 @@ def _too_many_keys(count: int) -> EncodeError:
 
 def _check_append(head_state: HeadState, key: object, value: object, body: Body) -> None:
     """Raise InvalidInput or EncodeError unless the stored value of a valid key can be extended by this one."""
-    _check_key(key)
+    check_key(key)
     if body.kind not in _GROWING:
         raise InvalidInput(
             f"append.{key} must be a list, text or bytes to extend with, not {type(value).__name__}",
@@ -277,7 +298,8 @@ def _add_system(change: Change, fields: CheckpointFields) -> None:
         change.put[PATH] = to_body(nodes, "path")
 
 
-def _check_key(key: object) -> None:
+def check_key(key: object) -> str:
+    """Return a key of a state, checked."""
     if type(key) is not str:
         raise EncodeError(
             f"the keys of a state must be text, not {type(key).__name__}",
@@ -294,6 +316,7 @@ def _check_key(key: object) -> None:
             path="state",
             hint="Nest such a dictionary under a shorter key",
         )
+    return key
 
 
 def _grown_list(head_state: HeadState, items: Mapping[str, list[Any]], key: str, value: object) -> Body | None:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from backstay.errors import Corrupted
+from backstay.errors import Corrupted, Fenced
 from backstay.operations.drivers import Offload, finish
-from backstay.operations.leases import Heartbeat, HeldLease
+from backstay.operations.leases import Heartbeat, HeldLease, free_dead, is_alive
 from backstay.pieces.head_state import HeadState
 from backstay.store.base import Backend, BranchKey, Head, Row
 
@@ -45,6 +45,8 @@ class Services:
         self.now = now
         self.new_id = new_id
         self.heartbeat = Heartbeat()
+        self.dead_tokens: frozenset[str] = frozenset()  # of leases whose holders on this machine have died,
+        self.dead_checked = float("-inf")  # as of this moment
         self.recent: dict[BranchKey, Cursor] = {}  # the handle that last used each branch, oldest first
         self._sizes: dict[BranchKey, int] = {}  # of their states
         self._streams: deque[int] = deque()
@@ -224,13 +226,23 @@ class Handle:
         self.blocking = blocking  # False: an event loop uses it, and its thread must not wait for the store
 
     def run(self, operation: Callable[Concatenate[Backend, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation in this thread, with the handle's lock."""
+        """Run an operation in this thread, with the handle's lock.
+
+        An operation without a lease that is refused because of a process of this machine that has died is run again.
+        """
         cursor, store = self.cursor, self.access.store
         try:
             with cursor.lock:
                 if cursor.leftovers:
                     cursor.tidy(store)
-                result = operation(store, *args, **kwargs)
+                is_leased = cursor.lease is not None
+                try:
+                    result = operation(store, *args, **kwargs)
+                except Fenced as refusal:
+                    if is_leased or refusal.holder is None or is_alive(refusal.holder) is not False:
+                        raise
+                    free_dead(store, cursor.branch)
+                    result = operation(store, *args, **kwargs)
                 if cursor.head_state is not None and self.services.recent.get(cursor.branch) is not cursor:
                     self.services.remember(cursor)
                 return result

@@ -21,23 +21,29 @@ from backstay.codec import decode, encode
 from backstay.errors import Conflict, Corrupted, DecodeError, IdTaken, InvalidInput, NotFound
 from backstay.model.decision import QUESTION_BYTES_MAX, Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.model.ids import check_id
+from backstay.operations import run_records
+from backstay.operations.answers import misfit_of, type_name
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.leases import this_process
 from backstay.operations.records import RecordPages, confirm, damaged, find_by_id, seal, unseal
 from backstay.operations.rows import Damaged, from_microseconds, to_microseconds, too_large
 from backstay.operations.runs import has_ended
 from backstay.store.base import Backend, BranchKey, Query
+from backstay.store.leases import Holder
 from backstay.store.records import Record, digest_of
 
 RESERVED = "backstay:"
 """Ids of interrupts that Backstay makes itself start with this. Callers cannot record such ids."""
 
-PAUSE, QUESTION = "pause", "question"
+PAUSE, QUESTION, SLEEP = "pause", "question", "sleep"
 CLOSED = f"{RESERVED}closed"
 """The consumer of an interrupt that no run can use any more."""
 
 _BYTES, _TEXT, _MOMENT = (bytes, type(None)), (str, type(None)), (int, type(None))
 _TYPES = (bytes, int, _BYTES, _TEXT, _MOMENT, _TEXT, int, _MOMENT, _MOMENT, _BYTES)
+
+SHOWN_LENGTH_MAX = 200
+"""Characters of the prompt, and of the payload, in the text of a record."""
 
 BY_TIMEOUT = "timeout"
 """The name under which a question is decided if no one decided in time."""
@@ -118,8 +124,25 @@ class InterruptRecord:
         """Return whether its run ended, or stopped asking, before a worker took a decision."""
         return self.consumer == CLOSED
 
-    def __str__(self) -> str:
-        # Never show the payload: it may be huge, and it may be secret.
+    @property
+    def choices(self) -> tuple[DecisionKind, ...]:
+        """Return the kinds of decisions that fit, for example for the buttons of an inbox.
+
+        A question takes an answer; an approval can be approved or modified. Both can be rejected and deferred, and
+        rerouted if they are about a node. Interrupts that your program or LangGraph recorded may be either.
+        """
+        kinds = DecisionKind
+        if is_pause(self.id):
+            return kinds.APPROVE, kinds.REJECT, kinds.DEFER
+        asked = self.interrupt
+        found = [kinds.APPROVE, kinds.MODIFY] if asked.answer is None else [kinds.ANSWER]
+        if asked.answer is None and asked.kind is InterruptKind.USER_REQUEST and not is_of_run(self.id):
+            found.append(kinds.ANSWER)
+        return *found, kinds.REJECT, kinds.DEFER, *([] if asked.node is None else [kinds.REROUTE])
+
+    @property
+    def headline(self) -> str:
+        """Return one line without prompt and payload, which may be secret: for errors and logs."""
         if self.decision is not None and self.decided_at is not None:
             state = f"{self.decision.kind.value} by {self.decided_by!r} at {_moment(self.decided_at)}"
         elif self.consumed_at is not None:
@@ -129,8 +152,19 @@ class InterruptRecord:
             state = f"waiting for a decision since {_moment(self.created_at)}{due}"
         return f"{self.interrupt.kind.value} {self.id} of thread {self.thread_id!r}: {state}"
 
+    def __str__(self) -> str:
+        asked = self.interrupt
+        prompt = f"; prompt: {_shortened(asked.prompt)}" if asked.prompt else ""
+        payload = "" if asked.payload is None else f"; payload: {_shortened(repr(asked.payload))}"
+        answer = "" if asked.answer is None else f"; wants: {type_name(asked.answer)}"
+        return f"{self.headline}{prompt}{payload}{answer}"
+
     def __repr__(self) -> str:
         return f"<InterruptRecord {self}>"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH_MAX else f"{text[:SHOWN_LENGTH_MAX]}…"
 
 
 # Recording --------------------------------------------------------------------------------------------------------
@@ -232,7 +266,12 @@ def is_pause(name: str) -> bool:
 
 def is_of_run(name: str) -> bool:
     """Return whether an interrupt with this id was recorded by a run, or asks one to pause."""
-    return name.startswith((f"{RESERVED}{QUESTION}:", f"{RESERVED}{PAUSE}:"))
+    return name.startswith((f"{RESERVED}{QUESTION}:", f"{RESERVED}{PAUSE}:", f"{RESERVED}{SLEEP}:"))
+
+
+def is_sleep(name: str) -> bool:
+    """Return whether an interrupt with this id waits for a time, and not for a person."""
+    return name.startswith(f"{RESERVED}{SLEEP}:")
 
 
 def is_over(store: Backend, stored: Record) -> bool:
@@ -249,6 +288,12 @@ def find(store: Backend, cursor: Cursor, asked: Interrupt) -> InterruptRecord | 
     if stored.branch != cursor.branch or body_of(found.interrupt) != body_of(asked):
         raise damaged(stored, "its id belongs to another question")
     return found
+
+
+def found(store: Backend, cursor: Cursor, names: Iterable[str]) -> list[InterruptRecord]:
+    """Return the interrupts with these ids; those that were deleted are left out."""
+    rows = (find_by_id(store, "interrupt", cursor.branch.namespace, name) for name in names)
+    return [record_of(stored) for stored in rows if stored is not None]
 
 
 def keep(
@@ -281,7 +326,11 @@ def inbox_of(namespace: str, thread: str | None, pending: bool) -> RecordPages[I
     """
     if not isinstance(pending, bool):
         raise InvalidInput(f"pending must be True or False, not {type(pending).__name__}")
-    return RecordPages("interrupt", namespace, thread, pending, record_of, is_over if pending else None)
+
+    def is_skipped(store: Backend, stored: Record) -> bool:
+        return is_sleep(stored.key) or (pending and is_over(store, stored))
+
+    return RecordPages("interrupt", namespace, thread, pending, record_of, is_skipped)
 
 
 def pending_checkpoints(
@@ -325,6 +374,30 @@ def check_decision(
     return Decision.from_plain({"kind": decision, "scope": scope, "value": value, "reason": reason, "target": target})
 
 
+def check_fit(shown: InterruptRecord, decision: Decision) -> None:
+    """Raise InvalidInput for a decision that could never be carried out: it would count, and block the run forever."""
+    asked, place = shown.interrupt, {"thread": shown.thread_id, "checkpoint": shown.checkpoint_id}
+    if decision.kind not in shown.choices:
+        what = (
+            "a question" if asked.answer is not None else "a request to pause" if is_pause(shown.id) else "an approval"
+        )
+        if decision.kind is DecisionKind.REROUTE:
+            what = f"{what} that is not about a node"
+        raise InvalidInput(
+            f"interrupt {shown.id} is {what}, so {decision.kind.value!r} does not fit. Nothing was decided",
+            **place,
+            hint=f"Use one of: {', '.join(shown.choices)}",
+        )
+    if asked.answer is not None and decision.kind is DecisionKind.ANSWER:
+        wanted, found = type_name(asked.answer), misfit_of(asked.answer, decision.value)
+        if found is not None:
+            raise InvalidInput(
+                f"the answer to interrupt {shown.id} must be {wanted}, not {found}. Nothing was decided",
+                **place,
+                hint="Answer with a value of that type",
+            )
+
+
 def decide(
     store: Backend, services: Services, cursor: Cursor, shown: InterruptRecord, decision: Decision, by: str
 ) -> InterruptRecord:
@@ -332,26 +405,21 @@ def decide(
     check_id(by, "by")
     body = _bounded(decision.to_plain(), "decision")
     row = _stored_as_shown(store, cursor, shown)
-    # Refuse a decision that could never be carried out: it would count, and block the run forever.
-    unfit = None
-    if decision.kind is DecisionKind.REROUTE and shown.interrupt.node is None:
-        unfit = "this pause is not about a node, so there is nothing to reroute"
-    elif decision.kind is DecisionKind.MODIFY and is_pause(shown.id):
-        unfit = "a request to pause has nothing to modify"
-    if unfit is not None:
-        raise InvalidInput(
-            unfit, thread=shown.thread_id, checkpoint=shown.checkpoint_id, hint="Approve, reject or defer it"
-        )
+    check_fit(shown, decision)
     if row.decision is None and is_over(store, row.stored):
         close(store, services, row.stored)
-    row = put(store, row, lambda row: decided(row, body, by, to_microseconds(services.now())))
+    now_us = to_microseconds(services.now())
+    row = put(store, row, lambda row: decided(row, body, by, now_us), now_us)
     _check_place(shown, row)
     answered = _shown(row)
     if answered.decision is None:
         raise _is_closed(answered)
     if (row.decision, row.decided_by) == (body, by):
         return answered
-    what, hint = f"is already decided: {answered}", "Nothing was changed; error.winner has the decision that counts"
+    what, hint = (
+        f"is already decided: {answered.headline}",
+        "Nothing was changed; error.winner has the decision that counts",
+    )
     if row.decided_by == BY_TIMEOUT and answered.deadline is not None:
         what = f"had to be decided by {_moment(answered.deadline)}: this answer is too late"
         hint = "It does not count; error.winner has the decision that does"
@@ -377,7 +445,9 @@ def consume(store: Backend, services: Services, cursor: Cursor, shown: Interrupt
         if name == CLOSED:
             raise InvalidInput(f"the name {CLOSED!r} is reserved for Backstay", hint="Choose another name for by=")
     else:  # a name that no other worker will ever have
-        name = str(this_process()) if lease is None else f"{lease.request.owner} {lease.request.token}"
+        name = str(this_process())
+        if lease is not None:
+            name = f"{Holder.parse(lease.request.owner).name} {lease.request.token}"
     row = put(store, row, lambda row: consumed(row, name, epoch, to_microseconds(services.now())))
     _check_place(shown, row)
     answered = _shown(row)
@@ -505,12 +575,24 @@ def closed(row: InterruptRow, at_us: int) -> InterruptRow:
     return replace(row, consumer=CLOSED, consumed_us=at_us) if row.consumer is None else row
 
 
-def put(store: Backend, row: InterruptRow, rule: Callable[[InterruptRow], InterruptRow]) -> InterruptRow:
-    """Apply a rule to an interrupt, again if others changed it meanwhile; return the interrupt as stored."""
+def put(
+    store: Backend, row: InterruptRow, rule: Callable[[InterruptRow], InterruptRow], wakes_at_us: int | None = None
+) -> InterruptRow:
+    """Apply a rule to an interrupt, again if others changed it meanwhile; return the interrupt as stored.
+
+    ``wakes_at_us``: the time now, if the change lets its run continue. The run is changed in the same step, so that no
+    answer is stored without its run being continued.
+    """
     if rule(row) is row:
         row = row_of(confirm(store, row.stored))
     while (changed := rule(row)) is not row:
-        row = row_of(store.put_record(changed.sealed()))
+        wakes = wakes_at_us is not None and is_of_run(row.stored.key)
+        run = run_records.to_wake(store, row.stored.branch, wakes_at_us or 0) if wakes else None
+        try:
+            row = row_of(store.put_record(changed.sealed(), None, run))
+        except Conflict as conflict:
+            if not isinstance(conflict.winner, Record | None):
+                raise
     return row
 
 

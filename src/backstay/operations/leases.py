@@ -1,4 +1,4 @@
-"""A lease as its holder sees it, and the thread that renews leases and sessions.
+"""A lease as its holder sees it, whether another holder is alive, and the thread that renews leases.
 
 The store decides who may write. ``HeldLease`` only lets the holder know early, and once, that the lease is lost: the
 store said so, or it could not be renewed within its ttl. A released lease is over, not lost.
@@ -8,83 +8,81 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
+import hashlib
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 from backstay.errors import Fenced
-from backstay.store.base import Backend
-from backstay.store.leases import WALL_CLOCK, LeaseGrant, LeaseRequest, boot_id
+from backstay.store.base import Backend, BranchKey
+from backstay.store.leases import UNKNOWN, WALL_CLOCK, Holder, LeaseGrant, LeaseRequest, boot_id
 
-# Identify a process, so that a dead process can be distinguished from a slow one.
-#
-# Process ids are reused. Together with the start time of the process, the boot of the machine and the namespaces of
-# both numbers, an id identifies one process forever. Within the same boot and namespaces the kernel knows whether the
-# other process is alive; elsewhere only its renewals show whether it is.
+# Identify a process, so that a dead process can be distinguished from a slow one: see ``Holder``. Within the same boot
+# and namespaces the kernel knows whether the other process is alive; elsewhere only its renewals show whether it is.
 
 
 _PROC = Path("/proc")
+_MACHINE_ID = Path("/etc/machine-id")
 _DEAD = ("Z", "X", "x")  # states of a process that has ended and was not collected yet
 _STATE, _STARTED = 0, 19  # fields 3 and 22 of /proc/<pid>/stat, counted after the command's name
-UNKNOWN = "-"
 
 
-class Process(NamedTuple):
-    """The identity of a process. Fields that this system does not provide are ``UNKNOWN``."""
+def this_process(label: str = "") -> Holder:
+    """Return the identity of this process, as the holder of a lease with this label."""
+    return _process(os.getpid())._replace(label=label)
 
-    boot: str
-    namespaces: str  # those that give process ids and start times their meaning
-    pid: str
-    started: str
-    host: str  # for people
 
-    def __str__(self) -> str:
-        return " ".join(self)
-
-    @classmethod
-    def parse(cls, text: str) -> Process | None:
-        """Return the process from its text, or None if the text is not one."""
-        parts = text.split(" ", len(cls._fields) - 1)
-        if len(parts) != len(cls._fields) or not parts[2].isdecimal() or len(parts[2]) >= 10:  # no pid is that long
-            return None
-        return cls(*parts)
+@functools.lru_cache(maxsize=1)
+def _process(pid: int) -> Holder:
+    boot, namespaces, stat = boot_id(), _namespaces(pid), _stat(pid)
+    if boot == WALL_CLOCK or namespaces is None or stat is None:
+        return Holder(UNKNOWN, UNKNOWN, UNKNOWN, str(pid), UNKNOWN, _host())
+    found = b""
+    with contextlib.suppress(OSError):
+        found = _MACHINE_ID.read_bytes().strip()
+    # As a digest, because the id itself is not for others to see.
+    machine = hashlib.sha256(b"backstay " + found).hexdigest()[:16] if found else UNKNOWN
+    return Holder(machine, boot, namespaces, str(pid), stat[_STARTED], _host())
 
 
 def short_name() -> str:
     """Return a name for people: host and process id."""
-    return f"{_host()}:{os.getpid()}"
+    return this_process().name
 
 
+@functools.cache
 def _host() -> str:
     import socket
 
-    return socket.gethostname()
+    return socket.gethostname().replace(" ", "-") or UNKNOWN
 
 
-def this_process() -> Process:
-    """Return the identity of this process."""
-    pid = os.getpid()
-    boot, namespaces, stat = boot_id(), _namespaces(pid), _stat(pid)
-    if boot == WALL_CLOCK or namespaces is None or stat is None:
-        return Process(UNKNOWN, UNKNOWN, str(pid), UNKNOWN, _host())
-    return Process(boot, namespaces, str(pid), stat[_STARTED], _host())
-
-
-def is_alive(name: str) -> bool | None:
+def is_alive(other: Holder) -> bool | None:
     """Return whether a process is alive; None if it cannot be known from here."""
-    other, here = Process.parse(name), this_process()
-    if other is None or here.boot == UNKNOWN or other[:2] != here[:2]:
+    here = this_process()
+    if UNKNOWN in (other.boot, other.pid, here.boot):
+        return None
+    if other.boot != here.boot:  # the same machine was booted again, or it is another machine
+        is_here = other.machine != UNKNOWN and (other.machine, other.host) == (here.machine, here.host)
+        return False if is_here else None
+    if (other.namespaces, other.host) != (here.namespaces, here.host):
         return None
     stat = _stat(int(other.pid))
     if stat is None:
-        # The process may be hidden from us; a signal that does nothing still finds it.
-        return None if _exists(int(other.pid)) else False
+        try:
+            os.kill(int(other.pid), 0)  # it may be hidden from us; a signal that does nothing still finds it
+        except ProcessLookupError:
+            return False
+        except OSError:  # it exists and belongs to another user
+            return None
+        return None
     return stat[_STARTED] == other.started and stat[_STATE] not in _DEAD
 
 
@@ -92,16 +90,12 @@ def _namespaces(pid: int) -> str | None:
     try:
         if os.readlink(_PROC / "self") != str(pid):
             return None  # this /proc belongs to namespaces other than this process's
-        return f"{os.readlink(_PROC / 'self/ns/pid')}+{_time_namespace()}"
+        own = UNKNOWN
+        with contextlib.suppress(FileNotFoundError):  # an older kernel, where all processes have the same one
+            own = os.readlink(_PROC / "self/ns/time")
+        return f"{os.readlink(_PROC / 'self/ns/pid')}+{own}"
     except OSError:
         return None
-
-
-def _time_namespace() -> str:
-    try:
-        return os.readlink(_PROC / "self/ns/time")
-    except FileNotFoundError:
-        return UNKNOWN  # an older kernel, where all processes have the same one
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -113,14 +107,29 @@ def _stat(pid: int) -> list[str] | None:
     return fields if len(fields) > _STARTED else None
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # it exists and belongs to another user
-    return True
+FREE_US = 2_000_000
+"""How long the lease lasts that is taken to end a dead process's, if this process is interrupted before its release."""
+
+
+def free_dead(store: Backend, branch: BranchKey) -> None:
+    """End the leases on a branch's thread whose holders are processes of this machine that have died."""
+    for lease in store.leases(branch.namespace, branch.thread, False):
+        if is_alive(Holder.parse(lease.owner)) is False:
+            request = LeaseRequest(str(this_process()), uuid.uuid4().hex, FREE_US, over=lease.epoch)
+            with contextlib.suppress(Fenced):  # another process was faster
+                store.release(lease.branch, store.acquire(lease.branch, request).epoch, request.token)
+
+
+def dead_tokens(store: Backend, namespace: str) -> frozenset[str]:
+    """Return the tokens of leases whose holder is a process of this machine that has died."""
+    known: dict[str, bool] = {}
+    found = set()
+    for lease in store.leases(namespace, None, False):
+        if lease.owner not in known:
+            known[lease.owner] = is_alive(Holder.parse(lease.owner)) is False
+        if known[lease.owner]:
+            found.add(lease.token)
+    return frozenset(found)
 
 
 RENEWALS_PER_TTL = 3
@@ -130,7 +139,7 @@ CLOSE_S_MAX = 5.0
 
 
 class Renewal:
-    """A lease or session that the heartbeat renews when a third of its ttl has passed.
+    """A lease that the heartbeat renews when a third of its ttl has passed.
 
     ``renew`` calls the store and returns whether to continue. If the store refuses, ``give_up`` gets the error at once.
     After any other error the renewal is retried until the ttl has passed since the start of the last success: from then
@@ -199,7 +208,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def add(self, renewal: Renewal) -> None:
-        """Renew this lease or session from now on."""
+        """Renew this lease from now on."""
         with self._lock:
             if self._closed:
                 return
@@ -211,7 +220,7 @@ class Heartbeat:
         self._wake.put(None)
 
     def remove(self, renewal: Renewal) -> None:
-        """Stop renewing this lease or session."""
+        """Stop renewing this lease."""
         with self._lock:
             self._renewals.discard(renewal)
         self._wake.put(None)

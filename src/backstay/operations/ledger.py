@@ -9,7 +9,9 @@ A durable call may be repeated, so it needs no intent: its record is stored when
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from backstay.codec import decode, encode
 from backstay.errors import Conflict, DecodeError, InvalidInput, NotFound
@@ -88,6 +90,40 @@ def idempotency_key(branch: BranchKey, key: str) -> str:
     """Return the key to send with an effect: the same in every attempt, process and restart, and used nowhere else."""
     name = record_id("effect", branch, key).hex()
     return f"bs-{name[:32]}"
+
+
+# Keys of runs -----------------------------------------------------------------------------------------------------
+#
+# Calls and effects of a run have keys that name their place: ``line:graph/node#visit…:name`` in a graph, where the line
+# is the run and its line of history, and ``round/iteration/name`` in a loop. Any other key is the caller's own.
+
+_NAME = r"[^\s/#\[\]>:*,]+"  # what names of graphs and nodes are made of
+_IN_GRAPH = re.compile(rf"(?P<line>.+?):{_NAME}/(?P<node>{_NAME})#(?P<visit>[0-9]+)[\[>:]", re.DOTALL)
+_IN_LOOP = re.compile(r"(0|[1-9][0-9]*)/([1-9][0-9]*)/")
+
+
+class NodePlace(NamedTuple):
+    """Where a graph made a call: the line of its run, and the visit of a node of the outermost graph."""
+
+    line: str
+    node: str
+    visit: int
+
+
+class TurnPlace(NamedTuple):
+    """Where a loop made a call: the round, and the turn in it."""
+
+    round: int
+    iteration: int
+
+
+def place_of(key: str) -> NodePlace | TurnPlace | None:
+    """Return where a run made the call with this key; None if the key is the caller's own, or was cut."""
+    if found := _IN_LOOP.match(key):
+        return TurnPlace(int(found[1]), int(found[2]))
+    if found := _IN_GRAPH.match(key):
+        return NodePlace(found["line"], found["node"], int(found["visit"]))
+    return None
 
 
 # Writing ----------------------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from backstay.errors import Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.checkpoint import PAYLOAD_FIELDS, Checkpoint, CheckpointMeta, unchecked
+from backstay.operations.arguments import check_step, id_of
 from backstay.operations.cursor import Base, Cursor
 from backstay.operations.listing import every_branch, read_each, unreadable
 from backstay.operations.rows import (
@@ -257,23 +258,61 @@ def find_row(store: Backend, namespace: str, name: str, surely: bool = False) ->
     return rows[0] if rows else None
 
 
-def at_step(store: Backend, branch: BranchKey, step: int) -> Checkpoint | None:
-    """Load the newest checkpoint at or before a step; before a fork's first step, from its source branch."""
+def at_step(store: Backend, branch: BranchKey, step: int, exact: bool) -> Checkpoint | None:
+    """Load the newest checkpoint at or before a step; ``exact`` raises NotFound if the step is missing."""
+    row = _row_exactly_at(store, branch, step) if exact else _row_up_to(store, branch, step)
+    found = None if row is None else find_row(store, branch.namespace, row.id, surely=True)
+    return None if found is None else load_row(store, found)
+
+
+def checkpoint_id(store: Backend, branch: BranchKey, checkpoint: CheckpointMeta | str | int) -> str:
+    """Return the id of a checkpoint, which may be given as a step of a branch."""
+    if not isinstance(checkpoint, int):
+        return id_of(checkpoint)
+    if isinstance(checkpoint, bool) or checkpoint < 0:
+        raise InvalidInput(f"a step must be a whole number, 0 or more, not {checkpoint!r:.40}", thread=branch.thread)
+    return _row_exactly_at(store, branch, check_step(checkpoint)).id
+
+
+def _row_exactly_at(store: Backend, branch: BranchKey, step: int) -> Row:
+    row = _row_up_to(store, branch, step)
+    earlier = None if row is None else values_of(row)["step"]
+    if row is not None and earlier == step:
+        return row
+    later = None
+    for line, before in _line_of(store, branch):
+        while rows := store.find(Query(*line, before=before)):
+            above = [number for each in rows if (number := values_of(each)["step"]) > step]
+            later, before = min(above, default=later), rows[-1].seq
+            if len(above) < len(rows):
+                break
+    near = " and ".join(str(each) for each in (earlier, later) if each is not None)
+    raise NotFound(
+        f"branch {branch.name!r} of thread {branch.thread!r} has no checkpoint at step {step}",
+        thread=branch.thread,
+        hint=f"The nearest: step {near}" if near else "It has no checkpoints: check the thread id",
+    )
+
+
+def _row_up_to(store: Backend, branch: BranchKey, step: int) -> Row | None:
+    """Return the newest row at or before a step; before a fork's first step, from its source branch."""
+    found = (_row_at(store, line, step, before) for line, before in _line_of(store, branch))
+    return next((row for row in found if row is not None), None)
+
+
+def _line_of(store: Backend, branch: BranchKey) -> Iterator[tuple[BranchKey, int | None]]:
+    """Yield a branch and the ones it was forked from, each with the number before which its rows belong to the line."""
     before: int | None = None
     visited: set[BranchKey] = set()
     while branch not in visited:  # branch names that were deleted and reused can form a cycle
         visited.add(branch)
-        row = _row_at(store, branch, step, before)
-        if row is not None:
-            found = find_row(store, branch.namespace, row.id, surely=True)
-            return None if found is None else load_row(store, found)
+        yield branch, before
         branches = every_branch(store, branch.namespace, branch.thread, branch.scope)
         name = next((other.origin for other in branches if other.key == branch), None)
         origin = None if name is None else find_row(store, branch.namespace, name)
         if origin is None:
-            return None
+            return
         branch, before = origin.branch, origin.seq + 1
-    return None
 
 
 def _row_at(store: Backend, branch: BranchKey, step: int, before: int | None) -> Row | None:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from backstay.codec import encode
@@ -21,6 +22,7 @@ from backstay.model.decision import REASON_LENGTH_MAX, Decision, DecisionKind, I
 from backstay.model.ids import check_id, check_label
 from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations import interrupts
+from backstay.operations.answers import describe
 from backstay.operations.cursor import Cursor, Services
 from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.records import all_records, find_by_id
@@ -31,7 +33,6 @@ from backstay.store.records import Record
 
 TIMEOUT_S_MAX = 10 * 365 * 86_400.0
 _ON_TIMEOUT = (DecisionKind.REJECT, DecisionKind.DEFER, DecisionKind.REROUTE)
-_NO_ANSWER = (DecisionKind.REJECT, DecisionKind.DEFER, DecisionKind.REROUTE)
 _LATE = "no one decided in time"
 
 
@@ -47,7 +48,8 @@ class Question:
     timeout_s: float | None = None  # after this long without a decision ...
     on_timeout: DecisionKind = DecisionKind.REJECT  # ... this is decided
     timeout_target: str | None = None  # the node to go to, if that is a reroute
-    answer: type | None = None  # the answer must be a value of this type; any other closes the question
+    answer: type | None = None  # a question wants a value of this type, object for any; None for an approval
+    is_sleep: bool = False  # no one is asked: the timeout lets the run continue
 
     def __post_init__(self) -> None:
         if self.on_timeout not in _ON_TIMEOUT:
@@ -62,13 +64,19 @@ class Question:
 
     def late_decision(self) -> Decision:
         """Return the decision that is made on timeout."""
+        if self.is_sleep:
+            return Decision(kind=DecisionKind.APPROVE)
         return Decision(kind=DecisionKind(self.on_timeout), reason=_LATE, target=self.timeout_target)
 
     def interrupt(self, branch: BranchKey, number: int) -> Interrupt:
         """Return the interrupt for this question in a branch; ``number`` is how often it was closed before."""
-        asked = Interrupt(id="-", kind=self.kind, node=self.node, payload=self.payload, prompt=self.prompt)
+        wanted = describe(self.answer)
+        asked = Interrupt(
+            id="-", kind=self.kind, node=self.node, payload=self.payload, prompt=self.prompt, answer=wanted
+        )
         place = (*branch, self.position, str(number))
-        return replace(asked, id=interrupts.reserved_id(interrupts.QUESTION, place, interrupts.body_of(asked)))
+        what = interrupts.SLEEP if self.is_sleep else interrupts.QUESTION
+        return replace(asked, id=interrupts.reserved_id(what, place, interrupts.body_of(asked)))
 
 
 def settle(
@@ -118,6 +126,24 @@ def waiting(
         number += 1
 
 
+def sleep_question(
+    position: str, node: str | None, seconds: float | None, until: datetime | None, now: datetime
+) -> Question:
+    """Return a question that no person is asked, and whose timeout is the end of a sleep."""
+    if (seconds is None) == (until is None):
+        raise InvalidInput(
+            "sleep needs either seconds or until", hint="For example ctx.sleep(60), or sleep(until=when)"
+        )
+    if until is not None:
+        if not isinstance(until, datetime) or until.tzinfo is None:
+            raise InvalidInput("until must be a datetime with a time zone", hint="Use datetime.now(timezone.utc)")
+        seconds = max(0.0, (until - now).total_seconds())
+    payload = {"sleep": seconds if until is None else until.astimezone(UTC).isoformat()}
+    return Question(
+        position, InterruptKind.USER_REQUEST, node, payload, timeout_s=check_timeout(seconds), is_sleep=True
+    )
+
+
 def check_timeout(seconds: object) -> float:
     """Return the timeout of a question in seconds, checked."""
     wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds)
@@ -130,11 +156,11 @@ def check_timeout(seconds: object) -> float:
 
 
 def check_answer(decision: Decision, kind: type | None, interrupt: str = "") -> Any:
-    """Return the value of a modification, which must be of this type; a mapping becomes a pydantic model.
+    """Return the value of an answer, which must be of this type; a mapping becomes a pydantic model.
 
     Other decisions have no value: None.
     """
-    if kind is None or decision.kind is not DecisionKind.MODIFY:
+    if kind is None or decision.kind is not DecisionKind.ANSWER:
         return decision.value
     _check_kind(kind)
     value = decision.value
@@ -176,11 +202,7 @@ def _places(error: ValueError) -> str:
 
 
 def _check_fit(question: Question, decision: Decision, interrupt: str) -> None:
-    """Raise InvalidInput if the answer has the wrong type, or no value."""
-    if question.answer is None or decision.kind in _NO_ANSWER:
-        return
-    if decision.kind is not DecisionKind.MODIFY:
-        raise _misfit(interrupt, question.answer, f"a plain {decision.kind.value!r}")
+    """Raise WrongAnswer if the answer has the wrong type."""
     check_answer(decision, question.answer, interrupt)
 
 
@@ -211,7 +233,7 @@ def wait_question(line: str, name: str, number: int, timeout_s: float | None = N
     """Return the question whose answer is the value with this number under a name."""
     check_id(name, "name")
     position, prompt = f"{line}:message:{name}:{number}", f"Waiting for {name!r}"
-    return Question(position, InterruptKind.USER_REQUEST, None, {"wait_for": name}, prompt, timeout_s)
+    return Question(position, InterruptKind.USER_REQUEST, None, {"wait_for": name}, prompt, timeout_s, answer=object)
 
 
 def deliver(
@@ -226,8 +248,7 @@ def deliver(
     by: str,
 ) -> InterruptRecord:
     """Answer the first open question for a name after the first ``received``, or one that the run will ask later."""
-    kind = DecisionKind.APPROVE if value is None else DecisionKind.MODIFY
-    decision = Decision(kind=kind, value=value)
+    decision = Decision(kind=DecisionKind.ANSWER, value=value)
     encode(value, "value")  # a value that cannot be stored is refused before anything is written
     for number in itertools.count(received + 1):
         question = wait_question(line, name, number)

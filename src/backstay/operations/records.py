@@ -1,4 +1,4 @@
-"""Sealed records: sessions, interrupts and effects, each with a digest over every column.
+"""Sealed records: runs, interrupts and effects, each with a digest over every column.
 
 The body of a record is a digest (the seal) followed by a list of plain fields. The seal covers the kind, the branch,
 the key, the checkpoint, the version, whether it is open, and the fields. So a record cannot be confused with another or
@@ -19,13 +19,16 @@ from backstay.operations.listing import read_each, unreadable
 from backstay.operations.rows import Damaged
 from backstay.store.base import Backend, BranchKey
 from backstay.store.layout import UNREADABLE
-from backstay.store.records import Kind, Record, digest_of
+from backstay.store.records import Kind, Record, RunFacts, digest_of
 
 PAGE_ROWS = 100
 _SEAL_BYTES = 32
 _SMALL_BYTES = 64 * 1024
+_BYTES_PER_ITEM, _ITEMS_MAX = 16, 100_000
+"""A run lists the interrupts that it waits for, each by an id of more than so many bytes, and never so many."""
+
 _HINTS = {
-    "session": "Nothing else is affected. Look at the thread's history to see how far the run came",
+    "run": "The thread's checkpoints are not affected. Look at its history to see how far the run came",
     "interrupt": "Do not act on it. Record a new interrupt and ask again",
     "effect": "Do not rely on it. Find out whether it was done; to do it again, use another key",
 }
@@ -34,12 +37,12 @@ T = TypeVar("T")
 Types = Sequence[type | tuple[type, ...]]
 
 
-def seal(record: Record, is_open: bool, fields: list[Any]) -> Record:
+def seal(record: Record, is_open: bool, fields: list[Any], run: RunFacts | None = None) -> Record:
     """Return the record with these fields as its body, sealed for its next version."""
     packed = ormsgpack.packb(fields)
     body = _seal(record, record.version + 1, is_open, packed) + packed
     return Record(
-        record.kind, record.branch, record.key, body, is_open, record.checkpoint, record.version, record.number
+        record.kind, record.branch, record.key, body, is_open, record.checkpoint, record.version, record.number, run
     )
 
 
@@ -50,7 +53,8 @@ def unseal(record: Record, types: Types) -> list[Any]:
         raise damaged(record, "it does not match its digest")
     try:
         # Each byte may decode to an empty list of 56 bytes, so a large body is unpacked only if it has few items.
-        if len(packed) > _SMALL_BYTES and has_more_items_than(packed, len(types) + 1):
+        items_max = len(types) + 1 + min(len(packed) // _BYTES_PER_ITEM, _ITEMS_MAX)
+        if len(packed) > _SMALL_BYTES and has_more_items_than(packed, items_max):
             raise ValueError("more items than any record has")
         fields = ormsgpack.unpackb(packed)
         is_known = len(fields) == len(types) and all(map(isinstance, fields, types))
@@ -63,7 +67,7 @@ def unseal(record: Record, types: Types) -> list[Any]:
 
 def unstored(record: Record) -> Record:
     """Return a record as it was before it was stored, without the version and number that its store gave it."""
-    return replace(record, version=0, number=0, left_us=0)
+    return replace(record, version=0, number=0)
 
 
 def _seal(record: Record, version: int, is_open: bool, packed: bytes) -> bytes:
@@ -92,7 +96,7 @@ def confirm(store: Backend, stored: Record) -> Record:
 
 
 def find_by_id(store: Backend, kind: Kind, namespace: str, name: str) -> Record | None:
-    """Return a session or an interrupt by its id, which is unique in the namespace."""
+    """Return an interrupt by its id, which is unique in the namespace."""
     return store.record(kind, BranchKey(namespace, "", "", ""), name)
 
 

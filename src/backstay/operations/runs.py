@@ -11,7 +11,7 @@ rewound, or its newest checkpoint is the end of a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -83,7 +83,18 @@ def loop_run_of(meta: CheckpointMeta) -> LoopRun | None:
     return LoopRun(mark["round"], meta.iteration, frozenset(mark["grants"]), finished, received=received)
 
 
-class Run(NamedTuple):
+def unfinished_loop(branch: Sequence[CheckpointMeta]) -> list[str]:
+    """Return the id of the newest checkpoint of an unfinished loop, if other code has saved since then.
+
+    Without it, the loop would start again, and so would the effects of its current turn.
+    """
+    if not branch or branch[0].graph is not None:
+        return []
+    newest = next((meta for meta in branch if LOOP_POSITION in meta.metadata), None)
+    return [] if newest is None or newest.is_over else [newest.id]
+
+
+class RunOfCheckpoint(NamedTuple):
     """The run of a checkpoint."""
 
     name: str  # no other run of the branch has it
@@ -91,12 +102,12 @@ class Run(NamedTuple):
     is_known: bool  # False: the checkpoint was saved by neither a graph nor a loop
 
 
-def run_of(store: Backend, branch: BranchKey, meta: CheckpointMeta) -> Run:
+def run_of(store: Backend, branch: BranchKey, meta: CheckpointMeta) -> RunOfCheckpoint:
     """Return the run that a checkpoint of a branch belongs to."""
     if meta.graph is not None:
-        return Run(f"graph {meta.run_id or meta.id}", meta.is_over, True)
+        return RunOfCheckpoint(f"graph {meta.run_id or meta.id}", meta.is_over, True)
     found = find_loop_run(store, branch, meta)
-    return Run(f"loop {found.number}", meta.is_over or found.finished, found.was_loop)
+    return RunOfCheckpoint(f"loop {found.number}", meta.is_over or found.finished, found.was_loop)
 
 
 def has_ended(store: Backend, branch: BranchKey, checkpoint: str, interrupt: str) -> bool:

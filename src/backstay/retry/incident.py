@@ -118,7 +118,7 @@ class RecoveryAction:
                 return cls.retry()
             case DecisionKind.REJECT:
                 return cls.abort()
-            case DecisionKind.MODIFY:
+            case DecisionKind.MODIFY | DecisionKind.ANSWER:
                 return cls.from_plain(decision.value)
             case DecisionKind.DEFER:
                 return None

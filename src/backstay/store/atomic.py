@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreError, StoreFull
+from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreError, StoreFull, StoreRefused
 
 if sys.platform != "win32":
     import fcntl
@@ -86,6 +86,16 @@ def make_directory(path: Path, mode: int = DIRECTORY_MODE) -> None:
             if not directory.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         sync_directory(directory.parent)
+
+
+def check_parent(path: Path) -> None:
+    """Raise StoreRefused if the directory in which a store would be created does not exist."""
+    if not os.path.isdir(path.parent):
+        raise StoreRefused(
+            f"the directory {path.parent} does not exist",
+            path=str(path),
+            hint="Create it, then open the store again; or correct the path",
+        )
 
 
 def sync_directory(path: Path) -> None:

@@ -32,7 +32,7 @@ from backstay.store.finding import Finding as Finding  # re-exported, because ev
 from backstay.store.layout import UNREADABLE
 from backstay.store.leases import BranchKey as BranchKey  # so is this
 from backstay.store.leases import LeaseGrant, LeaseRequest, LeaseStatus
-from backstay.store.records import Fence, Kind, Record
+from backstay.store.records import Fence, Kind, Record, RunQuery, StoredRun
 
 PAGE_ROWS_MAX = 1000
 """The most rows that ``find`` returns at once, even if the limit is higher."""
@@ -456,16 +456,20 @@ class Backend(Protocol):
         smaller: after a crash, or a lease that starts meanwhile (Fenced), a repeated call deletes the rest.
         """
 
-    def compact(self) -> int:
-        """Make the store as small as possible without changing its content; return how many bytes that freed."""
+    def compact(self, full: bool = False) -> int:
+        """Make the store as small as possible without changing its content; return how many bytes that freed.
+
+        Other verbs continue meanwhile. ``full`` may make them wait, if the store cannot become smaller otherwise.
+        """
 
     # Leases -------------------------------------------------------------------------------------------------------
 
-    def acquire(self, branch: BranchKey, request: LeaseRequest) -> LeaseGrant:
+    def acquire(self, branch: BranchKey, request: LeaseRequest, run: Record | None = None) -> LeaseGrant:
         """Take the branch's lease; create the branch, without a checkpoint, if it does not exist.
 
-        If the lease is free or expired, the epoch rises by one. If it has the request's token, it is extended and the
-        epoch stays. If another token holds it: Fenced, with the owner's name.
+        If the lease is free, expired or of the epoch ``request.over``, the epoch rises by one. If it has the request's
+        token, it is extended and the epoch stays. If another token holds it: Fenced, with the holder. ``run`` is stored
+        in the same step, as by ``put_record``; if another writer changed it, Conflict, and nothing changes.
         """
 
     def renew(self, branch: BranchKey, epoch: int, request: LeaseRequest) -> None:
@@ -474,28 +478,41 @@ class Backend(Protocol):
         Fenced if the epoch or the token differs, or if the branch does not exist.
         """
 
-    def release(self, branch: BranchKey, epoch: int, token: str) -> None:
+    def release(self, branch: BranchKey, epoch: int, token: str, run: Record | None = None) -> None:
         """Release the lease. A branch that never had a checkpoint is removed, and its thread too if that is empty.
 
         Does nothing if this epoch was released before or the branch does not exist. Fenced if another holder took it.
+        ``run`` is stored in the same step; if another writer changed it, Conflict, and nothing changes.
         """
 
     def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseStatus]:
         """Return unreleased leases, earliest expiry first."""
 
-    def claim(self, namespace: str, count: int, request: LeaseRequest) -> list[LeaseGrant]:
-        """Take up to ``count`` expired leases at once, earliest expiry first.
+    def claim(
+        self,
+        namespace: str,
+        graphs: Collection[tuple[str, str]],
+        count: int,
+        request: LeaseRequest,
+        now_us: int,
+        dead: Collection[str],
+        change: Callable[[Record], Record | None],
+    ) -> list[LeaseGrant]:
+        """Take the leases of up to ``count`` runs of these graphs (name and fingerprint) that no process executes.
 
-        Several workers may claim at the same time: each lease goes to one of them, and none waits for another. Leases
-        that already have the request's token count too: they are extended and come first.
+        First the runs with the status ``RUNNING`` whose lease has ended or has a ``dead`` token, then those that are
+        due at ``now_us``, earliest first, unless another holder has their branch. ``change`` is a pure function that
+        returns the run as claimed, or None to leave it. Several workers may claim at the same time: each run goes to
+        one of them, and none waits for another. A repeated call with the same token may return other runs; the leases
+        of a lost answer expire.
         """
 
     # Records ------------------------------------------------------------------------------------------------------
 
     def record(self, kind: Kind, branch: BranchKey, key: str) -> Record | None:
-        """Return one record, or None. For a session or an interrupt only the branch's namespace matters."""
+        """Return one record, or None. For an interrupt only the branch's namespace matters."""
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
         """Store a record if its version and number are the stored ones; return the record as it is stored now.
 
         Version 0 means that the record must not exist. The returned record shows whether this writer won. The steps:
@@ -505,8 +522,10 @@ class Backend(Protocol):
         2. Check the fence like a commit's, even if nothing would be stored: Fenced.
         3. NotFound if a version is named and the record does not exist, or if a new record names a checkpoint that is
            not in the branch's thread and scope.
-        4. Store it with the next version, unless another writer was faster. With ``ttl_us`` its time to live starts
-           now; without it, the record has none. The thread is created if it does not exist.
+        4. Store it with the next version, unless another writer was faster. The thread is created if it does not exist.
+
+        ``run`` is stored in the same step, if ``record`` is; if another writer changed it: Conflict, and neither is
+        stored.
         """
 
     def records(
@@ -516,6 +535,18 @@ class Backend(Protocol):
 
         At most ``limit``, and never more than ``PAGE_ROWS_MAX``.
         """
+
+    def drop_records(self, records: Collection[Record]) -> int:
+        """Delete these records, except those that were changed since they were read; return how many were deleted."""
+
+    def run(self, branch: BranchKey) -> StoredRun | None:
+        """Return the newest run of a branch, or None."""
+
+    def runs(self, query: RunQuery) -> list[StoredRun]:
+        """Return runs, newest first; at most ``PAGE_ROWS_MAX``. The cost grows with the page, not with the store."""
+
+    def count_runs(self, namespace: str, statuses: Collection[str]) -> dict[str, int]:
+        """Return how many runs have each of these statuses; those that none has are left out."""
 
     # Checking and repairing, below the level of checkpoints. Each verb may run while others save. ------------------
 

@@ -20,9 +20,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from backstay.errors import Fenced
+
+if TYPE_CHECKING:
+    from backstay.store.records import Record
 
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 WALL_CLOCK = "wall"
@@ -71,20 +74,60 @@ def boot_id(path: Path = BOOT_ID_PATH) -> str:
 
 
 class LeaseRequest(NamedTuple):
-    """The request of a holder: its name for people, the token of this acquisition, and the requested time."""
+    """The request of a holder: who it is, the token of this acquisition, and the requested time.
 
-    owner: str
+    ``over`` is the epoch of a holder that is known to be dead: its lease counts as expired.
+    """
+
+    owner: str  # a ``Holder`` as text
     token: str
     ttl_us: int
+    over: int = 0
+
+
+class Holder(NamedTuple):
+    """The process that holds a lease, as text in the lease's row.
+
+    Process ids are reused. Together with the start time of the process, the boot of the machine and the namespaces of
+    both numbers, an id identifies one process forever. Fields that a system does not provide are ``UNKNOWN``.
+    """
+
+    machine: str  # the machine's own id, as a digest
+    boot: str
+    namespaces: str  # those that give process ids and start times their meaning
+    pid: str
+    started: str
+    host: str
+    label: str = ""  # the owner's name, given by the program
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+    @property
+    def name(self) -> str:
+        """The name for people: the label, or host and process id."""
+        return self.label or f"{self.host}:{self.pid}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Holder:
+        """Return the holder from its text; of any other text, one with that label and nothing else known."""
+        parts = [] if text is None else text.split(" ", len(cls._fields) - 1)
+        if len(parts) != len(cls._fields) or not parts[3].isdecimal() or len(parts[3]) >= 10:  # no pid is that long
+            return cls(*(UNKNOWN,) * 6, text or "")
+        return cls(*parts)
+
+
+UNKNOWN = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A lease just acquired."""
+    """A lease just acquired, and the run that was stored with it."""
 
     branch: BranchKey
     number: int  # the branch's
     epoch: int
+    run: Record | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +139,31 @@ class LeaseStatus:
     owner: str
     epoch: int
     left_us: int
+    token: str = ""
 
 
 def fenced(branch: BranchKey, epoch: int, current: int, owner: str | None, left_us: int) -> Fenced:
     """Return the error for a caller with this epoch (0 = without a lease) that may not write the branch."""
+    holder = None if owner is None else Holder.parse(owner)
     if epoch < current and epoch:
         what = f"the lease on branch {branch.name!r} was taken over (epoch {current}, ours was {epoch})"
         hint = "Stop this run: the other worker continues it. This call stored nothing"
-    elif owner is not None and left_us > 0:
-        what = f"{owner!r} holds the lease on branch {branch.name!r} for another {left_us / 1e6:.1f} s"
-        hint = "Only the holder may write. If it died, the lease expires: wait for that with wait_s=…"
+    elif holder is not None and left_us > 0:
+        what = f"{holder.name!r} holds the lease on branch {branch.name!r} for another {left_us / 1e6:.1f} s"
+        hint = "Only the holder may write. If it died elsewhere, its lease expires: wait for that with wait=…"
     else:
         what = f"the lease on branch {branch.name!r} has ended (epoch {current}, ours was {epoch})"
         hint = "Take a new lease, load the newest checkpoint and continue from there"
-    return Fenced(what, epoch=epoch, current=current, owner=owner, thread=branch.thread, hint=hint)
+    return Fenced(
+        what,
+        epoch=epoch,
+        current=current,
+        owner=None if holder is None else holder.name,
+        holder=holder,
+        left_s=max(left_us, 0) / 1e6,
+        thread=branch.thread,
+        hint=hint,
+    )
 
 
 class LeaseRow(NamedTuple):
@@ -129,7 +183,7 @@ class LeaseRow(NamedTuple):
         """Return the lease after ``acquire``. The holder's own lease is extended, even if it has expired."""
         if self.token == request.token:
             return self.extended(request, now)
-        if self.left_us(now) > 0:
+        if self.left_us(now) > 0 and request.over != self.epoch:
             raise self.refusal(branch, 0, now)
         return LeaseRow(self.epoch + 1, request.owner, request.token).extended(request, now)
 

@@ -51,7 +51,7 @@ class ProcessLock:
     """An exclusive lock on a file that exists only for this, held for one transaction."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
-        self._path = path
+        self.path = path
         self._timeout_s = timeout_s
 
     def take(self) -> AbstractContextManager[object]:
@@ -68,7 +68,7 @@ class ProcessLock:
             return held
         raise StoreBusy(
             f"another process held the store's lock for more than {self._timeout_s:g} s",
-            path=self._path,
+            path=self.path,
             hint="Try again; if it stays locked, look for a suspended process that has the store open",
         )
 
@@ -85,7 +85,7 @@ class ProcessLock:
 
     def _locked(self, how: int) -> HeldLock:
         """Open the file and lock it; ``how`` says whether to wait."""
-        file = io.FileIO(self._path, "r+", opener=_open_private)
+        file = io.FileIO(self.path, "r+", opener=_open_private)
         try:
             if how == _NOW:
                 fcntl.flock(file.fileno(), how)
@@ -97,15 +97,15 @@ class ProcessLock:
             raise
 
     def _failed(self, error: OSError) -> StoreError:
-        what = f"cannot lock {self._path}: {error.strerror}"
-        return StoreRefused(what, path=self._path, hint="Check the permissions of the file and its folder")
+        what = f"cannot lock {self.path}: {error.strerror}"
+        return StoreRefused(what, path=self.path, hint="Check the permissions of the file and its folder")
 
 
 class DirectoryLock(ProcessLock):
     """An exclusive lock on a directory itself, which cannot be removed or replaced while its files stay."""
 
     def _locked(self, how: int) -> HeldLock:
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if how == _NOW:
                 fcntl.flock(descriptor, how)

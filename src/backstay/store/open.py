@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 from backstay.errors import InvalidInput, StoreRefused
@@ -42,6 +43,9 @@ STORES: dict[str, Callable[[str], Backend]] = {
 }
 """Scheme to class. A URL without a scheme is the path of a SQLite file."""
 
+_MEMORY = ("memory:", ":memory:", "sqlite:///:memory:")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+"""Two or more characters: one letter is a drive of Windows."""
 
 _URL_LENGTH_MAX = 10_000
 
@@ -57,16 +61,18 @@ def path_text(path: str | os.PathLike[str]) -> str | None:
 
 
 def open_backend(url: str | os.PathLike[str]) -> Backend:
-    """Open the store that the URL names; create it if it does not exist."""
+    """Open the store that the URL names; create it if it does not exist. ``backstay.open`` documents the URLs."""
     text = path_text(url)
     if text is None:
         raise InvalidInput("open() needs a path or a URL", hint='For example backstay.open("agent.db")')
-    scheme, colon, _ = text.partition(":")
-    if text == "memory:":
+    if text in _MEMORY:
         return _memory(text)
-    if colon and scheme in STORES:
-        return STORES[scheme](text)
-    if colon and "://" in text:
+    found = _SCHEME.match(text)
+    if found is None:
+        return SqliteStore(text)
+    scheme = found[1]
+    if scheme not in STORES:
         known = ", ".join(f"{name}:" for name in STORES)
-        raise InvalidInput(f"there is no store for {scheme}://", hint=f"Use {known} or the path of a file")
-    return SqliteStore(text)
+        hint = f"Use {known} or the path of a file. If the file's name has a colon, write ./ before it"
+        raise InvalidInput(f"there is no store for {scheme}:", hint=hint)
+    return STORES[scheme](text)

@@ -1,42 +1,88 @@
 """Records: small mutable rows, each with a version that every write must name.
 
-A record is a session, an interrupt or an effect. The store knows its name, its branch and whether it is open, and
-nothing of its meaning: the body is sealed bytes, and the rules (who may start, decide, consume or end it) are pure
+A record is a run, an interrupt or an effect. The store knows its name, its branch and whether it is open, and of a run
+what lists and claims need; the body is sealed bytes, and the rules (who may start, decide, consume or end it) are pure
 functions in ``operations/``. A writer reads a record, computes the next one, and stores it if no other writer was
 faster.
 
 A record with a checkpoint is deleted with it. Effects are deleted with their branch, when a delete removes the branch's
-last checkpoint. Sessions, like everything else, are deleted with their thread.
+last checkpoint. Runs, like everything else, are deleted with their thread. Retention deletes effects and runs earlier,
+once nothing can ask for them.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from backstay.errors import NotFound
-from backstay.store.leases import BranchKey
+from backstay.errors import Conflict, NotFound
+from backstay.store.leases import BranchKey, LeaseStatus
 
-Kind = Literal["session", "interrupt", "effect"]
+Kind = Literal["run", "interrupt", "effect"]
 
-KINDS: tuple[Kind, ...] = ("session", "interrupt", "effect")
+KINDS: tuple[Kind, ...] = ("run", "interrupt", "effect")
 """All kinds. Their positions in this list are stored, so a new kind comes last."""
+
+RUNNING = "running"
+"""The status of a run that a process executes. Once its lease has ended, the run can be claimed."""
+
+
+class RunFacts(NamedTuple):
+    """The part of a run that a store knows, to list and to claim it."""
+
+    status: str
+    graph: str  # the name of the graph or loop
+    fingerprint: str  # of the graph: a claim names the graphs that the claimer can execute
+    due_us: int | None = None  # when it may be claimed, by the callers' clock; None: not now
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. Later writes change only ``body``, ``open``, the version and the time to live."""
+    """One record. Later writes change only ``body``, ``open``, ``run`` and the version."""
 
     kind: Kind
     branch: BranchKey
-    key: str  # the id of a session or an interrupt, the key of an effect
+    key: str  # the id of a run or an interrupt, the key of an effect
     body: bytes  # sealed: opaque to the store
-    open: bool  # a session that has not ended, an interrupt that is not consumed, an effect without a receipt
+    open: bool  # a run that has not ended, an interrupt that is not consumed, an effect without a receipt
     checkpoint: str | None = None  # the checkpoint it belongs to and is deleted with
     version: int = 0  # 0 = not stored; each write adds one
     number: int = 0  # given by the store in the order of first writes, never reused
-    left_us: int = 0  # remaining time to live by the store's clock; 0 or less = expired, or none
+    run: RunFacts | None = None  # of a run
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs ``Backend.runs`` returns, newest first."""
+
+    namespace: str
+    thread: str | None = None
+    status: str | None = None
+    graph: str | None = None
+    before: int | None = None  # only runs with a lower number
+    limit: int = 100
+
+    def names(self, record: Record) -> bool:
+        """Return whether the query asks for this run."""
+        run = record.run
+        return (
+            run is not None
+            and record.branch.namespace == self.namespace
+            and self.thread in (None, record.branch.thread)
+            and self.status in (None, run.status)
+            and self.graph in (None, run.graph)
+            and (self.before is None or record.number < self.before)
+        )
+
+
+class StoredRun(NamedTuple):
+    """A run as lists return it, with the lease of its branch and the step of the branch's newest checkpoint."""
+
+    record: Record
+    lease: LeaseStatus | None  # None: free
+    step: int | None  # None: no checkpoint
 
 
 class Fence(NamedTuple):
@@ -55,8 +101,10 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def record_id(kind: Kind, branch: BranchKey, key: str) -> bytes:
-    """Return a record's name as a digest: of an effect's branch and key, or of the kind, namespace and key."""
-    parts = (*branch, key) if kind == "effect" else (kind, branch.namespace, key)
+    """Return a record's name as a digest. An interrupt's id is unique in its namespace, other keys in their branch."""
+    parts = (kind, branch.namespace, key) if kind == "interrupt" else (*branch, key)
+    if kind == "run":
+        parts = (kind, *parts)
     return digest_of(*(part.encode(errors="surrogatepass") for part in parts))
 
 
@@ -73,7 +121,7 @@ def winner(record: Record, stored: Record | None) -> Record | None:
     return None if is_seen else stored
 
 
-def written(record: Record, stored: Record | None, number: int, ttl_us: int | None) -> Record:
+def written(record: Record, stored: Record | None, number: int) -> Record:
     """Return the record as a write stores it; ``number`` is for a new one."""
     first = stored or record
     return Record(
@@ -85,7 +133,26 @@ def written(record: Record, stored: Record | None, number: int, ttl_us: int | No
         first.checkpoint,
         record.version + 1,
         number if stored is None else stored.number,
-        ttl_us or 0,
+        record.run,
+    )
+
+
+def once_per_branch(claimable: Iterable[tuple[Record, Record | None]]) -> Iterator[tuple[Record, Record]]:
+    """Yield runs with the runs as claimed, except those that a claim leaves, or whose branch it already takes."""
+    taken: set[BranchKey] = set()
+    for run, changed in claimable:
+        if changed is not None and run.branch not in taken:
+            taken.add(run.branch)
+            yield run, changed
+
+
+def run_changed(run: Record, stored: Record | None) -> Conflict:
+    """Return the error for a verb whose run another writer has changed. Nothing was stored."""
+    return Conflict(
+        f"another process changed run {run.key}",
+        winner=stored,
+        thread=run.branch.thread,
+        hint="Read the run again, and repeat the call",
     )
 
 

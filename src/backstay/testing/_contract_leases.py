@@ -17,7 +17,7 @@ import pytest
 from backstay.errors import Conflict, Fenced, IdTaken, NotFound
 from backstay.store.base import Backend, BranchKey, Head, Query
 from backstay.store.leases import LeaseGrant, LeaseRequest
-from backstay.store.records import KINDS, Record
+from backstay.store.records import KINDS, RUNNING, Record, RunFacts
 from backstay.testing.drafts import (
     SPACES,
     branch_key,
@@ -63,9 +63,13 @@ def await_expiry(backend: Backend, key: BranchKey) -> None:
     wait_until(lambda: key in [row.branch for row in backend.leases(key.namespace, key.thread, True)])
 
 
-def running(thread: str = "t", name: str = "run") -> Record:
-    """Return a session that has just started."""
-    return Record("session", branch_key(thread), name, b"a run", True)
+def running(thread: str = "t", name: str = "run", **facts: Any) -> Record:
+    """Return a run that has just started."""
+    return Record("run", branch_key(thread), name, b"a run", True, run=RunFacts(**{**RUNNING_G, **facts}))
+
+
+RUNNING_G: dict[str, Any] = {"status": RUNNING, "graph": "g", "fingerprint": "1"}
+"""The facts of a run of graph g that a process executes."""
 
 
 def everything(backend: Backend) -> list[object]:
@@ -74,7 +78,7 @@ def everything(backend: Backend) -> list[object]:
     for space in SPACES:
         found += [replace(row, left_us=0) for row in backend.leases(space, None, False)]
         for kind in KINDS:
-            found += [replace(row, left_us=0) for row in backend.records(kind, space, None, False, 0, 1000)]
+            found += backend.records(kind, space, None, False, 0, 1000)
     return found
 
 
@@ -270,15 +274,15 @@ class LeaseRules:
         assert second.epoch == 1
         assert second.number != first.number
 
-    @pytest.mark.parametrize("kept_by", ["nothing", "branch", "write", "session"])
+    @pytest.mark.parametrize("kept_by", ["nothing", "branch", "write", "run"])
     def test_a_thread_is_deleted_with_its_only_lease_unless_it_holds_more(self, backend: Backend, kept_by: str) -> None:
         backend.acquire(branch_key("first"), asking("a"))
         if kept_by == "branch":
             backend.acquire(branch_key("first", "b"), asking("b"))
         if kept_by == "write":
             backend.write(branch_key("first"), "later", [pending("task", 0)], False)
-        if kept_by == "session":
-            backend.put_record(running("first"), HOUR_US)
+        if kept_by == "run":
+            backend.put_record(running("first"))
         backend.release(branch_key("first"), 1, "a")
         for thread in ("second", "first"):
             put(backend, branch_key(thread), {"n": 1})
@@ -295,7 +299,7 @@ class LeaseRules:
 
         assert seq_of(backend, branch_key(), put(backend, branch_key(), {"n": 2})) > number
 
-    # Listing and claiming -----------------------------------------------------------------------------------------
+    # Listing ---------------------------------------------------------------------------------------------------
 
     def test_leases_are_listed_earliest_expiry_first(self, backend: Backend) -> None:
         put(backend, branch_key("a"), {"n": 1})
@@ -316,56 +320,6 @@ class LeaseRules:
         assert [row.branch.thread for row in backend.leases("", None, True)] == ["b", "a"]
         assert [row.branch.thread for row in backend.leases("", "running", False)] == ["running"]
         assert backend.leases("", "running", True) == backend.leases("other", None, False) == []
-
-    def test_expired_leases_are_claimed_oldest_first(self, backend: Backend) -> None:
-        put(backend, branch_key("c"), {"n": 1})
-        backend.acquire(branch_key("running"), asking("running"))
-        backend.acquire(branch_key("z", namespace="other"), asking("z", MOMENT_US))
-        numbers = {key: backend.acquire(branch_key(key), asking(key, MOMENT_US)).number for key in ("a", "b", "c")}
-        backend.renew(branch_key("a"), 1, asking("a", MOMENT_US))
-        for key in numbers:
-            await_expiry(backend, branch_key(key))
-        assert backend.claim("", 0, asking("nobody")) == []
-        first, second = backend.claim("", 2, asking("x")), backend.claim("", 2, asking("y"))
-
-        assert first == [LeaseGrant(branch_key(key), numbers[key], 2) for key in ("b", "c")]
-        assert second == [LeaseGrant(branch_key("a"), numbers["a"], 2)]
-        assert backend.claim("", 9, asking("late")) == []
-        with pytest.raises(Fenced):
-            backend.renew(branch_key("b"), 1, asking("b"))
-        save(backend, branch_key("c"), {"n": 2}, asking("x"))
-
-    def test_claiming_again_under_the_same_token_gives_the_same_leases(self, backend: Backend) -> None:
-        for thread in ("a", "b", "c"):
-            acquire_briefly(backend, branch_key(thread), thread)
-        first = backend.claim("", 2, asking("x", MOMENT_US))
-        for held in first:
-            await_expiry(backend, held.branch)
-        again = backend.claim("", 2, asking("x"))
-
-        assert len(again) == 2
-        assert {held.branch for held in again} == {held.branch for held in first}
-        assert {held.epoch for held in again} == {2}
-        assert [row.branch for row in backend.leases("", None, True)] == [branch_key("c")]
-
-    def test_simultaneous_claims_get_different_leases(self, backend: Backend) -> None:
-        keys = {branch_key(f"t{number}") for number in range(2 * CLAIMERS)}
-        for key in keys:
-            backend.acquire(key, asking("gone", MOMENT_US))
-        for key in keys:
-            await_expiry(backend, key)
-        ready = threading.Barrier(CLAIMERS)
-
-        def race(worker: int) -> list[LeaseGrant]:
-            ready.wait()
-            return backend.claim("", 3, asking(f"worker {worker}"))
-
-        with ThreadPoolExecutor(CLAIMERS) as pool:
-            claimed = [held for each in pool.map(race, range(CLAIMERS)) for held in each]
-        claimed += backend.claim("", 2 * CLAIMERS, asking("the rest"))
-
-        assert sorted(held.branch for held in claimed) == sorted(keys)
-        assert {held.epoch for held in claimed} == {2}
 
 
 # Fences: a lease keeps others from committing and deleting.
@@ -546,7 +500,7 @@ class FenceRules:
     ) -> None:
         put(backend, branch_key(), {"list": long_list(9)})
         put(backend, branch_key(name="b"), {"n": 1})
-        backend.put_record(running("t"), HOUR_US)
+        backend.put_record(running("t"))
         backend.acquire(branch_key(name=branch), asking("a"))
         before = everything(backend)
         for token in (None, "b"):

@@ -13,10 +13,10 @@ import pytest
 
 from backstay.errors import Fenced, NotFound
 from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
-from backstay.store.records import KINDS, Fence, Kind, Record
-from backstay.testing._contract_leases import HOUR_US, MOMENT_US, NOTHING, acquire_briefly, asking, everything
+from backstay.store.records import KINDS, Fence, Kind, Record, RunFacts
+from backstay.testing._contract_leases import NOTHING, acquire_briefly, asking, everything
 from backstay.testing._contract_lists import HOSTILE
-from backstay.testing.drafts import branch_key, contents, draft, pending, put, wait_until
+from backstay.testing.drafts import branch_key, contents, draft, pending, put
 
 WRITERS = 8
 ROUNDS = 10
@@ -28,7 +28,8 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 def fresh(kind: Kind, key: str = "one", **changes: Any) -> Record:
     """Return a record that is not stored yet."""
-    return replace(Record(kind, branch_key(), key, BODY, True), **changes)
+    facts = RunFacts("queued", "g", "1", 5) if kind == "run" else None
+    return replace(Record(kind, branch_key(), key, BODY, True, run=facts), **changes)
 
 
 def keep(backend: Backend, kind: Kind, key: str = "one", **changes: Any) -> Record:
@@ -55,9 +56,8 @@ def close(backend: Backend, row: Record) -> Record:
 
 
 def listed(backend: Backend, namespace: str = "", thread: str | None = None, open_only: bool = False) -> list[Record]:
-    """Return the records of every kind, without remaining times."""
-    found = [record for kind in KINDS for record in backend.records(kind, namespace, thread, open_only, 0, 1000)]
-    return [replace(record, left_us=0) for record in found]
+    """Return the records of every kind."""
+    return [record for kind in KINDS for record in backend.records(kind, namespace, thread, open_only, 0, 1000)]
 
 
 class RecordRules:
@@ -140,8 +140,8 @@ class RecordRules:
 
         assert everything(backend) == before
 
-    @pytest.mark.parametrize("kind", ["session", "interrupt"])
-    def test_sessions_and_interrupts_are_named_in_their_whole_namespace(self, backend: Backend, kind: Kind) -> None:
+    @pytest.mark.parametrize("kind", ["interrupt"])
+    def test_interrupts_are_named_in_their_whole_namespace(self, backend: Backend, kind: Kind) -> None:
         row = keep(backend, kind)
         there = put(backend, branch_key("u"), {"n": 2})
 
@@ -205,7 +205,7 @@ class RecordRules:
         assert everything(backend) == before
         assert pause(backend, checkpoint=name, branch=branch_key(name="b")).branch == branch_key(name="b")
 
-    @pytest.mark.parametrize("kind", ["session", "effect"])
+    @pytest.mark.parametrize("kind", ["run", "effect"])
     def test_a_record_creates_its_thread_hidden(self, backend: Backend, kind: Kind) -> None:
         keep(backend, kind, branch=branch_key("first"))
         assert (contents(backend), backend.find(Query("", heads_of_threads=True))) == (NOTHING, [])
@@ -216,27 +216,12 @@ class RecordRules:
 
         assert oldest_last == ["second", "first"]
 
-    @pytest.mark.parametrize("kind", ["session", "effect"])
+    @pytest.mark.parametrize("kind", ["run", "effect"])
     def test_a_record_gives_no_right_and_takes_none(self, backend: Backend, kind: Kind) -> None:
         keep(backend, kind)
         put(backend, branch_key(), {"n": 1})
 
         assert backend.acquire(branch_key(), asking("another")).epoch == 1
-
-    # Time to live -------------------------------------------------------------------------------------------------
-
-    @every_kind
-    def test_a_record_lives_for_its_time_from_every_write_that_gives_one(self, backend: Backend, kind: Kind) -> None:
-        checkpoint = put(backend, branch_key(), {"n": 1}) if kind == "interrupt" else None
-        row = backend.put_record(fresh(kind, checkpoint=checkpoint), MOMENT_US)
-        wait_until(lambda: backend.records(kind, "", None, True, 0, 10)[0].left_us <= 0)
-        lives = backend.put_record(replace(row, body=b"beat"), HOUR_US)
-        (again,) = backend.records(kind, "", "t", True, 0, 10)
-        found = backend.record(kind, branch_key(), "one")
-        assert found is not None
-
-        assert all(HOUR_US // 2 < each.left_us <= HOUR_US for each in (lives, again, found))
-        assert close(backend, lives).left_us == 0
 
     # Fencing ------------------------------------------------------------------------------------------------------
 
@@ -442,7 +427,7 @@ class RecordRules:
 
         assert pause(backend).number > gone.number
 
-    def test_effects_are_deleted_with_the_last_checkpoint_of_their_branch_and_sessions_are_not(
+    def test_effects_are_deleted_with_the_last_checkpoint_of_their_branch_and_runs_are_not(
         self, backend: Backend
     ) -> None:
         keys: list[BranchKey] = [branch_key(), branch_key(name="b"), branch_key(scope="sub"), branch_key("u")]
@@ -450,12 +435,12 @@ class RecordRules:
         for key in keys[1:]:
             put(backend, key, {"n": 1})
         effects = [keep(backend, "effect", branch=key) for key in keys]
-        session = keep(backend, "session")
+        run = keep(backend, "run")
         backend.delete("", ids[:1], False)
-        assert listed(backend) == [session, *effects]
+        assert listed(backend) == [run, *effects]
         backend.delete("", ids, False)
 
-        assert listed(backend) == [session, *effects[1:]]
+        assert listed(backend) == [run, *effects[1:]]
 
     def test_what_was_stored_before_its_branch_existed_stays_deleted_after_reopening(
         self, backend: Backend, open_backend: Callable[[], Backend]

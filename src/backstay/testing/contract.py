@@ -32,11 +32,13 @@ from backstay.pieces.manifest import Range
 from backstay.store.base import Backend, Commit, Committed, Query, following
 from backstay.store.leases import LeaseRequest
 from backstay.store.memory import MemoryStore
+from backstay.store.records import RunQuery
 from backstay.testing._contract_deletes import DeleteRules
-from backstay.testing._contract_leases import HOUR_US, FenceRules, LeaseRules, asking, everything, running, save
+from backstay.testing._contract_leases import FenceRules, LeaseRules, asking, everything, running, save
 from backstay.testing._contract_lists import ListRules
 from backstay.testing._contract_records import RecordRules, fresh, pause
 from backstay.testing._contract_repair import RepairRules
+from backstay.testing._contract_runs import RunRules
 from backstay.testing.drafts import (
     branch_key,
     contents,
@@ -211,7 +213,7 @@ WORKERS = 8
 ROUNDS = 25
 
 
-class StoreContract(ListRules, DeleteRules, BatchRules, LeaseRules, FenceRules, RecordRules, RepairRules):
+class StoreContract(ListRules, DeleteRules, BatchRules, LeaseRules, FenceRules, RecordRules, RunRules, RepairRules):
     """Derive a class from this one, override ``open_backend``, and let pytest collect it."""
 
     reopens: ClassVar[bool] = True
@@ -423,7 +425,7 @@ class StoreContract(ListRules, DeleteRules, BatchRules, LeaseRules, FenceRules, 
     def test_leases_and_records_survive_reopening(self, backend: Backend, open_backend: Callable[[], Backend]) -> None:
         pause(backend)
         held = [backend.acquire(key, asking("a")) for key in (branch_key(), branch_key("empty"))]
-        session = backend.put_record(running(), HOUR_US)
+        run = backend.put_record(running())
         before = everything(backend)
         with contextlib.closing(open_backend()) if self.reopens else contextlib.nullcontext(backend) as again:
             assert everything(again) == before
@@ -431,7 +433,7 @@ class StoreContract(ListRules, DeleteRules, BatchRules, LeaseRules, FenceRules, 
                 again.commit(draft(again, branch_key(), {"n": 2}))
             save(again, branch_key(), {"n": 2}, asking("a"))
             again.renew(branch_key("empty"), held[1].epoch, asking("a"))
-            assert again.put_record(replace(session, body=b"beat"), HOUR_US).version == 2
+            assert again.put_record(replace(run, body=b"beat")).version == 2
 
         assert {row.branch for row in backend.leases("", None, False)} == {branch_key(), branch_key("empty")}
 
@@ -489,10 +491,14 @@ class StoreContract(ListRules, DeleteRules, BatchRules, LeaseRules, FenceRules, 
             lambda: closed.renew(branch_key(), 1, asking("a")),
             lambda: closed.release(branch_key(), 1, "a"),
             lambda: closed.leases("", None, False),
-            lambda: closed.claim("", 1, asking("a")),
+            lambda: closed.claim("", [("g", "1")], 1, asking("a"), 0, [], lambda run: run),
             lambda: closed.record("effect", branch_key(), "one"),
             lambda: closed.put_record(fresh("effect")),
             lambda: closed.records("effect", "", None, False, 0, 1),
+            lambda: closed.drop_records([fresh("effect")]),
+            lambda: closed.run(branch_key()),
+            lambda: closed.runs(RunQuery("")),
+            lambda: closed.count_runs("", ["running"]),
             closed.sizes,
             closed.check,
             closed.compact,

@@ -90,6 +90,7 @@ class CrashRun:
     files: Mapping[str, bytes] = field(default_factory=dict)
     world: Any = None
     damage: str = ""  # what ``store.check()`` found
+    records: list[str] = field(default_factory=list)  # what is wrong with the runs that ``store.runs()`` lists
 
     def labels(self) -> Counter[str]:
         """Return how often each moment came."""
@@ -126,6 +127,8 @@ def judge(reference: CrashRun, run: CrashRun, shaky: Mapping[str, set[str]]) -> 
     """Yield the kind and the sentence of everything that is wrong with a run."""
     yield from ran_again(run)
     yield from repeated_effects(run)
+    for what in dict.fromkeys(run.records):
+        yield "run record", what
     if run.problem is not None:
         yield run.problem
         return

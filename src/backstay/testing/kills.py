@@ -29,8 +29,11 @@ from typing import Any
 from backstay.engine.graph import Graph
 from backstay.errors import Fenced, InvalidInput
 from backstay.model.checkpoint import Checkpoint
-from backstay.model.decision import Approve, Decision, Modify
+from backstay.model.decision import Answer, Approve, Decision, Modify
+from backstay.model.runs import RunStatus
 from backstay.operations.interrupts import InterruptRecord
+from backstay.operations.leases import is_alive
+from backstay.store.leases import Holder
 from backstay.store.open import open_backend
 from backstay.testing.judge import (
     CrashFinding,
@@ -51,6 +54,7 @@ from backstay.testing.victim import (
     pack,
     unpack,
 )
+from backstay.thread.runs import LIMIT_MAX, Run
 from backstay.thread.store import Store, make_services
 
 LIVES_MAX = 200
@@ -85,11 +89,12 @@ def crash(
 
     ``graph`` is ``"module:name"``, ``"file.py:name"`` or a graph of a module; also a function without arguments that
     returns a graph, or a program: a function of a thread and an input, which starts its work or resumes it.
-    ``answers`` gives the decision on a question: a function of its record, or a mapping by tool or node; every other
-    question is approved. ``world`` returns what the run did outside, to be compared with the undisturbed run, and
-    ``reset`` clears it before each run; files in the working directory, which each run has for itself, are compared
-    without it. ``url`` is ``"dir:"`` or ``postgresql://…``; by default the store is a SQLite file. ``only`` kills one
-    run at these moments: the scripts of the findings use it. A process that takes ``timeout_s`` seconds never ends.
+    ``answers`` gives the decision on a question: a function of its record, or a mapping by tool or node; all others are
+    approved, or answered with None. ``world`` returns what the run did outside, to be compared with the undisturbed
+    run, and ``reset`` clears it before each run; files in the working directory, which each run has for itself, are
+    compared without it. ``url`` is ``"dir:"`` or ``postgresql://…``; by default the store is a SQLite file. ``only``
+    kills one run at these moments: the scripts of the findings use it. A process that takes ``timeout_s``
+    seconds never ends.
 
         def test_my_graph_survives_kills():
             report = crash("my_module:graph", [{"question": "…"}], kills=200)
@@ -331,7 +336,19 @@ class CrashRig:
             found = self._answers.get(str(tool), self._answers.get(str(record.interrupt.node)))
         if isinstance(found, str):
             found = Decision(kind=found)  # type: ignore[arg-type]  # it may also be its stored name
-        return Approve() if found is None else found
+        if found is None:
+            return Approve() if record.interrupt.answer is None else Answer(None)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyGraph:
+    """A graph that can execute these runs, for a claim."""
+
+    runs: list[Run]
+
+    def claims(self) -> list[tuple[str, str]]:
+        return [(run.graph, run.fingerprint) for run in self.runs]
 
 
 @dataclass(slots=True)
@@ -347,6 +364,7 @@ class _Lives:
     life: int = 0
     read: int = 0  # bytes of the log
     doubted: set[str] = field(default_factory=set)  # idempotency keys of effects that a process did not dare to repeat
+    runs: set[str] = field(default_factory=set)  # ids of the runs that the store knew after a death
     seen: Counter[str] = field(default_factory=Counter)  # moments since the last death, in lives that ended alone
 
     def live(self) -> bool:
@@ -376,6 +394,7 @@ class _Lives:
             self.run.deaths.append(self.todo.pop(0))
             self.seen.clear()
             self._free()
+            self._check_runs()
             return False
         self.seen.update(words[1] for words in new if words[0] == "moment")
         return self._judge_end(code, head)
@@ -450,13 +469,43 @@ class _Lives:
             return new
         return []
 
+    def _check_runs(self) -> None:
+        """Check that the store knows all runs, and that none counts as running now that its process is dead."""
+        with self.store() as store:
+            found = [run for run in store.runs(thread=THREAD, limit=LIMIT_MAX) if isinstance(run, Run)]
+        lost = self.runs - {run.id for run in found}
+        self.runs |= {run.id for run in found}
+        self.run.records += ["store.runs() no longer lists the run"] * len(lost)
+        for run in found:
+            if run.status is RunStatus.RUNNING:
+                self.run.records.append("the process is dead, and store.runs() lists the run as running")
+
+    def _check_end(self, store: Store, head: Checkpoint | None) -> None:
+        """Check that the record of a run that is over says so, at the latest when a worker asks for runs."""
+        found = [run for run in store.runs(thread=THREAD, limit=LIMIT_MAX) if isinstance(run, Run)]
+        self.run.records += ["store.runs() no longer lists the run"] * len(self.runs - {run.id for run in found})
+        if head is None or not head.is_over or self.run.problem is not None:
+            return
+        left = [run for run in found if run.ended_at is None]
+        for lease in store.claim([_AnyGraph(left)]) if left else []:
+            self.run.records.append(f"the run is over, and a worker is asked to continue it at step {lease.run.step}")
+            lease.release()
+        for run in found:
+            if run.id == head.run_id and (status := run.refresh().status) not in (
+                RunStatus.COMPLETED,
+                RunStatus.CANCELLED,
+            ):
+                self.run.records.append(f"the run is over, and store.runs() lists it as {status.value}")
+
     def _free(self) -> None:
-        """Release the lease of a dead process, as time would."""
+        """Release the lease of a dead process, as time would, where the system does not say that it is dead."""
         url, namespace = self.rig.url_of(self.folder)
         tokens = [words[1] for words in self.run.lines if words[0] == "token"]
         backend = open_backend(url)
         try:
             for row in backend.leases(namespace, THREAD, False):
+                if is_alive(Holder.parse(row.owner)) is False:
+                    continue  # the next process takes it over
                 for token in reversed(tokens):
                     with contextlib.suppress(Fenced):
                         backend.release(row.branch, row.epoch, token)
@@ -481,6 +530,7 @@ class _Lives:
                 run.state, run.path, run.ended = dict(head.state), tuple(head.path), str(head.trigger)
             if not (checked := store.check()):
                 run.damage = str(checked)
+            self._check_end(store, head)
             if namespace := self.rig.url_of(self.folder)[1]:
                 assert store.namespace == namespace
                 store.delete_all()

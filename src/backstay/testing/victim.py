@@ -41,6 +41,7 @@ from backstay.model.runs import Outcome
 from backstay.operations.cursor import Handle
 from backstay.operations.drivers import Steps
 from backstay.store.base import Backend
+from backstay.store.leases import LeaseRequest
 from backstay.store.open import open_backend
 from backstay.store.records import Record
 from backstay.thread import calls, effects
@@ -58,7 +59,7 @@ FAILED = 70
 WRITES = {
     "acquire": "taking the lease",
     "release": "releasing the lease",
-    "claim": "claiming leases",
+    "claim": "claiming runs",
     "reserve": "reserving streams",
     "commit": "checkpoint",
     "commit_all": "checkpoints",
@@ -71,6 +72,7 @@ WRITES = {
     "restore": "restore",
     "quarantine": "quarantine",
     "put_record": "record",
+    "drop_records": "deletion of records",
     "renew": "",  # a heartbeat of another thread, at any time: no moment of the run
 }
 """The verbs of a store that change it, and what a moment calls them. A record is called what the write does to it."""
@@ -157,7 +159,8 @@ class WatchedStore:
         def call(*arguments: Any, **options: Any) -> Any:
             name = record_name(arguments[0]) if verb == "put_record" else WRITES[verb]
             if verb in ("acquire", "claim"):
-                self._moments.log("token", arguments[-1].token)
+                request = next(each for each in arguments if isinstance(each, LeaseRequest))
+                self._moments.log("token", request.token)
             self._moments.at(f"before {name}")
             answer = done(*arguments, **options)
             if verb == "write":

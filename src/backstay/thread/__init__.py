@@ -4,7 +4,7 @@ from backstay.model.checkpoint import Write
 from backstay.model.decision import Decision, DecisionKind, Interrupt, InterruptKind
 from backstay.model.fields import Usage
 from backstay.model.frame import Continuation, End, FanOut, Frame, FrameStack, NextNode
-from backstay.model.runs import EffectRecord, EffectStatus, ExpiredLease, InterruptedRun, Outcome, Session
+from backstay.model.runs import EffectRecord, EffectStatus, Outcome, RunStatus
 from backstay.operations.diff import Diff, apply_patch
 from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.listing import History
@@ -13,13 +13,13 @@ from backstay.operations.rows import Damaged
 from backstay.store.base import Branch, Removed
 from backstay.thread.lease import AsyncLease, Lease
 from backstay.thread.loop import AsyncLoop, Loop, LoopStatus
-from backstay.thread.session import AsyncRunSession, RunSession
+from backstay.thread.runs import AsyncRun, Run, Runs
 from backstay.thread.turn import AsyncTurn, Turn
 
 __all__ = [
     "AsyncLease",
     "AsyncLoop",
-    "AsyncRunSession",
+    "AsyncRun",
     "AsyncTurn",
     "Branch",
     "Continuation",
@@ -30,7 +30,6 @@ __all__ = [
     "EffectRecord",
     "EffectStatus",
     "End",
-    "ExpiredLease",
     "FanOut",
     "Frame",
     "FrameStack",
@@ -38,7 +37,6 @@ __all__ = [
     "Interrupt",
     "InterruptKind",
     "InterruptRecord",
-    "InterruptedRun",
     "Lease",
     "Loop",
     "LoopStatus",
@@ -46,8 +44,9 @@ __all__ = [
     "Outcome",
     "Pruned",
     "Removed",
-    "RunSession",
-    "Session",
+    "Run",
+    "RunStatus",
+    "Runs",
     "Turn",
     "Usage",
     "Write",

@@ -11,20 +11,24 @@ time: see ``HandleUse``.
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import time
 import uuid
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from backstay.errors import BackstayError, Fenced, InvalidInput
+from backstay.errors import BackstayError, Corrupted, Fenced, InvalidInput
 from backstay.model.ids import check_label
 from backstay.operations.cursor import Cursor, Handle
 from backstay.operations.drivers import TaskCancellation, async_sleep
-from backstay.operations.leases import HeldLease, LeaseLoss, short_name
-from backstay.store.base import Backend
-from backstay.store.leases import LeaseGrant, LeaseRequest
+from backstay.operations.leases import HeldLease, LeaseLoss, is_alive, short_name, this_process
+from backstay.operations.run_keeper import RunKeeper, retried
+from backstay.store.base import Backend, BranchKey
+from backstay.store.leases import Holder, LeaseGrant, LeaseRequest
 from backstay.thread.access import handle_of
 
 if TYPE_CHECKING:
@@ -41,20 +45,15 @@ HANDLE_RETRY_S = 0.01
 HANDLE_WAIT_S = 0.5
 """How long a run or loop at least waits for another one on its handle: a cancelled one needs a moment to end."""
 
-CLAIMS_MAX = 1000
-"""The most leases that can be claimed at once."""
+_uses: ContextVar[tuple[weakref.ref[LeaseBase | HandleUseBase], ...]] = ContextVar("backstay uses")
+_log = logging.getLogger("backstay.run")
 
 
 def check_ttl(ttl: object) -> float:
-    """Return the ttl of a lease or session in seconds, checked."""
+    """Return the ttl of a lease in seconds, checked."""
     if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not TTL_S_MIN <= ttl <= TTL_S_MAX:
         raise InvalidInput(f"ttl must be a number of seconds from {TTL_S_MIN:g} to {TTL_S_MAX:g}, not {ttl!r:.40}")
     return float(ttl)
-
-
-def check_owner(owner: str | None) -> str:
-    """Return the owner's name, by default host and process."""
-    return short_name() if owner is None else check_label(owner, "owner")
 
 
 def to_us(ttl: float) -> int:
@@ -66,15 +65,19 @@ def to_us(ttl: float) -> int:
 class LeaseOptions:
     """The arguments of ``Thread.lease``."""
 
-    owner: str
+    label: str  # the owner's name; "" = host and process
     ttl: float
     heartbeat: bool
     on_lost: Callable[[Any], None] | None
-    wait_s: float = 0.0  # how long to wait if another worker has it
+    wait: float | None = 0.0  # how many seconds to wait if another worker has it; None = until it ends
 
     def request(self) -> LeaseRequest:
-        """Return a request with a new token."""
-        return LeaseRequest(self.owner, uuid.uuid4().hex, to_us(self.ttl))
+        """Return a request with a new token. Reads files, so not in the thread of an event loop."""
+        return LeaseRequest(str(this_process(self.label)), uuid.uuid4().hex, to_us(self.ttl))
+
+    def deadline(self) -> float:
+        """Return when to stop waiting."""
+        return math.inf if self.wait is None else time.monotonic() + self.wait
 
 
 def check_lease_options(
@@ -82,35 +85,30 @@ def check_lease_options(
     ttl: float,
     heartbeat: bool = True,
     on_lost: Callable[[Any], None] | None = None,
-    wait_s: float = 0.0,
+    wait: float | None = 0.0,
 ) -> LeaseOptions:
     """Return the options of a lease, checked."""
     if not isinstance(heartbeat, bool):
         raise InvalidInput(f"heartbeat must be True or False, not {type(heartbeat).__name__}")
     if on_lost is not None and not callable(on_lost):
         raise InvalidInput(f"on_lost must be a function that takes the lease, not {type(on_lost).__name__}")
-    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= TTL_S_MAX:
-        raise InvalidInput(f"wait_s must be a number of seconds from 0 to {TTL_S_MAX:g}, not {wait_s!r:.40}")
-    return LeaseOptions(check_owner(owner), check_ttl(ttl), heartbeat, on_lost, wait_s)
-
-
-def claim(
-    store: Backend, namespace: str, count: int, options: LeaseOptions
-) -> list[tuple[LeaseGrant, LeaseRequest, float]]:
-    """Take up to ``count`` expired leases; return for each what ``LeaseBase._take`` needs."""
-    if type(count) is not int or not 1 <= count <= CLAIMS_MAX:
-        raise InvalidInput(f"n must be a whole number from 1 to {CLAIMS_MAX}, not {count!r:.40}")
-    request, started = options.request(), time.monotonic()
-    return [(grant, request, started) for grant in store.claim(namespace, count, request)]
+    is_number = isinstance(wait, int | float) and not isinstance(wait, bool) and 0 <= wait <= TTL_S_MAX
+    if wait is not None and not is_number:
+        raise InvalidInput(f"wait must be a number of seconds from 0 to {TTL_S_MAX:g}, or None, not {wait!r:.40}")
+    label = "" if owner is None else check_label(owner, "owner")
+    return LeaseOptions(label, check_ttl(ttl), heartbeat, on_lost, wait)
 
 
 class LeaseBase:
     """One lease, from before it is taken until after it is released. An object can be used only once."""
 
-    def __init__(self, handle: Handle, options: LeaseOptions) -> None:
+    def __init__(self, handle: Handle, options: LeaseOptions, keeper: RunKeeper | None = None) -> None:
         self._handle = handle
         self._cursor = handle.cursor
         self._options = options
+        self._keeper = keeper  # the record of the run that it is taken for, which is stored with it
+        self.run: Any = None  # the run that ``store.claim`` took it for
+        self._has_logged = False
         self._held: HeldLease | None = None
         self._request: LeaseRequest | None = None  # the last one sent to the store
         self._entered = False
@@ -119,7 +117,9 @@ class LeaseBase:
     @property
     def owner(self) -> str:
         """Return the owner's name, for people to read."""
-        return self._options.owner
+        if self._request is not None:
+            return Holder.parse(self._request.owner).name
+        return self._options.label or short_name()
 
     @property
     def ttl(self) -> float:
@@ -135,6 +135,10 @@ class LeaseBase:
     def lost(self) -> bool:
         """Return whether the lease is or may be lost: the store refused it, or it was not renewed within its ttl."""
         return self._held is not None and self._held.refusal() is not None
+
+    @property
+    def _holds(self) -> bool:
+        return self._held is not None and not self._held.is_over
 
     def raise_if_lost(self) -> None:
         """Raise Fenced if the lease is lost. If ``on_lost`` raised an error, the first call raises that one instead."""
@@ -173,18 +177,40 @@ class LeaseBase:
                 store.release(other.branch, other.epoch, other.request.token)
         started = time.monotonic()
         self._request = request
-        grant = store.acquire(cursor.branch, request)
+        grant = self._grant(store, request)
         self._take(grant, request, started)
         base, head_state = cursor.take()
         # If the branch had no checkpoint, the lease may have created it, so the next save reads the head again.
         if base is not None and base.last_seq:
             cursor.move(base, replace(base, epoch=grant.epoch), head_state)
 
+    def _grant(self, store: Backend, request: LeaseRequest) -> LeaseGrant:
+        """Ask the store for the lease; if its holder is a process of this machine that has died, take it over."""
+        keeper, branch = self._keeper, self._cursor.branch
+        try:
+            if keeper is None:
+                return store.acquire(branch, request)
+            grant = retried(lambda: store.acquire(branch, request, keeper.begin(store, request.token, request.owner)))
+            keeper.began(grant.run)
+            return grant
+        except Fenced as refusal:
+            if request.over == refusal.current or refusal.holder is None or is_alive(refusal.holder) is not False:
+                raise
+            return self._grant(store, request._replace(over=refusal.current))
+
     def _retry_after(self, deadline: float, refusal: Fenced) -> float:
         """Return how long to wait before asking again; raise the store's refusal after the deadline."""
         left = deadline - time.monotonic()
-        if left <= 0:
+        if left <= 0 or is_held_around(self._handle):
             raise refusal
+        if not self._has_logged:
+            self._has_logged = True
+            _log.warning(
+                "thread %r: waiting for %s, whose lease lasts another %.0f s unless it is renewed",
+                self._cursor.branch.thread,
+                refusal.owner,
+                refusal.left_s,
+            )
         return min(ACQUIRE_RETRY_S, left)
 
     def _renew(self, store: Backend) -> None:
@@ -210,7 +236,7 @@ class LeaseBase:
         held.start_release()
         self._handle.services.heartbeat.remove(held.renewal)
         try:
-            store.release(held.branch, held.epoch, held.request.token)
+            self._release_with_run(store, held.branch, held.epoch, held.request.token)
         except Fenced as error:
             held.fenced(error, releasing=True)
         finally:
@@ -219,6 +245,19 @@ class LeaseBase:
             cursor.head_state = None  # a branch without a checkpoint is deleted with its lease
         self._raise_loss(held)
 
+    def _release_with_run(self, store: Backend, branch: BranchKey, epoch: int, token: str) -> None:
+        """Release the lease in the store, and store the outcome of its run with it."""
+        keeper = self._keeper
+        if keeper is None:
+            store.release(branch, epoch, token)
+        else:
+            try:
+                retried(lambda: store.release(branch, epoch, token, keeper.finish(store)))
+            except Corrupted:  # of the run's record: the lease must not outlive its block
+                store.release(branch, epoch, token)
+                raise
+            keeper.drop_unused(store)
+
     def _undo(self, store: Backend) -> None:
         """Release a lease that an interrupted caller may have taken without knowing it."""
         request, held, branch = self._request, self._held, self._cursor.branch
@@ -226,7 +265,7 @@ class LeaseBase:
             with contextlib.suppress(BackstayError):
                 # If the answer was lost, asking again with the same token returns the same lease, and so its epoch.
                 taken = held or (store.acquire(branch, request))
-                store.release(branch, taken.epoch, request.token)
+                self._release_with_run(store, branch, taken.epoch, request.token)
         if held is not None:
             held.finish_release()
 
@@ -288,11 +327,12 @@ class LeaseBase:
 class Lease(LeaseBase):
     """The right to write a branch, while a ``with`` block runs.
 
-    Attributes: ``thread`` (the handle whose saves carry it), ``owner``, ``epoch``, ``ttl``, ``lost``.
+    Attributes: ``thread`` (the handle whose saves carry it), ``owner``, ``epoch``, ``ttl``, ``lost``, and ``run`` if
+    ``store.claim`` returned it.
     """
 
-    def __init__(self, thread: Thread, options: LeaseOptions) -> None:
-        super().__init__(handle_of(thread), options)
+    def __init__(self, thread: Thread, options: LeaseOptions, keeper: RunKeeper | None = None) -> None:
+        super().__init__(handle_of(thread), options, keeper)
         self.thread = thread
 
     def renew(self) -> None:
@@ -310,10 +350,11 @@ class Lease(LeaseBase):
                 if self.lost:
                     self._handle.run(self._renew_or_release)
                 return self
-            deadline = time.monotonic() + self._options.wait_s
+            deadline = self._options.deadline()
             while True:
                 try:
                     self._handle.run(self._acquire)
+                    start_use(self)
                     return self
                 except Fenced as error:
                     time.sleep(self._retry_after(deadline, error))
@@ -326,6 +367,7 @@ class Lease(LeaseBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        end_use(self)
         try:
             self.release()
         except Exception as failure:
@@ -350,11 +392,12 @@ class Lease(LeaseBase):
 class AsyncLease(LeaseBase):
     """The right to write a branch, while an ``async with`` block runs. If it is lost, the block is cancelled.
 
-    Attributes: ``thread`` (the handle whose saves carry it), ``owner``, ``epoch``, ``ttl``, ``lost``.
+    Attributes: ``thread`` (the handle whose saves carry it), ``owner``, ``epoch``, ``ttl``, ``lost``, and ``run`` if
+    ``store.claim`` returned it.
     """
 
-    def __init__(self, thread: AsyncThread, options: LeaseOptions) -> None:
-        super().__init__(handle_of(thread), options)
+    def __init__(self, thread: AsyncThread, options: LeaseOptions, keeper: RunKeeper | None = None) -> None:
+        super().__init__(handle_of(thread), options, keeper)
         self.thread = thread
         self._body: TaskCancellation | None = None
 
@@ -371,7 +414,7 @@ class AsyncLease(LeaseBase):
         try:
             if self._held is not None and self.lost:
                 await self._handle.finish(self._renew_or_release)
-            deadline = time.monotonic() + self._options.wait_s
+            deadline = self._options.deadline()
             while self._held is None:
                 try:
                     await self._handle.finish(self._acquire)
@@ -382,6 +425,7 @@ class AsyncLease(LeaseBase):
         except BaseException:  # the caller is cancelled, and no block will release what was taken
             await self._handle.finish(self._abandon)
             raise
+        start_use(self)
         self._body = TaskCancellation()
         if self._taken().loss is not None:  # the body could not be cancelled yet
             self._body.end(None)
@@ -391,6 +435,7 @@ class AsyncLease(LeaseBase):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        end_use(self)
         cancelled = self._body is not None and self._body.end(error)
         try:
             await self.release()
@@ -416,7 +461,9 @@ class HandleUseBase:
     The handle knows its user by a weak reference: if an interrupt keeps the use from ending, it ends with the object.
     """
 
-    def __init__(self, handle: Handle, given: object, options: LeaseOptions, takes_lease: bool) -> None:
+    def __init__(
+        self, handle: Handle, given: object, options: LeaseOptions, keeper: RunKeeper, takes_lease: bool
+    ) -> None:
         if given is not None and not isinstance(given, LeaseBase):
             raise InvalidInput(
                 f"lease must be a lease that you took, not {type(given).__name__}",
@@ -428,11 +475,27 @@ class HandleUseBase:
                 thread=handle.cursor.branch.thread,
                 hint="Run on lease.thread, the handle that took it",
             )
+        self._handle = handle
         self._cursor = handle.cursor
         self._given = given
         self._options = options
         self._takes_lease = takes_lease and given is None
         self._started = 0.0
+        # A claimed run comes with the lease that was taken for it.
+        claimed = None if given is None else given._keeper
+        self.keeper = keeper if claimed is None else claimed
+        self._keeps_record = not self._takes_lease and claimed is None  # otherwise the lease does
+
+    _holds = True
+
+    def _attach(self, store: Backend) -> None:
+        """Store the run's record, because no lease does that."""
+        self.keeper.attach(store, self._cursor.token or "", str(this_process(self._options.label)))
+
+    def _detach(self, store: Backend) -> None:
+        """Leave no record behind that says that the run executes."""
+        with contextlib.suppress(BackstayError):  # the caller gets the error that stopped it
+            self.keeper.detach(store)
 
     def _try_start(self) -> bool:
         return self._cursor.start_use(self, may_be_leased=self._given is not None)
@@ -440,7 +503,8 @@ class HandleUseBase:
     def _retry_after(self) -> float:
         """Return how long to wait before trying again; raise Fenced after the deadline."""
         is_used = self._cursor.user() is not None
-        wait_s = max(self._options.wait_s, HANDLE_WAIT_S if is_used else 0.0)
+        # Without an end, it waits only for a moment: the other run may be waiting for this one.
+        wait_s = max(self._options.wait or 0.0, HANDLE_WAIT_S if is_used else 0.0)
         left = self._started + wait_s - time.monotonic()
         if left <= 0:
             raise _handle_is_busy(self._cursor, is_used)
@@ -448,20 +512,26 @@ class HandleUseBase:
 
     def _lease_options(self) -> LeaseOptions:
         """Return the options of the lease to take, with the time that is left to wait for it."""
-        waited = time.monotonic() - self._started
-        return replace(self._options, wait_s=max(0.0, self._options.wait_s - waited))
+        wait, waited = self._options.wait, time.monotonic() - self._started
+        return replace(self._options, wait=None if wait is None else max(0.0, wait - waited))
 
     def _end(self) -> None:
         self._cursor.end_use(self)
+        end_use(self)
 
 
 class HandleUse(HandleUseBase):
     """The use of a handle by a run or loop, while a ``with`` block runs."""
 
     def __init__(
-        self, thread: Thread, given: LeaseBase | None, options: LeaseOptions, takes_lease: bool = True
+        self,
+        thread: Thread,
+        given: LeaseBase | None,
+        options: LeaseOptions,
+        keeper: RunKeeper,
+        takes_lease: bool = True,
     ) -> None:
-        super().__init__(handle_of(thread), given, options, takes_lease)
+        super().__init__(handle_of(thread), given, options, keeper, takes_lease)
         self.thread = thread
         self.lease: Lease | None = None  # its own
 
@@ -473,8 +543,13 @@ class HandleUse(HandleUseBase):
             if self._given is not None:
                 self._given.raise_if_lost()
             if self._takes_lease:
-                self.lease = Lease(self.thread, self._lease_options()).__enter__()
+                self.lease = Lease(self.thread, self._lease_options(), self.keeper).__enter__()
+            if self._keeps_record:
+                self._handle.run(self._attach)
+            start_use(self)
         except BaseException:
+            if self._keeps_record:
+                self._handle.run(self._detach)
             self._end()
             raise
         return self
@@ -483,6 +558,8 @@ class HandleUse(HandleUseBase):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         try:
+            if self._keeps_record:
+                self._handle.run(self.keeper.detach)
             if self.lease is not None:
                 self.lease.__exit__(kind, error, where)
         finally:
@@ -493,9 +570,14 @@ class AsyncHandleUse(HandleUseBase):
     """The use of a handle by a run or loop, while an ``async with`` block runs."""
 
     def __init__(
-        self, thread: AsyncThread, given: LeaseBase | None, options: LeaseOptions, takes_lease: bool = True
+        self,
+        thread: AsyncThread,
+        given: LeaseBase | None,
+        options: LeaseOptions,
+        keeper: RunKeeper,
+        takes_lease: bool = True,
     ) -> None:
-        super().__init__(handle_of(thread), given, options, takes_lease)
+        super().__init__(handle_of(thread), given, options, keeper, takes_lease)
         self.thread = thread
         self.lease: AsyncLease | None = None  # its own
 
@@ -507,8 +589,13 @@ class AsyncHandleUse(HandleUseBase):
             if self._given is not None:
                 self._given.raise_if_lost()
             if self._takes_lease:
-                self.lease = await AsyncLease(self.thread, self._lease_options()).__aenter__()
+                self.lease = await AsyncLease(self.thread, self._lease_options(), self.keeper).__aenter__()
+            if self._keeps_record:
+                await self._handle.finish(self._attach)
+            start_use(self)
         except BaseException:
+            if self._keeps_record:  # the caller may be cancelled after the record was stored
+                await self._handle.finish(self._detach)
             self._end()
             raise
         return self
@@ -517,6 +604,8 @@ class AsyncHandleUse(HandleUseBase):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         try:
+            if self._keeps_record:
+                await self._handle.finish(self.keeper.detach)
             if self.lease is not None:
                 await self.lease.__aexit__(kind, error, where)
         finally:
@@ -528,12 +617,43 @@ def _handle_is_busy(cursor: Cursor, is_used: bool) -> Fenced:
     branch, held = cursor.branch, cursor.lease
     if is_used:
         what = f"another run or loop uses this handle of thread {branch.thread!r}"
-        hint = "Let it end first, or wait for it: wait_s=…"
+        hint = "Let it end first, or wait for it: wait=…"
     else:
         what = f"this handle already holds the lease on branch {branch.name!r} of thread {branch.thread!r}"
-        hint = "If you took it, pass it to the run or loop: lease=lease. To wait for its end: wait_s=…"
-    epoch, owner = (0, None) if held is None else (held.epoch, held.request.owner)
-    return Fenced(what, epoch=0, current=epoch, owner=owner, thread=branch.thread, hint=hint)
+        hint = "If you took it, pass it to the run or loop: lease=lease. To wait for its end: wait=…"
+    holder = None if held is None else Holder.parse(held.request.owner)
+    return Fenced(
+        what,
+        epoch=0,
+        current=0 if held is None else held.epoch,
+        owner=None if holder is None else holder.name,
+        thread=branch.thread,
+        hint=hint,
+    )
+
+
+def is_held_around(handle: Handle) -> bool:
+    """Return whether a block around this call holds the handle's branch: waiting for that would never end."""
+    store, branch = handle.access.store, handle.cursor.branch
+    for ref in _uses.get(()):
+        block = ref()
+        if block is None or not block._holds or block._cursor.branch != branch:
+            continue
+        held = block._handle.access.store
+        # Two stores in memory have the same URL and nothing else in common.
+        if held is store or (held.url == store.url and not store.url.endswith("memory:")):
+            return True
+    return False
+
+
+def start_use(block: LeaseBase | HandleUseBase) -> None:
+    """Note that the block that starts here holds a branch. An object that is gone holds nothing."""
+    _uses.set((*_uses.get(()), weakref.ref(block)))
+
+
+def end_use(block: LeaseBase | HandleUseBase) -> None:
+    """Note that the block that ends here holds nothing any more; a block around it may hold the same branch."""
+    _uses.set(tuple(ref for ref in _uses.get(()) if ref() not in (block, None)))
 
 
 def add_failure_note(error: BaseException, failure: Exception) -> None:

@@ -1,7 +1,7 @@
 """A loop as durable as a graph: saved after every turn, resumed where it stopped, run by one process at a time.
 
-    with thread.loop({"messages": [user]}, limit=50) as loop:  # takes the lease; continues where it stopped
-        for turn in loop:                                       # one checkpoint per turn, when its body ends
+    with thread.loop({"messages": [user]}, strict=True) as loop:  # takes the lease; continues where it stopped
+        for turn in loop:                                          # one checkpoint per turn, when its body ends
             reply = turn.call("model", ask_model, turn.state["messages"])
             turn.append(messages=[reply])
             if reply["done"]:
@@ -27,12 +27,26 @@ from backstay.model.checkpoint import Checkpoint, CheckpointFields
 from backstay.model.decision import DecisionKind
 from backstay.model.fields import Usage, check_fields
 from backstay.model.frame import End
+from backstay.model.ids import check_id
+from backstay.model.runs import RunStatus
 from backstay.operations import load
 from backstay.operations import save as saving
 from backstay.operations.arguments import check_metadata, check_state
 from backstay.operations.cursor import Handle
 from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.question import Question, check_pause, close_ended, close_questions, settled
+from backstay.operations.rows import to_microseconds
+from backstay.operations.run_keeper import RunKeeper, check_same, end_for_good, settle_over, was_joined
+from backstay.operations.run_records import (
+    ABANDONED,
+    LOOP,
+    RunOutcome,
+    RunRow,
+    digest_of_input,
+    head_of,
+    new_row,
+    outcome_of_head,
+)
 from backstay.operations.runs import LoopRun, find_loop_run
 from backstay.store.base import Backend
 from backstay.thread.access import handle_of
@@ -46,7 +60,10 @@ if TYPE_CHECKING:
     from backstay.thread.thread import AsyncThread, Thread
 
 PAUSE_CHECK_S = 0.2
-"""How often a loop checks for requests to pause, by default."""
+"""How often a loop checks for requests to pause or to cancel, by default."""
+
+LOOP_NAME = "loop"
+"""The name of a loop in lists of runs, by default."""
 
 
 class LoopStatus(StrEnum):
@@ -57,6 +74,7 @@ class LoopStatus(StrEnum):
     INTERRUPTED = "interrupted"  # waits for a decision, see ``loop.interrupts``
     DEFERRED = "deferred"  # a person deferred the decision; the next run asks again
     FAILED = "failed"  # an error left the block
+    CANCELLED = "cancelled"  # a person stopped the run for good
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +86,10 @@ class LoopOptions:
     limit: int | None
     metadata: Mapping[str, Any]
     pause_check_s: float
+    strict: bool
     lease_options: LeaseOptions
     lease: LeaseBase | None  # the caller's
+    name: str
 
 
 def check_loop_options(
@@ -78,8 +98,10 @@ def check_loop_options(
     limit: int | None,
     metadata: Mapping[str, Any] | None,
     pause_check_s: float,
+    strict: bool,
     lease_options: LeaseOptions,
     lease: LeaseBase | None,
+    name: str,
 ) -> LoopOptions:
     """Return the arguments of a loop, checked."""
     for given in (initial, *([] if input is None else [input])):
@@ -90,7 +112,10 @@ def check_loop_options(
         raise InvalidInput(f"limit must be a whole number of turns, 1 or more, or None, not {limit!r:.40}")
     if isinstance(pause_check_s, bool) or not isinstance(pause_check_s, int | float) or not pause_check_s >= 0:
         raise InvalidInput(f"pause_check_s must be a number of seconds, 0 or more, not {pause_check_s!r:.40}")
-    return LoopOptions(initial, input, limit, metadata, float(pause_check_s), lease_options, lease)
+    if not isinstance(strict, bool):
+        raise InvalidInput(f"strict must be True or False, not {type(strict).__name__}")
+    check_id(name, "name")
+    return LoopOptions(initial, input, limit, metadata, float(pause_check_s), strict, lease_options, lease, name)
 
 
 class LoopBase:
@@ -110,10 +135,13 @@ class LoopBase:
         self._run = LoopRun(0)
         self._checkpoint = ""  # the id of the newest one
         self._state: dict[str, Any] = {}
+        self._marks: Mapping[str, Any] | None = None  # of the state, see Changes
         self._usage = Usage()
         self._digests = ListDigests()
         self._place: CallPlace | None = None  # the place of decorated functions around this loop
         self._waits: set[str] = set()  # ids of open questions of this run
+        self._is_joined = False  # another process finished the run while this one waited for it
+        self._keeper = RunKeeper(self._cursor.branch, self._now_us, self._plan)
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -139,6 +167,24 @@ class LoopBase:
 
     # Operations -----------------------------------------------------------------------------------------------
 
+    def _now_us(self) -> int:
+        return to_microseconds(self._services.now())
+
+    def _plan(self, store: Backend, newest: RunRow | None, waited_for: RunRow | None) -> RunRow | None:
+        """Return the run to execute: the unfinished one, or a new one; None if there is nothing left to do."""
+        branch, options = self._cursor.branch, self._options
+        head = head_of(store, branch)
+        digest = digest_of_input(options.input)
+        newest = None if newest is None else settle_over(store, newest, head, self._now_us())
+        if newest is not None and not newest.is_over:
+            check_same(newest, LOOP, newest.name if newest.kind == LOOP else options.name, digest)
+            return newest
+        self._is_joined = was_joined(store, waited_for, digest)
+        is_done = options.input is None or self._is_joined
+        if head is not None and is_done and find_loop_run(store, branch, head).finished:
+            return None
+        return new_row(branch, self._services.new_id(), LOOP, options.name, self._now_us(), input_digest=digest)
+
     def _start(self, store: Backend) -> None:
         """Find the position of the thread; save the initial state or the input before the first turn."""
         options = self._options
@@ -147,13 +193,19 @@ class LoopBase:
             first = dict(options.initial)
             for key, value in (options.input or {}).items():
                 first[key] = [*first[key], *value] if _extends(first, key, value) else value
-            fields: CheckpointFields = {"step": 0, "trigger": "input", "metadata": self._metadata(LoopRun(0))}
+            fields: CheckpointFields = {
+                "step": 0,
+                "trigger": "input",
+                "run_id": self._run_id,
+                "metadata": self._metadata(LoopRun(0)),
+            }
             saving.save_state(store, self._services, self._cursor, first, False, saving.SaveRequest(fields))
             head = load.latest(store, self._cursor)
             found = LoopRun(0)
         else:
             found = find_loop_run(store, self._cursor.branch, head)
-            if options.input is not None:
+            is_taken = head.run_id is not None and head.run_id == self._run_id  # by an earlier process
+            if options.input is not None and not is_taken and not self._is_joined:
                 found = self._take_input(store, head, found, options.input)
                 head = load.latest(store, self._cursor)
             self._waits = close_ended(store, self._services, self._cursor)
@@ -161,6 +213,13 @@ class LoopBase:
         self._run, self._checkpoint, self._usage, self._state = found, head.id, head.usage, head.state
         if found.finished:
             self.status = LoopStatus.COMPLETED
+            self._keeper.outcome = outcome_of_head(head)
+        else:
+            self._keeper.outcome = ABANDONED
+
+    @property
+    def _run_id(self) -> str | None:
+        return None if self._keeper.row is None else self._keeper.id
 
     def _take_input(self, store: Backend, head: Checkpoint, found: LoopRun, given: Mapping[str, Any]) -> LoopRun:
         """Start a new run on a finished state."""
@@ -178,6 +237,7 @@ class LoopBase:
             **_used(head.usage),
             "step": run.number,
             "trigger": "input",
+            "run_id": self._run_id,
             "metadata": self._metadata(run),
         }
         saving.save_append(store, self._services, self._cursor, extend, put, (), saving.SaveRequest(fields))
@@ -214,6 +274,7 @@ class LoopBase:
         fields: CheckpointFields = {
             **_used(usage),
             "trigger": "iteration",
+            "run_id": self._run_id,
             "iteration": done.iteration,
             "metadata": self._metadata(done),
             "continuation": End() if done.finished else None,
@@ -224,6 +285,7 @@ class LoopBase:
         )
         self._digests.forget({*changes.put, *changes.delete})
         self._run, self._checkpoint, self._usage, self._state = done, saved.id, usage, changes.view
+        self._marks = changes.marks
         if self._waits:  # the turn did not ask them again: its body has changed, or an effect was settled otherwise
             if done.finished:
                 close_ended(store, self._services, self._cursor)
@@ -239,6 +301,10 @@ class LoopBase:
         if self._looked is not None and now - self._looked < self._options.pause_check_s:
             return
         self._looked = now
+        if self._keeper.stop_request(store) is not None:
+            end_for_good(store, self._services, self._cursor, self._run_id)
+            self.status = LoopStatus.CANCELLED
+            return
         found = check_pause(store, self._services, self._cursor)
         if found is None:
             return
@@ -263,6 +329,34 @@ class LoopBase:
 
     def _leave(self, store: Backend, error: BaseException | None) -> None:
         """End the loop; store the last turn if it finished the loop without an error."""
+        try:
+            self._end(store, error)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self._keeper.outcome = self._outcome(error)
+
+    def _outcome(self, error: BaseException | None) -> RunOutcome:
+        """Return how this execution of the run ended."""
+        match self.status:
+            case LoopStatus.COMPLETED:
+                return RunOutcome(RunStatus.COMPLETED)
+            case LoopStatus.CANCELLED:
+                row = self._keeper.row
+                return RunOutcome(RunStatus.CANCELLED, reason="" if row is None else row.reason)
+            case LoopStatus.INTERRUPTED | LoopStatus.DEFERRED:
+                deadlines = [record.deadline for record in self.interrupts if record.deadline is not None]
+                wake_us = min(map(to_microseconds, deadlines), default=None)
+                return RunOutcome(RunStatus.INTERRUPTED, None, tuple(each.id for each in self.interrupts), wake_us)
+            case _ if isinstance(error, Rejected):
+                return RunOutcome(RunStatus.ABANDONED, error="Rejected")
+            case _ if isinstance(error, Exception):
+                return RunOutcome(RunStatus.FAILED, error=type(error).__name__)
+            case _:  # Ctrl-C, the end of the program, a cancelled task, or a block that was left early
+                return RunOutcome(RunStatus.ABANDONED, None if error is None else type(error).__name__)
+
+    def _end(self, store: Backend, error: BaseException | None) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
             turn._over = True
@@ -340,7 +434,7 @@ class Loop(LoopBase):
     def __init__(self, thread: Thread, options: LoopOptions) -> None:
         super().__init__(handle_of(thread), options)
         self.thread = thread
-        self._use = HandleUse(thread, options.lease, options.lease_options)
+        self._use = HandleUse(thread, options.lease, options.lease_options, self._keeper)
 
     def __enter__(self) -> Loop:
         self._enter()
@@ -397,7 +491,7 @@ class AsyncLoop(LoopBase):
     def __init__(self, thread: AsyncThread, options: LoopOptions) -> None:
         super().__init__(handle_of(thread), options)
         self.thread = thread
-        self._use = AsyncHandleUse(thread, options.lease, options.lease_options)
+        self._use = AsyncHandleUse(thread, options.lease, options.lease_options, self._keeper)
 
     async def __aenter__(self) -> AsyncLoop:
         self._enter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -13,8 +13,8 @@ from backstay.errors import InvalidInput
 from backstay.model.checkpoint import MAIN, Checkpoint, CheckpointMeta
 from backstay.model.decision import InterruptKind
 from backstay.model.ids import IdMaker, check_id
-from backstay.model.runs import ExpiredLease, InterruptedRun, Session
-from backstay.operations import load, retention, sessions
+from backstay.model.runs import UNFINISHED, RunStatus
+from backstay.operations import load, retention
 from backstay.operations.arguments import branch_key, names_of
 from backstay.operations.cursor import Access, Cursor, Services
 from backstay.operations.drivers import Offload, finish
@@ -31,10 +31,22 @@ from backstay.operations.listing import (
 )
 from backstay.operations.retention import Keep, Pruned
 from backstay.operations.rows import Damaged, OnDamage, check_on_damage
+from backstay.operations.run_records import ATTEMPTS
 from backstay.store.base import Backend, Removed
 from backstay.store.open import open_backend
 from backstay.thread.access import access_of, awaited
-from backstay.thread.lease import AsyncLease, Lease, check_lease_options, claim
+from backstay.thread.lease import AsyncLease, Lease, check_lease_options
+from backstay.thread.runs import (
+    AsyncRun,
+    Claimable,
+    Run,
+    Runs,
+    check_claim,
+    check_filter,
+    claim,
+    list_runs,
+    show_claimed,
+)
 from backstay.thread.thread import AsyncOnLost, AsyncThread, OnLost, Thread
 
 if TYPE_CHECKING:
@@ -54,7 +66,11 @@ def make_services(namespace: str, clock: Callable[[], datetime] | None) -> Servi
 
 
 def open(url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None) -> Store:
-    """Open a store: the path of a SQLite file, ``dir:path``, ``postgresql://…`` or ``memory:``. Creates it if missing.
+    r"""Open a store: a path of a SQLite file, ``dir:path``, ``postgresql://…`` or ``:memory:``. Creates it if missing.
+
+    ``sqlite:///x.db`` is a relative path and ``sqlite:////tmp/x.db`` an absolute one, as in SQLAlchemy. Two or more
+    letters before the first colon are a scheme, and an unknown one is refused; one letter is a drive (``C:\x.db``).
+    Write ``./a:b.db`` for a file whose name has a colon. The parent directory must exist.
 
     The store sees only its ``namespace``: the same ids in another namespace are other threads. ``clock`` gives every
     time that is stored, and the timeouts of questions and ages in retention are compared with it; leases use the clock
@@ -125,66 +141,63 @@ class Store:
         """Delete the checkpoints that the rules do not keep, in all threads. With ``dry_run``, only report them."""
         return retention.prune(self._access.store, self._access.services, None, keep, dry_run, None)
 
-    @overload
-    def expired(self, *, on_damage: Literal["raise"] = ...) -> list[ExpiredLease]: ...
+    def runs(
+        self,
+        *,
+        status: RunStatus | str | None = None,
+        graph: str | None = None,
+        thread: str | None = None,
+        holder: str | None = None,
+        limit: int = 100,
+        after: Run | None = None,
+        on_damage: OnDamage = "raise",
+    ) -> Runs[Run]:
+        """Return a page of runs of graphs and loops, newest first: what runs, what waits, what died, what ended.
 
-    @overload
-    def expired(self, *, on_damage: Literal["mark"]) -> list[ExpiredLease | Damaged]: ...
+        ``holder`` is the host, "host:pid" or owner's name of a process: the runs that it executes now. ``after`` is the
+        last run of the page before. A page costs as much as its runs, however many the store has. Printed, it is a
+        table. A run that cannot be read raises Corrupted; with ``on_damage="mark"`` a ``Damaged`` takes its place.
+        """
+        wanted = check_filter(status, graph, thread, holder, limit, after)
+        found = list_runs(self._access.store, self._access, wanted, Run)
+        return Runs(raise_or_mark(found, check_on_damage(on_damage)))
 
-    def expired(self, *, on_damage: OnDamage = "raise") -> list[Any]:
-        """Return expired leases, oldest first."""
-        return list(
-            raise_or_mark(sessions.expired_leases(self._access.store, self.namespace), check_on_damage(on_damage))
-        )
+    def count_runs(self) -> dict[str, int]:
+        """Return how many runs have each status, of those that have not ended; the cost does not grow with the rest.
+
+        A run whose process died counts as running until it is continued or claimed.
+        """
+        return self._access.store.count_runs(self.namespace, [each.value for each in UNFINISHED])
 
     def claim(
         self,
-        n: int = 1,
+        graphs: Iterable[Claimable] | Claimable,
+        limit: int = 1,
         *,
         ttl: float = 30.0,
         owner: str | None = None,
         heartbeat: bool = True,
         on_lost: OnLost | None = None,
+        attempts: int = ATTEMPTS,
     ) -> list[Lease]:
-        """Take over up to ``n`` expired leases and return them; continue with ``lease.thread``.
+        """Take over up to ``limit`` runs of these graphs that no process executes, and return their leases.
 
-        Several workers may claim at the same time; no lease goes to two of them. Use each in a ``with`` block, or call
-        its ``release()``. Until then the heartbeat renews it, even if the block is never entered. Closing the store
-        releases nothing: it stops the heartbeat, and other workers may claim the leases after they expire.
+        These are queued runs, abandoned ones (their process died or stopped), those whose sleep or timeout is over, and
+        those that a person has answered; the longest waiting first, and only if one of the graphs can execute them.
+        Several workers may claim at the same time; no run goes to two of them. Continue each with
+        ``graph.resume(lease.thread, lease=lease)``, inside ``with lease:``; ``lease.run`` is the run. Until then the
+        heartbeat renews the lease, even if the block is never entered. A claimed run that fails is given out again
+        after a pause; after ``attempts`` failures without a step in between, it has failed.
         """
         options = check_lease_options(owner, ttl, heartbeat, on_lost)
+        asked = check_claim(graphs, limit, attempts, options)
         leases = []
-        for taken in claim(self._access.store, self.namespace, n, options):
-            lease = Lease(Thread(self._access, Cursor(taken[0].branch)), options)
-            lease._take(*taken)
+        for grant, request, started, keeper in claim(self._access.store, self._access, asked):
+            lease = Lease(Thread(self._access, Cursor(grant.branch)), options, keeper)
+            lease._take(grant, request, started)
+            lease.run = show_claimed(self._access, grant, request, Run)
             leases.append(lease)
         return leases
-
-    @overload
-    def sessions(self, *, on_damage: Literal["raise"] = ..., active: bool = ...) -> list[Session]: ...
-
-    @overload
-    def sessions(self, *, on_damage: Literal["mark"], active: bool = ...) -> list[Session | Damaged]: ...
-
-    def sessions(self, *, on_damage: OnDamage = "raise", active: bool = True) -> list[Any]:
-        """Return the sessions of all threads, oldest first; with ``active``, only those that have not ended."""
-        return list(
-            raise_or_mark(sessions.sessions(self._access.store, self.namespace, active), check_on_damage(on_damage))
-        )
-
-    @overload
-    def interrupted(self, *, on_damage: Literal["raise"] = ...) -> list[InterruptedRun]: ...
-
-    @overload
-    def interrupted(self, *, on_damage: Literal["mark"]) -> list[InterruptedRun | Damaged]: ...
-
-    def interrupted(self, *, on_damage: OnDamage = "raise") -> list[Any]:
-        """Return the runs that did not end and whose process is gone, most recently seen first.
-
-        On the same machine a sleeping process counts as alive. Elsewhere a run counts as interrupted when its
-        heartbeats are overdue.
-        """
-        return list(raise_or_mark(sessions.interrupted(self._access.store, self.namespace), check_on_damage(on_damage)))
 
     @overload
     def interrupts(self, *, on_damage: Literal["raise"] = ..., pending: bool = ...) -> Iterator[InterruptRecord]: ...
@@ -199,7 +212,7 @@ class Store:
     def check(self, *, thread: str | None = None, every: bool = False) -> Report:
         """Check every byte of the namespace and of the store below it, or only of one thread, and report all damage.
 
-        A check changes nothing. It covers checkpoints, pending writes, effects, interrupts and sessions. With
+        A check changes nothing. It covers checkpoints, pending writes, effects, interrupts and runs. With
         ``every``, the report also lists each good record.
         """
         from backstay.maintenance.check import check
@@ -257,9 +270,15 @@ class Store:
 
         return stats(self._access.store, self._access.services)
 
-    def compact(self) -> int:
-        """Make the store as small as possible and return the bytes freed."""
-        return self._access.store.compact()
+    def compact(self, *, full: bool = False) -> int:
+        """Make the store as small as possible and return the bytes freed. Others may use the store meanwhile.
+
+        On PostgreSQL, the freed space stays in the tables, for new data. ``full=True`` also shrinks the tables: each is
+        locked while it is rewritten (``VACUUM FULL``), and the database user must own it. Other stores ignore it.
+        """
+        if not isinstance(full, bool):
+            raise InvalidInput(f"full must be True or False, not {type(full).__name__}")
+        return self._access.store.compact(full)
 
     def backup(self, path: str | os.PathLike[str]) -> Report:
         """Write a copy of a SQLite or directory store to a new path, and check every byte of it; return the report.
@@ -289,14 +308,71 @@ class Store:
 # ``AsyncStore``: ``Store`` for callers with an event loop. Same names, same arguments, same functions, but awaited.
 
 
-async def aopen(
-    url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None
-) -> AsyncStore:
-    """Open a store for use with an event loop; see ``open``."""
-    services = make_services(namespace, clock)
-    import asyncio
+def aopen(url: str | os.PathLike[str], *, namespace: str = "", clock: Callable[[], datetime] | None = None) -> Opening:
+    """Open a store for use with an event loop: ``async with backstay.aopen(…) as store``, or await it; see ``open``."""
 
-    return AsyncStore(await asyncio.to_thread(open_backend, url), services)
+    async def aopen() -> AsyncStore:
+        services = make_services(namespace, clock)
+        import asyncio
+
+        return AsyncStore(await asyncio.to_thread(open_backend, url), services)
+
+    return Opening(aopen())
+
+
+class Opening(Coroutine[Any, Any, "AsyncStore"]):
+    """A store that is being opened. Await it, or use it in an ``async with`` block, which closes the store."""
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncStore]) -> None:
+        self._opening = opening
+        self._store: AsyncStore | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncStore]:
+        return self._opening.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Continue, as a coroutine does; ``throw`` and ``close`` likewise."""
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error in it."""
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        """Give up opening the store."""
+        self._opening.close()
+
+    async def __aenter__(self) -> AsyncStore:
+        self._store = await self
+        return self._store
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(AsyncStore, name):
+            raise InvalidInput(_NOT_AWAITED, hint=_AWAIT)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+_NOT_AWAITED = "this store is not open yet: aopen() was not awaited"
+_AWAIT = "Write store = await backstay.aopen(…), or async with backstay.aopen(…) as store"
+
+
+def check_store(store: object, *kinds: type) -> None:
+    """Raise InvalidInput unless this is an open store, of one of these classes if any are given."""
+    kinds = kinds or (Store, AsyncStore)
+    if isinstance(store, kinds):
+        return
+    hint = "Open it with backstay.open(…)"
+    if isinstance(store, Opening):
+        raise InvalidInput(_NOT_AWAITED, hint=_AWAIT)
+    if isinstance(store, Thread | AsyncThread):
+        hint = "Pass the store that the thread is from, not one of its threads"
+    elif isinstance(store, str | os.PathLike):  # which is not shown: a URL may have a password
+        hint = "Open the path or URL first: store = backstay.open(…)"
+    raise InvalidInput(f"an open store is needed here, not {type(store).__name__}", hint=hint)
 
 
 def async_twin(store: Store) -> AsyncStore:
@@ -309,8 +385,7 @@ def async_twin(store: Store) -> AsyncStore:
 def _backup_access(backup: Store | AsyncStore | None) -> Access | None:
     if backup is None:
         return None
-    if not isinstance(backup, Store | AsyncStore):
-        raise InvalidInput(f"backup must be an open store, not {type(backup).__name__}", hint="Pass backstay.open(…)")
+    check_store(backup)
     return access_of(backup)
 
 
@@ -341,6 +416,7 @@ class AsyncStore:
     get = awaited(Store.get)
     delete_all = awaited(Store.delete_all)
     prune = awaited(Store.prune)
+    count_runs = awaited(Store.count_runs)
     check = awaited(Store.check)
     repair = awaited(Store.repair)
     newest_good = awaited(Store.newest_good)
@@ -373,33 +449,43 @@ class AsyncStore:
         listing = listing_of_threads(self.namespace, limit, Filter(tag, graph, trigger, interrupt, where))
         return aread_pages(self._access, listing, check_on_damage(on_damage))
 
-    @overload
-    async def expired(self, *, on_damage: Literal["raise"] = ...) -> list[ExpiredLease]: ...
-
-    @overload
-    async def expired(self, *, on_damage: Literal["mark"]) -> list[ExpiredLease | Damaged]: ...
-
-    async def expired(self, *, on_damage: OnDamage = "raise") -> list[Any]:
-        """Return expired leases, oldest first; see ``Store.expired``."""
-        return await self._access.offload.run(lambda: list(self._sync.expired(on_damage=on_damage)))
+    async def runs(
+        self,
+        *,
+        status: RunStatus | str | None = None,
+        graph: str | None = None,
+        thread: str | None = None,
+        holder: str | None = None,
+        limit: int = 100,
+        after: Run | None = None,
+        on_damage: OnDamage = "raise",
+    ) -> Runs[AsyncRun]:
+        """Return a page of runs, newest first; see ``Store.runs``."""
+        wanted = check_filter(status, graph, thread, holder, limit, after)
+        found = await self._access.arun(list_runs, self._access, wanted, AsyncRun)
+        return Runs(raise_or_mark(found, check_on_damage(on_damage)))
 
     async def claim(
         self,
-        n: int = 1,
+        graphs: Iterable[Claimable] | Claimable,
+        limit: int = 1,
         *,
         ttl: float = 30.0,
         owner: str | None = None,
         heartbeat: bool = True,
         on_lost: AsyncOnLost | None = None,
+        attempts: int = ATTEMPTS,
     ) -> list[AsyncLease]:
-        """Take over up to ``n`` expired leases and return them; see ``Store.claim``."""
+        """Take over up to ``limit`` runs that no process executes, and return their leases; see ``Store.claim``."""
         options = check_lease_options(owner, ttl, heartbeat, on_lost)
+        asked = check_claim(graphs, limit, attempts, options)
         leases: list[AsyncLease] = []
 
         def take() -> None:
-            for taken in claim(self._access.store, self.namespace, n, options):
-                lease = AsyncLease(AsyncThread(self._access, Cursor(taken[0].branch)), options)
-                lease._take(*taken)
+            for grant, request, started, keeper in claim(self._access.store, self._access, asked):
+                lease = AsyncLease(AsyncThread(self._access, Cursor(grant.branch)), options, keeper)
+                lease._take(grant, request, started)
+                lease.run = show_claimed(self._access, grant, request, AsyncRun)
                 leases.append(lease)
 
         try:
@@ -408,26 +494,6 @@ class AsyncStore:
             await finish(self._access.offload.start(lambda: [each._handle.run(each._abandon) for each in leases]))
             raise
         return leases
-
-    @overload
-    async def sessions(self, *, on_damage: Literal["raise"] = ..., active: bool = ...) -> list[Session]: ...
-
-    @overload
-    async def sessions(self, *, on_damage: Literal["mark"], active: bool = ...) -> list[Session | Damaged]: ...
-
-    async def sessions(self, *, on_damage: OnDamage = "raise", active: bool = True) -> list[Any]:
-        """Return the sessions of all threads; see ``Store.sessions``."""
-        return await self._access.offload.run(lambda: list(self._sync.sessions(on_damage=on_damage, active=active)))
-
-    @overload
-    async def interrupted(self, *, on_damage: Literal["raise"] = ...) -> list[InterruptedRun]: ...
-
-    @overload
-    async def interrupted(self, *, on_damage: Literal["mark"]) -> list[InterruptedRun | Damaged]: ...
-
-    async def interrupted(self, *, on_damage: OnDamage = "raise") -> list[Any]:
-        """Return the runs that did not end and whose process is gone; see ``Store.interrupted``."""
-        return await self._access.offload.run(lambda: list(self._sync.interrupted(on_damage=on_damage)))
 
     @overload
     def interrupts(

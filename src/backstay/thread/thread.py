@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from backstay.errors import InvalidInput
 from backstay.model.checkpoint import Checkpoint, CheckpointFields, CheckpointMeta, SavedCheckpoint, Write
@@ -12,7 +12,7 @@ from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.ids import check_id
 from backstay.model.runs import EffectRecord, Outcome
 from backstay.operations import interrupts, load, retention
-from backstay.operations.arguments import check_step, fork_target, id_of, names_of
+from backstay.operations.arguments import check_step, fork_target, id_of, names_of, split_append
 from backstay.operations.cursor import Access, Cursor, Handle
 from backstay.operations.drivers import in_event_loop
 from backstay.operations.interrupts import InterruptRecord, inbox_of
@@ -36,8 +36,7 @@ from backstay.store.base import Branch, Removed
 from backstay.thread.access import awaited
 from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, arun_effect, run_effect
 from backstay.thread.lease import AsyncLease, Lease, check_lease_options
-from backstay.thread.loop import PAUSE_CHECK_S, AsyncLoop, Loop, check_loop_options
-from backstay.thread.session import AsyncRunSession, RunSession
+from backstay.thread.loop import LOOP_NAME, PAUSE_CHECK_S, AsyncLoop, Loop, check_loop_options
 from backstay.thread.turn import send
 
 if TYPE_CHECKING:
@@ -94,29 +93,35 @@ class Thread:
 
     def append(
         self,
+        /,
         append: Mapping[str, Any] | None = None,
         *,
         set: Mapping[str, Any] | None = None,
         delete: Iterable[str] = (),
         id: str | None = None,
         on: CheckpointMeta | str | None = None,
-        **fields: Unpack[CheckpointFields],
+        **fields: Any,
     ) -> Checkpoint:
         """Save a known change as the next step: extend lists, replace keys (``set``), remove keys (``delete``).
 
-        The cost depends on what is new, not on the size of the state. Text and bytes can be extended too. A missing
-        key is created.
+        ``append(messages=[reply])`` is ``append({"messages": [reply]})``, as in ``turn.append``. Keywords that are
+        fields of a checkpoint, such as ``tags``, set the field; keys of the state with such a name, and text or bytes
+        to extend, go into the mapping. A missing key is created. The cost depends on what is new, not on the state.
         """
-        request = save_request(fields, id, on)
-        return self._bind(self._handle.run(save_append, self._services, self._cursor, append, set, delete, request))
+        extend, others = split_append(append, fields) if fields else (append, {})
+        request = save_request(cast("CheckpointFields", others), id, on)
+        return self._bind(self._handle.run(save_append, self._services, self._cursor, extend, set, delete, request))
 
     def latest(self) -> Checkpoint | None:
         """Load the newest checkpoint, verify every byte, and build on it from now on; None if there is none."""
         return self._handle.run(load.latest, self._cursor)
 
-    def at(self, step: int) -> Checkpoint | None:
-        """Load the newest checkpoint at or before a step; None before the first."""
-        return self._handle.run(load.at_step, self._cursor.branch, check_step(step))
+    def at(self, step: int, *, exact: bool = False) -> Checkpoint | None:
+        """Load the newest checkpoint at or before a step; None before the first.
+
+        With ``exact``, a step that was pruned or never saved raises NotFound, which names its neighbours.
+        """
+        return self._handle.run(load.at_step, self._cursor.branch, check_step(step), exact)
 
     def get(self, id: str, *, keys: Iterable[str] | None = None) -> Checkpoint | None:
         """Load one of this thread's checkpoints by its id; None if it does not exist.
@@ -188,7 +193,7 @@ class Thread:
 
     def fork(
         self,
-        checkpoint: CheckpointMeta | str,
+        checkpoint: CheckpointMeta | str | int,
         *,
         branch: str | None = None,
         to: str | None = None,
@@ -199,21 +204,21 @@ class Thread:
     ) -> Thread:
         """Start another branch, or another thread (``to``), with a checkpoint's state; return a handle on it.
 
-        A fork stores only a manifest. ``set`` and ``delete`` change the copied state. Position and description are
-        copied.
+        ``checkpoint`` may be its id, or a step of this branch. A fork stores only a manifest. ``set`` and ``delete``
+        change the copied state. Position and description are copied.
         """
         target = fork_target(self._cursor.branch, branch, to)
         request = save_request(fields, id)
-        cursor = self._handle.run(fork, self._services, id_of(checkpoint), target, set, delete, request)
+        source = self._handle.run(load.checkpoint_id, self._cursor.branch, checkpoint)
+        cursor = self._handle.run(fork, self._services, source, target, set, delete, request)
         return Thread(self._access, cursor, self._handle.blocking)
 
     def rewind(
-        self, checkpoint: CheckpointMeta | str, *, id: str | None = None, **fields: Unpack[CheckpointFields]
+        self, checkpoint: CheckpointMeta | str | int, *, id: str | None = None, **fields: Unpack[CheckpointFields]
     ) -> Checkpoint:
-        """Go back: append a checkpoint with the content of an earlier one. Nothing is deleted."""
-        return self._bind(
-            self._handle.run(rewind, self._services, self._cursor, id_of(checkpoint), save_request(fields, id))
-        )
+        """Go back: append a checkpoint with the content of an earlier one, or of a step. Nothing is deleted."""
+        source = self._handle.run(load.checkpoint_id, self._cursor.branch, checkpoint)
+        return self._bind(self._handle.run(rewind, self._services, self._cursor, source, save_request(fields, id)))
 
     def merge(
         self,
@@ -275,28 +280,19 @@ class Thread:
         owner: str | None = None,
         heartbeat: bool = True,
         on_lost: OnLost | None = None,
-        wait_s: float = 0.0,
+        wait: float | None = 0.0,
     ) -> Lease:
         """Return a lease, the right to write this branch, for a ``with`` block (``async with`` for the async twin).
 
-        Entering the block takes the lease. If another worker still holds it after ``wait_s`` seconds, this raises
-        Fenced with the owner's name; the lease of a killed process expires after its ttl. Leaving the block releases
-        it. Only saves through this handle carry the lease. Until it ends, all other saves are refused with Fenced; so
-        are saves under this lease after another worker took it over. It lasts ``ttl`` seconds (0.05 to 86,400) after
-        each save and renewal; a ``heartbeat`` thread of the store renews it. When it is lost, ``lease.lost`` becomes
-        True, that thread calls ``on_lost`` with it, the body of an ``async with`` block is cancelled, and leaving
-        raises Fenced.
+        Entering the block takes the lease. If another worker still holds it after ``wait`` seconds (None: wait as long
+        as it takes), this raises Fenced with the owner's name. The lease of a process that died is free at once on the
+        same machine, and elsewhere when its ttl has passed. Leaving the block releases it. Only saves through this
+        handle carry the lease. Until it ends, all other saves are refused with Fenced; so are saves under this lease
+        after another worker took it over. It lasts ``ttl`` seconds (0.05 to 86,400) after each save and renewal; a
+        ``heartbeat`` thread of the store renews it. When it is lost, ``lease.lost`` becomes True, that thread calls
+        ``on_lost`` with it, the body of an ``async with`` block is cancelled, and leaving raises Fenced.
         """
-        return Lease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait_s))
-
-    def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> RunSession:
-        """Return a session, a record that a run of this branch is under way, for a ``with`` or ``async with`` block.
-
-        If the run dies inside the block, ``store.interrupted()`` lists it. A session ends as "completed", as "failed: "
-        with the type of the error, or with the reason given to ``session.end(reason)``. It gives no right to write; a
-        lease does.
-        """
-        return RunSession(self, owner, note, ttl)
+        return Lease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait))
 
     def loop(
         self,
@@ -306,23 +302,30 @@ class Thread:
         limit: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         pause_check_s: float = PAUSE_CHECK_S,
+        strict: bool = False,
         ttl: float = 30.0,
         owner: str | None = None,
-        wait_s: float = 0.0,
+        name: str = LOOP_NAME,
+        wait: float | None = None,
         lease: Lease | None = None,
     ) -> Loop:
         """Return a durable loop, to iterate over in a ``with`` block (``async with`` for the async twin).
 
-        Entering the block takes the lease, and waits up to ``wait_s`` seconds for another holder. If you took the lease
-        with this handle yourself, pass it as ``lease``. One run or loop may use a handle at a time; a second one waits,
-        or gets Fenced. The loop continues where the last process stopped; on a new thread it saves ``initial``. Each
-        turn is saved as one change when its body ends. ``input`` starts again on a finished state: lists are extended,
-        other keys set. After ``limit`` turns without ``loop.finish()``, it raises StepsExceeded. Every checkpoint gets
-        the ``metadata``. Between turns, every ``pause_check_s`` seconds, it checks for ``request_pause``.
-        ``loop.status`` says how the loop ended: a turn that waits for a decision ends the block without an error.
+        Entering the block takes the lease. If another process holds it, the loop waits, and logs for whom; with
+        ``wait`` seconds it raises Fenced after that time, with 0 at once. If you took the lease with this handle
+        yourself, pass it as ``lease``. The loop is a run with this ``name`` in ``store.runs()``. It continues where the
+        last process stopped; on a new thread it saves ``initial``. Each turn is saved as one change when its body ends.
+        ``input`` starts again on a finished state: lists are extended, other keys set. On an unfinished one it
+        continues the run that was started with the same input, and refuses another. After ``limit`` turns without
+        ``loop.finish()``, it raises StepsExceeded. Every checkpoint gets the ``metadata``. Between turns, every
+        ``pause_check_s`` seconds, it checks for ``request_pause`` and ``run.cancel()``. ``loop.status`` says how the
+        loop ended: a turn that waits for a decision ends the block without an error. A value of ``turn.state`` that was
+        changed in place would not be stored. InvalidInput is raised for a container that grew or shrank, and with
+        ``strict`` for any such change; each turn then encodes the whole state.
         """
-        options = check_lease_options(owner, ttl, True, None, wait_s)
-        return Loop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options, lease))
+        options = check_lease_options(owner, ttl, True, None, wait)
+        checked = check_loop_options(initial, input, limit, metadata, pause_check_s, strict, options, lease, name)
+        return Loop(self, checked)
 
     def interrupt(
         self,
@@ -368,10 +371,11 @@ class Thread:
         """Answer an interrupt, once, and return it with the decision.
 
         ``interrupt`` is the record that the person saw: an answer to anything else, or to a changed question, is
-        refused. ``decision`` is "approve" (with a ``scope`` to approve later calls too), "modify" (needs the new
-        ``value``), "reject", "defer" (closes this question; asking again takes a new interrupt) or "reroute" (needs the
-        ``target``). If it is already decided, the same answer by the same person returns the record again; anything
-        else raises Conflict, whose ``winner`` is the record that counts. So does an interrupt whose run is over.
+        refused. A question takes "answer", with its ``value``. An approval takes "approve" (with a ``scope`` to approve
+        later calls too), "modify" (needs the ``value``) or, at a node, "reroute" (needs the ``target``). Both take
+        "reject" and "defer" (asking again takes a new interrupt). Kinds that are not in ``interrupt.choices``, and
+        answers of the wrong type, are refused. The same answer by the same person returns the record again; any other
+        raises Conflict, whose ``winner`` is the record that counts. So does an interrupt whose run is over.
         """
         answer = interrupts.check_decision(decision, scope, value, reason, target)
         return self._handle.run(interrupts.decide, self._services, self._cursor, interrupt, answer, by)
@@ -550,7 +554,7 @@ class AsyncThread:
 
     async def fork(
         self,
-        checkpoint: CheckpointMeta | str,
+        checkpoint: CheckpointMeta | str | int,
         *,
         branch: str | None = None,
         to: str | None = None,
@@ -636,17 +640,13 @@ class AsyncThread:
         owner: str | None = None,
         heartbeat: bool = True,
         on_lost: AsyncOnLost | None = None,
-        wait_s: float = 0.0,
+        wait: float | None = 0.0,
     ) -> AsyncLease:
         """Return a lease, the right to write this branch, for an ``async with`` block; see ``Thread.lease``.
 
         If it is lost, the body of the block is cancelled, and leaving it raises Fenced.
         """
-        return AsyncLease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait_s))
-
-    def session(self, *, owner: str | None = None, note: str = "", ttl: float = 30.0) -> AsyncRunSession:
-        """Return a session, a record that a run is under way, for an ``async with`` block; see ``Thread.session``."""
-        return AsyncRunSession(self, owner, note, ttl)
+        return AsyncLease(self, check_lease_options(owner, ttl, heartbeat, on_lost, wait))
 
     def loop(
         self,
@@ -656,14 +656,17 @@ class AsyncThread:
         limit: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         pause_check_s: float = PAUSE_CHECK_S,
+        strict: bool = False,
         ttl: float = 30.0,
         owner: str | None = None,
-        wait_s: float = 0.0,
+        name: str = LOOP_NAME,
+        wait: float | None = None,
         lease: AsyncLease | None = None,
     ) -> AsyncLoop:
         """Return a durable loop, to iterate over in an ``async with`` block; see ``Thread.loop``."""
-        options = check_lease_options(owner, ttl, True, None, wait_s)
-        return AsyncLoop(self, check_loop_options(initial, input, limit, metadata, pause_check_s, options, lease))
+        options = check_lease_options(owner, ttl, True, None, wait)
+        checked = check_loop_options(initial, input, limit, metadata, pause_check_s, strict, options, lease, name)
+        return AsyncLoop(self, checked)
 
     async def effect(
         self,

@@ -6,22 +6,25 @@ immediately; they are stored together when the turn ends. A turn that is left ea
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from hashlib import sha256
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from backstay.codec import decode, encode
 from backstay.codec.values import MUTABLE
-from backstay.errors import InvalidInput, NotFound, Rejected
+from backstay.errors import EncodeError, InvalidInput, NotFound, Rejected
 from backstay.model.decision import Decision, DecisionKind, InterruptKind
 from backstay.model.fields import Usage
-from backstay.model.ids import check_id, check_label
+from backstay.model.ids import check_id
 from backstay.model.runs import EffectRecord, Outcome
-from backstay.operations.arguments import KEY_LENGTH_MAX
+from backstay.operations.arguments import APPEND_NAMES, check_key, check_mapping, names_of, split_append
 from backstay.operations.cursor import Cursor, Handle, Services
-from backstay.operations.drivers import Steps
+from backstay.operations.drivers import Steps, async_sleep
 from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.load import latest
 from backstay.operations.question import (
@@ -32,6 +35,7 @@ from backstay.operations.question import (
     outcome_of,
     outcome_question,
     raise_if_late,
+    sleep_question,
     wait_question,
 )
 from backstay.operations.runs import EVERY_TOOL, LoopRun, find_loop_run
@@ -41,6 +45,9 @@ from backstay.thread.effects import EffectCall, RunOperation
 
 if TYPE_CHECKING:
     from backstay.thread.loop import AsyncLoop, Loop, LoopBase
+
+SLEEP_CHECK_S = 0.5
+"""How often a turn that sleeps looks at the clock and at its lease."""
 
 
 def send(store: Backend, services: Services, cursor: Cursor, name: str, value: Any, by: str) -> InterruptRecord:
@@ -76,23 +83,57 @@ class TurnLeft(BaseException):
 
 
 class Changes:
-    """The changes of a turn so far, and the state with these changes."""
+    """The changes of a turn so far, and the state with these changes.
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
+    ``marks`` are the sizes of the state's containers, or with ``strict`` the digests of all its values, as of its last
+    change; a value that no longer fits its mark was changed in place.
+    """
+
+    def __init__(self, state: Mapping[str, Any], strict: bool = False, marks: Mapping[str, Any] | None = None) -> None:
         self.view = dict(state)
         self.extend: dict[str, Any] = {}
         self.put: dict[str, Any] = {}
         self.delete: set[str] = set()
         self._before = frozenset(state)
-        self._sizes = {key: len(value) for key, value in state.items() if isinstance(value, _SIZED)}
+        self._strict = strict
+        self.marks = {key: self._mark(value) for key, value in state.items()} if marks is None else dict(marks)
 
     def __bool__(self) -> bool:
         return bool(self.extend or self.put or self.delete)
 
-    def append(self, lists: Mapping[str, Any]) -> None:
-        """Extend lists (or text, or bytes), or create them; all or none."""
+    def apply(self, append: Mapping[str, Any], put: Mapping[str, Any], delete: Iterable[str]) -> None:
+        """Extend lists (or text, or bytes), replace values, and remove keys; all or none. Missing keys are created."""
+        grown = self._copied(append)
+        replaced = {check_key(key): _as_stored(value, f"state.{key}") for key, value in put.items()}
+        removed = dict.fromkeys(map(check_key, delete))
+        for key in removed:
+            if key not in self.view:
+                raise InvalidInput(f"state.{key} cannot be deleted: it is not in the state", path=f"state.{key}")
+        for key in (grown.keys() & replaced.keys()) | (removed.keys() & {*grown, *replaced}):
+            raise InvalidInput(f"state.{key} is changed in two ways at once", path=f"state.{key}")
+        for key, new in grown.items():
+            whole = self.view[key] + new if key in self.view else new
+            if key in self.put or key not in self._before or key in self.delete:
+                self._replace(key, whole)
+            else:
+                added = self.extend[key] + new if key in self.extend else new
+                # One statement, so that an interrupt cannot change only one of them.
+                self.extend[key], self.view[key], self.marks[key] = added, whole, self._mark(whole)
+        for key, value in replaced.items():
+            self._replace(key, value)
+        for key in removed:
+            self.marks.pop(key, None)
+            if key in self._before:
+                self.delete.add(key)
+            self.extend.pop(key, None)
+            self.put.pop(key, None)
+            del self.view[key]
+
+    def _copied(self, append: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of what extends the state; refuse what cannot extend it."""
         copied = {}
-        for key, value in lists.items():
+        for key, value in append.items():
+            check_key(key)
             kind = type(value)
             if kind not in _GROWING or (key in self.view and type(self.view[key]) is not kind):
                 raise InvalidInput(
@@ -100,57 +141,37 @@ class Changes:
                     path=f"state.{key}",
                     hint=f"Write turn.append({key}=[item]) for a list, or replace the value with turn.set({key}=…)",
                 )
+            self._check_untouched(key)
             copied[key] = _as_stored(value, f"append.{key}")
-        for key, new in copied.items():
-            whole = self.view[key] + new if key in self.view else new
-            if key in self.put or key not in self._before or key in self.delete:
-                self._replace(key, whole)
-            else:
-                grown = self.extend[key] + new if key in self.extend else new
-                # One statement, so that an interrupt cannot change only one of them.
-                self.extend[key], self.view[key] = grown, whole
-                self._measure(key, whole)
-
-    def set(self, values: Mapping[str, Any]) -> None:
-        """Replace values, or create keys; all or none."""
-        for key, value in {key: _as_stored(value, f"state.{key}") for key, value in values.items()}.items():
-            self._replace(key, value)
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Remove keys; all or none."""
-        to_delete = dict.fromkeys(check_label(key, "a key to delete", length_max=KEY_LENGTH_MAX) for key in keys)
-        for key in to_delete:
-            if key not in self.view:
-                raise InvalidInput(f"state.{key} cannot be deleted: it is not in the state", path=f"state.{key}")
-        for key in to_delete:
-            self._sizes.pop(key, None)
-            if key in self._before:
-                self.delete.add(key)
-            self.extend.pop(key, None)
-            self.put.pop(key, None)
-            del self.view[key]
+        return copied
 
     def check_untouched(self) -> None:
-        """Raise InvalidInput if a value of the state was extended in place, which would not be stored."""
-        for key, size in self._sizes.items():
-            if len(self.view[key]) != size:
-                raise InvalidInput(
-                    f"state.{key} was changed in place, and such a change is not stored",
-                    path=f"state.{key}",
-                    hint=f"turn.state is read-only. Write turn.append({key}=[item]) or turn.set({key}=…)",
-                )
+        """Raise InvalidInput if a value of the state was changed in place, which would not be stored."""
+        for key in self.view:
+            self._check_untouched(key)
+
+    def _check_untouched(self, key: str) -> None:
+        if key in self.marks and self._mark(self.view[key]) != self.marks[key]:
+            raise InvalidInput(
+                f"state.{key} was changed in place, and such a change is not stored",
+                path=f"state.{key}",
+                hint=f"turn.state is read-only. Write turn.append({key}=[item]) or turn.set({key}=…)",
+            )
 
     def _replace(self, key: str, value: Any) -> None:
         # The order matters: if this is interrupted, saving the turn will be refused.
         self.put[key], self.view[key] = value, value
         self.delete.discard(key)
         self.extend.pop(key, None)
-        self._measure(key, value)
+        self.marks[key] = self._mark(value)
 
-    def _measure(self, key: str, value: Any) -> None:
-        self._sizes.pop(key, None)
-        if isinstance(value, _SIZED):
-            self._sizes[key] = len(value)
+    def _mark(self, value: Any) -> int | bytes | None:
+        if not self._strict:
+            return len(value) if isinstance(value, _SIZED) else None
+        try:
+            return sha256(encode(value, "state")).digest()
+        except EncodeError:  # only a value that was changed in place cannot be encoded
+            return None
 
 
 def _as_stored(value: Any, path: str) -> Any:
@@ -174,7 +195,7 @@ class Questions:
     def request(self, payload: Any, prompt: str, answer: type | None, timeout: float | None) -> Question:
         """Return the question that asks for a value."""
         return self._numbered(
-            Question(self.place, InterruptKind.USER_REQUEST, None, payload, prompt, timeout, answer=answer)
+            Question(self.place, InterruptKind.USER_REQUEST, None, payload, prompt, timeout, answer=answer or object)
         )
 
     def _numbered(self, question: Question) -> Question:
@@ -192,7 +213,7 @@ class TurnBase(CallSite):
         self._loop = loop
         self._place = f"{run.number}/{self.iteration}"
         self._run = run
-        self._changes = Changes(state)
+        self._changes = Changes(state, loop._options.strict, loop._marks)
         self._asking = Questions(branch, self._place, Counter())
         self._names = CallNames(current_task())
         self._received: Counter[str] = Counter()
@@ -205,20 +226,42 @@ class TurnBase(CallSite):
         """Return the state with this turn's changes, read-only."""
         return MappingProxyType(self._changes.view)
 
-    def append(self, /, **lists: Any) -> None:
-        """Extend lists of the state: ``turn.append(messages=[reply])``. A missing key is created."""
+    def append(
+        self,
+        /,
+        append: Mapping[str, Any] | None = None,
+        *,
+        set: Mapping[str, Any] | None = None,
+        delete: Iterable[str] = (),
+        **lists: Any,
+    ) -> None:
+        """Change the state: extend lists, replace keys (``set``), remove keys (``delete``); all or none.
+
+        Takes the same arguments as ``thread.append``: ``turn.append(messages=[reply], set={"plan": plan})``. Keywords
+        are lists to extend. Names that ``thread.append`` uses itself (``tags``, ``label``, ``id`` …), and text or bytes
+        to extend, go into the mapping: ``turn.append({"tags": ["new"]})``. A missing key is created.
+        """
         self._check_open()
-        self._changes.append(lists)
+        extend, others = split_append(append, lists)
+        if others:
+            name = next(iter(others))
+            raise InvalidInput(
+                f"turn.append() takes lists as keywords, and {name}= is "
+                + ("a field of a checkpoint" if name in APPEND_NAMES else type(others[name]).__name__),
+                path=f"state.{name}",
+                hint=f'If {name} is a key of the state, write turn.append({{"{name}": …}}) or turn.set({name}=…)',
+            )
+        self._changes.apply(extend, check_mapping(set, "set"), names_of(delete, "delete"))
 
     def set(self, /, **values: Any) -> None:
         """Replace keys of the state: ``turn.set(plan=plan)``."""
         self._check_open()
-        self._changes.set(values)
+        self._changes.apply({}, values, ())
 
     def delete(self, *keys: str) -> None:
         """Remove keys of the state."""
         self._check_open()
-        self._changes.remove(keys)
+        self._changes.apply({}, {}, keys)
 
     def usage(self, *, tokens: int = 0, cost: float = 0.0) -> None:
         """Add to the thread's usage. Every checkpoint stores the sum."""
@@ -283,6 +326,21 @@ class TurnBase(CallSite):
             )
         return decision
 
+    def _wake_at(self, seconds: float | None, until: datetime | None) -> Callable[[], datetime]:
+        """Return the function whose stored result is the end of a sleep."""
+        self._check_open()
+        now = self._loop._services.now
+        question = sleep_question(self._place, None, seconds, until, now())  # which checks the arguments
+        return lambda: now() + timedelta(seconds=question.timeout_s or 0.0) if until is None else until
+
+    def _sleep_left(self, wake: datetime) -> float:
+        """Return how long to wait before looking at the clock again; 0 if the time has come."""
+        lease = self._loop._cursor.lease
+        if lease is not None and (refusal := lease.refusal()) is not None:
+            raise refusal
+        left = (wake - self._loop._services.now()).total_seconds()
+        return max(0.0, min(left, SLEEP_CHECK_S))
+
     # Calls and effects --------------------------------------------------------------------------------------------
 
     def _handle_of_calls(self) -> Handle:
@@ -337,10 +395,11 @@ class Turn(PlainCalls, TurnBase):
         return self._approved(tool, args, self._loop._handle.run(self._loop._ask, question))
 
     def ask(self, payload: Any, prompt: str = "", *, answer: type | None = None, timeout: float | None = None) -> Any:
-        """Ask a person for a value: the value of the decision "modify".
+        """Ask a person for a value, and return it: the value of the decision "answer".
 
-        If ``answer`` is a type, only values of that type are accepted, and the question is asked again after a wrong
-        answer. Otherwise this works like ``approve``.
+        If ``answer`` is a type, only values of that type are accepted. ``thread.decide`` checks built-in types and the
+        keys of pydantic models; this checks all types, and asks again after a wrong answer. Otherwise this works like
+        ``approve``.
         """
         question = self._request(payload, prompt, answer, timeout)
         return self._answered(answer, self._loop._handle.run(self._loop._ask, question))
@@ -354,6 +413,12 @@ class Turn(PlainCalls, TurnBase):
         """
         question = self._wait(name, timeout)
         return self._sent(name, self._loop._handle.run(self._loop._ask, question))
+
+    def sleep(self, seconds: float | None = None, *, until: datetime | None = None) -> None:
+        """Wait for a time. Its end is stored: after a crash, the next process waits only for the rest."""
+        wake = self.call("sleep", self._wake_at(seconds, until))
+        while left := self._sleep_left(wake):
+            time.sleep(left)
 
 
 class AsyncTurn(AsyncCalls, TurnBase):
@@ -391,3 +456,9 @@ class AsyncTurn(AsyncCalls, TurnBase):
         """Wait for a value that another program sends. See ``Turn.wait_for``."""
         question = self._wait(name, timeout)
         return self._sent(name, await self._loop._handle.arun(self._loop._ask, question))
+
+    async def sleep(self, seconds: float | None = None, *, until: datetime | None = None) -> None:
+        """Wait for a time; see ``Turn.sleep``."""
+        wake = await self.call("sleep", self._wake_at(seconds, until))
+        while left := self._sleep_left(wake):
+            await async_sleep(left)

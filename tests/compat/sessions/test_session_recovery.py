@@ -23,7 +23,8 @@ from backstay.compat.sessions import (
     render,
 )
 from backstay.errors import InvalidInput
-from backstay.operations.leases import Process, this_process
+from backstay.operations.leases import this_process
+from backstay.store.leases import Holder
 from backstay.store.sqlite.store import SqliteStore
 from backstay.thread.access import access_of
 from support.session_records import damage, file_of, fill, folder, process, record
@@ -160,7 +161,7 @@ def test_fields_that_others_wrote_are_kept(tmp_path: Path) -> None:
 def test_a_process_that_cannot_be_looked_for_is_dead_only_after_a_long_silence(tmp_path: Path) -> None:
     """Another host: neither its boot nor its namespaces are ours, and its processes are not to be seen from here."""
     here = this_process()
-    elsewhere = str(Process("another-boot", "pid:[1]+time:[1]", here.pid, here.started, "another-host"))
+    elsewhere = str(Holder("machine", "another-boot", "pid:[1]+time:[1]", here.pid, here.started, "another-host"))
     just_now = (datetime.now(UTC) - timedelta(seconds=100)).isoformat()
     write_meta(tmp_path, "far", process=elsewhere, last_updated=just_now)
 
@@ -368,14 +369,44 @@ def test_a_session_of_a_store_is_ended_by_who_began_it(tmp_path: Path) -> None:
         recovery = CrashRecovery(store)
         recovery.mark_session_active("t", task="one")
         recovery.mark_session_active("t", task="two")
-        assert [session.note for session in store.sessions()] == ["two"]
+        (run,) = store.runs(status="running")
+        assert (run.kind, run.note, run.thread_id) == ("session", "two", "t")
 
         assert recovery.mark_session_terminated("t", "completed")
 
-        assert store.sessions() == []
-        assert {session.reason for session in store.sessions(active=False)} == {"started again", "completed"}
+        assert store.runs(status="running") == []
+        assert [(run.status, run.reason) for run in store.runs()] == [
+            ("completed", "completed"),
+            ("completed", "started again"),
+        ]
         with pytest.raises(InvalidInput, match="reason"):
             recovery.mark_session_terminated("t", "")
+
+
+def test_a_session_of_a_store_and_the_loops_in_it_do_not_mind_each_other(tmp_path: Path) -> None:
+    with backstay.open(tmp_path / "agent.db") as store:
+        recovery = CrashRecovery(store)
+        recovery.mark_session_active("t", task="one")
+        for expected in (1, 2):  # the second one continues the run of the first, across the new session
+            with store.thread("t").loop({"n": 0}, input={"question": "?"}) as loop:
+                for turn in loop:
+                    if turn.iteration > expected:
+                        break
+                    turn.set(n=turn.iteration)
+            recovery.mark_session_active("t", task=f"after {expected}")
+        (run,) = store.runs(graph="loop")
+        assert (run.status, run.attempts, run.step) == ("abandoned", 2, 2)
+        assert [(each.note, each.status) for each in store.runs(graph="session")] == [
+            ("after 2", "running"),
+            ("after 1", "completed"),
+            ("one", "completed"),
+        ]
+        assert run.cancel().status == "cancelled"
+        with store.thread("t").loop({}, input={"question": "!"}) as loop:
+            assert loop.state["question"] == "!"
+
+        assert recovery.mark_session_terminated("t", "completed")
+        assert store.runs(status="running") == []
 
 
 def test_recovery_from_a_store_passes_over_what_is_damaged_and_says_why(tmp_path: Path) -> None:

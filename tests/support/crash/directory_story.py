@@ -90,7 +90,7 @@ class Story:
         return found.digest.hex()
 
     def lease(self) -> str:
-        with self.side.lease(owner="story", ttl=2.0, heartbeat=False, wait_s=20.0):  # may wait for an earlier try's
+        with self.side.lease(owner="story", ttl=2.0, heartbeat=False, wait=20.0):  # may wait for an earlier try's
             return self.save("f2")
 
     def close(self) -> str:

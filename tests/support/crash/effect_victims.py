@@ -62,10 +62,10 @@ class Deadly(SqliteStore):
 
     world: World
 
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
         before, after = (POINTS[0], POINTS[1]) if record.open else (POINTS[4], POINTS[5])
         self.world.die_at(before)
-        stored = super().put_record(record, ttl_us, fence)
+        stored = super().put_record(record, fence, run)
         self.world.die_at(after)
         return stored
 

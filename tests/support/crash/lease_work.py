@@ -10,18 +10,32 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from backstay.errors import BackstayError
+from backstay.model.runs import RunStatus
+from backstay.operations.run_keeper import RunKeeper
+from backstay.operations.run_records import GRAPH, RunOutcome, RunRow, new_row
 from backstay.store import leases as boot
-from backstay.store.base import Commit, Committed
+from backstay.store.base import Backend, Commit, Committed
 from backstay.store.leases import LeaseRow
 from backstay.store.open import open_backend
-from backstay.thread.lease import Lease
-from backstay.thread.session import RunSession
+from backstay.thread.access import access_of
+from backstay.thread.lease import Lease, check_lease_options
 from backstay.thread.store import Store, make_services
 from support.crew import describe, outcome
 from support.simulation.history import BranchName, CallRecorder, RecordedThread
+
+
+class Work:
+    """What the workers execute, as claims see it: a graph."""
+
+    name, fingerprint = "work", "1"
+
+    @classmethod
+    def claims(cls) -> list[tuple[str, str]]:
+        return [(cls.name, cls.fingerprint)]
 
 
 class Drowsy:
@@ -53,36 +67,38 @@ class Holder:
         self.name = name
         self.leases: dict[str, Lease] = {}
         self.recorded: dict[str, RecordedThread] = {}
-        self.sessions: dict[str, RunSession] = {}
         self.told: list[str] = []  # what on_lost was called with
 
     # Taking -------------------------------------------------------------------------------------------------------
 
     def take(self, thread: str, ttl: float, heartbeat: bool = False) -> int:
-        """Take the lease of a thread and return its epoch."""
-        terms: dict[str, Any] = {"ttl": ttl, "owner": self.name, "heartbeat": heartbeat, "on_lost": self.tell_lost}
+        """Take the lease of a thread for a run, so that others find it if this one dies; return its epoch."""
+        handle, options = self.store.thread(thread), check_lease_options(self.name, ttl, heartbeat, self.tell_lost)
+        branch, now_us = handle._handle.cursor.branch, time.time_ns() // 1000
+
+        def plan(store: Backend, newest: RunRow | None, waited_for: RunRow | None) -> RunRow:
+            if newest is not None and not newest.is_over:
+                return newest
+            run = new_row(branch, os.urandom(8).hex(), GRAPH, Work.name, now_us, Work.fingerprint)
+            return replace(run, input=b"given")
+
         with self.recorder.acquire(BranchName(thread)) as call:
-            lease = self.store.thread(thread).lease(**terms).__enter__()
+            keeper = RunKeeper(branch, lambda: now_us, plan)
+            lease = Lease(handle, options, keeper).__enter__()
+            keeper.outcome = RunOutcome(RunStatus.ABANDONED)
             call.ok(epoch=lease.epoch)
         return self._hold(lease)
 
     def claim(self, count: int, ttl: float = 30.0, heartbeat: bool = False) -> dict[str, int]:
-        """Take over expired leases; return their threads and epochs."""
+        """Take over the runs of those who died or lost their lease; return their threads and epochs."""
         began = self.recorder.clock()
-        taken = self.store.claim(count, ttl=ttl, owner=self.name, heartbeat=heartbeat, on_lost=self.tell_lost)
+        taken = self.store.claim([Work], count, ttl=ttl, owner=self.name, heartbeat=heartbeat, on_lost=self.tell_lost)
         ended = self.recorder.clock()
         for lease in taken:  # which they are is known only now, so they are written down now
             call, place = os.urandom(8).hex(), [lease.thread.id, lease.thread.branch]
             self.recorder.write({"event": "invoke", "action": "acquire", "branch": place, "call": call, "at": began})
             self.recorder.write({"event": "ok", "call": call, "at": ended, "epoch": lease.epoch})
         return {lease.thread.id: self._hold(lease) for lease in taken}
-
-    def begin_run(self, thread: str, ttl: float, note: str = "") -> int:
-        """Begin a session and take the lease, as a worker does that wants to be found if it dies."""
-        session = self.store.thread(thread).session(owner=self.name, note=note, ttl=ttl)
-        session.__enter__()
-        self.sessions[thread] = session
-        return self.take(thread, ttl)
 
     def handle(self, thread: str) -> None:
         """Use a thread without a lease, from its newest checkpoint on."""
@@ -106,9 +122,10 @@ class Holder:
         return self.save(thread, text)
 
     def finish(self, thread: str, text: str) -> dict[str, Any]:
-        """Go on with a thread exactly where it is, in a run of its own, and give it back; tell where that was."""
-        with self.leases[thread].thread.session(owner=self.name):
-            found, saved = self.look(thread), self.save(thread, text)
+        """Go on with a thread exactly where it is, end its run, and give it back; tell where that was."""
+        found, saved, keeper = self.look(thread), self.save(thread, text), self.leases[thread]._keeper
+        assert keeper is not None
+        keeper.outcome = RunOutcome(RunStatus.COMPLETED)
         self.release(thread)
         return {"from": found, **saved}
 
@@ -148,7 +165,7 @@ class Holder:
 
     def expired(self) -> list[str]:
         """Return the threads whose lease has expired."""
-        return [lease.thread_id for lease in self.store.expired()]
+        return expired(self.store)
 
     def refusals(self, thread: str) -> list[str]:
         """Try everything that a holder may do; return how each was refused."""
@@ -177,6 +194,11 @@ class Holder:
         self.leases[name] = lease
         self.recorded[name] = RecordedThread(lease.thread, self.recorder, epoch=lease.epoch)
         return lease.epoch
+
+
+def expired(store: Store) -> list[str]:
+    """Return the threads whose lease has expired, by the store's own word."""
+    return [lease.branch.thread for lease in access_of(store).store.leases("", None, True)]
 
 
 # Deliberately broken stores ----------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from psycopg import sql
 
 import backstay
 from backstay.model.checkpoint import Write
+from backstay.model.runs import RunStatus
 from backstay.operations.interrupts import InterruptRecord
-from backstay.operations.sessions import SessionRow, row_of
+from backstay.operations.run_records import GRAPH, new_row, row_of
 from backstay.store.base import Commit, Committed
 from backstay.store.leases import BranchKey, LeaseRequest
 from backstay.store.memory import MemoryStore
@@ -32,7 +33,8 @@ LEASED, EXPIRING, RELEASED, NEVER_SAVED = (BranchKey("", name, "", "main") for n
 CLAIM = LeaseRequest("ann", "token-1", 3_600_000_000)
 EXPIRED = LeaseRequest("bob", "token-2", 1)
 TAKER = LeaseRequest("eve", "token-3", 3_600_000_000)
-SESSION = SessionRow(Record("session", LEASED, "session-1", b"", True), "ann", "", "", 0, 0)
+RUN = replace(new_row(LEASED, "run-1", GRAPH, "job", 0, "1"), status=RunStatus.RUNNING).sealed()
+QUEUED = replace(new_row(EXPIRING, "run-2", GRAPH, "job", 0, "1"), due_us=5).sealed()
 
 COMMIT = b"COMMIT"
 RECORD = b".put_record("
@@ -116,13 +118,30 @@ def _fork(store: backstay.Store) -> object:
     return head and (head.seq, head.digest)
 
 
-def _change(store: backstay.Store, seen: int, **changes: Any) -> object:
-    backend = access_of(store).store
-    stored = backend.record("session", LEASED, SESSION.stored.key)
+def _run(store: backstay.Store, version: int, note: str, ended_us: int | None = None) -> Record:
+    """Return the run as a writer leaves it that saw this version of it."""
+    stored = access_of(store).store.record("run", RUN.branch, RUN.key)
     assert stored is not None
-    row = replace(row_of(stored), stored=replace(stored, version=seen), **changes)
-    changed = backend.put_record(row.sealed(), CLAIM.ttl_us)
+    status = RunStatus.RUNNING if ended_us is None else RunStatus.COMPLETED
+    seen = replace(row_of(stored), stored=replace(stored, version=version))
+    return replace(seen, note=note, status=status, ended_us=ended_us).sealed()
+
+
+def _claimed(run: Record) -> Record:
+    return replace(row_of(run), status=RunStatus.RUNNING, due_us=None, note="claimed").sealed()
+
+
+def _change(store: backstay.Store) -> object:
+    changed = access_of(store).store.put_record(_run(store, 1, "news"))
     return changed.version, changed.body
+
+
+def _claim(store: backstay.Store) -> object:
+    """Claim a run; its repetition finds nothing left to claim, so the answer is what is stored."""
+    backend = access_of(store).store
+    backend.claim("", [("job", "1")], 9, TAKER, 9, (), _claimed)
+    found = backend.run(EXPIRING)
+    return found and (found.record, found.lease and found.lease.token)
 
 
 WRITES = [
@@ -136,10 +155,16 @@ WRITES = [
     Step("put", b"p_was =>", lambda store: store.thread("t").write("c-3", [Write("task", 0, "out", 3)], replace=True)),
     Step("acquire", b".acquire_lease(", lambda store: access_of(store).store.acquire(LEASED, CLAIM)),
     Step("renew", b".branch br SET expires", lambda store: access_of(store).store.renew(LEASED, 1, CLAIM)),
-    Step("claim", b"WITH mine AS", lambda store: access_of(store).store.claim("", 9, TAKER)),
-    Step("session", RECORD, lambda store: access_of(store).store.put_record(SESSION.sealed(), CLAIM.ttl_us).version),
-    Step("beat", RECORD, lambda store: _change(store, 1, seen_us=1)),
-    Step("end", RECORD, lambda store: _change(store, 2, ended_us=2, reason="ended")),
+    Step("run", RECORD, lambda store: access_of(store).store.put_record(RUN).version),
+    Step("news", RECORD, _change),
+    Step("queue", RECORD, lambda store: access_of(store).store.put_record(QUEUED).version),
+    Step("claim", COMMIT, _claim),
+    Step("start", COMMIT, lambda store: access_of(store).store.acquire(LEASED, CLAIM, _run(store, 2, "again"))),
+    Step(
+        "end",
+        COMMIT,
+        lambda store: access_of(store).store.release(LEASED, 1, CLAIM.token, _run(store, 3, "ended", ended_us=1)),
+    ),
     Step("interrupt", RECORD, lambda store: store.thread("t").interrupt("c-1", prompt="?", id="i-2").digest),
     Step(
         "decide",

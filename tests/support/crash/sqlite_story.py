@@ -13,11 +13,16 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import backstay
 from backstay.model.checkpoint import Write
-from backstay.model.runs import Outcome
+from backstay.model.runs import Outcome, RunStatus
+from backstay.operations.run_records import GRAPH, new_row, row_of
+from backstay.store.base import Backend
+from backstay.store.leases import BranchKey, Holder, LeaseRequest
+from backstay.store.records import Record, RunQuery
 from backstay.thread.access import access_of
 from support.crash.directory_story import Story, text
 from support.processes import ended_well, forked
@@ -28,6 +33,7 @@ LARGE = hashlib.shake_128(b"large").digest(4_300_000)
 """More than SQLite's log takes before it is folded into the database: 1,000 pages. It cannot be compressed."""
 
 COPY = "copy.db"
+DAY_US = 86_400_000_000
 SHOWN_BYTES_MAX = 100_000
 
 Content = dict[tuple[str, ...], str]
@@ -78,7 +84,7 @@ def _story(teller: Teller) -> Steps:
 
 
 def _records(teller: Teller) -> Steps:
-    """Pending writes, interrupts, decisions, effects, sessions, leases and their epochs."""
+    """Pending writes, interrupts, decisions, effects, leases and their epochs, and runs that change with them."""
 
     def fail(error: Exception) -> None:
         with contextlib.suppress(type(error)):
@@ -97,10 +103,6 @@ def _records(teller: Teller) -> Steps:
         unknown = next(each for each in teller.thread.effects() if each.key == "TimeoutError")
         teller.thread.settle(unknown, Outcome.done("sent"), by="ann")
 
-    def session() -> None:
-        with teller.thread.session(owner="worker", note="nightly"):
-            teller.thread.append({"log": ["in a session"]}, id="r3")
-
     def lease() -> None:
         with teller.thread.lease(owner="first", ttl=60.0, heartbeat=False):
             teller.thread.append({"log": ["under a lease"]}, id="r4")
@@ -111,6 +113,7 @@ def _records(teller: Teller) -> Steps:
     def write(value: str, replace: bool) -> None:
         teller.thread.write("r1", [Write(f"task-{n}", n, "out", text(value, 300)) for n in range(3)], replace=replace)
 
+    runs = RunVerbs(teller)
     yield "open", teller.open
     yield "r1", lambda: teller.thread.save({"log": [text("r", 400)]}, id="r1")
     yield "writes", lambda: write("early", replace=False)
@@ -124,12 +127,63 @@ def _records(teller: Teller) -> Steps:
     yield "settle", settle
     yield "r2", lambda: teller.thread.append({"log": ["x"]}, id="r2")
     yield "ask again", lambda: ask("2")
-    yield "session", session
+    yield from runs.steps()
     yield "lease", lease
     yield "lease again", lambda: teller.thread.lease(owner="second", ttl=60.0, heartbeat=False).__enter__()
     yield "hold", hold
     yield "reject", lambda: decide("reject")
     yield "close", teller.close
+
+
+def _claimed(run: Record) -> Record:
+    return replace(row_of(run), status=RunStatus.RUNNING, due_us=None, note="claimed").sealed()
+
+
+class RunVerbs:
+    """Each verb that stores a run with something else: a kill must leave both as before, or both as after."""
+
+    def __init__(self, teller: Teller) -> None:
+        self.teller = teller
+
+    @property
+    def backend(self) -> Backend:
+        return access_of(self.teller.store).store
+
+    def run(self, name: str, status: RunStatus, due_us: int | None = None) -> Record:
+        """Return the run of a thread as it is next."""
+        branch = BranchKey("", name, "", "main")
+        stored = self.backend.record("run", branch, f"run-{name}")
+        row = new_row(branch, f"run-{name}", GRAPH, "job", 0, "1") if stored is None else row_of(stored)
+        return replace(row, status=status, due_us=due_us, note=f"{status} {text(name, 200)}").sealed()
+
+    def queue(self) -> None:
+        self.backend.put_record(self.run("queue", RunStatus.QUEUED, 5))
+
+    def start(self) -> None:
+        run = self.run("start", RunStatus.RUNNING)
+        self.backend.acquire(run.branch, LeaseRequest("starter", "token-start", DAY_US), run)
+
+    def end(self) -> None:
+        run = self.run("start", RunStatus.COMPLETED)
+        self.backend.release(run.branch, 1, "token-start", run)
+
+    def wake(self) -> None:
+        self.backend.put_record(self.run("other", RunStatus.FAILED), None, self.run("queue", RunStatus.QUEUED, 3))
+
+    def claim(self) -> None:
+        request = LeaseRequest("claimer", "token-claim", DAY_US)
+        self.backend.claim("", [("job", "1")], 5, request, 9, (), _claimed)
+
+    def drop(self) -> None:
+        self.backend.drop_records([self.run("start", RunStatus.COMPLETED)])
+
+    def steps(self) -> Steps:
+        yield "queue a run", self.queue
+        yield "start a run", self.start
+        yield "end a run", self.end
+        yield "wake a run", self.wake
+        yield "claim a run", self.claim
+        yield "drop a run", self.drop
 
 
 def _raising(error: Exception) -> None:
@@ -301,16 +355,38 @@ def content_of(store: backstay.Store) -> Content:
             found["checkpoint", meta.id] = repr(sorted((shown | {"state": state}).items()))
         for branch in thread.branches():
             # Stores number branches differently: some count threads too.
-            found["branch", thread.id, branch.key.name] = repr(dataclasses.replace(branch, number=0))
+            found["branch", thread.id, branch.key.name] = repr(replace(branch, number=0))
         for interrupt in thread.interrupts(pending=False):
             found["interrupt", thread.id, interrupt.id] = repr(dataclasses.asdict(interrupt))
         for effect in thread.effects():
             found["effect", thread.id, effect.key] = repr(dataclasses.asdict(effect) | {"owner": ""})
-    for session in store.sessions(active=False):
-        found["session", session.thread_id, session.branch] = repr(dataclasses.replace(session, id=""))
+    for run in access_of(store).store.runs(RunQuery("")):
+        record, lease = run.record, run.lease
+        held = None if lease is None else (lease.owner, lease.epoch)
+        found["run", record.branch.thread, record.key] = repr((record.run, record.body, record.version, held, run.step))
     for lease in access_of(store).store.leases("", None, False):
-        found["lease", *lease.branch] = f"{lease.owner} {lease.epoch}"
+        found["lease", *lease.branch] = f"{Holder.parse(lease.owner).name} {lease.epoch}"
     return found
+
+
+def tell_runs(url: str) -> None:
+    """Tell the steps of runs alone, to standard output."""
+    teller = Teller(url)
+    teller.told("open", teller.open)
+    for step, function in RunVerbs(teller).steps():
+        teller.told(step, function)
+    teller.told("close", teller.close)
+
+
+def contents_of_runs() -> dict[str, Content]:
+    """Return what a store holds after each step of ``tell_runs``."""
+    teller = Teller("memory:")
+    teller.open()
+    found = {"open": content_of(teller.store)}
+    for step, function in RunVerbs(teller).steps():
+        function()
+        found[step] = content_of(teller.store)
+    return {**found, "close": found[step]}
 
 
 def save_after(store: backstay.Store) -> None:

@@ -8,11 +8,11 @@ import backstay
 from backstay.errors import BackstayError
 from backstay.model.checkpoint import Write
 from backstay.model.decision import Decision, DecisionKind
-from backstay.operations.sessions import SessionRow
+from backstay.model.runs import RunStatus
 from backstay.store.leases import BranchKey, LeaseRequest
-from backstay.store.records import Record
 from backstay.thread.access import access_of
 from support.damage import fill, text
+from support.thread.stored_runs import WORK, put_run
 
 
 def fill_all(store: backstay.Store) -> None:
@@ -22,8 +22,8 @@ def fill_all(store: backstay.Store) -> None:
     thread.write("a7", [Write("long", 0, "channel", text("long", 2000))])
     thread.interrupt("a7", payload={"q": 2}, id="open")
     backend = access_of(store).store
-    fresh = Record("session", BranchKey("", "alpha", "", "main"), "run", b"", True)
-    backend.put_record(SessionRow(fresh, "ann", "host 1", "left open", 1, 1).sealed(), 1)
+    put_run(store, "alpha", RunStatus.COMPLETED, id="over", name="other", ended_us=2)
+    put_run(store, "alpha", id="run", due_us=1, note="waits for a worker")
     backend.acquire(BranchKey("", "leased", "", "main"), LeaseRequest("ann", "token", 1))
 
 
@@ -40,9 +40,11 @@ def verbs(store: backstay.Store) -> Iterator[Callable[[], object]]:
     yield lambda: store.thread("gamma").latest()
     yield lambda: list(store.interrupts(pending=False))
     yield lambda: list(thread.effects())
-    yield lambda: store.sessions(active=False)
-    yield lambda: store.interrupted()
-    yield lambda: store.expired()
+    yield lambda: store.runs()
+    yield lambda: store.runs(status="queued", on_damage="mark")
+    yield lambda: store.runs(graph="work", thread="alpha")
+    yield lambda: store.count_runs()
+    yield lambda: access_of(store).store.leases("", None, False)
     yield lambda: store.stats()
     yield lambda: store.check()
     yield lambda: store.prune(backstay.Keep(last=2), dry_run=True)
@@ -53,7 +55,8 @@ def verbs(store: backstay.Store) -> Iterator[Callable[[], object]]:
     yield lambda: thread.write("a7", [Write("task", 0, "channel", 43), Write("long", 0, "channel", "z")])
     yield lambda: [thread.decide(each, ask, by="bob") for each in store.interrupts()]
     yield lambda: thread.effect("mail", lambda: 1)
-    yield lambda: access_of(store).store.claim("", 2, LeaseRequest("bob", "third", 1))
+    yield lambda: [lease.__exit__(None, None, None) for lease in store.claim([WORK], 2)]  # type: ignore[func-returns-value]
+    yield lambda: [run.cancel() for run in store.runs(status="queued")]
     yield lambda: access_of(store).store.acquire(BranchKey("", "leased", "", "main"), LeaseRequest("bob", "other", 1))
     yield lambda: store.prune(backstay.Keep(last=2))
     yield lambda: store.thread("gamma").delete_checkpoint("c1")

@@ -1,7 +1,7 @@
 """After a crash: find the sessions that did not end, and the newest intact checkpoint of each.
 
 Both classes work on a directory of session directories and on a Backstay store. In a store, each session is a thread,
-and each run of it is a session of that thread. Both classes read the same record, so they cannot disagree.
+and an active session is a run of that thread (see ``store.runs()``), so both classes read the same record.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,12 +22,14 @@ from backstay.compat.sessions.writer import LOCK_TIMEOUT_S
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput
 from backstay.model.checkpoint import MAIN, Checkpoint
 from backstay.model.ids import check_label
-from backstay.operations.leases import short_name, this_process
-from backstay.operations.rows import Damaged
-from backstay.operations.sessions import end_session_by_id
+from backstay.model.runs import RunStatus
+from backstay.operations.leases import is_alive, short_name, this_process
+from backstay.operations.rows import Damaged, to_microseconds
+from backstay.operations.run_records import SESSION, RunOutcome, change_run, ended, new_row, row_of, started
 from backstay.store import atomic
-from backstay.thread.access import access_of
-from backstay.thread.session import RunSession
+from backstay.store.records import RunQuery
+from backstay.thread.access import access_of, handle_of
+from backstay.thread.runs import Run
 from backstay.thread.store import Store
 
 T = TypeVar("T")
@@ -122,30 +123,47 @@ class SessionDirectories:
 
 
 class StoreSessions:
-    """The threads of a store as sessions."""
+    """The threads of a store as sessions. Each session that is active is a run of its thread, without a lease."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, silence: timedelta) -> None:
         self._store = store
-        self._runs: dict[str, RunSession] = {}
+        self._silence = silence
 
     def interrupted(self) -> tuple[list[InterruptedSession], list[Skipped]]:
-        """Return the runs that did not end and whose process is dead, last seen first, and unreadable ones."""
-        found, skipped = [], []
-        for run in self._store.interrupted(on_damage="mark"):
-            if isinstance(run, Damaged):
-                skipped.append(Skipped(f"session {run.id or '?'}", run.error.what))
-                continue
-            found.append(
-                InterruptedSession(
-                    session_id=run.thread_id,
-                    last_iteration=0 if run.checkpoint is None else run.checkpoint.iteration,
-                    last_activity=run.last_seen,
-                    task_description=run.note or None,
-                    owner=run.owner,
-                    resume_hint=run.hint,
-                )
-            )
-        return found, skipped
+        """Return the runs that did not end and whose process is dead, last active first, and unreadable ones."""
+        found: list[InterruptedSession] = []
+        skipped: list[Skipped] = []
+        for status in (RunStatus.ABANDONED, RunStatus.RUNNING):
+            after: Run | None = None
+            while page := self._store.runs(status=status, graph=SESSION, after=after, on_damage="mark"):
+                for run in page:
+                    if isinstance(run, Damaged):
+                        skipped.append(Skipped(f"run {run.id or '?'}", run.error.what))
+                    elif run.kind == SESSION and (gone := self._gone(run)) is not None:
+                        found.append(gone)
+                whole = [run for run in page if isinstance(run, Run)]
+                if not whole:
+                    break
+                after = whole[-1]
+        return sorted(found, key=lambda session: session.last_activity, reverse=True), list(dict.fromkeys(skipped))
+
+    def _gone(self, run: Run) -> InterruptedSession | None:
+        """Return a session that did not end and whose process is dead: elsewhere, a long silence decides."""
+        newest = next(iter(run.thread.history(limit=1, on_damage="mark")), None)
+        newest = None if isinstance(newest, Damaged) else newest
+        seen = run.updated_at if newest is None else max(run.updated_at, newest.created_at)
+        alive = None if run.holder is None else is_alive(run.holder)
+        if alive or (alive is None and utc_now() - seen <= self._silence):
+            return None
+        hint = "Start it again: it saved nothing"
+        return InterruptedSession(
+            session_id=run.thread_id,
+            last_iteration=0 if newest is None else newest.iteration,
+            last_activity=seen,
+            task_description=run.note or None,
+            owner=None if run.holder is None else run.holder.name,
+            resume_hint=hint if newest is None else f"Resume it from store.thread({run.thread_id!r}).latest()",
+        )
 
     def recover(self, session_id: str, branch: str) -> RecoveryReport[Checkpoint]:
         """Return the newest checkpoint of a branch whose every byte matches its digest."""
@@ -164,28 +182,31 @@ class StoreSessions:
         return RecoveryReport(session_id, skipped=tuple(skipped))
 
     def activate(self, session_id: str, owner: str | None, task: str) -> None:
-        """Start a session of the thread. It sends heartbeats until it is terminated or this process ends."""
-        before = self._runs.pop(session_id, None)
-        if before is not None:
-            before.end("started again")
-        run = self._store.thread(session_id).session(owner=owner, note=task)
-        self._runs[session_id] = run.__enter__()
+        """Record that this process runs a session from now on; an earlier run of the thread has ended."""
+        access = access_of(self._store)
+        branch, now_us = handle_of(self._store.thread(session_id)).cursor.branch, _now_us()
+        self.terminate(session_id, "started again")
+        fresh = new_row(branch, access.services.new_id(), SESSION, SESSION, now_us)
+        holder = str(this_process("" if owner is None else check_label(owner, "owner")))
+        row = started(replace(fresh, note=check_label(task, "task")), "", holder, now_us)
+        access.store.put_record(row.sealed())
 
     def terminate(self, session_id: str, reason: str) -> bool:
-        """End the thread's sessions, also those of dead processes; return False if there were none."""
-        run = self._runs.pop(session_id, None)
-        if run is not None:
-            run.end(reason)
-            return True
-        access, now_us = access_of(self._store), time.time_ns() // 1000
-        found = [run for run in self._store.interrupted(on_damage="mark") if run.thread_id == session_id]
-        names = [run.id if isinstance(run, Damaged) else run.session_id for run in found]
-        ended = [
-            end_session_by_id(access.store, access.services.namespace, name, now_us, reason)
-            for name in names
-            if name is not None
-        ]
-        return any(ended)
+        """End the session of a thread; return False if there was none."""
+        store, branch = access_of(self._store).store, handle_of(self._store.thread(session_id)).cursor.branch
+        outcome = RunOutcome(RunStatus.COMPLETED, reason=reason)
+        for found in store.runs(RunQuery(branch.namespace, branch.thread, RunStatus.RUNNING, SESSION)):
+            row = row_of(found.record)
+            if row.kind == SESSION and found.record.branch == branch:
+                change_run(
+                    store, row, lambda row: None if row.ended_us else ended(row, outcome, _now_us(), row.news, None)
+                )
+                return True
+        return False
+
+
+def _now_us() -> int:
+    return to_microseconds(utc_now())
 
 
 class _Detector:
@@ -194,7 +215,7 @@ class _Detector:
     def __init__(self, source: Store | str | os.PathLike[str], *, silence: float = SILENCE_S) -> None:
         self._source: StoreSessions | SessionDirectories
         if isinstance(source, Store):
-            self._source = StoreSessions(source)
+            self._source = StoreSessions(source, timedelta(seconds=silence))
         else:
             self._source = SessionDirectories(Path(source).expanduser(), timedelta(seconds=silence))
         self.problems: list[Skipped] = []  # the sessions that the last detection could not read

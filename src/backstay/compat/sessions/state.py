@@ -22,8 +22,9 @@ from backstay.compat.sessions.checkpoint import (
 from backstay.compat.sessions.checksum import parse, plain, pretty, to_tree
 from backstay.compat.sessions.files import SessionFolder, read_file
 from backstay.errors import DecodeError, StoreError
-from backstay.operations.leases import UNKNOWN, Process, is_alive, this_process
+from backstay.operations.leases import is_alive
 from backstay.store import atomic
+from backstay.store.leases import Holder
 
 META = "session_meta.json"
 OLD_STATE = "state.json"
@@ -48,13 +49,8 @@ class SessionMeta:
         """Return whether its process is dead: the kernel knows on this host; elsewhere a long silence decides."""
         if self.process is None:  # written by the older system, without a process
             return True
-        alive = is_alive(self.process)
-        if alive is not None:
-            return not alive
-        other, here = Process.parse(self.process), this_process()
-        if other is not None and other.host == here.host and UNKNOWN != here.boot != other.boot != UNKNOWN:
-            return True  # this host was rebooted since
-        return now - self.last_updated > silence
+        alive = is_alive(Holder.parse(self.process))
+        return now - self.last_updated > silence if alive is None else not alive
 
 
 _KNOWN = {each.name for each in fields(SessionMeta) if each.name != "others"}

@@ -237,7 +237,7 @@ def _interrupt_of(checkpoint: Checkpoint, original: dict[str, Any]) -> Interrupt
             if given is None:
                 original["asked"] = False
                 return None
-            if type(given) is dict and given.keys() == set(_ASKED):
+            if type(given) is dict and given.keys() - {"answer"} == set(_ASKED):
                 asked = Interrupt(kind=kind, **given)
                 original["asked"] = True
                 return asked

@@ -142,6 +142,8 @@ def _exported(checkpoint: model.Checkpoint) -> tuple[dict[str, Any], list[str]]:
             payload = None
             lost.append(f"the interrupt's {error.what}")
         extra["interrupt"] = {"id": asked.id, "node": asked.node, "payload": payload, "prompt": asked.prompt}
+        if asked.answer is not None:
+            extra["interrupt"]["answer"] = dict(asked.answer)
     later = {  # what later versions of the old system know, under their names
         "continuation": following,
         "parent_checkpoint_id": checkpoint.parent_id,

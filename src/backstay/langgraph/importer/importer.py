@@ -88,7 +88,7 @@ def open_source(source: str | Path, cipher: CipherProtocol | None = None) -> Sou
         raise InvalidInput(
             f"{text.partition('://')[0]}:// is not a known source", hint="Pass a sqlite or postgresql URL, or a path"
         )
-    path = resolve_path(text if text.startswith("sqlite://") else text.removeprefix("sqlite:"))
+    path = resolve_path(text)
     return SqliteSource(path, cipher)
 
 

@@ -10,7 +10,7 @@ import ormsgpack
 from backstay.errors import Corrupted, DecodeError
 from backstay.store.base import Row, WriteRow
 from backstay.store.layout import COMPRESS_AT_ONCE_BYTES, COMPRESS_BYTES_MIN, pack_body
-from backstay.store.leases import BranchKey, ClockReading, LeaseRow
+from backstay.store.leases import BranchKey, LeaseRow
 from backstay.store.memory.chunks import Content
 from backstay.store.memory.mutations import (
     BranchDropped,
@@ -22,6 +22,7 @@ from backstay.store.memory.mutations import (
     MutationGroup,
     NumbersReserved,
     Rebuilt,
+    RecordsDropped,
     RecordStored,
     RowRestored,
     TagsChanged,
@@ -29,7 +30,7 @@ from backstay.store.memory.mutations import (
     WritesStored,
 )
 from backstay.store.memory.tables import Counters, ThreadNumbers
-from backstay.store.records import Record
+from backstay.store.records import Record, RunFacts
 
 Placed = Callable[[int, int], Content]  # (stored size, size) -> the next bytes of the payload
 
@@ -70,6 +71,12 @@ def _unpack_row(fields: list[Any]) -> Row:
 
 def _slots(row: Record | WriteRow) -> list[Any]:
     return [getattr(row, name) for name in row.__slots__]
+
+
+def _unpack_record(fields: list[Any]) -> Record:
+    kind, branch, key, body, is_open, checkpoint, version, number, run = fields
+    facts = None if run is None else RunFacts(*run)
+    return Record(kind, BranchKey(*branch), key, body, is_open, checkpoint, version, number, facts)
 
 
 def _pack_bytes(mutation: CheckpointStored | BytesStored, parts: list[bytes]) -> list[Any]:
@@ -170,12 +177,8 @@ _KINDS = (
     ),
     _MutationKind(
         RecordStored,
-        lambda it, _: [_slots(it.record), it.thread_number, it.expiry],
-        lambda fields, _: RecordStored(
-            Record(fields[0][0], BranchKey(*fields[0][1]), *fields[0][2:]),
-            fields[1],
-            None if fields[2] is None else ClockReading(*fields[2]),
-        ),
+        lambda it, _: [_slots(it.record), it.thread_number],
+        lambda fields, _: RecordStored(_unpack_record(fields[0]), fields[1]),
     ),
     _MutationKind(
         NumbersReserved,
@@ -198,6 +201,13 @@ _KINDS = (
         lambda fields, _: RowRestored(_unpack_row(fields[0]), tuple(fields[1]), fields[2]),
     ),
     _MutationKind(Rebuilt, lambda it, _: [it.drops], lambda fields, _: Rebuilt(fields[0])),
+    _MutationKind(
+        RecordsDropped,
+        lambda it, _: [list(it.names), it.counters],
+        lambda fields, _: RecordsDropped(
+            [(kind, BranchKey(*branch), key, version) for kind, branch, key, version in fields[0]], Counters(*fields[1])
+        ),
+    ),
 )
 """A kind's index in this list is its number in the files: new kinds come at the end."""
 

@@ -29,6 +29,7 @@ from backstay.store.memory.mutations import (
     Mutation,
     MutationGroup,
     NumbersReserved,
+    RecordsDropped,
     RecordStored,
     TagsChanged,
     ThreadDeleted,
@@ -57,7 +58,13 @@ def log_of(mutation: Mutation, tables: Tables) -> int:
         case RecordStored(record):
             return _log_of(record.branch, tables)
         case MutationGroup():
-            homes = {log_of(each, tables) for each in mutation.mutations}
+            new = {each.key: each.number for each in mutation.mutations if isinstance(each, BranchStored)}
+            homes = {
+                new[each.record.branch]
+                if isinstance(each, RecordStored) and each.record.branch in new
+                else log_of(each, tables)
+                for each in mutation.mutations
+            }
             return homes.pop() if len(homes) == 1 else STORE_LOG
         case _:
             return STORE_LOG
@@ -69,15 +76,16 @@ def garbage_of(mutation: Mutation, tables: Tables) -> dict[int, int]:
         case BranchStored() if mutation.key in tables.branches:
             return {mutation.number: RECORD_BYTES_ABOUT}
         case RecordStored(record) if (kept := tables.records.find(record.kind, record.branch, record.key)) is not None:
-            return {_log_of(record.branch, tables): RECORD_BYTES_ABOUT + len(kept.record.body)}
+            return {_log_of(record.branch, tables): RECORD_BYTES_ABOUT + len(kept.body)}
+        case RecordsDropped():
+            return _garbage_of_records(mutation, tables)
         case CheckpointsDeleted() | ThreadDeleted():
             garbage = {STORE_LOG: RECORD_BYTES_ABOUT + 64 * len(mutation.digests)}
-            for name in mutation.digests:
-                row = tables.rows.get((mutation.namespace, name))
-                if row is not None:
-                    number = tables.branches[row.branch].number
-                    size = RECORD_BYTES_ABOUT + len(row.manifest) + len(row.notes)
-                    garbage[number] = garbage.get(number, 0) + size
+            found = (tables.rows.get((mutation.namespace, name)) for name in mutation.digests)
+            for row in filter(None, found):
+                number = tables.branches[row.branch].number
+                size = RECORD_BYTES_ABOUT + len(row.manifest) + len(row.notes)
+                garbage[number] = garbage.get(number, 0) + size
             return garbage
         case BranchDropped():
             return {STORE_LOG: RECORD_BYTES_ABOUT, tables.branches[mutation.key].number: RECORD_BYTES_ABOUT}
@@ -89,6 +97,14 @@ def garbage_of(mutation: Mutation, tables: Tables) -> dict[int, int]:
             return total
         case _:
             return {}
+
+
+def _garbage_of_records(mutation: RecordsDropped, tables: Tables) -> dict[int, int]:
+    garbage: dict[int, int] = {STORE_LOG: RECORD_BYTES_ABOUT * len(mutation.names)}
+    for kind, branch, key, _ in mutation.names:
+        gone, home = tables.records.find(kind, branch, key), _log_of(branch, tables)
+        garbage[home] = garbage.get(home, 0) + RECORD_BYTES_ABOUT + (0 if gone is None else len(gone.body))
+    return garbage
 
 
 def _log_of(branch: BranchKey, tables: Tables) -> int:
@@ -195,7 +211,7 @@ def _current(tables: Tables, mutation: Mutation) -> Mutation | None:
             return replace(mutation, rows=rows) if rows else None
         case RecordStored(record):
             found = tables.records.find(record.kind, record.branch, record.key)
-            return mutation if found is not None and found.record == record else None
+            return mutation if found == record else None
         case _:
             return None
 

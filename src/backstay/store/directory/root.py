@@ -19,7 +19,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from backstay.errors import InvalidInput, StoreError, StoreRefused
-from backstay.store.atomic import FILE_MODE, failure, leftovers, make_directory, names_in, sync_directory, write_whole
+from backstay.store.atomic import (
+    FILE_MODE,
+    check_parent,
+    failure,
+    leftovers,
+    make_directory,
+    names_in,
+    sync_directory,
+    write_whole,
+)
 from backstay.store.directory.control import CONTROL_BYTES, Control
 from backstay.store.directory.descriptors import found_at
 from backstay.store.directory.logs import BRANCHES
@@ -215,6 +224,7 @@ class Root:
                     path=str(self.path),
                     hint="Choose an empty directory, or one that does not exist yet",
                 )
+        check_parent(self.path)
         make_directory(self.path)
         make_directory(self.path / BRANCHES)
         if os.access(self.path.parent, os.R_OK):  # its creator may have been killed before syncing it

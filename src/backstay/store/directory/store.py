@@ -355,7 +355,7 @@ class DirectoryStore(MemoryStore):
         )
 
     @writing
-    def compact(self) -> int:
+    def compact(self, full: bool = False) -> int:
         with self._lock:
             if STORE_LOG not in self._logs.known:
                 return 0

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from backstay.pieces.manifest import Source
 from backstay.store.base import Removed, Row, WriteRow
-from backstay.store.leases import BranchKey, ClockReading, LeaseRow
+from backstay.store.leases import BranchKey, LeaseRow
 from backstay.store.memory.chunks import Content
-from backstay.store.memory.tables import Counters, MemoryRecord, Tables, ThreadNumbers
+from backstay.store.memory.tables import Counters, Tables, ThreadNumbers
 from backstay.store.reachability import sources_of
-from backstay.store.records import Record
+from backstay.store.records import Kind, Record
 
 NOTHING = Removed()
 
@@ -196,15 +196,28 @@ class ThreadDeleted:
 
 @dataclass(frozen=True, slots=True)
 class RecordStored:
-    """A record has this content now, and expires then if it has a time to live."""
+    """A record has this content now."""
 
     record: Record
     thread_number: int
-    expiry: ClockReading | None = None
 
     def apply(self, tables: Tables) -> Removed:
         tables.thread(*self.record.branch[:2], self.thread_number)
-        tables.records.put(MemoryRecord(self.record, self.expiry))
+        tables.records.put(self.record)
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsDropped:
+    """Records were deleted, each if it still has this version."""
+
+    names: Sequence[tuple[Kind, BranchKey, str, int]]  # kind, branch, key, version
+    counters: Counters
+
+    def apply(self, tables: Tables) -> Removed:
+        tables.reserve_numbers(self.counters)
+        found = [(tables.records.find(kind, branch, key), version) for kind, branch, key, version in self.names]
+        tables.records.drop(record for record, version in found if record is not None and record.version == version)
         return NOTHING
 
 
@@ -292,6 +305,7 @@ Mutation = (
     | CheckpointsDeleted
     | ThreadDeleted
     | RecordStored
+    | RecordsDropped
     | NumbersReserved
     | BytesStored
     | RowRestored

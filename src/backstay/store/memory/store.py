@@ -9,9 +9,9 @@ mutation to a log before it applies it.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from backstay.errors import Corrupted, StoreRefused
@@ -47,15 +47,28 @@ from backstay.store.memory.mutations import (
     CheckpointStored,
     MutationGroup,
     Rebuilt,
+    RecordsDropped,
     RecordStored,
     TagsChanged,
     ThreadDeleted,
     WritesStored,
 )
 from backstay.store.memory.repair import plan_rebuild, plan_restore
-from backstay.store.memory.tables import MemoryBranch, MemoryRecord, ThreadNumbers, find_rows
+from backstay.store.memory.tables import MemoryBranch, ThreadNumbers, find_rows
 from backstay.store.memory.transactions import MemoryTransactions, reading, writing
-from backstay.store.records import Fence, Kind, Record, checkpoint_is_gone, is_repeated, winner, written
+from backstay.store.records import (
+    Fence,
+    Kind,
+    Record,
+    RunQuery,
+    StoredRun,
+    checkpoint_is_gone,
+    is_repeated,
+    once_per_branch,
+    run_changed,
+    winner,
+    written,
+)
 
 
 def process_clock() -> ClockReading:
@@ -225,13 +238,16 @@ class MemoryStore(MemoryTransactions):
     # Leases -------------------------------------------------------------------------------------------------------
 
     @writing
-    def acquire(self, branch: BranchKey, request: LeaseRequest) -> LeaseGrant:
+    def acquire(self, branch: BranchKey, request: LeaseRequest, run: Record | None = None) -> LeaseGrant:
         found = self._tables.branches.get(branch)
         lease = (found.lease if found else NO_LEASE).acquired(branch, request, self._clock())
         if found is None:
             found = MemoryBranch(branch, self._branch_number(branch))
-        self._apply(self._leased_as(found, lease))
-        return LeaseGrant(branch, found.number, lease.epoch)
+        stored = self._run_stored(run)
+        leased = self._leased_as(found, lease)
+        self._apply(leased if stored is None else MutationGroup([leased, stored]))
+        kept = None if run is None else self._tables.records.find("run", run.branch, run.key)
+        return LeaseGrant(branch, found.number, lease.epoch, kept)
 
     @writing
     def renew(self, branch: BranchKey, epoch: int, request: LeaseRequest) -> None:
@@ -241,70 +257,139 @@ class MemoryStore(MemoryTransactions):
             self._apply(self._leased_as(found, lease))
 
     @writing
-    def release(self, branch: BranchKey, epoch: int, token: str) -> None:
+    def release(self, branch: BranchKey, epoch: int, token: str, run: Record | None = None) -> None:
         found = self._tables.branches.get(branch)
         if found is None:
             return
         lease = found.lease.released(branch, epoch, token, self._clock())
+        stored = self._run_stored(run)
+        changes: list[RecordStored | BranchDropped | BranchStored] = [] if stored is None else [stored]
         if not found.last_seq:
-            self._apply(BranchDropped(branch, self._tables.counters()))
+            changes.append(BranchDropped(branch, self._tables.counters()))
         elif lease != found.lease:
-            self._apply(self._leased_as(found, lease))
+            changes.append(self._leased_as(found, lease))
+        if changes:
+            self._apply(changes[0] if len(changes) == 1 else MutationGroup(changes))
 
     @reading
     def leases(self, namespace: str, thread: str | None, expired_only: bool) -> list[LeaseStatus]:
         now = self._clock()
-        rows = [
-            branch.lease_status(now) for branch in self._leased(namespace, now) if thread in (None, branch.key.thread)
+        rows = (branch.lease_status(now) for branch in self._tables.leased.values())
+        found = [
+            row
+            for row in rows
+            if row.branch.namespace == namespace
+            and thread in (None, row.branch.thread)
+            and (not expired_only or row.left_us <= 0)
         ]
-        return [row for row in rows if not expired_only or row.left_us <= 0]
+        return sorted(found, key=lambda row: (row.left_us, row.number))
 
     @writing
-    def claim(self, namespace: str, count: int, request: LeaseRequest) -> list[LeaseGrant]:
-        now = self._clock()
-        leased = self._leased(namespace, now)
-        mine = [branch for branch in leased if branch.lease.token == request.token]
-        expired = [
-            branch for branch in leased if branch.lease.token != request.token and branch.lease.left_us(now) <= 0
-        ]
-        taken = [*mine, *expired[: max(0, count - len(mine))]]
-        if taken:
-            self._apply(MutationGroup([self._leased_as(e, e.lease.acquired(e.key, request, now)) for e in taken]))
-        return [branch.held() for branch in taken]
+    def claim(
+        self,
+        namespace: str,
+        graphs: Collection[tuple[str, str]],
+        count: int,
+        request: LeaseRequest,
+        now_us: int,
+        dead: Collection[str],
+        change: Callable[[Record], Record | None],
+    ) -> list[LeaseGrant]:
+        tables, now = self._tables, self._clock()
+
+        def is_free(key: BranchKey) -> bool:
+            lease = tables.branches[key].lease if key in tables.branches else NO_LEASE
+            return lease.left_us(now) <= 0 or lease.token in dead
+
+        every = chain(tables.records.running(namespace, graphs), tables.records.due(namespace, graphs, now_us))
+        free = once_per_branch((run, change(run)) for run in every if is_free(run.branch))
+        taken = []
+        for run, changed in list(islice(free, max(0, count))):
+            branch = tables.branches.get(run.branch) or MemoryBranch(run.branch, self._branch_number(run.branch))
+            lease = branch.lease.acquired(run.branch, request._replace(over=branch.lease.epoch), now)
+            stored = written(changed, run, 0)
+            leased = self._leased_as(branch, lease)
+            self._apply(MutationGroup([leased, RecordStored(stored, leased.thread_number)]))
+            taken.append(LeaseGrant(run.branch, branch.number, lease.epoch, stored))
+        return taken
 
     # Records ------------------------------------------------------------------------------------------------------
 
     @reading
     def record(self, kind: Kind, branch: BranchKey, key: str) -> Record | None:
-        kept = self._tables.records.find(kind, branch, key)
-        return None if kept is None else kept.shown(self._clock())
+        return self._tables.records.find(kind, branch, key)
 
     @writing
-    def put_record(self, record: Record, ttl_us: int | None = None, fence: Fence | None = None) -> Record:
-        tables, now = self._tables, self._clock()
-        kept = tables.records.find(record.kind, record.branch, record.key)
-        stored = None if kept is None else kept.shown(now)
+    def put_record(self, record: Record, fence: Fence | None = None, run: Record | None = None) -> Record:
+        tables = self._tables
+        stored = tables.records.find(record.kind, record.branch, record.key)
         if stored is not None and is_repeated(record, stored):
             return stored
         if fence is not None:
             branch = tables.branches.get(record.branch)
-            (branch.lease if branch else NO_LEASE).check_writer(record.branch, fence.epoch, fence.token, now)
+            lease = branch.lease if branch else NO_LEASE
+            lease.check_writer(record.branch, fence.epoch, fence.token, self._clock())
         if (won := winner(record, stored)) is not None:
             return won
         if stored is None and record.checkpoint is not None:
             row = tables.rows.get((record.branch.namespace, record.checkpoint))
             if row is None or row.branch[:3] != record.branch[:3]:
                 raise checkpoint_is_gone(record)
-        new = written(record, stored, tables.records.last_number + 1, None)
-        expiry = None if ttl_us is None else now._replace(us=now.us + ttl_us)
-        self._apply(RecordStored(new, tables.number_of(record.branch), expiry))
-        return MemoryRecord(new, expiry).shown(now)
+        new = written(record, stored, tables.records.last_number + 1)
+        change, also = RecordStored(new, tables.number_of(record.branch)), self._run_stored(run, new.number)
+        self._apply(change if also is None else MutationGroup([change, also]))
+        return new
+
+    def _run_stored(self, run: Record | None, taken: int = 0) -> RecordStored | None:
+        """Return the mutation that stores a run with another change; None if there is none, or it was stored before."""
+        if run is None:
+            return None
+        stored = self._tables.records.find("run", run.branch, run.key)
+        if stored is not None and is_repeated(run, stored):
+            return None
+        if (stored is None and run.version) or winner(run, stored) is not None:
+            raise run_changed(run, stored)
+        new = written(run, stored, max(self._tables.records.last_number, taken) + 1)
+        return RecordStored(new, self._tables.number_of(run.branch))
 
     @reading
     def records(
         self, kind: Kind, namespace: str, thread: str | None, open_only: bool, after: int, limit: int
     ) -> list[Record]:
-        return self._tables.records.listed(kind, namespace, thread, open_only, after, limit, self._clock())
+        return self._tables.records.listed(kind, namespace, thread, open_only, after, limit)
+
+    @writing
+    def drop_records(self, records: Collection[Record]) -> int:
+        kept = self._tables.records
+        found = [(record, kept.find(record.kind, record.branch, record.key)) for record in records]
+        names = [
+            (record.kind, record.branch, record.key, record.version)
+            for record, stored in found
+            if stored is not None and stored.version == record.version
+        ]
+        if names:
+            self._apply(RecordsDropped(names, self._tables.counters()))
+        return len(names)
+
+    @reading
+    def run(self, branch: BranchKey) -> StoredRun | None:
+        found = self._tables.records.newest_run(branch)
+        return None if found is None else self._stored_run(found, self._clock())
+
+    @reading
+    def runs(self, query: RunQuery) -> list[StoredRun]:
+        now = self._clock()
+        return [self._stored_run(record, now) for record in self._tables.records.runs(query)]
+
+    @reading
+    def count_runs(self, namespace: str, statuses: Collection[str]) -> dict[str, int]:
+        counts = {status: self._tables.records.count_runs(namespace, status) for status in statuses}
+        return {status: count for status, count in counts.items() if count}
+
+    def _stored_run(self, record: Record, now: ClockReading) -> StoredRun:
+        branch = self._tables.branches.get(record.branch)
+        lease = None if branch is None or branch.lease.token is None else branch.lease_status(now)
+        return StoredRun(record, lease, branch.rows[-1].step if branch is not None and branch.rows else None)
 
     # Maintenance --------------------------------------------------------------------------------------------------
 
@@ -344,7 +429,7 @@ class MemoryStore(MemoryTransactions):
         )
 
     @writing
-    def compact(self) -> int:
+    def compact(self, full: bool = False) -> int:
         return 0
 
     # Deciding -----------------------------------------------------------------------------------------------------
@@ -419,8 +504,3 @@ class MemoryStore(MemoryTransactions):
         found = self._tables.threads.get((namespace, thread))
         own = [] if found is None else [branch for branch in found.branches.values() if branch.number > after]
         return sorted(own, key=lambda branch: branch.number)
-
-    def _leased(self, namespace: str, now: ClockReading) -> list[MemoryBranch]:
-        """Return the branches with an unreleased lease, earliest expiry first."""
-        leased = [branch for branch in self._tables.leased.values() if branch.key.namespace == namespace]
-        return sorted(leased, key=lambda branch: (branch.lease.left_us(now), branch.number))

@@ -10,7 +10,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from backstay.store.base import PAGE_ROWS_MAX, Branch, Head, Query, Row, WriteRo
 from backstay.store.leases import NO_LEASE, BranchKey, ClockReading, LeaseGrant, LeaseRow, LeaseStatus
 from backstay.store.memory.chunks import Content, StoredBytes
 from backstay.store.reachability import Losses, collect, losses
-from backstay.store.records import KINDS, Kind, Record, record_id
+from backstay.store.records import KINDS, RUNNING, Kind, Record, RunQuery, record_id
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -47,6 +47,9 @@ class Numbered(Generic[V]):
         if self._order[at : at + 1] == [number]:
             del self._order[at]
         self._values.pop(number, None)
+
+    def __len__(self) -> int:
+        return len(self._order)
 
     def get(self, number: int) -> V | None:
         """Return a value, or None."""
@@ -79,39 +82,34 @@ class ThreadNumbers(NamedTuple):
     next_seq: int
 
 
-class MemoryRecord(NamedTuple):
-    """A record, and when it expires if it has a time to live."""
-
-    record: Record
-    expiry: ClockReading | None
-
-    def shown(self, now: ClockReading) -> Record:
-        """Return the record with its remaining time."""
-        return self.record if self.expiry is None else replace(self.record, left_us=now.left_us(*self.expiry))
+RunList = tuple[str | None, ...]
+"""The name of a list of runs: a namespace, and optionally a thread, graph, status, scope and branch."""
 
 
 class RecordTable:
-    """All records, by name; in lists by kind, and for deletes by thread."""
+    """All records, by name; in lists by kind, and for deletes by thread. Runs also by what lists and claims ask for."""
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, MemoryRecord] = {}
+        self._kept: dict[bytes, Record] = {}
         self._listed: dict[tuple[Kind, bool], Numbered[bytes]] = {
             (kind, open_only): Numbered() for kind in KINDS for open_only in (False, True)
         }
         self._of_thread: dict[tuple[str, str], dict[bytes, None]] = {}
+        self._runs: dict[RunList, Numbered[bytes]] = {}
+        self._due: dict[tuple[str, str, str], list[tuple[int, int, bytes]]] = {}
         self.last_number = 0
 
     def __iter__(self) -> Iterator[Record]:
-        return (kept.record for kept in self._kept.values())
+        return iter(self._kept.values())
 
-    def put(self, kept: MemoryRecord) -> None:
+    def put(self, record: Record) -> None:
         """Store a record."""
-        record = kept.record
         name = record_id(record.kind, record.branch, record.key)
         self.last_number = max(self.last_number, record.number)
-        if name in self._kept and self._kept[name].record.number != record.number:
+        if name in self._kept and self._kept[name].number != record.number:
             self._drop(name)
-        self._kept[name] = kept
+        self._list_run(name, record)
+        self._kept[name] = record
         self._of_thread.setdefault(record.branch[:2], {})[name] = None
         self._listed[record.kind, False].put(record.number, name)
         if record.open:
@@ -119,28 +117,87 @@ class RecordTable:
         else:
             self._listed[record.kind, True].drop(record.number)
 
-    def find(self, kind: Kind, branch: BranchKey, key: str) -> MemoryRecord | None:
+    def find(self, kind: Kind, branch: BranchKey, key: str) -> Record | None:
         """Return one record, or None."""
         return self._kept.get(record_id(kind, branch, key))
 
     def of_thread(self, namespace: str, thread: str) -> list[Record]:
         """Return all records of a thread."""
-        return [self._kept[name].record for name in self._of_thread.get((namespace, thread), ())]
+        return [self._kept[name] for name in self._of_thread.get((namespace, thread), ())]
 
     def listed(
-        self, kind: Kind, namespace: str, thread: str | None, open_only: bool, after: int, limit: int, now: ClockReading
+        self, kind: Kind, namespace: str, thread: str | None, open_only: bool, after: int, limit: int
     ) -> list[Record]:
         """See ``Backend.records``."""
-        found: Iterable[MemoryRecord]
+        found: Iterable[Record]
         if thread is None:
             found = (self._kept[name] for name in self._listed[kind, open_only].above(after))
-            found = (kept for kept in found if kept.record.branch.namespace == namespace)
+            found = (record for record in found if record.branch.namespace == namespace)
         else:
             found = (self._kept[name] for name in self._of_thread.get((namespace, thread), ()))
-            found = (kept for kept in found if kept.record.kind == kind and kept.record.number > after)
-            found = (kept for kept in found if kept.record.open or not open_only)
-            found = sorted(found, key=lambda kept: kept.record.number)
-        return [kept.shown(now) for kept in islice(found, max(0, min(limit, PAGE_ROWS_MAX)))]
+            found = (record for record in found if record.kind == kind and record.number > after)
+            found = (record for record in found if record.open or not open_only)
+            found = sorted(found, key=lambda record: record.number)
+        return list(islice(found, max(0, min(limit, PAGE_ROWS_MAX))))
+
+    # Runs -----------------------------------------------------------------------------------------------------------
+
+    def newest_run(self, branch: BranchKey) -> Record | None:
+        """Return the newest run of a branch, or None."""
+        runs = self._runs.get((*branch, None))
+        return None if runs is None else next((self._kept[name] for name in runs.below(None)), None)
+
+    def runs(self, query: RunQuery) -> list[Record]:
+        """See ``Backend.runs``."""
+        place = (
+            (query.namespace, query.thread)
+            if query.thread is not None
+            else (query.namespace, query.graph, query.status)
+        )
+        runs = self._runs.get(place)
+        found = () if runs is None else (self._kept[name] for name in runs.below(query.before))
+        return list(islice(filter(query.names, found), max(0, min(query.limit, PAGE_ROWS_MAX))))
+
+    def count_runs(self, namespace: str, status: str) -> int:
+        """Return how many runs have a status."""
+        return len(self._runs.get((namespace, None, status), ()))
+
+    def running(self, namespace: str, graphs: Collection[tuple[str, str]]) -> Iterator[Record]:
+        """Iterate over the runs of these graphs that a process executes, or did when it died; oldest first."""
+        lists = (self._runs.get((namespace, name, RUNNING)) for name in dict.fromkeys(name for name, _ in graphs))
+        found = (map(self._kept.__getitem__, runs.above(0)) for runs in lists if runs is not None)
+        every = heapq.merge(*found, key=lambda run: run.number)
+        return (run for run in every if run.run is not None and run.run[1:3] in graphs)
+
+    def due(self, namespace: str, graphs: Collection[tuple[str, str]], now_us: int) -> Iterator[Record]:
+        """Iterate over the runs of these graphs that are due, earliest first."""
+        lists = [self._due.get((namespace, *graph), []) for graph in dict.fromkeys(graphs)]
+        ready = (takewhile(lambda entry: entry[0] <= now_us, listed) for listed in lists)
+        return (self._kept[name] for _, _, name in heapq.merge(*ready))
+
+    def _list_run(self, name: bytes, record: Record) -> None:
+        """Put a run into its lists, and take it out of those that it was in before."""
+        before = self._kept.get(name)
+        places = _run_lists(record)
+        for place in _run_lists(before) - places if before is not None else ():
+            self._unlist_run(place, record.number)
+        for place in places:
+            self._runs.setdefault(place, Numbered()).put(record.number, name)
+        for run, is_due in ((None if before is None else before.run, False), (record.run, True)):
+            if run is None or run.due_us is None:
+                continue
+            listed = self._due.setdefault((record.branch.namespace, run.graph, run.fingerprint), [])
+            entry = (run.due_us, record.number, name)
+            at = bisect_left(listed, entry)
+            if (listed[at : at + 1] == [entry]) != is_due:
+                listed[at : at + (not is_due)] = [entry] if is_due else []
+
+    def _unlist_run(self, place: RunList, number: int) -> None:
+        runs = self._runs.get(place)
+        if runs is not None:
+            runs.drop(number)
+            if not len(runs):
+                self._runs.pop(place, None)
 
     def drop(self, records: Iterable[Record]) -> None:
         """Delete these records."""
@@ -148,7 +205,11 @@ class RecordTable:
             self._drop(record_id(record.kind, record.branch, record.key))
 
     def _drop(self, name: bytes) -> None:
-        record = self._kept[name].record
+        record = self._kept[name]
+        for place in _run_lists(record):
+            self._unlist_run(place, record.number)
+        if record.run is not None:
+            self._list_run(name, replace(record, run=None))
         for open_only in (True, False):
             self._listed[record.kind, open_only].drop(record.number)
         names = self._of_thread.get(record.branch[:2], {})
@@ -156,6 +217,15 @@ class RecordTable:
         if not names:
             self._of_thread.pop(record.branch[:2], None)
         del self._kept[name]  # last: until then an interrupted drop finds it again
+
+
+def _run_lists(record: Record) -> set[RunList]:
+    """Return the lists that a run is in; none for other records."""
+    run, space = record.run, record.branch.namespace
+    if run is None:
+        return set()
+    mixed: set[RunList] = {(space, graph, status) for graph in (None, run.graph) for status in (None, run.status)}
+    return mixed | {(space, record.branch.thread), (*record.branch, None)}
 
 
 Writes = dict[tuple[str, int], WriteRow]
@@ -207,7 +277,7 @@ class MemoryBranch:
     def lease_status(self, now: ClockReading) -> LeaseStatus:
         """Return the lease as lists show it."""
         lease = self.lease
-        return LeaseStatus(self.key, self.number, lease.owner or "", lease.epoch, lease.left_us(now))
+        return LeaseStatus(self.key, self.number, lease.owner or "", lease.epoch, lease.left_us(now), lease.token or "")
 
 
 class Tables:

@@ -9,8 +9,9 @@ Blobs are shared by everyone: a delete locks a blob before it looks for referenc
 holds it locked until its reference is committed. Saves in other threads never wait for more than that. Only one delete
 runs at a time.
 
-Compacting merges small rows, then lets PostgreSQL reuse the space. Merged rows have the same addresses, so manifests do
-not change. Each stream is one short transaction that locks its owner's thread, so a save waits for one stream at most.
+Compacting merges small rows, then lets PostgreSQL reuse the space, or with ``full`` rewrites the tables. Merged rows
+have the same addresses, so manifests do not change. Each stream is one short transaction that locks its owner's thread,
+so a save waits for one stream at most.
 """
 
 from __future__ import annotations
@@ -259,7 +260,7 @@ def read_blob(connection: DeadlineConnection, name: bytes) -> bytes:
 
 
 WINDOW_BYTES = 262_144
-TABLES = ("fresh", "chunk", "blob", "checkpoint", "write", "branch", "thread")
+TABLES = ("fresh", "chunk", "blob", "record", "checkpoint", "write", "ref", "tag", "branch", "thread")
 
 
 class PostgresSpace:
@@ -292,15 +293,30 @@ class PostgresSpace:
             hint="pg_dump --schema=NAME writes a copy that psql or pg_restore puts back: see docs/repair.md",
         )
 
-    def compact(self) -> int:
+    def compact(self, full: bool = False) -> int:
         def table_bytes(connection: DeadlineConnection) -> int:
             return int(connection.scalar(queries.TABLE_BYTES, (self._target.schema,)))
 
+        def tables_of_others(connection: DeadlineConnection) -> list[str]:
+            named = [str(name) for (name,) in connection.every(queries.TABLES_OF_OTHERS, (self._target.schema,))]
+            if connection.info.server_version < 170_000:
+                return named
+            schema = self._target.schema
+            return [name for name in named if not connection.scalar(queries.MAY_MAINTAIN, (f'"{schema}"."{name}"',))]
+
+        # The server would only warn, and leave these tables as they are.
+        if full and (others := self._pool.read(tables_of_others)):
+            raise StoreRefused(
+                f"this user may not vacuum table {others[0]!r}: it belongs to another user",
+                path=self._target.shown,
+                hint="Call compact(full=True) as the owner of the tables; compact() needs no such right",
+            )
+        vacuum = "VACUUM FULL" if full else "VACUUM"
         before = self._pool.read(table_bytes)
         for (stream,) in self._pool.read(lambda connection: connection.every(queries.STREAMS)):
             self._pool.change(partial(_compact_stream, stream=stream), begin=queries.BEGIN_DELETE)
         for table in TABLES:
-            self._pool.read(partial(DeadlineConnection.run, statement=f"VACUUM {{schema}}.{table}"))
+            self._pool.read(partial(DeadlineConnection.run, statement=f"{vacuum} {{schema}}.{table}"))
         return max(0, before - self._pool.read(table_bytes))
 
 

@@ -107,7 +107,7 @@ class RetryingPool:
     """Runs work on connections to one database."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        self.target = target
         self._closed = False
         # By process: a forked child creates its own and keeps its parent's unused, so that it never closes that.
         self._pools: dict[int, Pool] = {}
@@ -117,9 +117,9 @@ class RetryingPool:
     def connect(self) -> DeadlineConnection:
         """Return a connection outside the pool, with a deadline; errors say exactly why connecting failed."""
         try:
-            return self._connect(time.monotonic() + self._target.timeout_s)
+            return self._connect(time.monotonic() + self.target.timeout_s)
         except psycopg.Error as error:
-            failure = translate(error, self._target)
+            failure = translate(error, self.target)
         raise failure  # outside the except block, so that the driver's error, with libpq's arguments, is not attached
 
     def keep(self, connection: DeadlineConnection) -> None:
@@ -186,7 +186,7 @@ class RetryingPool:
         repeats_unknown: bool,
         loan: Loan | None,
     ) -> T:
-        deadline = time.monotonic() + self._target.timeout_s
+        deadline = time.monotonic() + self.target.timeout_s
         unknown = False
         for attempt in itertools.count():
             connection = self._borrowed(deadline, unknown, name, loan)
@@ -198,7 +198,7 @@ class RetryingPool:
                         "the server stored the data but stopped waiting for its synchronous standby, so a failover "
                         "may lose it",
                         checkpoint=name,
-                        path=self._target.shown,
+                        path=self.target.shown,
                         hint="When the standby is back, repeat the call with the same id: it waits for the standby",
                     )
                 return result
@@ -207,7 +207,7 @@ class RetryingPool:
             except BackstayError:
                 raise
             except ODD_VALUE_ERRORS as error:
-                raise odd_value(error, self._target.shown) from error
+                raise odd_value(error, self.target.shown) from error
             finally:
                 if loan is None or loan.pool is None:
                     connection.close()
@@ -252,7 +252,7 @@ class RetryingPool:
         raise self._given_up(None, unknown, name)
 
     def _own_pool(self) -> Pool:
-        return self._pools.get(os.getpid()) or self._pools.setdefault(os.getpid(), Pool(self._target.pool_size))
+        return self._pools.get(os.getpid()) or self._pools.setdefault(os.getpid(), Pool(self.target.pool_size))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -260,13 +260,13 @@ class RetryingPool:
 
     def _connect(self, deadline: float) -> DeadlineConnection:
         """Return a new connection; raise the driver's error."""
-        connection = DeadlineConnection.connect(self._target.conninfo, **self._arguments())
+        connection = DeadlineConnection.connect(self.target.conninfo, **self._arguments())
         try:
             connection.statements, connection.uses = self.statements, {}
             connection.until = time.monotonic() + AGE_S_MAX
             connection.deadline = deadline
             connection.watch()
-            if is_pooled(connection) and self._target.prepare is None:
+            if is_pooled(connection) and self.target.prepare is None:
                 connection.prepare_threshold = None
         except BaseException:
             connection.close()
@@ -274,7 +274,7 @@ class RetryingPool:
         return connection
 
     def _arguments(self) -> dict[str, Any]:
-        target = self._target
+        target = self.target
         defaults = {
             "tcp_user_timeout": target.connect_timeout_s * 1000,
             "keepalives_idle": 30,
@@ -294,16 +294,16 @@ class RetryingPool:
             return OutcomeUnknown(
                 "the connection was lost before the server answered, so the data may or may not be stored",
                 checkpoint=name,
-                path=self._target.shown,
+                path=self.target.shown,
                 hint="Repeat the call with the same id: it returns the first result, or stores the data now",
             )
         if error is None or isinstance(error, DeadlinePassed):
             return StoreBusy(
-                f"the database did not answer within {self._target.timeout_s:g} s; nothing was stored",
-                path=self._target.shown,
+                f"the database did not answer within {self.target.timeout_s:g} s; nothing was stored",
+                path=self.target.shown,
                 hint="Check that the server runs and can be reached; a larger timeout= in the URL waits longer",
             )
-        return translate(error, self._target)
+        return translate(error, self.target)
 
 
 class Statements(dict[str, str]):

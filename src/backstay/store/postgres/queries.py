@@ -336,6 +336,12 @@ DELETE FROM {schema}.thread WHERE id = %(thread)s"""
 TABLE_BYTES = """
 SELECT coalesce(pg_catalog.sum(pg_catalog.pg_total_relation_size(c.oid)), 0)::bigint FROM pg_catalog.pg_class c
 WHERE c.relnamespace = %s::regnamespace::oid AND c.relkind = 'r'"""
+TABLES_OF_OTHERS = """
+SELECT c.relname FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
+WHERE c.relnamespace = %s::regnamespace::oid AND c.relkind = 'r' AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')
+AND NOT pg_catalog.pg_has_role(d.datdba, 'USAGE') ORDER BY 1"""
+MAY_MAINTAIN = "SELECT pg_catalog.has_table_privilege(%s, 'MAINTAIN')"  # from PostgreSQL 17 on
 BLOB_SIZES = "SELECT digest, pg_catalog.length(body) FROM {schema}.blob"
 STREAM_SIZES = """
 SELECT s.address >> 28, pg_catalog.sum(s.bytes)::bigint FROM (
@@ -407,7 +413,7 @@ ADD_CHUNK = "INSERT INTO {schema}.chunk VALUES (%s, %s, %s)"
 
 _IN_A_WHILE = "pg_catalog.clock_timestamp() + %(ttl_us)s::double precision * interval '1 microsecond'"
 _LEFT = "coalesce(extract(epoch FROM br.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint"
-ACQUIRE = "SELECT * FROM {schema}.acquire_lease({version}, %s, %s, %s, %s, %s, %s, %s)"
+ACQUIRE = "SELECT * FROM {schema}.acquire_lease({version}, %s, %s, %s, %s, %s, %s, %s, %s)"
 _NAMED = """t.id = br.thread AND t.namespace = %(namespace)s AND t.name = %(thread)s
   AND br.scope = %(scope)s AND br.name = %(name)s"""
 RENEW = f"""
@@ -430,31 +436,46 @@ DELETE FROM {schema}.thread t WHERE t.id = %s AND t.next_seq = 1
   AND NOT EXISTS (SELECT 1 FROM {schema}.record r WHERE r.thread = t.id)"""
 LEASE = f"SELECT br.epoch, br.owner, {_LEFT} FROM {{schema}}.thread t, {{schema}}.branch br WHERE {_NAMED}"
 LEASES = f"""
-SELECT t.namespace, t.name, br.scope, br.name, br.id, br.owner, br.epoch, {_LEFT}
+SELECT t.namespace, t.name, br.scope, br.name, br.id, br.owner, br.epoch, {_LEFT}, br.token
 FROM {_BRANCH}
 WHERE t.namespace = %(namespace)s AND (%(thread)s::text IS NULL OR t.name = %(thread)s) AND br.token IS NOT NULL
   AND (NOT %(expired)s OR br.expires <= pg_catalog.clock_timestamp())
 ORDER BY br.expires, br.id"""
-CLAIM = f"""
-WITH mine AS (
-  SELECT br.id, br.token = %(token)s AS held, br.expires
-  FROM {{schema}}.branch br JOIN {{schema}}.thread t ON t.id = br.thread
-  WHERE t.namespace = %(namespace)s AND br.token IS NOT NULL AND {{current}}
-    AND (br.expires <= pg_catalog.clock_timestamp() OR br.token = %(token)s)
-  ORDER BY br.token = %(token)s DESC, br.expires, br.id LIMIT %(count)s FOR NO KEY UPDATE OF br SKIP LOCKED),
-taken AS (
-  UPDATE {{schema}}.branch br SET epoch = CASE WHEN m.held THEN br.epoch ELSE br.epoch + 1 END,
-    owner = %(owner)s, token = %(token)s, expires = {_IN_A_WHILE}
-  FROM mine m, {{schema}}.thread t WHERE br.id = m.id AND t.id = br.thread
-  RETURNING t.namespace, t.name AS thread, br.scope, br.name, br.id, br.epoch, m.held, m.expires)
-SELECT namespace, thread, scope, name, id, epoch FROM taken ORDER BY held DESC, expires, id"""
+# A claim locks the rows that it takes and waits for no lock: rows that others have locked are skipped.
+_IS_FREE = """(br.id IS NULL OR br.token IS NULL OR br.expires <= pg_catalog.clock_timestamp()
+      OR br.token = ANY(%(dead)s::text[]))"""
+LEFT_RUNS = f"""
+SELECT {{columns}}, br.epoch, br.id
+FROM {{schema}}.record r JOIN {{schema}}.thread t ON t.id = r.thread
+LEFT JOIN {{schema}}.branch br ON br.thread = r.thread AND br.scope = r.scope AND br.name = r.branch
+WHERE r.namespace = %(namespace)s AND r.graph = ANY(%(graphs)s::text[]) AND r.status = 'running'
+  AND (r.graph, r.fingerprint) IN (
+    SELECT g, f FROM unnest(%(graphs)s::text[], %(fingerprints)s::text[]) u (g, f))
+  AND r.number <> ALL(%(seen)s::bigint[]) AND {_IS_FREE} AND {{current}}
+ORDER BY br.expires, r.number LIMIT %(count)s FOR NO KEY UPDATE OF r SKIP LOCKED"""
+DUE_RUNS = f"""
+SELECT {{columns}}, r.epoch, r.branch_id
+FROM unnest(%(graphs)s::text[], %(fingerprints)s::text[]) u (g, f)
+CROSS JOIN LATERAL (
+  SELECT r.*, br.epoch, br.id AS branch_id FROM {{schema}}.record r
+  LEFT JOIN {{schema}}.branch br ON br.thread = r.thread AND br.scope = r.scope AND br.name = r.branch
+  WHERE r.due IS NOT NULL AND r.namespace = %(namespace)s AND r.graph = u.g AND r.fingerprint = u.f
+    AND r.due <= %(now)s AND r.number <> ALL(%(seen)s::bigint[]) AND {_IS_FREE}
+  ORDER BY r.due, r.number LIMIT %(count)s FOR NO KEY UPDATE OF r SKIP LOCKED) r
+JOIN {{schema}}.thread t ON t.id = r.thread
+WHERE {{current}} ORDER BY r.due, r.number LIMIT %(count)s"""
+LOCK_BRANCHES_NOW = """
+SELECT id FROM {schema}.branch WHERE id = ANY(%s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED"""
 
 # Records ----------------------------------------------------------------------------------------------------------
 
-_RECORD = """
-SELECT r.kind, t.namespace, t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number,
-  coalesce(extract(epoch FROM r.expires - pg_catalog.clock_timestamp())::numeric * 1000000::numeric, 0)::bigint
-FROM {schema}.record r JOIN {schema}.thread t ON t.id = r.thread"""
+RECORD_COLUMNS = """r.id, r.kind, t.namespace, t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open,
+  r.version, r.number, r.status, r.graph, r.fingerprint, r.due"""
+_RECORD = f"""
+SELECT {RECORD_COLUMNS}
+FROM {{schema}}.record r JOIN {{schema}}.thread t ON t.id = r.thread"""
+LEFT_RUNS = LEFT_RUNS.replace("{columns}", RECORD_COLUMNS)
+DUE_RUNS = DUE_RUNS.replace("{columns}", RECORD_COLUMNS)
 RECORD = f"{_RECORD} WHERE r.id = %s"
 RECORDS = f"""{_RECORD}
 WHERE t.namespace = %(namespace)s AND r.kind = %(kind)s AND r.number > %(after)s {{conditions}}
@@ -464,7 +485,44 @@ AND_OPEN = " AND r.open"
 PUT_RECORD = """
 SELECT * FROM {schema}.put_record(
   {version}, %s, %s, %s, %s, %s, %s::bigint, %s::text,
-  %s, %s, %s, %s::bytea, %s, %s, %s::bigint, %s::bigint, %s::bigint)"""
+  %s, %s, %s, %s::bytea, %s, %s, %s::bigint, %s::bigint, %s::text, %s::text, %s::text, %s::bigint)"""
+DROP_RECORDS = """
+DELETE FROM {schema}.record r USING unnest(%s::bytea[], %s::bigint[]) d (id, version)
+WHERE r.id = d.id AND r.version = d.version AND {current} RETURNING 1"""
+_RUNS = f"""
+SELECT {RECORD_COLUMNS}, br.id, br.owner, br.epoch, {_LEFT}, br.token, (
+  SELECT c.step FROM {{schema}}.checkpoint c WHERE c.key = br.id << 32 | br.head)
+FROM {{schema}}.record r JOIN {{schema}}.thread t ON t.id = r.thread
+LEFT JOIN {{schema}}.branch br ON br.thread = r.thread AND br.scope = r.scope AND br.name = r.branch"""
+RUN_OF_BRANCH = f"""{_RUNS}
+WHERE t.namespace = %(namespace)s AND t.name = %(thread)s AND r.scope = %(scope)s AND r.branch = %(name)s
+  AND r.status IS NOT NULL ORDER BY r.number DESC LIMIT 1"""
+RUNS = f"""{_RUNS}
+WHERE r.kind = 'run' AND r.namespace = %(namespace)s AND r.status IS NOT NULL AND r.number < %(before)s {{conditions}}
+ORDER BY r.number DESC LIMIT %(limit)s"""
+AND_STATUS = " AND r.status = %(status)s"
+AND_GRAPH = " AND r.graph = %(graph)s"
+# The newest runs of a graph with any status: of each status the newest, because the index is in that order.
+RUNS_OF_GRAPH = f"""{_RUNS}
+WHERE r.kind = 'run' AND r.number IN (
+  SELECT n.number FROM pg_catalog.unnest(%(statuses)s::text[]) s (status) CROSS JOIN LATERAL (
+    SELECT x.number FROM {{schema}}.record x
+    WHERE x.namespace = %(namespace)s AND x.graph = %(graph)s AND x.status = s.status AND x.number < %(before)s
+    ORDER BY x.number DESC LIMIT %(limit)s) n)
+ORDER BY r.number DESC LIMIT %(limit)s"""
+STATUSES_OF_GRAPH = """
+WITH RECURSIVE found AS (
+  (SELECT r.status FROM {schema}.record r WHERE r.status IS NOT NULL AND r.namespace = %(namespace)s
+    AND r.graph = %(graph)s ORDER BY r.status LIMIT 1)
+  UNION ALL
+  SELECT (SELECT r.status FROM {schema}.record r WHERE r.status IS NOT NULL AND r.namespace = %(namespace)s
+    AND r.graph = %(graph)s AND r.status > found.status ORDER BY r.status LIMIT 1)
+  FROM found WHERE found.status IS NOT NULL)
+SELECT status FROM found WHERE status IS NOT NULL"""
+COUNT_RUNS = """
+SELECT s.status, (SELECT pg_catalog.count(*) FROM {schema}.record r
+  WHERE r.namespace = %s AND r.status = s.status AND r.status IS NOT NULL)
+FROM pg_catalog.unnest(%s::text[]) s (status)"""
 
 # Repair -----------------------------------------------------------------------------------------------------------
 

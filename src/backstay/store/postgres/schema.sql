@@ -48,7 +48,7 @@ CREATE TABLE {schema}.branch (
   UNIQUE (thread, scope, name)
 ) WITH (fillfactor = 50);
 CREATE INDEX branch_origin ON {schema}.branch (origin) WHERE origin IS NOT NULL;
-CREATE INDEX branch_leased ON {schema}.branch (id) WHERE token IS NOT NULL;
+CREATE INDEX branch_leased ON {schema}.branch (expires, id) WHERE token IS NOT NULL;
 
 -- key = branch << 32 | seq. Ids: a UUID's 16 bytes, or 0x01 and "namespace NUL id" as text; 0x0202 instead of 0x01 if that
 -- would be 16 bytes long too. base: a blob's digest. parent_digest is empty as long as the parent is stored: most rows have no
@@ -129,14 +129,15 @@ CREATE TABLE {schema}.write (
 );
 ALTER TABLE {schema}.write ALTER body SET STORAGE EXTERNAL;
 
--- Sessions, interrupts and effects. id is the SHA-256 of the record's name (see store/records.py), so that names of any
+-- Runs, interrupts and effects. id is the SHA-256 of the record's name (see store/records.py), so that names of any
 -- length fit into an index. A record belongs to its branch by name, and the branch need not exist. A write adds one to
--- the version.
+-- the version. The columns from namespace to due are those of a run, NULL in other records: due is when it may be
+-- claimed, in microseconds since 1970, NULL if it may not.
 CREATE TABLE {schema}.record (
   number     bigint GENERATED ALWAYS AS IDENTITY,
   thread     bigint NOT NULL,
   version    bigint NOT NULL,
-  expires    timestamptz,
+  due        bigint,
   open       boolean NOT NULL,
   kind       text COLLATE "C" NOT NULL,
   scope      text COLLATE "C" NOT NULL,
@@ -145,11 +146,19 @@ CREATE TABLE {schema}.record (
   id         bytea NOT NULL UNIQUE,
   checkpoint bytea,
   body       bytea NOT NULL,
+  namespace  text COLLATE "C",
+  status     text COLLATE "C",
+  graph      text COLLATE "C",
+  fingerprint text COLLATE "C",
   PRIMARY KEY (kind, number)
 );
 CREATE INDEX record_thread ON {schema}.record (thread, kind, number);
 CREATE INDEX record_open ON {schema}.record (kind, number) WHERE open;
 CREATE INDEX record_checkpoint ON {schema}.record (checkpoint) WHERE checkpoint IS NOT NULL;
+CREATE INDEX record_branch ON {schema}.record (thread, scope, branch, number) WHERE status IS NOT NULL;
+CREATE INDEX record_status ON {schema}.record (namespace, status, number) WHERE status IS NOT NULL;
+CREATE INDEX record_graph ON {schema}.record (namespace, graph, status, number) WHERE status IS NOT NULL;
+CREATE INDEX record_due ON {schema}.record (namespace, graph, fingerprint, due, number) WHERE due IS NOT NULL;
 
 -- One row: the next stream number.
 CREATE TABLE {schema}.counter (
@@ -381,7 +390,7 @@ END $$;
 -- Takes a branch's lease; see the contract's acquire. outcome: 0 taken, 1 held by another.
 CREATE FUNCTION {schema}.acquire_lease(
   p_version int, p_namespace text, p_thread text, p_scope text, p_branch text, p_owner text, p_token text, p_ttl bigint,
-  OUT outcome int, OUT branch bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
+  p_over bigint, OUT outcome int, OUT branch bigint, OUT epoch bigint, OUT owner text, OUT left_us bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_thread  bigint;
@@ -407,7 +416,7 @@ BEGIN
     END IF;
     EXIT WHEN epoch IS NOT NULL;
   END LOOP;
-  IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() THEN
+  IF v_token IS NOT NULL AND v_token <> p_token AND v_expires > clock_timestamp() AND epoch <> p_over THEN
     outcome := 1;
     left_us := extract(epoch FROM v_expires - clock_timestamp()) * 1000000;
     RETURN;
@@ -427,11 +436,11 @@ END $$;
 CREATE FUNCTION {schema}.put_record(
   p_version int, p_namespace text, p_thread text, p_scope text, p_branch text,
   p_is_fenced boolean, p_epoch bigint, p_token text,
-  p_kind text, p_id bytea, p_key text, p_checkpoint bytea, p_body bytea, p_open boolean, p_ttl bigint,
-  p_seen bigint, p_number bigint,
+  p_kind text, p_id bytea, p_key text, p_checkpoint bytea, p_body bytea, p_open boolean,
+  p_seen bigint, p_number bigint, p_status text, p_graph text, p_fingerprint text, p_due bigint,
   OUT outcome int, OUT epoch bigint, OUT holder text, OUT held_us bigint,
   OUT thread text, OUT scope text, OUT branch text, OUT key text, OUT checkpoint bytea, OUT body bytea, OUT open boolean,
-  OUT version bigint, OUT number bigint, OUT left_us bigint
+  OUT version bigint, OUT number bigint, OUT status text, OUT graph text, OUT fingerprint text, OUT due bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_branch    bigint;
@@ -439,7 +448,6 @@ DECLARE
   v_token   text;
   v_held    timestamptz;
   v_exists  boolean;
-  v_expires timestamptz := clock_timestamp() + p_ttl * interval '1 microsecond';
 BEGIN
   PERFORM {schema}.check_version(p_version);
   outcome := 0;
@@ -451,9 +459,9 @@ BEGIN
     epoch := coalesce(epoch, 0);
   END IF;
 
-  SELECT t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number,
-      coalesce(extract(epoch FROM r.expires - clock_timestamp()) * 1000000, 0)
-    INTO thread, scope, branch, key, checkpoint, body, open, version, number, left_us
+  SELECT t.name, r.scope, r.branch, r.key, r.checkpoint, r.body, r.open, r.version, r.number, r.status, r.graph,
+      r.fingerprint, r.due
+    INTO thread, scope, branch, key, checkpoint, body, open, version, number, status, graph, fingerprint, due
     FROM {schema}.record r JOIN {schema}.thread t ON t.id = r.thread WHERE r.id = p_id;
   v_exists := FOUND;
   IF p_is_fenced AND NOT (v_exists AND version = p_seen + 1 AND body = p_body)
@@ -473,7 +481,8 @@ BEGIN
   END IF;
 
   IF v_exists THEN
-    UPDATE {schema}.record r SET version = p_seen + 1, body = p_body, open = p_open, expires = v_expires
+    UPDATE {schema}.record r SET version = p_seen + 1, body = p_body, open = p_open, status = p_status,
+        graph = p_graph, fingerprint = p_fingerprint, due = p_due
       WHERE r.id = p_id AND r.version = p_seen AND r.number = p_number;
     IF NOT FOUND THEN
       RAISE EXCEPTION 'another writer changed the record' USING ERRCODE = '40001';
@@ -494,10 +503,13 @@ BEGIN
       END IF;
     END IF;
     -- Whoever finds the name taken now begins again, and finds the record.
-    INSERT INTO {schema}.record AS r (thread, version, expires, open, kind, scope, branch, key, id, checkpoint, body)
-      VALUES (v_thread, 1, v_expires, p_open, p_kind, p_scope, p_branch, p_key, p_id, p_checkpoint, p_body)
+    INSERT INTO {schema}.record AS r (thread, version, open, kind, scope, branch, key, id, checkpoint, body,
+        namespace, status, graph, fingerprint, due)
+      VALUES (v_thread, 1, p_open, p_kind, p_scope, p_branch, p_key, p_id, p_checkpoint, p_body,
+        CASE WHEN p_status IS NOT NULL THEN p_namespace END, p_status, p_graph, p_fingerprint, p_due)
       RETURNING r.number INTO number;
     thread := p_thread; scope := p_scope; branch := p_branch; key := p_key; checkpoint := p_checkpoint;
   END IF;
-  version := p_seen + 1; body := p_body; open := p_open; left_us := coalesce(p_ttl, 0);
+  version := p_seen + 1; body := p_body; open := p_open;
+  status := p_status; graph := p_graph; fingerprint := p_fingerprint; due := p_due;
 END $$;

@@ -118,7 +118,7 @@ class SqliteDeletes(SqliteTransactions):
 
         self._read(copy)
 
-    def compact(self) -> int:
+    def compact(self, full: bool = False) -> int:
         return self._alone(compact_database)
 
     def _shrunk(self, removed: Removed) -> Removed:

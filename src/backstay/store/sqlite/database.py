@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from backstay.errors import BackstayError, Corrupted, StoreBusy, StoreError, StoreFull, StoreRefused
-from backstay.store.atomic import FILE_MODE, make_directory, sync_directory
+from backstay.errors import BackstayError, Corrupted, InvalidInput, StoreBusy, StoreError, StoreFull, StoreRefused
+from backstay.store.atomic import FILE_MODE, check_parent, sync_directory
 from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
 from backstay.store.lock import ProcessLock
 from backstay.store.sqlite.files import (
@@ -298,10 +298,7 @@ def _check_path(path: str) -> None:
         raise StoreRefused(
             "the path is a folder, not a database file", path=path, hint="Name a file in it, such as agent.db"
         )
-    try:
-        make_directory(Path(path).parent)
-    except StoreError as error:
-        raise StoreRefused(error.what, path=path, hint=error.hint) from error
+    check_parent(Path(path))
 
 
 def create_private(path: str) -> None:
@@ -375,9 +372,13 @@ def _use_log(connection: Connection, path: str) -> None:
 
 
 def resolve_path(url: str) -> str:
-    """Return the file path of ``sqlite:///path`` or of a plain path."""
-    path = Path(url.removeprefix("sqlite://"))
+    """Return the file path of ``sqlite:///relative``, ``sqlite:////absolute``, ``sqlite:path`` or a plain path."""
+    path = url.removeprefix("sqlite:").removeprefix("///") if url.startswith("sqlite:") else url
+    if path != url and (not path or path.startswith("//")):
+        raise InvalidInput(
+            f"{url} does not name a file", hint="Write sqlite:///agent.db for a relative path, sqlite:////tmp/agent.db"
+        )
     try:
-        return str(path.expanduser())
+        return str(Path(path).expanduser())
     except RuntimeError as error:
-        raise StoreRefused(f"{error}", path=str(path), hint="Write the whole path") from error
+        raise StoreRefused(f"{error}", path=path, hint="Write the whole path") from error

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain, islice
 
 from backstay.errors import Corrupted
 from backstay.store.layout import SEQ_BITS, SEQ_MAX, UNREADABLE
 from backstay.store.leases import NO_LEASE, BranchKey, ClockReading, LeaseGrant, LeaseRequest, LeaseRow, LeaseStatus
+from backstay.store.records import Record, once_per_branch
 from backstay.store.sqlite import queries
 from backstay.store.sqlite.files import Connection
+from backstay.store.sqlite.records import put_run, runs_of
 from backstay.store.sqlite.rows import (
     BranchRow,
     add_branch,
@@ -29,12 +33,14 @@ class SqliteLeases(SqliteTransactions):
     """The verbs on leases."""
 
     @writing
-    def acquire(self, connection: Connection, branch: BranchKey, request: LeaseRequest) -> LeaseGrant:
+    def acquire(
+        self, connection: Connection, branch: BranchKey, request: LeaseRequest, run: Record | None = None
+    ) -> LeaseGrant:
         found = find_branch(connection, branch)
         lease = (found.lease if found else NO_LEASE).acquired(branch, request, self._clock())
         found = found or add_branch(connection, branch)
         put_branch(connection, found._replace(lease=lease))
-        return LeaseGrant(branch, found.number, lease.epoch)
+        return LeaseGrant(branch, found.number, lease.epoch, put_run(connection, run))
 
     @writing
     def renew(self, connection: Connection, branch: BranchKey, epoch: int, request: LeaseRequest) -> None:
@@ -44,11 +50,14 @@ class SqliteLeases(SqliteTransactions):
             put_branch(connection, found._replace(lease=lease))
 
     @writing
-    def release(self, connection: Connection, branch: BranchKey, epoch: int, token: str) -> None:
+    def release(
+        self, connection: Connection, branch: BranchKey, epoch: int, token: str, run: Record | None = None
+    ) -> None:
         found = find_branch(connection, branch)
         if found is None:
             return
         found.lease.released(branch, epoch, token, self._clock())
+        put_run(connection, run)
         if found.last_seq:
             put_branch(connection, found._replace(lease=LeaseRow(found.lease.epoch)))
         else:
@@ -63,7 +72,14 @@ class SqliteLeases(SqliteTransactions):
         conditions = queries.AND_LEASED_IN_THREAD if thread is not None else ""
         found = _leased(connection, conditions, now, {"namespace": namespace, "thread": thread})
         statuses = [
-            LeaseStatus(each.key, each.number, each.lease.owner or "", each.lease.epoch, each.lease.left_us(now))
+            LeaseStatus(
+                each.key,
+                each.number,
+                each.lease.owner or "",
+                each.lease.epoch,
+                each.lease.left_us(now),
+                each.lease.token or "",
+            )
             if isinstance(each, BranchRow)
             else LeaseStatus(each, 0, UNREADABLE, 0, 0)
             for each in found
@@ -71,19 +87,41 @@ class SqliteLeases(SqliteTransactions):
         return [each for each in statuses if not expired_only or each.left_us <= 0]
 
     @writing
-    def claim(self, connection: Connection, namespace: str, count: int, request: LeaseRequest) -> list[LeaseGrant]:
+    def claim(
+        self,
+        connection: Connection,
+        namespace: str,
+        graphs: Collection[tuple[str, str]],
+        count: int,
+        request: LeaseRequest,
+        now_us: int,
+        dead: Collection[str],
+        change: Callable[[Record], Record | None],
+    ) -> list[LeaseGrant]:
         now = self._clock()
-        wanted: dict[str, str | int] = {"namespace": namespace, "token": request.token}
-        mine = _leased(connection, queries.AND_HELD, now, wanted)
-        wanted["limit"] = max(0, count - len(mine))
-        expired = _leased(connection, queries.AND_NOT_HELD + queries.AND_EXPIRED, now, wanted)
+
+        def is_free(key: BranchKey) -> bool:
+            try:
+                branch = find_branch(connection, key)
+            except Corrupted:  # checks report it; the others must not wait for its repair
+                return False
+            return branch is None or branch.lease.left_us(now) <= 0 or branch.lease.token in dead
+
+        def of(statement: str) -> Iterator[Record]:
+            lists = (runs_of(connection, statement, namespace, graph, now_us) for graph in dict.fromkeys(graphs))
+            return heapq.merge(*lists, key=lambda run: ((run.run and run.run.due_us) or 0, run.number))
+
+        every = (
+            (run, change(run))
+            for run in chain(of(queries.RUNNING_OF_GRAPH), of(queries.DUE_RUNS))
+            if is_free(run.branch)
+        )
         taken = []
-        for found in [*mine, *expired]:
-            if not isinstance(found, BranchRow):
-                continue
-            lease = found.lease.acquired(found.key, request, now)
-            put_branch(connection, found._replace(lease=lease))
-            taken.append(LeaseGrant(found.key, found.number, lease.epoch))
+        for run, changed in list(islice(once_per_branch(every), count)):
+            branch = find_branch(connection, run.branch) or add_branch(connection, run.branch)
+            lease = branch.lease.acquired(run.branch, request._replace(over=branch.lease.epoch), now)
+            put_branch(connection, branch._replace(lease=lease))
+            taken.append(LeaseGrant(run.branch, branch.number, lease.epoch, put_run(connection, changed)))
         return taken
 
 

@@ -95,22 +95,19 @@ LEASED = f"""
 SELECT {_NAMES}, {BRANCH_COLUMNS} FROM branch br LEFT JOIN thread t ON t.id = br.thread
 WHERE br.token IS NOT NULL AND (t.id IS NULL OR {_IN_NAMESPACE.format("br")})"""
 AND_LEASED_IN_THREAD = " AND br.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
-AND_EXPIRED = " AND (br.boot <> :boot OR br.expires <= :now)"
-AND_HELD = " AND br.token = :token"
-AND_NOT_HELD = " AND br.token <> :token"
 EXPIRED_FIRST = " ORDER BY iif(br.boot = :boot, br.expires, 0), br.id LIMIT :limit"
 
 # Records ----------------------------------------------------------------------------------------------------------
 
 _RECORDS = """
 SELECT r.place, t.namespace, t.name, r.scope, r.branch, r.key, r.body, r.version, r.checkpoint, r.open,
-  r.expires, r.boot, r.seal, r.thread, t.floor, t.seal
+  r.namespace, r.status, r.graph, r.fingerprint, r.due, r.seal, r.thread, t.floor, t.seal
 FROM record r LEFT JOIN thread t ON t.id = r.thread"""
 RECORD = f"{_RECORDS} WHERE r.id = ?"
 RECORD_AGAIN = """
 SELECT 1 FROM thread t INDEXED BY thread_name CROSS JOIN record r INDEXED BY record_thread ON r.thread = t.id
 WHERE t.namespace = ? AND t.name = ? AND r.key = ? AND r.place > ? AND r.place < ?
-  AND (? <> 'effect' OR (r.scope = ? AND r.branch = ?))"""
+  AND (? = 'interrupt' OR (r.scope = ? AND r.branch = ?))"""
 _LISTED = f"""{_RECORDS} WHERE r.place > :low AND r.place < :high AND (t.id IS NULL OR {_IN_NAMESPACE.format("r")})"""
 _IN_THREAD = " AND r.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)"
 _FIRST_STORED_FIRST = " ORDER BY r.place LIMIT :limit"
@@ -141,9 +138,14 @@ SELECT {_THREAD}, {_COUNT.format("record_open_again", _OPEN_OF_THREAD)}, CASE WH
   THEN {_COUNT.format("record_open", _OPEN_OF_THREAD)} ELSE {_COUNT.format("record_again", _OPEN_OF_THREAD)} END""",
 }
 ADD_RECORD = """
-INSERT INTO record (place, id, thread, scope, branch, key, checkpoint, version, open, body, expires, boot, seal)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-CHANGE_RECORD = "UPDATE record SET version = ?, open = ?, body = ?, expires = ?, boot = ?, seal = ? WHERE id = ?"
+INSERT INTO record (place, id, thread, scope, branch, key, checkpoint, version, open, body,
+  namespace, status, graph, fingerprint, due, seal)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+CHANGE_RECORD = """
+UPDATE record SET version = ?, open = ?, body = ?, namespace = ?, status = ?, graph = ?, fingerprint = ?, due = ?,
+  seal = ?
+WHERE id = ?"""
+DROP_RECORD_AS = "DELETE FROM record WHERE id = ? AND version = ? RETURNING 1"
 HAS_OPEN_RECORD = """
 SELECT 1 FROM record WHERE thread = (SELECT thread FROM branch WHERE id = ?) AND open AND checkpoint = ? LIMIT 1"""
 CHECKPOINTS_WITH_RECORDS = "SELECT DISTINCT checkpoint FROM record WHERE thread = ? AND checkpoint IS NOT NULL"
@@ -152,6 +154,55 @@ DROP_RECORDS_OF_BRANCH = """
 DELETE FROM record WHERE place > ? AND place < ?
   AND (thread, scope, branch) = (SELECT thread, scope, name FROM branch WHERE id = ?)"""
 DROP_RECORDS_OF_THREAD = "DELETE FROM record WHERE thread = ?"
+
+# Runs: newest first, through the index that holds what is asked for. The step of the branch's newest checkpoint is read
+# with them, because a list shows it.
+_NEWEST_RUN_FIRST = " AND r.place < :before ORDER BY r.place DESC LIMIT :limit"
+_RUNS = f"""{
+    _RECORDS.replace(
+        "FROM",
+        ''', br.id, (
+    SELECT c.step FROM checkpoint c WHERE c.key = br.id << 32 | br.head)
+FROM''',
+        1,
+    )
+} LEFT JOIN branch br INDEXED BY branch_name
+  ON br.thread = r.thread AND br.scope = r.scope AND br.name = r.branch"""
+RUN_OF_BRANCH = f"""
+{_RUNS.replace("record r", "record r INDEXED BY record_branch", 1)} WHERE r.thread = (
+    SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)
+  AND r.scope = :scope AND r.branch = :name AND r.status IS NOT NULL ORDER BY r.place DESC LIMIT 1"""
+# A run is listed if its own column or its thread says so: they differ only if one of them is damaged.
+RUNS = f"{_RUNS} WHERE r.place > :low AND (r.namespace = :namespace OR t.namespace = :namespace) {_NEWEST_RUN_FIRST}"
+RUNS_OF_THREAD = f"""
+{_RUNS.replace("record r", "record r INDEXED BY record_again", 1)} WHERE r.place > :low
+  AND r.thread = (SELECT id FROM thread WHERE namespace = :namespace AND name = :thread)
+  AND (:status IS NULL OR r.status = :status) AND (:graph IS NULL OR r.graph = :graph) {_NEWEST_RUN_FIRST}"""
+RUNS_WITH_STATUS = f"""
+{_RUNS.replace("record r", "record r INDEXED BY record_status", 1)}
+WHERE r.namespace = :namespace AND r.status = :status {_NEWEST_RUN_FIRST}"""
+RUNS_OF_GRAPH_WITH_STATUS = f"""
+{_RUNS.replace("record r", "record r INDEXED BY record_graph", 1)}
+WHERE r.namespace = :namespace AND r.graph = :graph AND r.status = :status {_NEWEST_RUN_FIRST}"""
+STATUSES_OF_GRAPH = """
+WITH RECURSIVE found (status) AS (
+  SELECT min(status) FROM record INDEXED BY record_graph
+  WHERE status IS NOT NULL AND namespace = :namespace AND graph = :graph
+  UNION ALL
+  SELECT (SELECT min(r.status) FROM record r INDEXED BY record_graph
+    WHERE r.status IS NOT NULL AND r.namespace = :namespace AND r.graph = :graph AND r.status > found.status)
+  FROM found WHERE found.status IS NOT NULL)
+SELECT status FROM found WHERE status IS NOT NULL"""
+COUNT_RUNS = """
+SELECT count(*) FROM record INDEXED BY record_status WHERE status IS NOT NULL AND namespace = ? AND status = ?"""
+RUNNING_OF_GRAPH = f"""
+{_RUNS.replace("record r", "record r INDEXED BY record_graph", 1)}
+WHERE r.status IS NOT NULL AND r.namespace = :namespace AND r.graph = :graph AND r.status = 'running'
+  AND r.fingerprint = :fingerprint ORDER BY r.place"""
+DUE_RUNS = f"""
+{_RUNS.replace("record r", "record r INDEXED BY record_due", 1)}
+WHERE r.due IS NOT NULL AND r.namespace = :namespace AND r.graph = :graph AND r.fingerprint = :fingerprint
+  AND r.due <= :now ORDER BY r.due, r.place"""
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -366,8 +417,8 @@ REINDEX = {name: f"REINDEX {name}" for name in _TABLES}
 COLUMNS = "SELECT name, type, pk FROM pragma_table_info(?)"
 PUT_THREAD = "UPDATE thread SET namespace = ?, name = ?, floor = ?, seal = ? WHERE id = ?"
 PUT_BRANCH_NAMES = "UPDATE branch SET thread = ?, scope = ?, name = ? WHERE id = ?"
-RECORD_SEALS = "SELECT place, thread, scope, branch, key, checkpoint, expires, boot, seal FROM record"
-EXPIRE_RECORD = "UPDATE record SET expires = 0, boot = '', seal = ? WHERE place = ?"
+RECORD_SEALS = """
+SELECT place, thread, scope, branch, key, checkpoint, namespace, status, graph, fingerprint, due, seal FROM record"""
 NUMBERS_USED = """
 SELECT max(coalesce((SELECT max(address) >> 28 FROM chunk), 0),
   coalesce((SELECT max(source) FROM ref WHERE typeof(source) = 'integer'), 0)),

@@ -135,23 +135,13 @@ def _problem(connection: Connection, statement: str, bound: tuple[str, ...]) -> 
 def damaged_rows(connection: Connection, apply: bool) -> list[Finding]:
     """Return which threads, branches, counters and records do not match their seals; repair them if asked."""
     findings = [*_damaged_names(connection, apply), *_damaged_counters(connection, apply)]
-    for place, names, ends in _damaged_records(connection):
-        # Without a time to live, a name or the checksum itself is wrong. A new checksum over a wrong name would take
-        # the record from its thread, and its work would look undone.
-        repair = REBUILD if any(ends) else None
-        what = "its row does not match its checksum"
-        findings.append(Finding(DAMAGED, f"row of {kind_of(place)} {names[-2]!r}", what, repair=repair))
-        if apply and repair:
-            connection.execute(queries.EXPIRE_RECORD, (seal(place, *names, 0, ""), place))
+    for place, *columns, own in fetch_all(connection, queries.RECORD_SEALS):
+        # A name or the checksum itself is wrong. A new checksum over a wrong name would take the record from its
+        # thread, and its work would look undone.
+        if own != seal(place, *columns):
+            what = "its row does not match its checksum"
+            findings.append(Finding(DAMAGED, f"row of {kind_of(place)} {columns[3]!r}", what, repair=None))
     return findings
-
-
-def _damaged_records(connection: Connection) -> list[tuple[int, tuple[Any, ...], tuple[Any, ...]]]:
-    """Return the place, names and time to live of each record that does not match its seal."""
-    rows = fetch_all(connection, queries.RECORD_SEALS)
-    return [
-        (place, tuple(rest[:-3]), tuple(rest[-3:-1])) for place, *rest in rows if rest[-1] != seal(place, *rest[:-1])
-    ]
 
 
 def _damaged_names(connection: Connection, apply: bool) -> list[Finding]:
@@ -442,7 +432,7 @@ def _plan_rows(connection: Connection, plan: SqliteRebuildPlan) -> None:
     for (branch,) in fetch_all(connection, queries.BRANCHES_LOST):
         what = Finding(ORPHAN, f"references of branch number {branch}", "the branch does not exist", repair=REBUILD)
         plan.add(what, (queries.DROP_REFS, (branch,)))
-    damaged = {place for place, _, _ in _damaged_records(connection)}
+    damaged = {place for place, *rest, own in fetch_all(connection, queries.RECORD_SEALS) if own != seal(place, *rest)}
     for place, key, thread, checkpoint in fetch_all(connection, queries.RECORDS_WITHOUT_CHECKPOINT):
         if place in damaged:
             continue

@@ -113,10 +113,10 @@ CREATE TABLE write_piece (
   body   BLOB NOT NULL
 );
 
--- Sessions, interrupts and effects. place = kind << 48 | number, so each kind is one range of the table; kinds are
--- numbered from 1 in the order of store/records.py. `id` is the SHA-256 of the record's name. `body` is sealed and
--- covers all columns except `id` and the time to live, which ends when the boot clock, in the boot with that id,
--- reaches `expires`. `seal` covers the names and the time to live.
+-- Runs, interrupts and effects. place = kind << 48 | number, so each kind is one range of the table; kinds are numbered
+-- from 1 in the order of store/records.py. `id` is the SHA-256 of the record's name. `body` is sealed and covers all
+-- columns except `id`. The columns from `namespace` to `due` are those of a run, NULL in other records: `due` is when it
+-- may be claimed, in microseconds since 1970, NULL if it may not. `seal` covers the names and these columns.
 CREATE TABLE record (
   place      INTEGER PRIMARY KEY,
   id         BLOB NOT NULL,
@@ -127,8 +127,11 @@ CREATE TABLE record (
   version    INTEGER NOT NULL,
   checkpoint,
   open       INTEGER NOT NULL,
-  expires    INTEGER,
-  boot       TEXT,
+  namespace  TEXT,
+  status     TEXT,
+  graph      TEXT,
+  fingerprint TEXT,
+  due        INTEGER,
   seal       INTEGER NOT NULL,
   body       BLOB NOT NULL
 );
@@ -137,6 +140,10 @@ CREATE INDEX record_thread ON record (thread, key);
 CREATE INDEX record_again ON record (thread);
 CREATE INDEX record_open ON record (place) WHERE open;
 CREATE INDEX record_open_again ON record (thread) WHERE open;
+CREATE INDEX record_branch ON record (thread, scope, branch) WHERE status IS NOT NULL;
+CREATE INDEX record_status ON record (namespace, status) WHERE status IS NOT NULL;
+CREATE INDEX record_graph ON record (namespace, graph, status) WHERE status IS NOT NULL;
+CREATE INDEX record_due ON record (namespace, graph, fingerprint, due) WHERE due IS NOT NULL;
 
 CREATE TABLE counter (
   name  TEXT PRIMARY KEY,

@@ -23,9 +23,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backstay.errors import BackstayError, Corrupted, OutcomeUnknown, StoreRefused
+from backstay.store.atomic import failure
 from backstay.store.layout import ODD_VALUE_ERRORS, odd_value
 from backstay.store.leases import Clock, boot_clock
 from backstay.store.lock import CallGuard, forget, is_mine, reentered, register
@@ -153,13 +155,18 @@ class Writer:
             self._mark = b""
             if self._connection is not None:
                 self._connection.forget()
-        elif not self._mark or os.pread(held.fileno(), _MARK_BYTES, 0) != self._mark:
+            return
+        try:
+            if self._mark and os.pread(held.fileno(), _MARK_BYTES, 0) == self._mark:
+                return
             self._mark = b""
             mark = os.urandom(_MARK_BYTES)
             os.pwrite(held.fileno(), mark, 0)
-            if self._connection is not None:
-                self._connection.forget()
-            self._mark = mark
+        except OSError as error:  # without a mark the others would not see that this one has written
+            raise failure(error, "write", Path(self._database.lock.path)) from error
+        if self._connection is not None:
+            self._connection.forget()
+        self._mark = mark
 
     def _lead(self, mine: _Ticket) -> None:
         """Commit for all waiting callers, until this caller's own job is done."""
