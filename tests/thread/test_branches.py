@@ -75,8 +75,15 @@ def test_a_fork_onto_an_existing_branch_is_refused(store: backstay.Store) -> Non
     thread.fork(newest, branch="side")
     with pytest.raises(backstay.Conflict, match="already exists"):
         thread.fork(newest, branch="side")
-    with pytest.raises(backstay.InvalidInput, match="a fork needs"):
-        thread.fork(newest)
+
+
+def test_a_fork_without_a_name_is_named_after_its_step(store: backstay.Store) -> None:
+    thread = three_steps(store)
+    names = [thread.fork(2).branch, thread.fork(next(thread.history())).branch]
+
+    assert names == ["fork-2", "fork-3"]
+    with pytest.raises(backstay.Conflict, match="'fork-2' of thread 't' already exists"):
+        thread.fork(2)
 
 
 def test_a_fork_of_what_is_not_there_says_so(thread: backstay.Thread) -> None:

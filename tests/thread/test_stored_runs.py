@@ -604,7 +604,10 @@ def test_runs_are_printed_as_a_table(store: backstay.Store, thread: backstay.Thr
     put_run(store, "s", RunStatus.COMPLETED, kind=SESSION, name=SESSION, note="nightly", ended_us=1)
 
     assert str(store.runs()) == repr(store.runs()) == TABLE
-    assert repr(store.runs()[2]) == ("<Run interrupted chat customer-42 0 1 2026-01-01 00:00:00 waits for 1 answer>")
+    assert repr(store.runs()[2]) == (
+        "<Run of loop chat on thread customer-42: interrupted at step 0 since 2026-01-01 00:00:00, attempt 1; "
+        "waits for 1 answer>"
+    )
     assert str(store.runs(thread="none")) == "STATUS  GRAPH  THREAD  STEP  HOLDER  TRY  SINCE  NOTE"
 
 

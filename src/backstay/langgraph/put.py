@@ -30,13 +30,15 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from backstay.errors import Conflict, Corrupted, IdTaken
+from backstay.errors import Conflict, Corrupted, Fenced, IdTaken
 from backstay.langgraph.encoding import LIST, PARENT, dump, fields_for, names_and_versions, to_body, versions_in
 from backstay.langgraph.lists import ENCRYPTED_LIST, EncryptedList, KnownMessages
 from backstay.langgraph.names import GraphLocation, may_fork
+from backstay.langgraph.runs import SaverRun
 from backstay.model.checkpoint import MAIN, CheckpointFields
 from backstay.model.ids import check_id
 from backstay.operations.cursor import Base, Cursor, Services
+from backstay.operations.leases import HeldLease
 from backstay.operations.listing import every_branch
 from backstay.operations.load import current_head, find_row, load_values, open_head_state
 from backstay.operations.rows import meta_of
@@ -293,13 +295,22 @@ class Putter:
     services: Services
     heads: HeadCache
     on_conflict: OnConflict
+    runs: dict[BranchKey, SaverRun] = field(default_factory=dict)  # that this saver executes, by their leased branches
 
     def put(self, store: Backend, prepared: PreparedPut, cached: CachedHead | None) -> None:
         """Store a checkpoint and remember it as the head; ``cached`` is what the saver remembers of its parent."""
         stored: Cursor | None
+        run = self.runs.get(self._branch(prepared, MAIN))
+        if run is not None:
+            run.raise_if_cancelled(store)
         try:
             if cached is not None and cached.cursor.base is not None:
-                stored = self._next(store, prepared, cached.cursor, cached.versions)
+                try:
+                    stored = self._next(store, prepared, cached.cursor, cached.versions)
+                except Fenced:
+                    if run is not None:
+                        raise
+                    stored = self._find_place(store, prepared)  # another process had the lease, and may have ended
             else:
                 stored = self._find_place(store, prepared, cached)
         except IdTaken:
@@ -424,6 +435,7 @@ class Putter:
         request = SaveRequest(prepared.fields, prepared.name)
         step = 0 if parent is None else parent.step + 1
         change = prepared.change(head_state, versions)
+        cursor.lease = self._lease_on(cursor.branch)
         commit_change(store, self.services, cursor, base, head_state, change, request, parent, step, takes_over)
         return cursor
 
@@ -456,11 +468,16 @@ class Putter:
         load_values(store, head_state, list(head_state.values), row)
         base = Base.of(head)
         cursor = Cursor(row.branch, base)
+        cursor.lease = self._lease_on(row.branch)
         parent = None if row.parent_id is None else find_row(store, namespace, row.parent_id)
         request = SaveRequest(fields, prepared.name, replaces_head=True)
         change = prepared.change(head_state, None)
         commit_change(store, self.services, cursor, base, head_state, change, request, parent, row.step)
         return cursor
+
+    def _lease_on(self, branch: BranchKey) -> HeldLease | None:
+        run = self.runs.get(branch)
+        return None if run is None else run.held
 
     def _branch(self, prepared: PreparedPut, name: str) -> BranchKey:
         return BranchKey(self.services.namespace, prepared.location.thread, prepared.location.scope, name[:255])

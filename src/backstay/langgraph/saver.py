@@ -35,6 +35,7 @@ from backstay.langgraph.interrupts import OpenInterrupts
 from backstay.langgraph.names import checkpoint_id_of, config_of, location_of, may_fork, thread_name
 from backstay.langgraph.put import HeadCache, OnConflict, Putter, prepare
 from backstay.langgraph.read import Reader, compare, pages_of_thread
+from backstay.langgraph.runs import SaverRun
 from backstay.langgraph.serde.safe import OnChange, hardened
 from backstay.langgraph.serde.trusted import Allow
 from backstay.model.checkpoint import MAIN, CheckpointMeta
@@ -43,6 +44,7 @@ from backstay.operations.interrupts import InterruptRecord
 from backstay.operations.retention import Keep, Pruned, thread_names
 from backstay.store.base import BranchKey, WriteRow
 from backstay.thread.access import access_of
+from backstay.thread.lease import check_lease_options
 from backstay.thread.store import Store, check_store
 from backstay.thread.store import open as open_store
 
@@ -115,6 +117,27 @@ class BackstaySaver(BaseCheckpointSaver[Any]):
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)  # not in one of the workers: close() waits for them
+
+    # Runs ---------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        thread_id: object,
+        graph: str = "langgraph",
+        *,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        owner: str | None = None,
+    ) -> SaverRun:
+        """Execute a graph on a thread as the only one, in a ``with`` or ``async with`` block around ``graph.invoke``.
+
+        ``store.runs()`` lists the run under the name ``graph``, with its process, its status and how it ended. Until
+        the block ends, other writers of the thread are refused, and another ``run`` waits, at most ``wait`` seconds. An
+        unfinished run is continued. ``run.cancel()`` ends the run with ``Rejected`` when its graph stores its next
+        step.
+        """
+        options = check_lease_options(owner, ttl, wait=wait)
+        return SaverRun(self._access, self._putter.runs, self.interrupts, thread_id, graph, options)
 
     # Reading ------------------------------------------------------------------------------------------------------
 

@@ -38,11 +38,6 @@ def branch_key(namespace: str, thread: object, branch: object, scope: object) ->
 
 def fork_target(key: BranchKey, branch: str | None, to: str | None) -> BranchKey:
     """Return the key of the branch that a fork makes, checked."""
-    if branch is None and to is None:
-        raise InvalidInput(
-            "a fork needs a branch name or another thread",
-            hint='Write fork(cp, branch="what-if") or fork(cp, to="another-thread")',
-        )
     thread, name = key.thread if to is None else to, MAIN if branch is None else branch
     return branch_key(key.namespace, thread, name, key.scope)
 

@@ -28,8 +28,9 @@ from backstay.store.base import PAGE_ROWS_MAX, Backend, BranchKey, Query
 from backstay.store.leases import Holder
 from backstay.store.records import Record, RunFacts, RunQuery, StoredRun, digest_of
 
-GRAPH, LOOP, SESSION = "graph", "loop", "session"
-"""Kinds of runs. A session is a run of another program, which saves by itself."""
+GRAPH, LOOP, LANGGRAPH, SESSION = "graph", "loop", "langgraph", "session"
+"""Kinds of runs. LangGraph's engine executes its runs itself; a session is a run of another program, which saves by
+itself."""
 
 BACKOFF_S = 1.0
 BACKOFF_S_MAX = 300.0

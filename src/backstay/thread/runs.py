@@ -58,7 +58,7 @@ class Run:
     thread_id: str
     branch: str
     scope: str
-    kind: str  # "graph" or "loop"; "session" for a program that saves by itself
+    kind: str  # "graph", "loop", or "langgraph" for its engine's; "session" for a program that saves by itself
     graph: str  # the name of the graph or loop
     fingerprint: str  # of the graph, 16 hexadecimal digits
     status: RunStatus
@@ -112,6 +112,12 @@ class Run:
 
     def pause(self, reason: str = "", *, by: str = "pause") -> InterruptRecord:
         """Ask the run to stop at its next boundary until a person decides; see ``Thread.request_pause``."""
+        if self.kind not in (run_records.GRAPH, run_records.LOOP):
+            raise InvalidInput(
+                f"a {self.kind} run cannot be paused from outside",
+                thread=self.thread_id,
+                hint="Stop it with run.cancel(), or let its own program ask a person",
+            )
         thread = self.thread
         return thread._handle.run(request_pause, self._access.services, thread._handle.cursor, reason, by)
 
@@ -132,7 +138,11 @@ class Run:
         return kind(**self.__dict__)
 
     def __str__(self) -> str:
-        return " ".join(text for text in _cells(self) if text != "-")
+        status, graph, thread, step, holder, attempts, since, note = _cells(self)
+        at = "" if self.step is None else f" at step {step}"
+        held = "" if holder == "-" else f" by {holder}"
+        more = "" if note == "-" else f"; {note}"
+        return f"of {self.kind} {graph} on thread {thread}: {status}{held}{at} since {since}, attempt {attempts}{more}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
@@ -368,7 +378,8 @@ def _stop_now(run: Run, by: str, reason: str) -> bool:
         with Lease(thread, check_lease_options(by, CANCEL_TTL_S), keeper):
             if keeper.row is None:
                 return False
-            thread._handle.run(end_for_good, access.services, thread._handle.cursor, run.id)
+            if run.kind in (run_records.GRAPH, run_records.LOOP):  # others write their checkpoints themselves
+                thread._handle.run(end_for_good, access.services, thread._handle.cursor, run.id)
             keeper.outcome = RunOutcome(RunStatus.CANCELLED, reason=reason or f"by {by}")
     except Fenced:
         if run.refresh().status is not RunStatus.RUNNING:

@@ -31,7 +31,7 @@ from backstay.operations.merge import Prefer, merge
 from backstay.operations.question import request_pause
 from backstay.operations.retention import Keep, Pruned
 from backstay.operations.rows import Damaged, OnDamage, check_on_damage, tag, write
-from backstay.operations.save import fork, rewind, save_append, save_request, save_state
+from backstay.operations.save import find_or_raise, fork, rewind, save_append, save_request, save_state
 from backstay.store.base import Branch, Removed
 from backstay.thread.access import awaited
 from backstay.thread.effects import UNKNOWN_ON, EffectCall, Reconcile, arun_effect, run_effect
@@ -204,12 +204,14 @@ class Thread:
     ) -> Thread:
         """Start another branch, or another thread (``to``), with a checkpoint's state; return a handle on it.
 
-        ``checkpoint`` may be its id, or a step of this branch. A fork stores only a manifest. ``set`` and ``delete``
-        change the copied state. Position and description are copied.
+        ``checkpoint`` may be its id, or a step of this branch: ``fork(40)`` starts the branch "fork-40". A fork stores
+        only a manifest. ``set`` and ``delete`` change the copied state. Position and description are copied.
         """
-        target = fork_target(self._cursor.branch, branch, to)
         request = save_request(fields, id)
         source = self._handle.run(load.checkpoint_id, self._cursor.branch, checkpoint)
+        if branch is None and to is None:
+            branch = f"fork-{self._handle.run(find_or_raise, self._services, source).step}"
+        target = fork_target(self._cursor.branch, branch, to)
         cursor = self._handle.run(fork, self._services, source, target, set, delete, request)
         return Thread(self._access, cursor, self._handle.blocking)
 
