@@ -141,7 +141,7 @@ def test_in_a_rolling_deployment_every_run_completes_and_nothing_is_done_twice(
         for pid in sorted(crew.alive):
             crew.stop(pid, signal.SIGTERM)
         watcher.close()
-        completed = {run.thread_id for run in all_runs(watched, status="completed")}
+        completed = {run.thread_id for run in all_runs(watched, status="completed") if not run.reason}
         statuses = watched.count_runs()
         states = {name: dict(latest.state) for name in names if (latest := store.thread(name).latest()) is not None}
         report = store.check()

@@ -234,7 +234,7 @@ def ended(
         waits=outcome.waits,
         wake_us=outcome.wake_us,
         input=None if is_over else row.input,
-        reason=outcome.reason or row.reason,
+        reason=outcome.reason or ("" if status is RunStatus.COMPLETED else row.reason),  # a cancel may come too late
         updated_us=now_us,
         ended_us=now_us if is_over else None,
     )
