@@ -17,8 +17,11 @@ import pytest
 import backstay
 from backstay.engine import Result, Status
 from backstay.engine.reducers import append
+from backstay.engine.sinks import StoreSink
+from backstay.operations.run_records import digest_of_input
 from backstay.testing import Clock
 from backstay.thread import RunStatus
+from support.thread.stored_runs import GONE, put_run
 from support.waiting import eventually
 
 
@@ -224,6 +227,132 @@ def test_the_same_submission_is_stored_once_and_another_is_refused(url: str) -> 
         with pytest.raises(backstay.InvalidInput, match="another input"):
             graph.submit(store.thread("k"), {"log": ["x"]}, key="k")
         assert statuses(store) == {"t": "completed", "k": "completed"}
+
+
+def test_a_queued_run_that_is_run_directly_has_its_own_input_and_options(url: str) -> None:
+    graph = chain("a", "b")
+    with backstay.open(url) as store:
+        for number, given in enumerate([None, {"log": ["hi"]}]):
+            thread = store.thread(f"t{number}")
+            run = graph.submit(thread, {"log": ["hi"]}, before=["b"], metadata={"by": "ann"})
+            result = graph.run_sync(thread, given)
+
+            assert (result.run_id, result.status, result.values["log"]) == (run.id, Status.INTERRUPTED, ["hi", "a"])
+            assert result.checkpoint is not None
+            assert result.checkpoint.metadata == {"by": "ann"}
+
+
+def die_at_the_start(store: backstay.Store, graph: backstay.Graph, given: dict[str, Any]) -> None:
+    """Leave a run as a process does that is killed after it took the lease and before it stored the input."""
+    put_run(
+        store,
+        "t",
+        RunStatus.RUNNING,
+        name=graph.name,
+        fingerprint=f"{graph.fingerprint:016x}",
+        holder=GONE,
+        token="gone",
+        input_digest=digest_of_input(given),
+    )
+
+
+def test_a_run_whose_input_was_not_stored_needs_it_again(url: str) -> None:
+    graph = chain("a")
+    with backstay.open(url) as store:
+        die_at_the_start(store, graph, {"log": ["hi"]})
+        assert statuses(store) == {"t": "abandoned"}
+        with pytest.raises(backstay.InvalidInput, match="died before its input was stored"):
+            graph.run_sync(store.thread("t"))
+        with pytest.raises(backstay.InvalidInput, match=r"with another input \(abandoned\)"):
+            graph.run_sync(store.thread("t"), {"log": ["ho"]})
+
+        assert graph.run_sync(store.thread("t"), {"log": ["hi"]}).values["log"] == ["hi", "a"]
+        assert statuses(store) == {"t": "completed"}
+
+
+def test_a_run_whose_input_was_not_stored_gets_it_from_a_submission(url: str) -> None:
+    graph = chain("a")
+    with backstay.open(url) as store:
+        die_at_the_start(store, graph, {"log": ["hi"]})
+        graph.submit(store.thread("t"), {"log": ["hi"]})
+
+        assert graph.work_sync(store, until_idle=True) == 1
+        assert statuses(store) == {"t": "completed"}
+        newest = store.thread("t").latest()
+        assert newest is not None
+        assert newest.state["log"] == ["hi", "a"]
+
+
+def test_a_failed_run_is_submitted_again_unless_it_has_a_key(url: str) -> None:
+    graph = chain("a", a=Once(ValueError))
+    keyed = chain("a", name="keyed", a=Once(ValueError))
+    with opened(url) as (store, clock):
+        for each, key in ((graph, None), (keyed, "k")):
+            each.submit(store.thread(each.name), {"log": ["hi"]}, key=key)
+            each.work_sync(store, attempts=1, until_idle=True)
+        assert statuses(store) == {"g": "failed", "keyed": "failed"}
+        again = graph.submit(store.thread("g"), {"log": ["hi"]}, at=clock() + timedelta(hours=1))
+        assert keyed.submit(store.thread("keyed"), {"log": ["hi"]}, key="k").status == "failed"
+        assert (again.status, again.wake_at) == ("abandoned", clock() + timedelta(hours=1))
+        assert graph.work_sync(store, until_idle=True) == 0
+        clock.advance(timedelta(hours=1))
+
+        assert graph.work_sync(store, until_idle=True) == 1
+        assert statuses(store) == {"g": "completed", "keyed": "failed"}
+        newest = store.thread("g").latest()
+        assert newest is not None
+        assert newest.state["log"] == ["hi", "a"]
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_keeps_its_input(url: str) -> None:
+    graph = chain("a")
+
+    def broken(own: StoreSink) -> Any:
+        raise OSError("the sink is away")
+
+    with backstay.open(url) as store:
+        graph.submit(store.thread("t"), {"log": ["hi"]})
+        graph.work_sync(store, attempts=1, until_idle=True, sink=broken)
+        (run,) = store.runs()
+        assert (run.status, run.error, run.step) == ("failed", "OSError", None)
+
+        assert graph.run_sync(store.thread("t")).values["log"] == ["hi", "a"]
+
+
+def test_runs_with_different_keys_are_different_runs(url: str) -> None:
+    graph = chain("a")
+    with backstay.open(url) as store:
+        first = graph.submit(store.thread("t"), {}, key="october")
+        assert graph.submit(store.thread("t"), {}).id == first.id
+        for call in (graph.submit, graph.run_sync):
+            with pytest.raises(backstay.InvalidInput, match="with another key"):
+                call(store.thread("t"), {}, key="november")
+        assert graph.run_sync(store.thread("t"), {}).run_id == first.id
+        results = [graph.run_sync(store.thread("t"), {}, key=key) for key in ("november", "october", "november")]
+
+        assert [result.values["log"] for result in results] == [["a", "a"], ["a"], ["a", "a"]]
+        assert [run.key for run in store.runs()] == ["november", "october"]
+
+
+def test_who_waits_for_the_run_of_another_key_gets_its_own(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def wait(state: Any, ctx: Any) -> None:
+        inside.set()
+        assert go.wait(30)
+
+    graph = chain("a", a=wait)
+    with backstay.open(url) as store, ThreadPoolExecutor() as pool:
+        first = pool.submit(graph.run_sync, store.thread("t"), {}, key="october")
+        assert inside.wait(30)
+        with caplog.at_level(logging.WARNING, "backstay.run"):
+            second = pool.submit(graph.run_sync, store.thread("t"), {}, key="november")
+            eventually(lambda: "waiting for" in caplog.text)
+        go.set()
+
+        assert first.result().values["log"] == ["a"]
+        assert second.result().values["log"] == ["a", "a"]
+        assert [run.key for run in store.runs()] == ["november", "october"]
 
 
 def test_a_submitted_run_starts_at_its_time(url: str) -> None:

@@ -24,7 +24,7 @@ from backstay.errors import Corrupted, Fenced, InvalidInput, NotFound, StepsExce
 from backstay.model.runs import RunStatus
 from backstay.operations.leases import is_alive, this_process
 from backstay.operations.rows import Damaged
-from backstay.operations.run_records import LOOP, SESSION, row_of
+from backstay.operations.run_records import LOOP, SESSION, digest_of_input, row_of
 from backstay.store.leases import UNKNOWN, BranchKey, Holder, LeaseRequest
 from backstay.store.records import Record
 from backstay.thread.access import access_of
@@ -521,6 +521,21 @@ def test_a_loop_that_is_refused_leaves_no_run_behind(store: backstay.Store, thre
     assert store.count_runs() == {}
     assert thread.latest() is None
     assert access_of(store).store.leases("", None, False) == []
+
+
+def test_a_loop_whose_input_was_not_stored_needs_it_again(store: backstay.Store, thread: backstay.Thread) -> None:
+    finish(thread)
+    digest = digest_of_input({"n": 7})
+    died = put_run(
+        store, thread.id, RunStatus.RUNNING, kind=LOOP, name="loop", holder=GONE, token="gone", input_digest=digest
+    )
+    with pytest.raises(InvalidInput, match="loop 'loop' whose process died before its input was stored"):
+        thread.loop({"n": 0}).__enter__()
+    finish(thread, input={"n": 7})
+    newest = thread.latest()
+
+    assert newest is not None
+    assert (newest.state, newest.run_id) == ({"n": 8}, died.id)
 
 
 @pytest.mark.parametrize("status", [RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.FAILED, RunStatus.ABANDONED])

@@ -139,11 +139,12 @@ class StartPlan:
         known = None if self._key is None else store.record("run", branch, self.run_id)
         if known is not None and row_of(known).is_over:
             return None
-        if waited_for is not None and waited_for.name == name and was_joined(store, waited_for, self._digest):
+        is_wanted = waited_for is not None and waited_for.name == name and self._key in (None, waited_for.key)
+        if is_wanted and waited_for is not None and was_joined(store, waited_for, self._digest):
             self.run_id = waited_for.id  # another process has finished it meanwhile
             return None
         if newest is not None and not newest.is_over:
-            check_same(newest, GRAPH, name, self._digest)
+            check_same(newest, GRAPH, name, self._digest or None, self._key, head)
             return newest
         run_id = self.run_id
         if head is not None and head.graph is not None and not head.is_over and not self._has_input:
@@ -161,6 +162,8 @@ async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions, key: 
         before = await durable.run(latest, durable.cursor)
         if keeper.row is None:
             return await durable.run(_ended_result, setup, plan.run_id)
+        if keeper.row.input is not None and not keeper.row.is_begun(before):
+            return await _start_queued(setup, durable, keeper.row, before)
         if before is not None and before.graph is not None and not before.is_over:
             if keeper.is_new and given:
                 _state_to_continue(setup, before)  # which refuses it
@@ -310,7 +313,7 @@ async def _resume(setup: Setup, durable: DurableRun, request: ResumeRequest, kee
     built = setup.built
     found = await durable.run(latest, durable.cursor)
     row = keeper.row
-    if row is not None and row.input is not None and (found is None or found.run_id != row.id):
+    if row is not None and row.input is not None and not row.is_begun(found):
         return await _start_queued(setup, durable, row, found)
     checkpoint = _resumable(setup.thread, found, request.on)
     checkpoint = with_progress(with_taken_over(checkpoint))

@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backstay.codec import encode
@@ -22,6 +23,7 @@ from backstay.engine.control import Cancellation
 from backstay.engine.fingerprint import fingerprint_of, hex_of
 from backstay.engine.migration import migration_chain
 from backstay.errors import BackstayError, Fenced, InvalidInput, OutcomeUnknown, StoreBusy
+from backstay.model.checkpoint import CheckpointMeta
 from backstay.model.runs import RunStatus
 from backstay.operations.rows import to_microseconds
 from backstay.operations.run_keeper import check_same, settle_over
@@ -88,27 +90,25 @@ class Submission:
 
 def _plan_submit(
     store: Backend, built: BuiltGraph, branch: BranchKey, asked: Submission, now_us: int
-) -> tuple[Record | None, Record | None]:
-    """Return the record to store, or the run that was submitted before with the same key or input."""
-    row = asked.row(built, branch, now_us)
-    if asked.key is not None:
-        known = store.record("run", branch, row.id)
-        if known is not None:
-            found = row_of(known)
-            if found.input_digest != row.input_digest or found.name != row.name:
-                raise InvalidInput(
-                    f"a run with the key {asked.key!r} was submitted with another input",
-                    thread=branch.thread,
-                    hint="Use another key for another run",
-                )
-            return None, known
+) -> tuple[Record, bool]:
+    """Return the run as it has to be stored, and whether it is: with the same key or input, it is not a new one."""
+    row, head = asked.row(built, branch, now_us), head_of(store, branch)
+    known = None if asked.key is None else store.record("run", branch, row.id)
+    if known is not None:
+        found = row_of(known)
+        if found.input_digest != row.input_digest or found.name != row.name:
+            raise InvalidInput(
+                f"a run with the key {asked.key!r} was submitted with another input",
+                thread=branch.thread,
+                hint="Use another key for another run",
+            )
+        return _again(found, row, head, is_repeated=False)
     newest = newest_run(store, branch)
     if newest is not None:
-        before = settle_over(store, row_of(newest.record), head_of(store, branch), now_us)
-        if not before.is_over:
-            check_same(before, GRAPH, built.name, row.input_digest or b"-")
-            return None, before.stored
-    head = head_of(store, branch)
+        found = settle_over(store, row_of(newest.record), head, now_us)
+        if not found.is_over:
+            check_same(found, GRAPH, built.name, row.input_digest, asked.key)
+            return _again(found, row, head, is_repeated=True)
     if head is not None and head.graph is not None and not head.is_over:
         raise InvalidInput(
             f"thread {branch.thread!r} has an unfinished run of graph {head.graph!r}, at step {head.step}",
@@ -116,28 +116,41 @@ def _plan_submit(
             checkpoint=head.id,
             hint="Call resume(thread) to continue it, or use another thread",
         )
-    return row.sealed(), None
+    return row.sealed(), False
+
+
+def _again(found: RunRow, row: RunRow, head: CheckpointMeta | None, is_repeated: bool) -> tuple[Record, bool]:
+    """Return a run that is submitted again, and whether there is nothing to change in it.
+
+    A run whose process died before its input was stored gets its input; one that has failed may be repeated.
+    """
+    changed = found
+    if found.input is None and not found.is_begun(head) and not found.is_over:
+        changed = replace(changed, input=row.input)
+    if found.status is RunStatus.FAILED and (is_repeated or changed is not found):
+        changed = replace(
+            changed, status=RunStatus.ABANDONED, due_us=row.due_us, wake_us=row.wake_us, failures=0, ended_us=None
+        )
+    return (found.stored, True) if changed is found else (changed.sealed(), False)
 
 
 def _submit(
     store: Backend, built: BuiltGraph, branch: BranchKey, asked: Submission, now_us: int, transaction: Any = None
 ) -> Record:
     """Store a run as queued, once, and return it; with a transaction, in that of the caller's own connection."""
-    put_within: Callable[[Any, Record], Record] | None = getattr(store, "put_record_within", None)
-    if transaction is not None and put_within is None:
-        raise InvalidInput(
-            "transaction= needs a store in PostgreSQL",
-            thread=branch.thread,
-            hint="Leave it out: the run is stored at once",
-        )
+    put: Callable[[Record], Record] = store.put_record
+    if transaction is not None:
+        put_within = getattr(store, "put_record_within", None)
+        if put_within is None:
+            raise InvalidInput(
+                "transaction= needs a store in PostgreSQL",
+                thread=branch.thread,
+                hint="Leave it out: the run is stored at once",
+            )
+        put = partial(put_within, transaction)
     while True:
-        record, known = _plan_submit(store, built, branch, asked, now_us)
-        if record is None:
-            assert known is not None
-            return known
-        if transaction is not None and put_within is not None:
-            return put_within(transaction, record)
-        stored = store.put_record(record)
+        record, is_stored = _plan_submit(store, built, branch, asked, now_us)
+        stored = record if is_stored else put(record)
         if stored.body == record.body:
             return stored
 

@@ -16,6 +16,7 @@ from backstay.model.frame import End
 from backstay.model.runs import RunStatus
 from backstay.operations import load
 from backstay.operations.cursor import Cursor, Services
+from backstay.operations.leases import is_alive
 from backstay.operations.question import close_ended
 from backstay.operations.run_records import (
     ABANDONED,
@@ -34,7 +35,7 @@ from backstay.operations.run_records import (
 )
 from backstay.operations.save import SaveRequest, save_append
 from backstay.store.base import Backend, BranchKey
-from backstay.store.leases import fenced
+from backstay.store.leases import Holder, fenced
 from backstay.store.records import Record
 
 T = TypeVar("T")
@@ -197,20 +198,39 @@ def end_for_good(store: Backend, services: Services, cursor: Cursor, run_id: str
     close_ended(store, services, cursor)
 
 
-def check_same(row: RunRow, kind: str, name: str, digest: bytes) -> None:
-    """Raise InvalidInput unless an unfinished run is of this graph or loop and was started with this input."""
-    thread = row.stored.branch.thread
+def check_same(
+    row: RunRow,
+    kind: str,
+    name: str,
+    digest: bytes | None = None,
+    key: str | None = None,
+    head: CheckpointMeta | None = None,
+) -> None:
+    """Raise InvalidInput unless an unfinished run is of this graph or loop, with this input and this key.
+
+    Without an input, any is fine if it is stored (``head`` is the newest checkpoint of the branch); without a key, any.
+    """
+    thread, status = row.stored.branch.thread, row.status
+    if status is RunStatus.RUNNING and is_alive(Holder.parse(row.holder)) is False:
+        status = RunStatus.ABANDONED
     if (row.kind, row.name) != (kind, name):
         raise InvalidInput(
-            f"thread {thread!r} has an unfinished run of {row.kind} {row.name!r} ({row.status.value})",
+            f"thread {thread!r} has an unfinished run of {row.kind} {row.name!r} ({status.value})",
             thread=thread,
-            hint=f"Continue it with that {row.kind}, end it with run.cancel(), or use another thread (store.runs())",
+            hint=f"Continue it with that {row.kind}, end it with run.cancel(), or use another thread",
         )
-    if digest and row.input_digest != digest:
+    other = "key" if key not in (None, row.key) else "input" if digest not in (None, row.input_digest) else ""
+    if other:
         raise InvalidInput(
-            f"thread {thread!r} has an unfinished run of {kind} {name!r} with another input ({row.status.value})",
+            f"thread {thread!r} has an unfinished run of {kind} {name!r} with another {other} ({status.value})",
             thread=thread,
-            hint="Leave the input out to continue it, end it with run.cancel(), or use another thread (store.runs())",
+            hint=f"Leave the {other} out of run() to continue it, end it with run.cancel(), or use another thread",
+        )
+    if digest is None and row.input_digest and row.input is None and not row.is_begun(head):
+        raise InvalidInput(
+            f"thread {thread!r} has a run of {kind} {name!r} whose process died before its input was stored",
+            thread=thread,
+            hint="Pass the input again, or end the run with run.cancel()",
         )
 
 

@@ -41,6 +41,7 @@ NO_INPUT = "NoInput"
 """The error of a run whose process died before its input was stored."""
 
 _ENDS = ("failed", "cancelled")
+_OVER = (RunStatus.COMPLETED, RunStatus.CANCELLED)
 WAITING = (RunStatus.INTERRUPTED, RunStatus.SLEEPING)
 _TEXT, _BYTES, _MOMENT = (str, type(None)), (bytes, type(None)), (int, type(None))
 _TYPES = (
@@ -87,7 +88,11 @@ class RunRow:
     @property
     def is_over(self) -> bool:
         """Return whether it has ended for good; a failed run can be resumed."""
-        return self.status in (RunStatus.COMPLETED, RunStatus.CANCELLED)
+        return self.status in _OVER
+
+    def is_begun(self, head: CheckpointMeta | None) -> bool:
+        """Return whether a checkpoint of it, and so its input, is stored; ``head`` is the newest of its branch."""
+        return head is not None and head.run_id == self.id
 
     def sealed(self) -> Record:
         """Return the record to be stored."""
@@ -233,7 +238,7 @@ def ended(
         error=outcome.error,
         waits=outcome.waits,
         wake_us=outcome.wake_us,
-        input=None if is_over else row.input,
+        input=None if status in _OVER else row.input,  # a failed run may be tried again before its first checkpoint
         reason=outcome.reason or ("" if status is RunStatus.COMPLETED else row.reason),  # a cancel may come too late
         updated_us=now_us,
         ended_us=now_us if is_over else None,

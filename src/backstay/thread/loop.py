@@ -177,7 +177,7 @@ class LoopBase:
         digest = digest_of_input(options.input)
         newest = None if newest is None else settle_over(store, newest, head, self._now_us())
         if newest is not None and not newest.is_over:
-            check_same(newest, LOOP, newest.name if newest.kind == LOOP else options.name, digest)
+            check_same(newest, LOOP, newest.name if newest.kind == LOOP else options.name, digest or None, head=head)
             return newest
         self._is_joined = was_joined(store, waited_for, digest)
         is_done = options.input is None or self._is_joined

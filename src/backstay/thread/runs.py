@@ -487,6 +487,6 @@ def _settle_claimed(row: RunRow, head: CheckpointMeta | None, attempts: int) -> 
         return outcome_of_head(head)
     if row.failures >= attempts:
         return RunOutcome(RunStatus.FAILED, error=row.error or KILLED)
-    if row.input is None and (head is None or head.run_id != row.id):
+    if row.input is None and not row.is_begun(head):
         return RunOutcome(RunStatus.FAILED, error=run_records.NO_INPUT)
     return None
