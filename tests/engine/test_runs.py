@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Annotated, Any, TypedDict
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 import backstay
 from backstay.engine import Result, Status
@@ -21,6 +23,7 @@ from backstay.engine.sinks import StoreSink
 from backstay.operations.run_records import digest_of_input
 from backstay.testing import Clock
 from backstay.thread import RunStatus
+from support.postgres import PostgresServer
 from support.thread.stored_runs import GONE, put_run
 from support.waiting import eventually
 
@@ -317,6 +320,51 @@ def test_a_run_that_fails_before_its_first_checkpoint_keeps_its_input(url: str) 
         assert (run.status, run.error, run.step) == ("failed", "OSError", None)
 
         assert graph.run_sync(store.thread("t")).values["log"] == ["hi", "a"]
+
+
+def test_a_run_is_stored_with_the_callers_transaction_or_not_at_all(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    graph = chain("a", a=Once(ValueError))
+    with (
+        backstay.open(postgres_url) as store,
+        psycopg.connect(postgres.url(), autocommit=True, row_factory=dict_row) as connection,
+    ):
+        connection.execute("create temporary table orders (id text)")
+        with connection.transaction(force_rollback=True):
+            connection.execute("insert into orders values ('7')")
+            graph.submit(store.thread("t"), {"log": ["hi"]}, key="order-7", transaction=connection)
+        assert (store.runs(), store.thread("t").latest()) == ([], None)
+        with connection.transaction():
+            connection.execute("insert into orders values ('7')")
+            run = graph.submit(store.thread("t"), {"log": ["hi"]}, key="order-7", transaction=connection)
+            assert store.runs() == [], "it is not committed yet"
+            assert graph.work_sync(store, until_idle=True) == 0
+        assert (store.runs()[0].id, store.runs()[0].status) == (run.id, "queued")
+        graph.work_sync(store, attempts=1, until_idle=True)
+        assert statuses(store) == {"t": "failed"}
+        for is_kept in (False, True):
+            with connection.transaction(force_rollback=not is_kept):
+                again = graph.submit(store.thread("t"), {"log": ["hi"]}, transaction=connection)
+                assert (again.id, again.status) == (run.id, "abandoned")
+            assert statuses(store) == {"t": "abandoned" if is_kept else "failed"}
+        graph.work_sync(store, until_idle=True)
+
+        assert statuses(store) == {"t": "completed"}
+
+
+def test_a_transaction_of_another_database_is_refused_and_stores_nothing(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    graph = chain("a")
+    with (
+        backstay.open(postgres_url) as store,
+        psycopg.connect(postgres.url(postgres.new_database())) as elsewhere,
+        pytest.raises(backstay.StoreError, match="could not be stored in the given transaction"),
+    ):
+        graph.submit(store.thread("t"), {}, transaction=elsewhere)
+    with backstay.open(postgres_url) as store:
+        assert store.runs() == []
 
 
 def test_runs_with_different_keys_are_different_runs(url: str) -> None:

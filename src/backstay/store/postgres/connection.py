@@ -178,6 +178,9 @@ LOST_CODES = {
     "25P03",  # idle in a transaction for too long
     "53300",  # no connection is free
 }
+NOT_AS_THOUGHT, CHECKPOINT_IS_GONE, IS_MIGRATED, ID_EXISTS = "ZB001", "ZB005", "ZB006", "23505"
+"""Error codes that the functions of the schema raise."""
+
 REFUSALS = {
     "28000": ("the server refuses this user", "Check user, database and pg_hba.conf"),
     "28P01": ("the server refuses the password", "Check user and password in the URL"),
@@ -191,7 +194,7 @@ REFUSALS = {
     "42P01": ("a table of the store is missing", "Open the store again; if it was dropped, restore a backup"),
     "42883": ("a function of the store is missing", "Open the store again; if it was dropped, restore a backup"),
     "42703": ("a column of the store is missing", "Open the store again; if it was dropped, restore a backup"),
-    "ZB006": (
+    IS_MIGRATED: (
         "another version of Backstay migrated the schema after this process opened the store",
         "Restart this program with that version of Backstay",
     ),
@@ -207,9 +210,6 @@ INTERRUPTED = {
     ),
 }
 """The server ended a statement, which then had no effect."""
-
-NOT_AS_THOUGHT, CHECKPOINT_IS_GONE, ID_EXISTS = "ZB001", "ZB005", "23505"
-"""Error codes that the functions of the schema raise."""
 
 INVALID, BUSY = "invalid", "busy"
 WHILE_CONNECTING = {

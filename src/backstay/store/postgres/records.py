@@ -14,7 +14,7 @@ from backstay.store.base import PAGE_ROWS_MAX
 from backstay.store.layout import UNREADABLE
 from backstay.store.leases import BranchKey, LeaseStatus, fenced
 from backstay.store.postgres import queries
-from backstay.store.postgres.connection import CHECKPOINT_IS_GONE, REFUSALS, DeadlineConnection, translate
+from backstay.store.postgres.connection import CHECKPOINT_IS_GONE, IS_MIGRATED, DeadlineConnection, translate
 from backstay.store.postgres.pool import RetryingPool
 from backstay.store.postgres.rows import pack_id, unpack_id
 from backstay.store.records import (
@@ -73,11 +73,13 @@ class PostgresRecords:
             with connection.cursor(row_factory=tuple_row) as cursor:
                 answer = cursor.execute(statement.encode(), _bound(record, None)).fetchone()
         except psycopg.Error as error:
-            if error.sqlstate in REFUSALS:  # for example, another version of Backstay has migrated the schema
-                raise translate(error, self._pool.target) from error
+            found = translate(error, self._pool.target)
+            if error.sqlstate == IS_MIGRATED:
+                raise found from error
             raise StoreError(
-                f"the run could not be stored in the given transaction: {type(error).__name__}",
-                hint="The connection must reach the same database, as a user that may use the store's schema",
+                f"the run could not be stored in the given transaction: {found.what}",
+                hint="Roll it back and try again. Its connection must reach the database of the store, as a user that "
+                "may use the store's schema",
             ) from error
         return _answered(record, None, answer)
 
