@@ -20,6 +20,7 @@ from backstay.store.base import Query
 from backstay.store.sqlite.rows import pack_id
 from backstay.thread.access import access_of
 from support.running import Show
+from support.thread.stored_runs import put_run
 
 
 @pytest.fixture
@@ -441,3 +442,15 @@ def test_a_run_that_waits_for_a_person_is_moved_and_goes_on_elsewhere(
 
     assert (result.status, result.state["outcome"]) == ("completed", "sent hi")
     assert done == ["model", "send"], "what was done before the move is not done again"
+
+
+def test_a_queued_run_is_not_moved_and_the_report_says_so(store: backstay.Store, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        store.thread(name).save({"n": 1})
+        put_run(store, name)
+    put_run(store, "c")
+    reports = [export_bundle(store, tmp_path / "x.bundle", threads=threads) for threads in (None, ["b"])]
+
+    assert [sorted(str(note.thread) for note in report.notes) for report in reports] == [["a", "b", "c"], ["b"]]
+    assert all(reports)
+    assert "thread 'c': its queued run is not part of a bundle" in str(reports[0])

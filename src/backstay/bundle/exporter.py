@@ -23,11 +23,13 @@ from backstay.bundle.report import ExportReport, Note, Progress, ProgressReporte
 from backstay.bundle.state import STATE_BYTES_MAX, State, Window, add_part, copy_of, edit_between, natural_order
 from backstay.errors import BackstayError, Corrupted, DecodeError, InvalidInput, NotFound
 from backstay.model.checkpoint import CheckpointMeta, unchecked
+from backstay.model.runs import RunStatus
 from backstay.operations import interrupts, ledger
 from backstay.operations.listing import every_branch
 from backstay.operations.load import expected_digest, is_stored, open_head_state
 from backstay.operations.records import all_records, unstored
 from backstay.operations.rows import parent_digest, values_of
+from backstay.operations.run_records import threads_with_runs
 from backstay.pieces.head_state import StoredValue
 from backstay.pieces.manifest import Key, Piece, Range, grown_by
 from backstay.store.atomic import replacing
@@ -135,15 +137,16 @@ def export_bundle(
 ) -> ExportReport:
     """Write threads of a store, or its whole namespace, into one file. The file appears only when it is complete.
 
-    The same content gives the same bytes from every kind of store. Leases and sessions are left out: they belong to
-    processes. With ``on_damage="refuse"`` a damaged checkpoint raises an error; by default it is left out and the
-    report names it. ``progress`` is called with (done, total, unit); True shows a line on a terminal.
+    The same content gives the same bytes from every kind of store. Leases and runs are left out: they belong to
+    processes. The report names the threads whose run is still queued. With ``on_damage="refuse"`` a damaged checkpoint
+    raises an error; by default it is left out and the report names it. ``progress`` is called with (done, total, unit);
+    True shows a line on a terminal.
     """
     if on_damage not in get_args(OnDamage):
         raise InvalidInput(f"on_damage must be 'report' or 'refuse', not {on_damage!r}")
     check_store(store, Store)
     backend = access_of(store).store
-    names = thread_names(backend, store.namespace)
+    names, wanted = thread_names(backend, store.namespace), set[str]()
     if threads is not None:
         if isinstance(threads, str):
             raise InvalidInput(
@@ -170,9 +173,11 @@ def export_bundle(
         file.flush()
         size = os.fstat(file.fileno()).st_size
     reporter.finish()
-    return ExportReport(
-        len(names), export.checkpoints, export.interrupts, export.effects, size, digest, tuple(export.damaged)
-    )
+    queued = threads_with_runs(backend, store.namespace, [RunStatus.QUEUED])
+    left = "its queued run is not part of a bundle: submit it again in the other store, or let a worker finish it first"
+    notes = tuple(Note(left, thread=name) for name in queued if threads is None or name in wanted)
+    counts = (len(names), export.checkpoints, export.interrupts, export.effects)
+    return ExportReport(*counts, size, digest, tuple(export.damaged), notes)
 
 
 @dataclass(slots=True)
