@@ -167,7 +167,7 @@ class Graph(Declaration):
         ``at`` is when it may start. With a ``key``, a second call returns the first run. On PostgreSQL, ``transaction``
         is a psycopg connection: the run is stored with everything else in its transaction, or with none of it.
         ``limit``, ``before``, ``after`` and ``metadata`` are as for ``run``. On a thread with an unfinished run, the
-        same input returns that run, and another is refused.
+        same input returns that run (a failed one is tried again), and another is refused.
         """
         _check_thread(thread)
         asked = self._submission(thread, input, at, key, options)
