@@ -403,6 +403,29 @@ def test_who_waits_for_the_run_of_another_key_gets_its_own(url: str, caplog: pyt
         assert [run.key for run in store.runs()] == ["november", "october"]
 
 
+def test_a_submitted_run_does_not_start_again_because_other_code_saved_on_top(url: str) -> None:
+    ran: list[int] = []
+    graph = chain("a", "b", a=lambda state, ctx: ran.append(1), b=Once(Stop))
+    with backstay.open(url) as store:
+        graph.submit(store.thread("t"), {"log": []})
+        (lease,) = store.claim(graph)
+        with pytest.raises(Stop), lease:
+            graph.resume_sync(lease.thread, lease=lease)
+        last = store.thread("t").append(set={"n": 7}).parent_id
+        with pytest.raises(
+            backstay.InvalidInput, match="other code has saved step 2 of thread 't' on top of its unfinished run"
+        ):
+            graph.run_sync(store.thread("t"))
+        with pytest.raises(backstay.InvalidInput):
+            graph.resume_sync(store.thread("t"))
+        assert (len(ran), statuses(store)) == (1, {"t": "abandoned"})
+        assert last is not None
+        store.thread("t").rewind(last)
+
+        assert graph.run_sync(store.thread("t")).values["log"] == ["a", "b"]
+        assert (len(ran), statuses(store)) == (1, {"t": "completed"})
+
+
 def test_a_submitted_run_starts_at_its_time(url: str) -> None:
     graph = chain("a")
     with opened(url) as (store, clock):

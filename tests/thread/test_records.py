@@ -199,7 +199,8 @@ def test_when_a_run_may_be_claimed_depends_on_how_it_ended(
     ended = run_records.ended(running, outcome, 9, 0, None)
 
     assert (ended.status, ended.due_us, ended.ended_us, ended.token) == (outcome.status, due_us, ended_us, "")
-    assert ended.input == (b"input" if ended_us is None else None), "what is over needs no input"
+    is_over = outcome.status in (RunStatus.COMPLETED, RunStatus.CANCELLED)
+    assert ended.input == (None if is_over else b"input"), "a failed run may be tried again"
     assert (ended.error, ended.waits, ended.wake_us) == (outcome.error, outcome.waits, outcome.wake_us)
     of_loop = run_records.ended(replace(running, kind=LOOP), outcome, 9, 0, None)
     assert of_loop.due_us is None, "no worker can continue a loop"

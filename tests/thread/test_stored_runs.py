@@ -538,6 +538,26 @@ def test_a_loop_whose_input_was_not_stored_needs_it_again(store: backstay.Store,
     assert (newest.state, newest.run_id) == ({"n": 8}, died.id)
 
 
+@pytest.mark.parametrize("given", [None, {"log": ["hi"]}], ids=["no input", "same input"])
+def test_an_input_is_taken_once_whatever_other_code_saves_on_top(
+    store: backstay.Store, thread: backstay.Thread, given: dict[str, Any] | None
+) -> None:
+    loop = thread.loop({"log": []}, input={"log": ["hi"]}).__enter__()
+    next(loop).append(log=["one"])
+    next(loop)
+    loop.__exit__(None, None, None)
+    other = store.thread(thread.id)
+    for number in range(2):
+        other.append({"log": [f"other {number}"]})
+    with store.thread(thread.id).loop({"log": []}, input=given) as again:
+        for turn in again:
+            turn.append(log=["two"])
+            again.finish()
+
+    assert again.state["log"] == ["hi", "one", "other 0", "other 1", "two"]
+    assert [run.status for run in store.runs()] == ["completed"]
+
+
 @pytest.mark.parametrize("status", [RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.FAILED, RunStatus.ABANDONED])
 def test_a_loop_that_is_refused_does_not_change_the_unfinished_run_of_a_graph(
     store: backstay.Store, thread: backstay.Thread, status: RunStatus

@@ -56,6 +56,7 @@ from backstay.operations.run_records import (
     digest_of_input,
     head_of,
     id_for_key,
+    is_begun,
     new_row,
     outcome_of_head,
     row_of,
@@ -144,7 +145,7 @@ class StartPlan:
             self.run_id = waited_for.id  # another process has finished it meanwhile
             return None
         if newest is not None and not newest.is_over:
-            check_same(newest, GRAPH, name, self._digest or None, self._key, head)
+            check_same(store, newest, GRAPH, name, self._digest or None, self._key, head)
             return newest
         run_id = self.run_id
         if head is not None and head.graph is not None and not head.is_over and not self._has_input:
@@ -162,8 +163,16 @@ async def start(setup: Setup, given: Mapping[str, Any], asked: RunOptions, key: 
         before = await durable.run(latest, durable.cursor)
         if keeper.row is None:
             return await durable.run(_ended_result, setup, plan.run_id)
-        if keeper.row.input is not None and not keeper.row.is_begun(before):
+        has_begun = not keeper.is_new and await durable.run(is_begun, keeper.row, before)
+        if keeper.row.input is not None and not has_begun:
             return await _start_queued(setup, durable, keeper.row, before)
+        if has_begun and before is not None and before.graph is None:
+            raise InvalidInput(
+                f"other code has saved step {before.step} of thread {before.thread_id!r} on top of its unfinished run",
+                thread=before.thread_id,
+                checkpoint=before.id,
+                hint="Rewind the thread to the run's last checkpoint to continue it, or end the run with run.cancel()",
+            )
         if before is not None and before.graph is not None and not before.is_over:
             if keeper.is_new and given:
                 _state_to_continue(setup, before)  # which refuses it
@@ -313,7 +322,7 @@ async def _resume(setup: Setup, durable: DurableRun, request: ResumeRequest, kee
     built = setup.built
     found = await durable.run(latest, durable.cursor)
     row = keeper.row
-    if row is not None and row.input is not None and not row.is_begun(found):
+    if row is not None and row.input is not None and not await durable.run(is_begun, row, found):
         return await _start_queued(setup, durable, row, found)
     checkpoint = _resumable(setup.thread, found, request.on)
     checkpoint = with_progress(with_taken_over(checkpoint))

@@ -34,6 +34,7 @@ from backstay.operations.run_records import (
     digest_of_input,
     head_of,
     id_for_key,
+    is_begun,
     new_row,
     newest_run,
     row_of,
@@ -102,13 +103,13 @@ def _plan_submit(
                 thread=branch.thread,
                 hint="Use another key for another run",
             )
-        return _again(found, row, head, is_repeated=False)
+        return _again(store, found, row, head, is_repeated=False)
     newest = newest_run(store, branch)
     if newest is not None:
         found = settle_over(store, row_of(newest.record), head, now_us)
         if not found.is_over:
-            check_same(found, GRAPH, built.name, row.input_digest, asked.key)
-            return _again(found, row, head, is_repeated=True)
+            check_same(store, found, GRAPH, built.name, row.input_digest, asked.key)
+            return _again(store, found, row, head, is_repeated=True)
     if head is not None and head.graph is not None and not head.is_over:
         raise InvalidInput(
             f"thread {branch.thread!r} has an unfinished run of graph {head.graph!r}, at step {head.step}",
@@ -119,13 +120,15 @@ def _plan_submit(
     return row.sealed(), False
 
 
-def _again(found: RunRow, row: RunRow, head: CheckpointMeta | None, is_repeated: bool) -> tuple[Record, bool]:
+def _again(
+    store: Backend, found: RunRow, row: RunRow, head: CheckpointMeta | None, is_repeated: bool
+) -> tuple[Record, bool]:
     """Return a run that is submitted again, and whether there is nothing to change in it.
 
     A run whose process died before its input was stored gets its input; one that has failed may be repeated.
     """
     changed = found
-    if found.input is None and not found.is_begun(head) and not found.is_over:
+    if found.input is None and not found.is_over and not is_begun(store, found, head):
         changed = replace(changed, input=row.input)
     if found.status is RunStatus.FAILED and (is_repeated or changed is not found):
         changed = replace(

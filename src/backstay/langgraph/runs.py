@@ -125,7 +125,7 @@ class SaverRun:
     def _plan(self, store: Backend, newest: RunRow | None, waited_for: RunRow | None) -> RunRow:
         """Return the run to execute: the unfinished one, or a new one."""
         if newest is not None and not newest.is_over:
-            check_same(newest, LANGGRAPH, self._graph)
+            check_same(store, newest, LANGGRAPH, self._graph)
             return newest
         return new_row(self._branch, self._access.services.new_id(), LANGGRAPH, self._graph, self._now_us())
 

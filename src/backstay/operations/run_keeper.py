@@ -25,6 +25,7 @@ from backstay.operations.run_records import (
     RunRow,
     change_run,
     ended,
+    is_begun,
     is_executed,
     newest_run,
     outcome_of_head,
@@ -199,6 +200,7 @@ def end_for_good(store: Backend, services: Services, cursor: Cursor, run_id: str
 
 
 def check_same(
+    store: Backend,
     row: RunRow,
     kind: str,
     name: str,
@@ -226,7 +228,7 @@ def check_same(
             thread=thread,
             hint=f"Leave the {other} out of run() to continue it, end it with run.cancel(), or use another thread",
         )
-    if digest is None and row.input_digest and row.input is None and not row.is_begun(head):
+    if digest is None and row.input_digest and row.input is None and not is_begun(store, row, head):
         raise InvalidInput(
             f"thread {thread!r} has a run of {kind} {name!r} whose process died before its input was stored",
             thread=thread,

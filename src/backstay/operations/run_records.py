@@ -90,10 +90,6 @@ class RunRow:
         """Return whether it has ended for good; a failed run can be resumed."""
         return self.status in _OVER
 
-    def is_begun(self, head: CheckpointMeta | None) -> bool:
-        """Return whether a checkpoint of it, and so its input, is stored; ``head`` is the newest of its branch."""
-        return head is not None and head.run_id == self.id
-
     def sealed(self) -> Record:
         """Return the record to be stored."""
         fields = [getattr(self, name) for name in self.__slots__[1:]]
@@ -288,6 +284,22 @@ def head_of(store: Backend, branch: BranchKey) -> CheckpointMeta | None:
     """Return the newest checkpoint of a branch, without its state."""
     rows = store.find(Query(*branch, limit=1))
     return meta_of(rows[0]) if rows else None
+
+
+def is_begun(store: Backend, row: RunRow, head: CheckpointMeta | None) -> bool:
+    """Return whether a checkpoint of a run, and so its input, is stored; ``head`` is the newest of its branch.
+
+    Other code may have saved on top of it, without a run.
+    """
+    if head is None or head.run_id is not None:
+        return head is not None and head.run_id == row.id
+    query = Query(*row.stored.branch)
+    while rows := store.find(query):
+        for meta in map(meta_of, rows):
+            if meta.run_id is not None:
+                return meta.run_id == row.id
+        query = replace(query, before=rows[-1].seq)
+    return False
 
 
 def newest_run(store: Backend, branch: BranchKey) -> StoredRun | None:

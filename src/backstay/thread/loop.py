@@ -44,6 +44,7 @@ from backstay.operations.run_records import (
     RunRow,
     digest_of_input,
     head_of,
+    is_begun,
     new_row,
     outcome_of_head,
 )
@@ -177,7 +178,8 @@ class LoopBase:
         digest = digest_of_input(options.input)
         newest = None if newest is None else settle_over(store, newest, head, self._now_us())
         if newest is not None and not newest.is_over:
-            check_same(newest, LOOP, newest.name if newest.kind == LOOP else options.name, digest or None, head=head)
+            name = newest.name if newest.kind == LOOP else options.name
+            check_same(store, newest, LOOP, name, digest or None, head=head)
             return newest
         self._is_joined = was_joined(store, waited_for, digest)
         is_done = options.input is None or self._is_joined
@@ -204,7 +206,8 @@ class LoopBase:
             found = LoopRun(0)
         else:
             found = find_loop_run(store, self._cursor.branch, head)
-            is_taken = head.run_id is not None and head.run_id == self._run_id  # by an earlier process
+            row = None if self._keeper.is_new else self._keeper.row
+            is_taken = row is not None and is_begun(store, row, head)  # by an earlier process
             if options.input is not None and not is_taken and not self._is_joined:
                 found = self._take_input(store, head, found, options.input)
                 head = load.latest(store, self._cursor)

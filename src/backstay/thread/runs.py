@@ -464,7 +464,7 @@ def claim(
         row = keeper.taken(store, before[grant.branch, grant.run.key], grant.run)
         refused: RunOutcome | None
         try:
-            refused = _settle_claimed(row, run_records.head_of(store, grant.branch), asked.attempts)
+            refused = _settle_claimed(store, row, run_records.head_of(store, grant.branch), asked.attempts)
         except Corrupted as error:  # of its newest checkpoint: the runs of other threads must not wait for its repair
             refused = RunOutcome(RunStatus.FAILED, error=type(error).__name__)
         if refused is not None:
@@ -479,7 +479,7 @@ def claim(
     return taken
 
 
-def _settle_claimed(row: RunRow, head: CheckpointMeta | None, attempts: int) -> RunOutcome | None:
+def _settle_claimed(store: Backend, row: RunRow, head: CheckpointMeta | None, attempts: int) -> RunOutcome | None:
     """Return how a claimed run ends that need not, or cannot, be executed; None if it can."""
     if row.cancelled_by is not None and head is None:
         return RunOutcome(RunStatus.CANCELLED, reason=row.reason)
@@ -487,6 +487,6 @@ def _settle_claimed(row: RunRow, head: CheckpointMeta | None, attempts: int) -> 
         return outcome_of_head(head)
     if row.failures >= attempts:
         return RunOutcome(RunStatus.FAILED, error=row.error or KILLED)
-    if row.input is None and not row.is_begun(head):
+    if row.input is None and not run_records.is_begun(store, row, head):
         return RunOutcome(RunStatus.FAILED, error=run_records.NO_INPUT)
     return None
