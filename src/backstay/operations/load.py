@@ -74,9 +74,9 @@ def latest(store: Backend, cursor: Cursor) -> Checkpoint | None:
                 verify_digest(row, values, head_state.entries())
             checkpoint = assemble(row, values, head_state.values)
         except Corrupted:
-            if row == failed or is_stored(store, row):
+            if row == failed:
                 raise
-            failed = row  # another writer replaced and deleted it meanwhile, or it is damaged: read again to find out
+            failed = row  # another writer replaced or deleted it meanwhile, or it is damaged: read again to find out
         else:
             cursor.base, cursor.head_state = base, head_state
             return checkpoint
